@@ -1,0 +1,12 @@
+r"""Federated and private Bayesian optimisation on BoTorch.
+
+Rooms (each imports only from rooms above it; `test/test_layering.py` keeps it so)::
+
+    errors    the exceptions of this package
+    rng       reproducible random numbers by a published recipe
+    models    feature maps, additive summaries, and the BoTorch models made of them
+
+This package imports nothing: ``import botorch_fed.models`` pays for models only.
+"""
+
+from botorch_fed.version import __version__ as __version__

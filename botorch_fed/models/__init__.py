@@ -1,0 +1,51 @@
+r"""Models: tensors in, tensors out. No protocol, no privacy, no engine.
+
+numerics    float64 by construction, Cholesky with an error that says why
+kernels     stationary kernels as plain tensors
+features    feature maps, the shared bases
+summary     additive statistics, their total's weight posterior, the evidence
+basis_gp    `BasisGP`, the BoTorch model over a basis
+paths       functions drawn from a posterior
+"""
+
+from botorch_fed.models.basis_gp import BasisGP
+from botorch_fed.models.features import (
+    AdditiveFeatures,
+    FeatureMap,
+    InducingFeatures,
+    KLFeatures,
+    QuadratureFourierFeatures,
+    RandomFourierFeatures,
+    feature_map_from_tensors,
+)
+from botorch_fed.models.kernels import StationaryKernel
+from botorch_fed.models.paths import draw_path
+from botorch_fed.models.summary import (
+    LocalBlock,
+    Summary,
+    WeightPosterior,
+    log_evidence,
+    reweight,
+    sample_weights_dual,
+    summarize,
+)
+
+__all__ = [
+    "AdditiveFeatures",
+    "BasisGP",
+    "FeatureMap",
+    "InducingFeatures",
+    "KLFeatures",
+    "LocalBlock",
+    "QuadratureFourierFeatures",
+    "RandomFourierFeatures",
+    "StationaryKernel",
+    "Summary",
+    "WeightPosterior",
+    "draw_path",
+    "feature_map_from_tensors",
+    "log_evidence",
+    "reweight",
+    "sample_weights_dual",
+    "summarize",
+]

@@ -1,0 +1,1032 @@
+r"""Feature maps :math:`\phi`: the bases over which agents add their statistics.
+
+Every map is whitened: weights have prior :math:`w \sim N(0, I)`, so :math:`f = \phi(x)^\top w` has
+prior covariance :math:`\phi(x)^\top \phi(x')`, plus what the map says it misses (`residual`).
+
+    map                          basis                                     misses
+    RandomFourierFeatures        cos/sin of random frequencies             nothing (its own kernel)
+    QuadratureFourierFeatures    cos/sin of quadrature nodes               nothing (its own kernel)
+    KLFeatures                   leading eigenvectors of another map       nothing (its own kernel)
+    AdditiveFeatures             maps of groups of inputs, concatenated    the sum of theirs
+    InducingFeatures             L^-1 k(Z, x), the support set of PITC     k(x, x') - phi' phi
+
+A map is defined by arrays, never by a seed: generators change between versions, arrays do not.
+`to_tensors` and `feature_map_from_tensors` are its serial form, `fingerprint` its identity.
+
+.. [Rahimi2007] A. Rahimi, B. Recht. Random features for large-scale kernel machines. NIPS 2007.
+.. [Mutny2018] M. Mutný, A. Krause. Efficient high dimensional Bayesian optimization with
+   additivity and quadrature Fourier features. NeurIPS 2018.
+.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
+   sampling. NeurIPS 2020.
+.. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
+   AISTATS 2021.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
+from botorch.exceptions.warnings import InputDataWarning
+from gpytorch.kernels import Kernel
+from linear_operator.utils.warnings import NumericalWarning
+from scipy.special import roots_hermite
+from torch import Tensor
+from torch.nn import ModuleList
+
+from botorch_fed.models.kernels import StationaryKernel
+from botorch_fed.models.numerics import (
+    JITTER,
+    MAX_JITTER,
+    Float64Module,
+    as_double,
+    check_finite,
+    cholesky,
+    jittered_cholesky,
+)
+from botorch_fed.rng import Generator
+
+MAX_GRID = 2_000_000
+
+
+class FeatureMap(Float64Module, ABC):
+    r"""A whitened basis: `batch_shape x q x d` points to `batch_shape x q x M` features.
+
+    Attributes:
+        num_features: The number `M` of features.
+        input_dim: The number `d` of inputs.
+    """
+
+    num_features: int
+    input_dim: int
+
+    @abstractmethod
+    def _features(self, X: Tensor) -> Tensor:
+        """`batch_shape x q x d` to `batch_shape x q x M`, inputs already checked."""
+
+    def forward(self, X: Tensor) -> Tensor:
+        r"""Features of points.
+
+        Args:
+            X: A `batch_shape x q x d` tensor of points.
+
+        Returns:
+            A `batch_shape x q x M` float64 tensor.
+        """
+        if X.dim() < 2 or X.shape[-1] != self.input_dim:
+            raise BotorchTensorDimensionError(
+                f"X must be `batch_shape x q x {self.input_dim}` for this feature map, got shape "
+                f"{tuple(X.shape)}."
+            )
+        return self._features(X.double())
+
+    @abstractmethod
+    def covariance(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
+        """The kernel that the map stands for, exactly: `batch_shape x n x n'`."""
+
+    @property
+    def has_residual(self) -> bool:
+        """Whether the map misses a part of its kernel that predictions must add."""
+        return False
+
+    def residual(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
+        r"""The prior covariance that the basis misses, :math:`k(x, x') - \phi^\top\phi'`.
+
+        Zero for Fourier features, whose kernel *is* their inner product.
+        """
+        n = (X1 if X2 is None else X2).shape[-2]
+        batch_shape = (
+            X1.shape[:-2] if X2 is None else torch.broadcast_shapes(X1.shape[:-2], X2.shape[:-2])
+        )
+        return X1.new_zeros(*batch_shape, X1.shape[-2], n, dtype=torch.float64)
+
+    @property
+    @abstractmethod
+    def lengthscale(self) -> Tensor:
+        """The length scales, one flat tensor."""
+
+    @property
+    @abstractmethod
+    def outputscale(self) -> Tensor:
+        r"""The prior variance :math:`s_0^2`: a scalar, or one per additive component."""
+
+    @property
+    def lengthscale_range(self) -> tuple[Tensor, Tensor]:
+        """Shortest and longest length scales that `with_hyperparameters` accepts."""
+        zero = torch.zeros_like(self.lengthscale)
+        return zero, torch.full_like(zero, math.inf)
+
+    @abstractmethod
+    def with_hyperparameters(self, lengthscale: Tensor, outputscale: Tensor) -> Self:
+        """The map with other length scales and prior variance: a new basis, a new fingerprint.
+
+        Keeps gradients, so that the evidence can be maximised through it.
+        """
+
+    @abstractmethod
+    def to_tensors(self) -> dict[str, Tensor]:
+        """The map as plain named tensors; `feature_map_from_tensors` is the inverse."""
+
+    @classmethod
+    @abstractmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> FeatureMap: ...
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """SHA-256 of the map's tensors: equal if and only if the basis is, bit for bit."""
+        digest = hashlib.sha256()
+        for name, value in sorted(self.to_tensors().items()):
+            array = np.ascontiguousarray(value.detach().cpu().numpy())
+            array = array.astype(array.dtype.newbyteorder("<"), copy=False)
+            header = f"{name}|{array.dtype.str}|{array.shape}|"
+            digest.update(header.encode())
+            digest.update(array.tobytes())
+        return digest.hexdigest()
+
+    def check_domain(self, X: Tensor) -> None:
+        """Raise `InputDataError` if points lie where the map does not stand for its kernel."""
+
+    def extra_repr(self) -> str:
+        return f"num_features={self.num_features}, fingerprint={self.fingerprint[:8]}…"
+
+
+class _FourierFeatures(FeatureMap):
+    r"""Weighted cos/sin pairs, :math:`s_0 [\sqrt{a_i}\cos\omega_i^\top x,
+    \sqrt{a_i}\sin\omega_i^\top x]` with :math:`\sum a_i = 1`, hence
+    :math:`\|\phi(x)\|^2 = s_0^2` exactly. A zero frequency comes first and has no sine.
+    """
+
+    frequencies: Tensor
+    amplitudes: Tensor
+
+    def __init__(self, kernel: StationaryKernel, frequencies: Tensor, amplitudes: Tensor) -> None:
+        super().__init__()
+        if frequencies.dim() != 2 or frequencies.shape[-1] != kernel.input_dim:
+            raise BotorchTensorDimensionError(
+                f"frequencies must be `count x {kernel.input_dim}`, got shape "
+                f"{tuple(frequencies.shape)}."
+            )
+        if amplitudes.shape != frequencies.shape[:1]:
+            raise BotorchTensorDimensionError(
+                f"amplitudes must have shape ({frequencies.shape[0]},), got "
+                f"{tuple(amplitudes.shape)}."
+            )
+        check_finite(frequencies, "frequencies")
+        check_finite(amplitudes, "amplitudes")
+        total = float(amplitudes.detach().sum())
+        if bool((amplitudes < 0).any()) or abs(total - 1) > 1e-9:
+            raise InputDataError(f"amplitudes must be positive and sum to 1, they sum to {total}.")
+        self.kernel = kernel
+        self.register_buffer("frequencies", frequencies, persistent=False)
+        self.register_buffer("amplitudes", amplitudes, persistent=False)
+        zero = (frequencies.detach() == 0).all(dim=-1)
+        self._first_sine = int(zero.shape[0] > 0 and bool(zero[0]))
+        self.input_dim = kernel.input_dim
+        self.num_features = 2 * frequencies.shape[0] - self._first_sine
+
+    def _features(self, X: Tensor) -> Tensor:
+        angles = X @ self.frequencies.mT
+        waves = torch.cat([angles.cos(), angles[..., self._first_sine :].sin()], dim=-1)
+        return waves * self.wave_scales
+
+    @property
+    def wave_scales(self) -> Tensor:
+        r"""What each cosine and sine is multiplied by, :math:`s_0 \sqrt{a_i}`: an `M` tensor."""
+        scales = (self.kernel.outputscale * self.amplitudes).sqrt()
+        return torch.cat([scales, scales[self._first_sine :]])
+
+    def covariance(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
+        return self.kernel(X1, X2)
+
+    @property
+    def lengthscale(self) -> Tensor:
+        return self.kernel.lengthscale
+
+    @property
+    def outputscale(self) -> Tensor:
+        return self.kernel.outputscale
+
+
+class RandomFourierFeatures(_FourierFeatures):
+    r"""Random Fourier features as cos/sin pairs [Rahimi2007]_.
+
+    :math:`\phi(x) = s_0 \sqrt{2/M} [\cos\omega_i^\top x, \sin\omega_i^\top x]_{i \le M/2}`, with
+    :math:`\omega_i` from the spectral density of an SE or Matérn kernel. Build it by `draw` and
+    share it by `to_tensors`.
+
+    Args:
+        kernel: The kernel that the features approximate.
+        frequencies: An `M/2 x d` tensor of frequencies.
+
+    Example:
+        >>> kernel = ScaleKernel(RBFKernel(ard_num_dims=2))
+        >>> phi = RandomFourierFeatures.draw(kernel, 100, generator=generator(0, "features"))
+        >>> phi(torch.rand(4, 3, 2).double()).shape
+        torch.Size([4, 3, 100])
+    """
+
+    phases: Tensor | None
+
+    def __init__(
+        self, kernel: StationaryKernel, frequencies: Tensor, *, phases: Tensor | None = None
+    ) -> None:
+        count = frequencies.shape[0]
+        if count == 0:
+            raise InputDataError("A feature map needs at least one frequency, got none.")
+        super().__init__(kernel, frequencies, frequencies.new_full((count,), 1.0 / count))
+        self.register_buffer("phases", phases, persistent=False)
+        if phases is not None:
+            if phases.shape != (count,):
+                raise BotorchTensorDimensionError(
+                    f"phases must have shape ({count},), got {tuple(phases.shape)}."
+                )
+            check_finite(phases, "phases")
+            self.num_features = count
+        elif self._first_sine:
+            raise InputDataError("The first frequency is zero: random frequencies never are.")
+
+    @classmethod
+    def draw(
+        cls,
+        kernel: Kernel | StationaryKernel,
+        num_features: int,
+        *,
+        generator: Generator,
+        orthogonal: bool = False,
+        input_dim: int | None = None,
+    ) -> RandomFourierFeatures:
+        r"""Draw frequencies from the spectral density of a kernel.
+
+        Args:
+            kernel: A GPyTorch `RBFKernel` or `MaternKernel` (1/2, 3/2, 5/2), possibly in a
+                `ScaleKernel`; its values are copied.
+            num_features: The number `M` of features, even.
+            generator: The stream of random numbers, e.g. ``generator(seed, "features")``.
+            orthogonal: Draw orthogonal blocks of directions, which lowers the error.
+            input_dim: Needed only for kernels without ARD.
+        """
+        if num_features < 2 or num_features % 2:
+            raise UnsupportedError(
+                f"num_features must be even and positive (cos/sin pairs), got {num_features}."
+            )
+        spec = StationaryKernel.from_gpytorch(kernel, input_dim)
+        frequencies = spec.sample_frequencies(
+            num_features // 2, generator=generator, orthogonal=orthogonal
+        )
+        return cls(spec, frequencies)
+
+    @classmethod
+    def paper_cosine(
+        cls,
+        kernel: Kernel | StationaryKernel,
+        num_features: int,
+        *,
+        generator: Generator,
+        input_dim: int | None = None,
+    ) -> RandomFourierFeatures:
+        r"""The map of [Dai2020FTS]_'s experiments, for replication only.
+
+        :math:`\sqrt{2/M} \cos(\omega_i^\top x + b_i)`, each point divided by its own norm. The
+        division makes the kernel non-stationary and its error larger; prefer `draw`.
+        """
+        spec = StationaryKernel.from_gpytorch(kernel, input_dim)
+        frequencies = spec.sample_frequencies(num_features, generator=generator)
+        phases = 2 * math.pi * generator.uniform(num_features)
+        return cls(spec, frequencies, phases=phases)
+
+    def _features(self, X: Tensor) -> Tensor:
+        if self.phases is None:
+            return super()._features(X)
+        cosines = (X @ self.frequencies.mT + self.phases).cos()
+        return self.kernel.outputscale.sqrt() * cosines / cosines.norm(dim=-1, keepdim=True)
+
+    def with_hyperparameters(
+        self, lengthscale: Tensor, outputscale: Tensor
+    ) -> RandomFourierFeatures:
+        kernel = self.kernel.with_hyperparameters(lengthscale, outputscale)
+        frequencies = self.frequencies * (self.kernel.lengthscale / kernel.lengthscale)
+        return RandomFourierFeatures(kernel, frequencies, phases=self.phases)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        tensors = {**_kernel_tensors(self.kernel), "frequencies": self.frequencies}
+        if self.phases is not None:
+            tensors["phases"] = self.phases
+        return _tagged("random_fourier", tensors)
+
+    @classmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> RandomFourierFeatures:
+        kernel = _kernel_from_tensors(tensors)
+        return cls(kernel, tensors["frequencies"], phases=tensors.get("phases"))
+
+    def extra_repr(self) -> str:
+        mode = ", normalised cosine (replication only)" if self.phases is not None else ""
+        return super().extra_repr() + mode
+
+
+class QuadratureFourierFeatures(_FourierFeatures):
+    r"""Quadrature Fourier features [Mutny2018]_, [Dubey2021]_ (Def. 4, corrected).
+
+    Squared exponential: Gauss-Hermite nodes, :math:`\omega_i = \sqrt2 t_i / \ell`,
+    :math:`a_i = w_i / \sqrt\pi`, a tensor grid in `d` dimensions. Equal nodes of opposite sign are
+    folded, negligible weights pruned. Matérn: a uniform grid, in one dimension or as a product.
+
+    The error falls super-exponentially, but only beyond a phase transition at degree
+    :math:`(1 + c\ell)^2 / (4\ell^2)` per dimension of unit width: ask for a tolerance (`tol=`)
+    and the degree follows. Noise added for privacy grows with the number of features.
+
+    Args:
+        kernel: The kernel that the features approximate.
+        frequencies: A `count x d` tensor of folded nodes, the zero node (if any) first.
+        amplitudes: A `count` tensor of folded weights that sum to one.
+        bounds: A `2 x d` tensor: the box in which the features stand for the kernel.
+        min_lengthscale: The shortest length scales that the nodes serve; default the kernel's.
+        max_lengthscale: Given for a uniform grid only: the longest length scales that it serves.
+            All length scales in between share the frequencies; only amplitudes differ.
+
+    Example:
+        >>> bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
+        >>> phi = QuadratureFourierFeatures.from_kernel(kernel, bounds, tol=1e-4)
+    """
+
+    bounds: Tensor
+    min_lengthscale: Tensor
+    max_lengthscale: Tensor | None
+
+    def __init__(
+        self,
+        kernel: StationaryKernel,
+        frequencies: Tensor,
+        amplitudes: Tensor,
+        *,
+        bounds: Tensor,
+        min_lengthscale: Tensor | None = None,
+        max_lengthscale: Tensor | None = None,
+    ) -> None:
+        super().__init__(kernel, frequencies, amplitudes)
+        if min_lengthscale is None:
+            min_lengthscale = kernel.lengthscale
+        self.register_buffer("bounds", _checked_bounds(bounds), persistent=False)
+        self.register_buffer("min_lengthscale", min_lengthscale.detach(), persistent=False)
+        if max_lengthscale is not None:
+            max_lengthscale = max_lengthscale.detach()
+        self.register_buffer("max_lengthscale", max_lengthscale, persistent=False)
+        lower, upper = self.lengthscale_range
+        ell = kernel.lengthscale.detach()
+        if bool(((ell < lower * (1 - 1e-9)) | (ell > upper * (1 + 1e-9))).any()):
+            raise InputDataError(
+                f"Length scales {ell.tolist()} lie outside the range from {lower.tolist()} to "
+                f"{upper.tolist()} that these quadrature nodes serve: build a new map."
+            )
+
+    @classmethod
+    def from_kernel(
+        cls,
+        kernel: Kernel | StationaryKernel,
+        bounds: Tensor,
+        *,
+        degree: int | None = None,
+        tol: float | None = None,
+    ) -> QuadratureFourierFeatures:
+        r"""Quadrature nodes for a kernel on a box; they serve longer length scales as well.
+
+        Args:
+            kernel: `RBFKernel`, or a Matérn kernel in one dimension or as a product of
+                one-dimensional ones, possibly in a `ScaleKernel`.
+            bounds: A `2 x d` tensor of lower and upper bounds of the domain.
+            degree: Number of nodes per dimension before folding; for Matérn kernels the number of
+                positive frequencies per dimension. Nothing is pruned.
+            tol: Wanted sup error relative to the prior variance, instead of `degree`. The
+                measured error is at most 1.2 times this.
+        """
+        bounds = _checked_bounds(bounds)
+        spec = StationaryKernel.from_gpytorch(kernel, bounds.shape[-1])
+        if (degree is None) == (tol is None):
+            raise UnsupportedError("Give exactly one of `degree=` and `tol=`.")
+        if degree is not None and degree < 1:
+            raise InputDataError(f"degree must be at least 1, got {degree}.")
+        if tol is not None:
+            _check_tolerance(tol)
+        if spec.nu != math.inf:
+            return cls._on_grid(spec, bounds, spec.lengthscale, tol=tol, count=degree)
+        widths = bounds[1] - bounds[0]
+        relative = (spec.lengthscale / widths).tolist()  # length scales on the unit cube
+        needed = [_transition(ell, tol if tol is not None else 0.1) for ell in relative]
+        if degree is not None and degree < max(needed):
+            warnings.warn(
+                f"degree={degree} lies below the phase transition of this kernel, which needs "
+                f"{max(needed)} per dimension for an error of 0.1: the features do not resemble "
+                "the kernel. Raise the degree, or give `tol=`.",
+                InputDataWarning,
+                stacklevel=2,
+            )
+        degrees = needed if degree is None else [degree] * len(needed)
+        axes = []
+        for m, ell in zip(degrees, spec.lengthscale.tolist(), strict=True):
+            nodes, weights = roots_hermite(m)  # zeros of H_m and weights for exp(-t^2)
+            axes.append((math.sqrt(2.0) * nodes / ell, weights / weights.sum()))
+        frequencies, amplitudes = _tensor_grid(axes, prune=0.0 if tol is None else tol / 2)
+        return cls(spec, frequencies, amplitudes, bounds=bounds)
+
+    @classmethod
+    def uniform_grid(
+        cls,
+        kernel: Kernel | StationaryKernel,
+        bounds: Tensor,
+        *,
+        tol: float,
+        max_lengthscale: Tensor | float | None = None,
+    ) -> QuadratureFourierFeatures:
+        r"""A uniform grid of frequencies that all length scales up to `max_lengthscale` share.
+
+        :math:`\omega_j = 2\pi j/L` with :math:`L = R + c\,\ell_{\max}` and
+        :math:`j \le cL/(2\pi\ell)`, :math:`c = \sqrt{2\ln(4/tol)}` for the squared exponential,
+        on a domain of width `R`. The frequencies do not depend on the length scale, only the
+        amplitudes do; so one summary serves every length scale in the range
+        (:func:`~botorch_fed.models.summary.reweight`).
+
+        Args:
+            kernel: The kernel with the *shortest* length scales that the grid will serve.
+            bounds: A `2 x d` tensor of lower and upper bounds of the domain.
+            tol: Wanted sup error relative to the prior variance.
+            max_lengthscale: The longest length scales to serve; default the kernel's own.
+        """
+        bounds = _checked_bounds(bounds)
+        spec = StationaryKernel.from_gpytorch(kernel, bounds.shape[-1])
+        _check_tolerance(tol)
+        longest = torch.as_tensor(
+            spec.lengthscale if max_lengthscale is None else max_lengthscale, dtype=torch.float64
+        ).expand(spec.input_dim)
+        if bool((longest < spec.lengthscale).any()):
+            raise InputDataError(
+                f"max_lengthscale {longest.tolist()} is below the kernel's length scales "
+                f"{spec.lengthscale.tolist()}, which are the shortest that the grid serves."
+            )
+        return cls._on_grid(spec, bounds, longest, tol=tol, count=None)
+
+    @classmethod
+    def _on_grid(
+        cls,
+        spec: StationaryKernel,
+        bounds: Tensor,
+        longest: Tensor,
+        *,
+        tol: float | None,
+        count: int | None,
+    ) -> QuadratureFourierFeatures:
+        """The trapezoidal rule, whose error is aliasing beyond the period plus the lost tail."""
+        if spec.nu != math.inf and spec.input_dim > 1 and not spec.product:
+            raise UnsupportedError(
+                "Matérn kernels have quadrature features in one dimension or as a product of "
+                "one-dimensional kernels: StationaryKernel(..., product=True), or a GPyTorch "
+                "ProductKernel with one factor per input."
+            )
+        share = (tol if tol is not None else 1e-3) / (spec.input_dim if spec.nu != math.inf else 1)
+        reach, cut = _grid_extent(spec.nu, share)
+        axes = []
+        for j in range(spec.input_dim):
+            period = float(bounds[1, j] - bounds[0, j] + reach * longest[j])
+            step = 2 * math.pi / period
+            m = math.ceil(cut / float(spec.lengthscale[j]) / step) if count is None else count
+            positive = step * np.arange(1, m + 1)
+            nodes = np.concatenate([-positive[::-1], [0.0], positive])
+            axes.append((nodes, np.full(len(nodes), 1 / len(nodes))))
+        frequencies, _ = _tensor_grid(axes)
+        amplitudes = _grid_amplitudes(spec, frequencies)
+        return cls(spec, frequencies, amplitudes, bounds=bounds, max_lengthscale=longest)
+
+    @property
+    def lengthscale_range(self) -> tuple[Tensor, Tensor]:
+        upper = self.max_lengthscale
+        if upper is None:
+            upper = torch.full_like(self.min_lengthscale, math.inf)
+        return self.min_lengthscale, upper
+
+    def with_hyperparameters(
+        self, lengthscale: Tensor, outputscale: Tensor
+    ) -> QuadratureFourierFeatures:
+        kernel = self.kernel.with_hyperparameters(lengthscale, outputscale)
+        if self.max_lengthscale is not None:
+            frequencies = self.frequencies
+            amplitudes = _grid_amplitudes(kernel, frequencies)
+        else:
+            frequencies = self.frequencies * (self.kernel.lengthscale / kernel.lengthscale)
+            amplitudes = self.amplitudes
+        return QuadratureFourierFeatures(
+            kernel,
+            frequencies,
+            amplitudes,
+            bounds=self.bounds,
+            min_lengthscale=self.min_lengthscale,
+            max_lengthscale=self.max_lengthscale,
+        )
+
+    def check_domain(self, X: Tensor) -> None:
+        slack = 1e-9 * (self.bounds[1] - self.bounds[0])
+        outside = (X < self.bounds[0] - slack) | (X > self.bounds[1] + slack)
+        if bool(outside.any()):
+            raise InputDataError(
+                f"{int(outside.any(dim=-1).sum())} points lie outside the bounds "
+                f"{self.bounds.tolist()} for which these quadrature features were built: "
+                "normalise the inputs, or build the map on a larger box."
+            )
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        tensors = {
+            **_kernel_tensors(self.kernel),
+            "frequencies": self.frequencies,
+            "amplitudes": self.amplitudes,
+            "bounds": self.bounds,
+            "min_lengthscale": self.min_lengthscale,
+        }
+        if self.max_lengthscale is not None:
+            tensors["max_lengthscale"] = self.max_lengthscale
+        return _tagged("quadrature_fourier", tensors)
+
+    @classmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> QuadratureFourierFeatures:
+        return cls(
+            _kernel_from_tensors(tensors),
+            tensors["frequencies"],
+            tensors["amplitudes"],
+            bounds=tensors["bounds"],
+            min_lengthscale=tensors["min_lengthscale"],
+            max_lengthscale=tensors.get("max_lengthscale"),
+        )
+
+
+class KLFeatures(FeatureMap):
+    r"""The leading eigenvectors of another map's second moment, a discrete Karhunen-Loève basis.
+
+    :math:`\phi_{KL}(x) = V^\top \phi(x)` with `V` the top eigenvectors of
+    :math:`E[\phi(x)\phi(x)^\top]` under a *public* reference measure. The norm never grows, and a
+    given error needs about half as many features as pruned quadrature, which matters where each
+    feature costs noise.
+
+    Args:
+        base: An accurate map of the same kernel.
+        projection: An `M_base x M` tensor with orthonormal columns.
+    """
+
+    projection: Tensor
+
+    def __init__(self, base: FeatureMap, projection: Tensor) -> None:
+        super().__init__()
+        if base.has_residual:
+            raise UnsupportedError("KLFeatures projects Fourier features, not inducing points.")
+        if projection.dim() != 2 or projection.shape[0] != base.num_features:
+            raise BotorchTensorDimensionError(
+                f"projection must be `{base.num_features} x M`, got {tuple(projection.shape)}."
+            )
+        check_finite(projection, "projection")
+        gram = projection.mT @ projection
+        if float((gram - torch.eye(len(gram)).to(gram)).abs().max()) > 1e-8:
+            raise InputDataError("The columns of projection must be orthonormal.")
+        self.base = base
+        self.register_buffer("projection", projection, persistent=False)
+        self.input_dim = base.input_dim
+        self.num_features = projection.shape[-1]
+
+    @classmethod
+    def from_map(
+        cls,
+        base: FeatureMap,
+        reference: Tensor,
+        *,
+        num_features: int | None = None,
+        tol: float | None = None,
+    ) -> KLFeatures:
+        r"""Project a map on its leading eigenvectors under a reference measure.
+
+        Args:
+            base: An accurate map, e.g. quadrature features with a small tolerance.
+            reference: An `n x d` tensor of *public* points that represent the domain.
+            num_features: How many eigenvectors to keep.
+            tol: Keep as few as bring the largest error of :math:`k(x, x')` over `reference`
+                below this, relative to the prior variance.
+        """
+        if (num_features is None) == (tol is None):
+            raise UnsupportedError("Give exactly one of `num_features=` and `tol=`.")
+        Phi = base(reference)
+        _, vectors = torch.linalg.eigh(Phi.mT @ Phi / Phi.shape[0])
+        vectors = vectors.flip(-1)
+        if num_features is None:
+            assert tol is not None
+            # By Cauchy-Schwarz the largest error of the kernel sits on its diagonal.
+            lost = (Phi @ vectors).square().flip(-1).cumsum(dim=-1).flip(-1).amax(dim=0)
+            keep = lost > tol * float(base.outputscale.sum())
+            num_features = max(int(keep.sum()), 1)
+        if not 1 <= num_features <= base.num_features:
+            raise InputDataError(
+                f"num_features must lie between 1 and {base.num_features}, got {num_features}."
+            )
+        return cls(base, vectors[:, :num_features].contiguous())
+
+    def _features(self, X: Tensor) -> Tensor:
+        return self.base(X) @ self.projection
+
+    def covariance(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
+        return self.base.covariance(X1, X2)
+
+    @property
+    def lengthscale(self) -> Tensor:
+        return self.base.lengthscale
+
+    @property
+    def outputscale(self) -> Tensor:
+        return self.base.outputscale
+
+    @property
+    def lengthscale_range(self) -> tuple[Tensor, Tensor]:
+        return self.base.lengthscale_range
+
+    def with_hyperparameters(self, lengthscale: Tensor, outputscale: Tensor) -> KLFeatures:
+        return KLFeatures(self.base.with_hyperparameters(lengthscale, outputscale), self.projection)
+
+    def check_domain(self, X: Tensor) -> None:
+        self.base.check_domain(X)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        return _tagged("kl", {"projection": self.projection, **_nested("base", self.base)})
+
+    @classmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> KLFeatures:
+        return cls(feature_map_from_tensors(_below("base", tensors)), tensors["projection"])
+
+
+class AdditiveFeatures(FeatureMap):
+    r"""A sum of functions of groups of inputs: :math:`k(x, x') = \sum_g k_g(x_g, x'_g)`.
+
+    Args:
+        maps: One feature map per group.
+        groups: For each map the inputs it reads; default consecutive inputs.
+
+    Example:
+        >>> parts = [QuadratureFourierFeatures.from_kernel(k, unit, tol=1e-3) for k in kernels]
+        >>> phi = AdditiveFeatures(parts)  # one variable per group
+    """
+
+    def __init__(
+        self, maps: Sequence[FeatureMap], groups: Sequence[Sequence[int]] | None = None
+    ) -> None:
+        super().__init__()
+        if not maps:
+            raise InputDataError("AdditiveFeatures needs at least one feature map.")
+        if groups is None:
+            ends = np.cumsum([part.input_dim for part in maps])
+            groups = [
+                range(int(end) - part.input_dim, int(end))
+                for part, end in zip(maps, ends, strict=True)
+            ]
+        self.groups = [[int(j) for j in group] for group in groups]
+        if len(self.groups) != len(maps):
+            raise InputDataError(
+                f"Expected one group per map, got {len(self.groups)} groups, {len(maps)} maps."
+            )
+        for g, (part, group) in enumerate(zip(maps, self.groups, strict=True)):
+            if len(group) != part.input_dim or min(group) < 0 or len(set(group)) < len(group):
+                raise InputDataError(
+                    f"Group {g} must name {part.input_dim} different inputs of its map, got "
+                    f"{group}."
+                )
+        self.maps = ModuleList(maps)
+        self.input_dim = 1 + max(j for group in self.groups for j in group)
+        self.num_features = sum(part.num_features for part in maps)
+
+    def _parts(self) -> list[tuple[FeatureMap, list[int]]]:
+        return [
+            (part, group)
+            for part, group in zip(self.maps, self.groups, strict=True)
+            if isinstance(part, FeatureMap)
+        ]
+
+    def _features(self, X: Tensor) -> Tensor:
+        return torch.cat([part(X[..., group]) for part, group in self._parts()], dim=-1)
+
+    def covariance(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
+        terms = [
+            part.covariance(X1[..., group], None if X2 is None else X2[..., group])
+            for part, group in self._parts()
+        ]
+        return torch.stack(terms).sum(dim=0)
+
+    @property
+    def has_residual(self) -> bool:
+        return any(part.has_residual for part, _ in self._parts())
+
+    def residual(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
+        terms = [
+            part.residual(X1[..., group], None if X2 is None else X2[..., group])
+            for part, group in self._parts()
+        ]
+        return torch.stack(terms).sum(dim=0)
+
+    @property
+    def lengthscale(self) -> Tensor:
+        return torch.cat([part.lengthscale.reshape(-1) for part, _ in self._parts()])
+
+    @property
+    def outputscale(self) -> Tensor:
+        return torch.cat([part.outputscale.reshape(-1) for part, _ in self._parts()])
+
+    @property
+    def lengthscale_range(self) -> tuple[Tensor, Tensor]:
+        ranges = [part.lengthscale_range for part, _ in self._parts()]
+        lower, upper = zip(*ranges, strict=True)
+        return torch.cat(lower), torch.cat(upper)
+
+    def with_hyperparameters(self, lengthscale: Tensor, outputscale: Tensor) -> AdditiveFeatures:
+        lengths = [part.lengthscale.numel() for part, _ in self._parts()]
+        scales = [part.outputscale.numel() for part, _ in self._parts()]
+        parts = [
+            part.with_hyperparameters(ell, scale.reshape(part.outputscale.shape))
+            for (part, _), ell, scale in zip(
+                self._parts(),
+                lengthscale.reshape(-1).split(lengths),
+                outputscale.reshape(-1).split(scales),
+                strict=True,
+            )
+        ]
+        return AdditiveFeatures(parts, self.groups)
+
+    def check_domain(self, X: Tensor) -> None:
+        for part, group in self._parts():
+            part.check_domain(X[..., group])
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        tensors: dict[str, Tensor] = {}
+        for g, (part, group) in enumerate(self._parts()):
+            tensors[f"group{g}"] = torch.tensor(group)
+            tensors.update(_nested(f"map{g}", part))
+        return _tagged("additive", tensors)
+
+    @classmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> AdditiveFeatures:
+        count = sum(name.startswith("group") for name in tensors)
+        maps = [feature_map_from_tensors(_below(f"map{g}", tensors)) for g in range(count)]
+        return cls(maps, [tensors[f"group{g}"].tolist() for g in range(count)])
+
+
+class InducingFeatures(FeatureMap):
+    r"""A support set as a basis: :math:`\phi(x) = L^{-1} k(Z, x)` with :math:`LL^\top = K_{ZZ}`.
+
+    :math:`\phi^\top\phi' = q(x, x')`, the Nyström kernel; `residual` is :math:`k - q`. With it
+    `summarize` and `BasisGP` are the PITC approximation, and exact where the support covers the
+    data.
+
+    Args:
+        kernel: A GPyTorch `RBFKernel` or `MaternKernel`, possibly in a `ScaleKernel`.
+        inducing_points: An `S x d` tensor of different points, the support set `Z`.
+        jitter: Relative jitter of the factorisation, part of the map's identity. By default the
+            smallest that succeeds, at least 1e-10.
+    """
+
+    inducing_points: Tensor
+    chol: Tensor
+
+    def __init__(
+        self,
+        kernel: Kernel | StationaryKernel,
+        inducing_points: Tensor,
+        *,
+        jitter: float | None = None,
+    ) -> None:
+        super().__init__()
+        Z = as_double(inducing_points, "inducing_points")
+        if Z.dim() != 2 or Z.shape[0] < 1:
+            raise BotorchTensorDimensionError(
+                f"inducing_points must be `S x d` with S >= 1, got shape {tuple(Z.shape)}."
+            )
+        check_finite(Z, "inducing_points")
+        size = Z.shape[0]
+        distinct = torch.unique(Z.detach(), dim=0).shape[0]
+        if distinct < size:
+            raise InputDataError(
+                f"{size - distinct} of the {size} inducing points are exact copies of others: "
+                "pass each point once."
+            )
+        self.kernel = StationaryKernel.from_gpytorch(kernel, Z.shape[-1])
+        K = self.kernel(Z)
+        what = f"the kernel matrix of the {size} inducing points"
+        if jitter is None:
+            chol, self.jitter = jittered_cholesky(K, what)
+        elif 0 < jitter <= MAX_JITTER:
+            eye = torch.eye(size, dtype=K.dtype, device=K.device)
+            chol = cholesky(K + jitter * float(self.kernel.outputscale) * eye, what)
+            self.jitter = float(jitter)
+        else:
+            raise InputDataError(f"jitter must lie in (0, {MAX_JITTER:g}], got {jitter}.")
+        # A pivot at the jitter is a point that the others already determine.
+        floor = 2 * JITTER * float(self.kernel.outputscale.detach())
+        redundant = int((chol.detach().diagonal().square() < floor).sum())
+        if redundant:
+            warnings.warn(
+                f"{redundant} of the {size} inducing points are determined by the others to "
+                f"float64 precision: they add cost but no resolution. Use about "
+                f"{size - redundant} points, or a shorter length scale.",
+                NumericalWarning,
+                stacklevel=2,
+            )
+        self.register_buffer("inducing_points", Z, persistent=False)
+        self.register_buffer("chol", chol, persistent=False)
+        self.input_dim = Z.shape[-1]
+        self.num_features = size
+
+    def _features(self, X: Tensor) -> Tensor:
+        cross = self.kernel(X, self.inducing_points)  # batch_shape x q x S
+        flat = cross.reshape(-1, self.num_features)
+        # phi = L^-1 k(Z, x), as rows: one solve for all points of all batches.
+        flat = torch.linalg.solve_triangular(self.chol, flat.mT, upper=False).mT
+        return flat.reshape(cross.shape)
+
+    def covariance(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
+        return self.kernel(X1, X2)
+
+    @property
+    def has_residual(self) -> bool:
+        return True
+
+    def residual(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
+        Phi1 = self(X1)
+        Phi2 = Phi1 if X2 is None else self(X2)
+        return self.kernel(X1.double(), None if X2 is None else X2.double()) - Phi1 @ Phi2.mT
+
+    @property
+    def lengthscale(self) -> Tensor:
+        return self.kernel.lengthscale
+
+    @property
+    def outputscale(self) -> Tensor:
+        return self.kernel.outputscale
+
+    def with_hyperparameters(self, lengthscale: Tensor, outputscale: Tensor) -> InducingFeatures:
+        kernel = self.kernel.with_hyperparameters(lengthscale, outputscale)
+        return InducingFeatures(kernel, self.inducing_points)
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        tensors = {
+            **_kernel_tensors(self.kernel),
+            "inducing_points": self.inducing_points,
+            "jitter": torch.tensor(self.jitter, dtype=torch.float64),
+        }
+        return _tagged("inducing", tensors)
+
+    @classmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> InducingFeatures:
+        return cls(
+            _kernel_from_tensors(tensors),
+            tensors["inducing_points"],
+            jitter=float(tensors["jitter"]),
+        )
+
+
+_KINDS: dict[str, type[FeatureMap]] = {
+    "random_fourier": RandomFourierFeatures,
+    "quadrature_fourier": QuadratureFourierFeatures,
+    "kl": KLFeatures,
+    "additive": AdditiveFeatures,
+    "inducing": InducingFeatures,
+}
+
+
+def feature_map_from_tensors(tensors: Mapping[str, Tensor]) -> FeatureMap:
+    """Rebuild a map from `FeatureMap.to_tensors`; every tensor is validated as at construction."""
+    kinds = {name.split("/", 1)[0] for name in tensors}
+    if len(kinds) != 1 or not kinds <= _KINDS.keys():
+        raise InputDataError(
+            f"Tensors of one feature map must be tagged with one of {sorted(_KINDS)}, got "
+            f"{sorted(kinds)}."
+        )
+    kind = kinds.pop()
+    try:
+        return _KINDS[kind]._from_tensors(_below(kind, tensors))
+    except KeyError as error:
+        raise InputDataError(f"A {kind} feature map lacks the tensor {error}.") from error
+
+
+def _tagged(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {f"{kind}/{name}": value.detach() for name, value in tensors.items()}
+
+
+def _nested(name: str, part: FeatureMap) -> dict[str, Tensor]:
+    return {f"{name}/{key}": value for key, value in part.to_tensors().items()}
+
+
+def _below(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    start = len(prefix) + 1
+    return {name[start:]: t for name, t in tensors.items() if name.startswith(prefix + "/")}
+
+
+def _kernel_tensors(kernel: StationaryKernel) -> dict[str, Tensor]:
+    return {
+        # Twice the smoothness as an integer, 0 for the squared exponential.
+        "smoothness": torch.tensor(0 if kernel.nu == math.inf else round(2 * kernel.nu)),
+        "lengthscale": kernel.lengthscale,
+        "outputscale": kernel.outputscale,
+        "product": torch.tensor(kernel.product),
+    }
+
+
+def _kernel_from_tensors(tensors: Mapping[str, Tensor]) -> StationaryKernel:
+    smoothness = int(tensors["smoothness"])
+    return StationaryKernel(
+        smoothness / 2 if smoothness else math.inf,
+        tensors["lengthscale"],
+        tensors["outputscale"],
+        product=bool(tensors["product"]),
+    )
+
+
+def _checked_bounds(bounds: Tensor) -> Tensor:
+    bounds = torch.as_tensor(bounds, dtype=torch.float64)
+    if bounds.dim() != 2 or bounds.shape[0] != 2:
+        raise BotorchTensorDimensionError(f"bounds must be `2 x d`, got {tuple(bounds.shape)}.")
+    check_finite(bounds, "bounds")
+    if not bool((bounds[0] < bounds[1]).all()):
+        raise InputDataError(f"Lower bounds must lie below upper bounds, got {bounds.tolist()}.")
+    return bounds
+
+
+def _transition(lengthscale: float, tol: float) -> int:
+    r"""Degree of Gauss-Hermite quadrature with error `tol` on a unit interval."""
+    c = math.sqrt(2 * math.log(1 / tol))
+    return math.ceil((1 + c * lengthscale) ** 2 / (4 * lengthscale**2))
+
+
+def _tensor_grid(
+    axes: Sequence[tuple[np.ndarray, np.ndarray]], *, prune: float = 0.0
+) -> tuple[Tensor, Tensor]:
+    """Folded and pruned tensor product of symmetric one-dimensional rules.
+
+    Of each pair of opposite nodes one is kept with twice the weight; the smallest weights are
+    dropped while their total is at most `prune`, and the rest rescaled to sum to one.
+    """
+    total = math.prod(len(nodes) for nodes, _ in axes)
+    if total > MAX_GRID:
+        raise UnsupportedError(
+            f"A tensor grid of {total} nodes in {len(axes)} dimensions is too large: use "
+            "AdditiveFeatures over groups of inputs, RandomFourierFeatures, or a looser tol."
+        )
+    nodes = np.stack(
+        [axis.reshape(-1) for axis in np.meshgrid(*[n for n, _ in axes], indexing="ij")], axis=-1
+    )
+    weights = axes[0][1]
+    for _, axis_weights in axes[1:]:
+        weights = np.multiply.outer(weights, axis_weights)
+    weights = weights.reshape(-1)
+    # Row-major order of symmetric axes puts the opposite of node i at total - 1 - i.
+    half = total // 2
+    upper = slice(total - half, total)
+    nodes, weights, middle = (
+        nodes[upper],
+        2 * weights[upper],
+        (nodes[half : total - half], weights[half : total - half]),
+    )
+    order = np.argsort(weights, kind="stable")
+    dropped = int(np.searchsorted(np.cumsum(weights[order]), prune, side="right"))
+    kept = np.sort(order[dropped:])
+    nodes = np.concatenate([np.zeros_like(middle[0]), nodes[kept]])
+    weights = np.concatenate([middle[1], weights[kept]])
+    return torch.from_numpy(nodes), torch.from_numpy(weights / weights.sum())
+
+
+def _grid_extent(nu: float, tol: float) -> tuple[float, float]:
+    """How far the period must reach beyond the domain, and where the spectrum may be cut.
+
+    Both in units of the length scale; each loses at most half of `tol`.
+    """
+    if nu == math.inf:
+        c = math.sqrt(2 * math.log(4 / tol))
+        return c, c
+    # Aliases: the kernel at distance r is below (1 + s + s^2/3) exp(-s), s = sqrt(2 nu) r.
+    scaled = math.log(2 / tol)
+    for _ in range(50):
+        scaled = math.log(2 / tol) + math.log(1 + scaled + scaled**2 / 3)
+    # Tail: the two-sided mass of a t distribution with 2 nu degrees of freedom beyond w is below
+    # constant * w^(-2 nu).
+    constant = math.gamma(nu + 0.5) * (2 * nu) ** nu / (math.sqrt(math.pi) * math.gamma(nu) * nu)
+    return scaled / math.sqrt(2 * nu), (2 * constant / tol) ** (1 / (2 * nu))
+
+
+def _grid_amplitudes(kernel: StationaryKernel, frequencies: Tensor) -> Tensor:
+    """Normalised spectral weights of a folded uniform grid: a pair counts twice, zero once."""
+    weights = torch.where((frequencies == 0).all(dim=-1), 1.0, 2.0).to(frequencies)
+    for j in range(kernel.input_dim):
+        weights = weights * kernel.spectral_density(frequencies[:, j], j)
+    return weights / weights.sum()
+
+
+def _check_tolerance(tol: float) -> None:
+    if not 0 < tol < 1:
+        raise InputDataError(f"tol must lie between 0 and 1, got {tol}.")

@@ -1,0 +1,178 @@
+r"""Functions drawn from a posterior, as BoTorch sample paths.
+
+A path is an ordinary `botorch.sampling.pathwise` path: `PathwiseThompsonSampling`,
+`optimize_posterior_samples` and `MatheronPathModel` take it. Two laws are on offer:
+
+    draw_matheron_paths(model)   the law of the model's own `posterior`
+    draw_path(model)             exact kernel in the update, features in the prior only
+
+Features alone starve: with more data than features their variance vanishes where there are no data
+(at 100 points and 100 features two-sigma intervals cover 6-72 %, pathwise ones 81-95 %). An agent's
+*own* step therefore uses `draw_path`; a message to others must be a weight vector.
+
+.. [Wilson2020] J. Wilson et al. Efficiently sampling functions from Gaussian process posteriors.
+   ICML 2020.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from botorch.exceptions.errors import UnsupportedError
+from botorch.sampling.pathwise.paths import GeneralizedLinearPath, PathDict, SamplePath
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
+from botorch.sampling.pathwise.utils import (
+    get_input_transform,
+    get_output_transform,
+    get_train_inputs,
+)
+from gpytorch.means import Mean
+from gpytorch.models import ExactGP
+from torch import Size, Tensor
+from torch.nn import Module
+
+from botorch_fed.models.basis_gp import BasisGP
+from botorch_fed.models.features import FeatureMap, InducingFeatures, RandomFourierFeatures
+from botorch_fed.models.kernels import StationaryKernel
+from botorch_fed.models.numerics import cholesky
+from botorch_fed.rng import Generator, fresh
+
+NUM_FEATURES = 1024  # of a prior draw where no map is given, as in BoTorch
+
+
+class _KernelSections(Module):
+    r"""The features :math:`x \mapsto k(x, X)`, through which data enter a path."""
+
+    def __init__(self, covariance: Any, centres: Tensor) -> None:
+        super().__init__()
+        self.covariance = covariance
+        self.register_buffer("centres", centres, persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.covariance(x.double(), self.centres)
+
+
+def draw_path(
+    model: ExactGP | BasisGP,
+    sample_shape: Size = torch.Size(),  # noqa: B008 - immutable
+    *,
+    feature_map: FeatureMap | None = None,
+    generator: Generator | None = None,
+) -> SamplePath:
+    r"""Draw functions from a posterior by pathwise conditioning [Wilson2020]_.
+
+    .. math:: f(x) = \mu + \phi(x)^\top w_0
+              + k(x, X) (K + \sigma^2 I)^{-1} (y - \mu - \Phi w_0 - \sigma e),
+
+    with the *exact* kernel `k` in the update and features :math:`\phi` in the prior only.
+
+    Args:
+        model: A single-output model without batch dimensions that holds all its data: a
+            `SingleTaskGP` with an RBF or Matérn kernel, or a `BasisGP` over Fourier features
+            without received summaries, whose map's kernel is used.
+        sample_shape: Shape of the draws.
+        feature_map: The features of the prior draw; default the model's own map, or 1,024 random
+            Fourier features of its kernel.
+        generator: The stream of random numbers; by default PyTorch's global generator seeds one.
+
+    Returns:
+        A path: `batch_shape x n x d` points to `sample_shape x n` values, on the original scale.
+
+    Example:
+        >>> path = draw_path(SingleTaskGP(train_X, train_Y), generator=generator(0, t, "own"))
+        >>> X_next, _ = optimize_posterior_samples(path, bounds)
+    """
+    if model.num_outputs != 1 or len(model.batch_shape) > 0:
+        raise UnsupportedError(
+            f"draw_path needs one output and no batch dimensions, got {model.num_outputs} outputs "
+            f"and batch shape {tuple(model.batch_shape)}: use draw_matheron_paths."
+        )
+    generator = fresh() if generator is None else generator
+    model.eval()
+    (X,) = get_train_inputs(model, transformed=True)
+    X, y = X.detach().double(), model.train_targets.detach().double()
+    covariance: Any
+    if isinstance(model, BasisGP):
+        own_map = model.feature_map
+        if own_map.has_residual or model.summaries:
+            raise UnsupportedError(
+                "draw_path needs all data in the model and Fourier features: with received "
+                "summaries or inducing points, draw_matheron_paths has the model's own law."
+            )
+        feature_map = own_map if feature_map is None else feature_map
+        covariance = own_map.covariance
+    else:
+        covariance = StationaryKernel.from_gpytorch(model.covar_module, X.shape[-1])
+        if feature_map is None:
+            feature_map = RandomFourierFeatures.draw(covariance, NUM_FEATURES, generator=generator)
+    mean = _frozen(model.mean_module)
+    n = X.shape[0]
+    weights = generator.normal(*sample_shape, feature_map.num_features)
+    e = generator.normal(*sample_shape, n)
+    noise = model.likelihood.noise.detach().double().expand(n)
+    L = cholesky(covariance(X) + torch.diag(noise), f"the covariance of {n} observations")
+    prior_values = weights @ feature_map(X).mT + noise.sqrt() * e
+    residuals = (y - mean(X) - prior_values).reshape(-1, n)
+    update = torch.cholesky_solve(residuals.mT, L).mT.reshape(*sample_shape, n)
+    paths = {
+        "prior_paths": _linear(feature_map, weights, mean),
+        "update_paths": _linear(_KernelSections(covariance, X), update),
+    }
+    return _joined(model, paths)
+
+
+@DrawMatheronPaths.register(BasisGP)  # type: ignore[untyped-decorator]
+def _draw_matheron_paths_basis_gp(model: BasisGP, *, sample_shape: Size, **_: Any) -> SamplePath:
+    r"""The law of the model's own posterior: weights, plus a path of what the basis misses.
+
+    For inducing points the missed part is :math:`g(x) - \phi(x)^\top L^{-1} g(Z)` with `g` a prior
+    draw by random features.
+    """
+    model.eval()
+    feature_map = model.feature_map
+    mean = _frozen(model.mean_module)
+    weights = model.sample_weights(sample_shape).detach()
+    if not feature_map.has_residual:
+        return _joined(model, {"weight_paths": _linear(feature_map, weights, mean)})
+    if not isinstance(feature_map, InducingFeatures):
+        raise UnsupportedError(
+            "Paths of additive maps that contain inducing points are not available: draw from "
+            "the posterior at a set of points instead."
+        )
+    generator = fresh()
+    fourier = RandomFourierFeatures.draw(feature_map.kernel, NUM_FEATURES, generator=generator)
+    prior = generator.normal(*weights.shape[:-1], NUM_FEATURES)
+    at_support = prior @ fourier(feature_map.inducing_points).mT  # g(Z)
+    whitened = torch.linalg.solve_triangular(
+        feature_map.chol, at_support.reshape(-1, feature_map.num_features).mT, upper=False
+    ).mT.reshape(weights.shape)
+    paths = {
+        "weight_paths": _linear(feature_map, weights - whitened, mean),
+        "missed_paths": _linear(fourier, prior),
+    }
+    return _joined(model, paths)
+
+
+def _frozen(mean_module: Mean) -> Mean:
+    """A copy of a mean, so that refitting the model leaves drawn paths alone."""
+    mean = copy.deepcopy(mean_module).requires_grad_(False)
+    return mean.double().eval()
+
+
+def _linear(feature_map: Any, weights: Tensor, mean: Mean | None = None) -> SamplePath:
+    return GeneralizedLinearPath(feature_map, weights, bias_module=mean)
+
+
+def _total(values: list[Tensor]) -> Tensor:
+    return sum(values[1:], start=values[0])
+
+
+def _joined(model: Any, paths: dict[str, SamplePath]) -> PathDict:
+    return PathDict(
+        paths=paths,
+        join=_total,
+        input_transform=copy.deepcopy(get_input_transform(model)),
+        output_transform=copy.deepcopy(get_output_transform(model)),
+    )

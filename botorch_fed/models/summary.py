@@ -1,0 +1,565 @@
+r"""Additive statistics of private data, and the Gaussian posterior of their total.
+
+One weight-space model serves random features, quadrature features and PITC. With whitened features
+:math:`\phi` the weights have prior :math:`w \sim N(0, I)`, and agent `i` with data
+:math:`(X_i, y_i)` contributes
+
+.. math:: G_i = \Phi_i^\top R_i^{-1} \Phi_i, \qquad b_i = \Phi_i^\top R_i^{-1} (y_i - \mu),
+
+where the noise block is :math:`R_i = \sigma^2 I` (Fourier features) or
+:math:`R_i = K_{ii} - Q_{ii} + \sigma^2 I` (PITC on inducing points). Totals give
+:math:`w \mid D \sim N(B^{-1} b, B^{-1})` with :math:`B = I + \sum_i G_i`, :math:`b = \sum_i b_i`.
+
+    paper                                     here
+    Sigma_t, nu_t of FTS (eqs. 2-3)           noise_var * B, weight posterior mean
+    local summary of dPITC (eqs. 6-7)         gram, moment, whitened by the support's Cholesky
+    global summary of dPITC (eqs. 8-9)        their sum, B = I + gram
+
+.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
+   sampling. NeurIPS 2020.
+.. [Chen2013] J. Chen et al. Parallel Gaussian process regression with low-rank covariance matrix
+   approximations. UAI 2013.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from torch import Size, Tensor
+
+from botorch_fed.errors import BasisMismatch
+from botorch_fed.models.features import FeatureMap, QuadratureFourierFeatures
+from botorch_fed.models.numerics import as_double, check_finite, cholesky, solve_rows
+from botorch_fed.rng import Generator, fresh
+
+CHUNK = 4096  # rows of features held in memory at once
+SQRT2 = math.sqrt(2.0)
+
+
+@dataclass(frozen=True, eq=False)
+class Summary:
+    r"""The statistic of one agent's data, or the sum of several agents'.
+
+    Attributes:
+        gram: `batch_shape x M x M`, :math:`\Phi^\top R^{-1} \Phi`.
+        moment: `batch_shape x M x 1`, :math:`\Phi^\top R^{-1} (y - \mu)`.
+        basis: The feature map's fingerprint; summaries over different bases do not add.
+        num_data: Number of observations. Local: never packed, `None` after unpacking.
+        square: `batch_shape`, :math:`(y - \mu)^\top R^{-1} (y - \mu)`. Local.
+        log_det: `batch_shape`, :math:`\log |R|`. Local.
+
+    Example:
+        >>> total = summarize(phi, X1, Y1, noise_var=0.01) + summarize(phi, X2, Y2, noise_var=0.01)
+        >>> model = BasisGP.from_summary(total, feature_map=phi)
+    """
+
+    gram: Tensor
+    moment: Tensor
+    basis: str
+    num_data: int | None = None
+    square: Tensor | None = None
+    log_det: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        M = self.gram.shape[-1]
+        if self.gram.dim() < 2 or self.gram.shape[-2] != M or self.moment.shape[-2:] != (M, 1):
+            raise BotorchTensorDimensionError(
+                "A summary needs gram `batch_shape x M x M` and moment `batch_shape x M x 1`, got "
+                f"{tuple(self.gram.shape)} and {tuple(self.moment.shape)}."
+            )
+
+    @classmethod
+    def zero(cls, feature_map: FeatureMap) -> Summary:
+        """The summary of no data, the neutral element of addition."""
+        M = feature_map.num_features
+        zeros = torch.zeros(M, M + 1, dtype=torch.float64)
+        return cls(zeros[:, :M], zeros[:, M:], feature_map.fingerprint, 0, zeros[0, 0], zeros[0, 0])
+
+    @property
+    def num_features(self) -> int:
+        return self.gram.shape[-1]
+
+    @property
+    def batch_shape(self) -> Size:
+        return torch.broadcast_shapes(self.gram.shape[:-2], self.moment.shape[:-2])
+
+    def __add__(self, other: Summary) -> Summary:
+        if not isinstance(other, Summary):
+            return NotImplemented
+        check_basis(other, self.basis)
+        return Summary(
+            gram=self.gram + other.gram,
+            moment=self.moment + other.moment,
+            basis=self.basis,
+            num_data=_plus(self.num_data, other.num_data),
+            square=_plus(self.square, other.square),
+            log_det=_plus(self.log_det, other.log_det),
+        )
+
+    def __radd__(self, other: object) -> Summary:
+        return self if other == 0 else NotImplemented  # for the built-in sum()
+
+    def scaled(self, factor: float | Tensor) -> Summary:
+        r"""The summary of the same data with every noise block divided by a factor.
+
+        Tempering: :math:`R / f` multiplies gram, moment and square by `f`. A factor
+        :math:`\sigma^2 / \sigma'^2` changes the noise variance of iid noise exactly.
+        """
+        factor = torch.as_tensor(factor, dtype=torch.float64)
+        if not bool((torch.isfinite(factor) & (factor > 0)).all()):
+            raise InputDataError(f"The factor must be positive and finite, got {factor}.")
+        log_det = self.log_det
+        if log_det is not None and self.num_data is not None:
+            log_det = log_det - self.num_data * factor.log()
+        return replace(
+            self,
+            gram=self.gram * factor[..., None, None],
+            moment=self.moment * factor[..., None, None],
+            square=None if self.square is None else self.square * factor,
+            log_det=log_det,
+        )
+
+    def pack(self) -> Tensor:
+        r"""The part that may leave the agent, `batch_shape x M(M + 3)/2`.
+
+        The diagonal, then the upper triangle row by row times :math:`\sqrt2`, then the moment: the
+        Euclidean norm of the vector is the Frobenius norm of the statistic, which is what clipping
+        and noise are calibrated to. Local fields stay behind.
+        """
+        rows, columns = _upper(self.num_features)
+        gram = self.gram.expand(*self.batch_shape, *self.gram.shape[-2:])
+        moment = self.moment.expand(*self.batch_shape, *self.moment.shape[-2:])
+        diagonal = gram.diagonal(dim1=-2, dim2=-1)
+        return torch.cat([diagonal, SQRT2 * gram[..., rows, columns], moment.squeeze(-1)], dim=-1)
+
+    @classmethod
+    def unpack(cls, vector: Tensor, *, basis: str) -> Summary:
+        """Inverse of `pack`, symmetric by construction.
+
+        Args:
+            vector: A `batch_shape x M(M + 3)/2` tensor of finite numbers.
+            basis: Fingerprint of the map that the sender used.
+        """
+        vector = as_double(vector, "vector")
+        size = vector.shape[-1] if vector.dim() else 0
+        M = (math.isqrt(9 + 8 * size) - 3) // 2
+        if size == 0 or M * (M + 3) // 2 != size:
+            raise BotorchTensorDimensionError(
+                f"A packed summary has M(M + 3)/2 numbers for some M >= 1, got {size}."
+            )
+        check_finite(vector, "vector")
+        diagonal, upper, moment = vector.split([M, M * (M - 1) // 2, M], dim=-1)
+        rows, columns = _upper(M)
+        gram = torch.diag_embed(diagonal)
+        gram[..., rows, columns] = upper / SQRT2
+        gram[..., columns, rows] = upper / SQRT2
+        return cls(gram, moment.unsqueeze(-1).clone(), basis)
+
+
+def check_basis(summary: Summary, basis: str) -> None:
+    """Raise `BasisMismatch` unless a summary was made over the basis with this fingerprint."""
+    if summary.basis != basis:
+        raise BasisMismatch(
+            f"Cannot combine summaries over different bases ({summary.basis[:8]}… and "
+            f"{basis[:8]}…): build every feature map from the same tensors "
+            "(feature_map_from_tensors), and compare fingerprints before summarising."
+        )
+
+
+def summarize(
+    feature_map: FeatureMap,
+    X: Tensor,
+    Y: Tensor,
+    *,
+    noise_var: float | Tensor,
+    mean: float | Tensor = 0.0,
+    noise: Literal["block", "iid"] = "block",
+) -> Summary:
+    r"""Sufficient statistic of the data for the weights of a feature map.
+
+    Memory beyond the data is constant in `n` for maps without residual; larger data can be
+    streamed, since ``summarize(first) + summarize(rest)`` is the summary of both.
+
+    Args:
+        feature_map: The shared basis.
+        X: A `batch_shape x n x d` tensor of observed points (`n` may be 0).
+        Y: A `batch_shape x n x 1` tensor of observations.
+        noise_var: Observation noise *variance*: a positive number, or a tensor that broadcasts to
+            `batch_shape x n x 1`.
+        mean: The public constant mean :math:`\mu`: a number or a tensor that broadcasts alike.
+        noise: ``"block"`` adds the map's residual to the noise block: PITC, exact for the data of
+            one agent. ``"iid"`` ignores it (DTC): then each record's contribution is bounded,
+            which record-level privacy needs. The two are equal for Fourier features.
+
+    Returns:
+        The `Summary`, with its local fields.
+    """
+    if noise not in ("block", "iid"):
+        raise InputDataError(f'noise must be "block" or "iid", got {noise!r}.')
+    if noise == "block" and feature_map.has_residual:
+        return LocalBlock.from_data(feature_map, X, Y, noise_var=noise_var, mean=mean).summary
+    X, Y, variance = _checked_data(feature_map, X, Y, noise_var)
+    residuals = Y - mean
+    n = X.shape[-2]
+    shared = variance.shape[-2] == 1  # one noise level: scale the total, not the rows
+    M = feature_map.num_features
+    gram = X.new_zeros(*X.shape[:-2], M, M)
+    moment = X.new_zeros(*torch.broadcast_shapes(X.shape[:-2], residuals.shape[:-2]), M, 1)
+    for start in range(0, n, CHUNK):
+        rows = slice(start, start + CHUNK)
+        Phi = feature_map(X[..., rows, :])
+        weighted = Phi if shared else Phi / variance[..., rows, :]
+        gram = gram + weighted.mT @ Phi
+        moment = moment + weighted.mT @ residuals[..., rows, :]
+    if shared:
+        gram, moment = gram / variance, moment / variance
+    if not shared:
+        gram = 0.5 * (gram + gram.mT)
+    return Summary(
+        gram=gram,
+        moment=moment,
+        basis=feature_map.fingerprint,
+        num_data=n,
+        square=(residuals.square() / variance).sum(dim=(-2, -1)),
+        log_det=variance.log().expand(*variance.shape[:-2], n, 1).sum(dim=(-2, -1)),
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class LocalBlock:
+    r"""One agent's PITC block in factored form, which a new observation extends.
+
+    Attributes:
+        feature_map: The shared basis.
+        X: `batch_shape x n x d`, the agent's points.
+        chol: `batch_shape x n x n`, :math:`L` of :math:`C = K - Q + \sigma^2 I = LL^\top`.
+        half_features: `batch_shape x n x M`, :math:`W = L^{-1}\Phi`.
+        half_residuals: `batch_shape x n x 1`, :math:`r = L^{-1}(y - \mu)`.
+        summary: :math:`W^\top W` and :math:`W^\top r`.
+    """
+
+    feature_map: FeatureMap
+    X: Tensor
+    chol: Tensor
+    half_features: Tensor
+    half_residuals: Tensor
+    summary: Summary
+
+    @classmethod
+    def from_data(
+        cls,
+        feature_map: FeatureMap,
+        X: Tensor,
+        Y: Tensor,
+        *,
+        noise_var: float | Tensor,
+        mean: float | Tensor = 0.0,
+    ) -> LocalBlock:
+        r"""Factorise a block; arguments as in `summarize`. Costs :math:`O(n^3)`."""
+        X, Y, variance = _checked_data(feature_map, X, Y, noise_var)
+        n, M = X.shape[-2], feature_map.num_features
+        empty = cls(
+            feature_map,
+            X[..., :0, :],
+            X.new_zeros(*X.shape[:-2], 0, 0),
+            X.new_zeros(*X.shape[:-2], 0, M),
+            Y[..., :0, :],
+            replace(Summary.zero(feature_map), square=Y.new_zeros(()), log_det=Y.new_zeros(())),
+        )
+        return empty._extended(X, Y - mean, variance) if n else empty
+
+    def extend(
+        self,
+        X: Tensor,
+        Y: Tensor,
+        *,
+        noise_var: float | Tensor,
+        mean: float | Tensor = 0.0,
+    ) -> LocalBlock:
+        r"""The block with further observations, in :math:`O(n^2 + nM)` for each.
+
+        Args:
+            X: A `batch_shape x n' x d` tensor of new points.
+            Y: A `batch_shape x n' x 1` tensor of new observations.
+            noise_var: As in `summarize`.
+            mean: As in `summarize`.
+        """
+        X, Y, variance = _checked_data(self.feature_map, X, Y, noise_var)
+        return self._extended(X, Y - mean, variance) if X.shape[-2] else self
+
+    def _extended(self, X: Tensor, residuals: Tensor, variance: Tensor) -> LocalBlock:
+        k, n = X.shape[-2], self.X.shape[-2]
+        Phi = self.feature_map(X)
+        noise = torch.diag_embed(variance.squeeze(-1).expand(*variance.shape[:-2], k))
+        corner = self.feature_map.covariance(X) - Phi @ Phi.mT + noise
+        half_features, half_residuals = Phi, residuals
+        cross = None
+        if n:
+            # [C, c; c', s] = [L, 0; l', g] [L, 0; l', g]': a bordered Cholesky factor.
+            border = self.feature_map.covariance(self.X, X) - self.feature_map(self.X) @ Phi.mT
+            cross = solve_rows(self.chol, border.mT)  # l', ... x k x n
+            corner = corner - cross @ cross.mT
+            half_features = Phi - cross @ self.half_features
+            half_residuals = residuals - cross @ self.half_residuals
+        what = f"the noise block of {n + k} observations"
+        g = cholesky(corner, what)
+        half_features = torch.linalg.solve_triangular(g, half_features, upper=False)
+        half_residuals = torch.linalg.solve_triangular(g, half_residuals, upper=False)
+        contribution = Summary(
+            gram=half_features.mT @ half_features,
+            moment=half_features.mT @ half_residuals,
+            basis=self.feature_map.fingerprint,
+            num_data=k,
+            square=half_residuals.square().sum(dim=(-2, -1)),
+            log_det=2 * g.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1),
+        )
+        return LocalBlock(
+            feature_map=self.feature_map,
+            X=_append(self.X, X),
+            chol=g if cross is None else _bordered(self.chol, cross, g),
+            half_features=_append(self.half_features, half_features),
+            half_residuals=_append(self.half_residuals, half_residuals),
+            summary=self.summary + contribution,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class WeightPosterior:
+    r"""The Gaussian of the weights, :math:`w \sim N(B^{-1}b, B^{-1})`, by a factor of `B`.
+
+    Attributes:
+        chol: `batch_shape x M x M`, lower :math:`L` of :math:`B = LL^\top`.
+        half_mean: `batch_shape x M x 1`, :math:`L^{-1} b`.
+    """
+
+    chol: Tensor
+    half_mean: Tensor
+
+    @classmethod
+    def from_total(cls, total: Summary) -> WeightPosterior:
+        """Posterior of the weights given the total of all summaries."""
+        eye = torch.eye(total.num_features, dtype=total.gram.dtype, device=total.gram.device)
+        what = "the posterior precision of the weights, I + gram"
+        L = cholesky(eye + total.gram, what)
+        half = solve_rows(L, total.moment.mT).mT
+        return cls(L, half)
+
+    @cached_property
+    def mean(self) -> Tensor:
+        """Posterior mean of the weights, `batch_shape x M`."""
+        return solve_rows(self.chol.mT, self.half_mean.mT, upper=True).squeeze(-2)
+
+    def sample(
+        self,
+        sample_shape: Size = torch.Size(),  # noqa: B008 - immutable
+        *,
+        scale: float = 1.0,
+        generator: Generator | None = None,
+    ) -> Tensor:
+        r"""Draws :math:`B^{-1}b + \beta L^{-\top} z`, the primal form.
+
+        Args:
+            sample_shape: Shape of the draws.
+            scale: :math:`\beta_t`: scales the deviation from the mean, not the mean.
+            generator: The stream of random numbers; by default PyTorch's global generator seeds
+                one.
+
+        Returns:
+            A `sample_shape x batch_shape x M` tensor.
+        """
+        generator = fresh() if generator is None else generator
+        shape = (*sample_shape, *self.half_mean.shape[:-1])
+        z = generator.normal(*shape).to(self.chol.device).unsqueeze(-2)
+        return self.mean + scale * solve_rows(self.chol.mT, z, upper=True).squeeze(-2)
+
+
+def sample_weights_dual(
+    feature_map: FeatureMap,
+    X: Tensor,
+    Y: Tensor,
+    *,
+    noise_var: float | Tensor,
+    mean: float | Tensor = 0.0,
+    sample_shape: Size = torch.Size(),  # noqa: B008 - immutable
+    scale: float = 1.0,
+    prior_weights: Tensor | None = None,
+    generator: Generator | None = None,
+) -> Tensor:
+    r"""Draws of the weight posterior in :math:`O(n^3)`: cheaper than the primal form for n < M.
+
+    .. math:: w = w_0 + \Phi^\top (\Phi\Phi^\top + R)^{-1} (y - \mu - \Phi w_0 - R^{1/2} e),
+
+    which has exactly the law of `WeightPosterior.sample`.
+
+    Args:
+        feature_map: The shared basis.
+        X: An `n x d` tensor of observed points.
+        Y: An `n x 1` tensor of observations.
+        noise_var: As in `summarize`.
+        mean: As in `summarize`.
+        sample_shape: Shape of the draws.
+        scale: :math:`\beta_t`: scales the deviation from the mean, not the mean.
+        prior_weights: The prior draw :math:`w_0`, `sample_shape x M`, if agents share one.
+        generator: The stream of random numbers; by default PyTorch's global generator seeds one.
+
+    Returns:
+        A `sample_shape x M` tensor.
+    """
+    generator = fresh() if generator is None else generator
+    X, Y, variance = _checked_data(feature_map, X, Y, noise_var)
+    if X.dim() != 2:
+        raise BotorchTensorDimensionError(f"X must be `n x d`, got shape {tuple(X.shape)}.")
+    n, M = X.shape[0], feature_map.num_features
+    if prior_weights is None:
+        prior_weights = generator.normal(*sample_shape, M)
+    if prior_weights.shape != (*sample_shape, M):
+        raise BotorchTensorDimensionError(
+            f"prior_weights must be `sample_shape x M` = {(*sample_shape, M)}, got "
+            f"{tuple(prior_weights.shape)}."
+        )
+    e = generator.normal(*sample_shape, n)
+    Phi = feature_map(X)
+    block = torch.diag_embed(variance.squeeze(-1).expand(n)) + feature_map.residual(X)
+    noise = e @ cholesky(block, f"the noise block of {n} observations").mT
+    L = cholesky(Phi @ Phi.mT + block, f"the covariance of {n} observations")
+    y = (Y - mean).squeeze(-1)
+    # Mean and deviation apart, so that `scale` leaves the mean alone.
+    targets = torch.cat([y.unsqueeze(0), (prior_weights @ Phi.mT + noise).reshape(-1, n)])
+    pulled = torch.cholesky_solve(targets.mT, L).mT @ Phi
+    deviation = prior_weights - pulled[1:].reshape(*sample_shape, M)
+    return pulled[0] + scale * deviation
+
+
+def log_evidence(total: Summary, *, given: Summary | None = None) -> Tensor:
+    r"""Log marginal likelihood of the data behind a total, from summaries alone.
+
+    .. math:: -\tfrac12 \bigl[ \textstyle\sum_i (\log|R_i| + r_i^\top r_i + n_i \log 2\pi)
+              + \log|B| - b^\top B^{-1} b \bigr].
+
+    Args:
+        total: A sum of summaries with their local fields; privacy of those fields is the caller's
+            business: a hyperparameter chosen by evidence from several agents is a release.
+        given: Summaries that condition the prior, whose data are not scored: the result is then
+            the evidence of ``total - given`` given them. Needs no local fields.
+
+    Returns:
+        A `batch_shape` tensor.
+    """
+    if total.num_data is None or total.square is None or total.log_det is None:
+        raise InputDataError(
+            "The evidence needs the local fields num_data, square and log_det, which never leave "
+            "an agent in a packed summary: evaluate it where the data are, or release the fields "
+            "through a mechanism."
+        )
+    fit, volume = _evidence_terms(total)
+    if given is not None:
+        check_basis(given, total.basis)
+        given_fit, given_volume = _evidence_terms(given)
+        fit, volume = fit - given_fit, volume - given_volume
+    constant = total.num_data * math.log(2 * math.pi)
+    return -0.5 * (constant + total.log_det + total.square + volume - fit)
+
+
+def _evidence_terms(total: Summary) -> tuple[Tensor, Tensor]:
+    posterior = WeightPosterior.from_total(total)
+    fit = posterior.half_mean.square().sum(dim=(-2, -1))
+    return fit, 2 * posterior.chol.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
+
+
+def reweight(
+    summary: Summary, source: QuadratureFourierFeatures, target: QuadratureFourierFeatures
+) -> Summary:
+    r"""Carry a summary between length scales that share one uniform grid of frequencies.
+
+    :math:`G(\ell) = D\,G(\ell_{ref})\,D`, :math:`b(\ell) = D\,b(\ell_{ref})` with
+    :math:`D = \mathrm{diag}\sqrt{a(\ell)/a(\ell_{ref})}`: one release serves every length scale of
+    the grid.
+
+    Args:
+        summary: A summary over `source`.
+        source: The map of the shortest length scale, see `uniform_grid`.
+        target: The same grid with other hyperparameters, from `source.with_hyperparameters`.
+    """
+    check_basis(summary, source.fingerprint)
+    if source.max_lengthscale is None or not torch.equal(source.frequencies, target.frequencies):
+        raise BasisMismatch(
+            "Only maps on one uniform grid share statistics: build the source by "
+            "QuadratureFourierFeatures.uniform_grid and the target by its with_hyperparameters."
+        )
+    D = (target.wave_scales / source.wave_scales).unsqueeze(-1)
+    return replace(
+        summary,
+        gram=D * summary.gram * D.mT,
+        moment=D * summary.moment,
+        basis=target.fingerprint,
+    )
+
+
+def _checked_data(
+    feature_map: FeatureMap, X: Tensor, Y: Tensor, noise_var: float | Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    X, Y = as_double(X, "X"), as_double(Y, "Y")
+    if X.dim() < 2 or X.shape[-1] != feature_map.input_dim:
+        raise BotorchTensorDimensionError(
+            f"X must be `batch_shape x n x {feature_map.input_dim}` for this feature map, got "
+            f"shape {tuple(X.shape)}."
+        )
+    if Y.dim() < 2 or Y.shape[-1] != 1 or Y.shape[-2] != X.shape[-2]:
+        raise BotorchTensorDimensionError(
+            f"Y must be `batch_shape x {X.shape[-2]} x 1` to go with X of shape {tuple(X.shape)}, "
+            f"got shape {tuple(Y.shape)}."
+        )
+    check_finite(X, "X")
+    check_finite(Y, "Y")
+    feature_map.check_domain(X)
+    return X, Y, checked_noise(noise_var, X.shape[-2])
+
+
+def checked_noise(noise_var: float | Tensor, n: int) -> Tensor:
+    """A positive noise variance as a `… x n x 1` or `… x 1 x 1` tensor."""
+    variance = torch.as_tensor(noise_var, dtype=torch.float64)
+    if variance.dim() == 0:
+        variance = variance.reshape(1, 1)
+    if variance.dim() < 2 or variance.shape[-1] != 1 or variance.shape[-2] not in (1, n):
+        raise BotorchTensorDimensionError(
+            f"noise_var must be a number or a tensor `… x {n} x 1`, got shape "
+            f"{tuple(variance.shape)}."
+        )
+    bad = ~(torch.isfinite(variance) & (variance > 0))
+    if bool(bad.any()):
+        raise InputDataError(
+            f"noise_var must be positive and finite (a variance, not a standard deviation); "
+            f"{int(bad.sum())} of {variance.numel()} values are not, the smallest is "
+            f"{float(variance.min())}. For noise-free data give a small value such as 1e-6."
+        )
+    return variance
+
+
+def _plus(a: Any, b: Any) -> Any:
+    return None if a is None or b is None else a + b
+
+
+def _upper(M: int) -> tuple[Tensor, Tensor]:
+    rows, columns = torch.triu_indices(M, M, offset=1)
+    return rows, columns
+
+
+def _append(old: Tensor, new: Tensor) -> Tensor:
+    batch = torch.broadcast_shapes(old.shape[:-2], new.shape[:-2])
+    parts = [part.expand(*batch, *part.shape[-2:]) for part in (old, new)]
+    return torch.cat(parts, dim=-2)
+
+
+def _bordered(L: Tensor, cross: Tensor, corner: Tensor) -> Tensor:
+    n, k = L.shape[-1], corner.shape[-1]
+    batch = torch.broadcast_shapes(L.shape[:-2], cross.shape[:-2], corner.shape[:-2])
+    result = L.new_zeros(*batch, n + k, n + k)
+    result[..., :n, :n] = L
+    result[..., n:, :n] = cross
+    result[..., n:, n:] = corner
+    return result
