@@ -46,7 +46,7 @@ from torch.nn import Parameter
 
 from botorch_fed.errors import NumericalError
 from botorch_fed.models.features import FeatureMap
-from botorch_fed.models.numerics import Float64Module, as_double, check_finite, solve_rows
+from botorch_fed.models.numerics import Float64Module, as_double, check_finite
 from botorch_fed.models.summary import (
     LocalBlock,
     Summary,
@@ -361,8 +361,11 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         return values.unsqueeze(-1) if self._num_outputs == 1 else values.mT
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        self._cache = self._raw = None
-        return super()._apply(fn, recurse)
+        device = self._train_X.device
+        super()._apply(fn, recurse)
+        if self._train_X.device != device:
+            self._cache = self._raw = None
+        return self
 
     def set_train_data(
         self, inputs: Tensor | None = None, targets: Tensor | None = None, strict: bool = True
@@ -452,7 +455,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             received = self._received()
             total = own if received is None else own + received
             weights = WeightPosterior.from_total(total)
-        self._cache = _Cache(key, feature_map, block, total, weights)
+        self._cache = _Cache(key, feature_map, block, weights)
         return self._cache
 
     def _hyperparameters(self) -> Tensor:
@@ -530,8 +533,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     ) -> MultivariateNormal:
         """Joint normal of the latent function, batch `batch_shape [x m]`, at transformed points."""
         Phi = feature_map(X).unsqueeze(-3)  # batch_shape x 1 x q x M
-        U = solve_rows(weights.chol, Phi)  # U = Phi L^-T: cov = U U' + residual, mean = U L^-1 b
-        location = (U @ weights.half_mean + self._mean).squeeze(-1)
+        location, U = weights.predict(Phi)  # cov = U U' + residual
+        location = (location + self._mean).squeeze(-1)
         q, M = U.shape[-2:]
         if feature_map.has_residual:
             covariance = to_linear_operator(U @ U.mT + feature_map.residual(X).unsqueeze(-3))
@@ -618,13 +621,17 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             variance = noise.double().expand(*noise.shape[:-2], *Y.shape[-2:]).mT.unsqueeze(-1)
         block = cache.block
         if block is not None:
+            old = block.X.shape[-2]
             block = block.extend(inner_X, inner_Y, noise_var=variance, mean=self._mean)
-            received = self._received()
-            total = block.summary if received is None else block.summary + received
+            half_features = block.half_features[..., old:, :]
+            half_residuals = block.half_residuals[..., old:, :]
         else:
-            total = cache.total + summarize(
-                cache.feature_map, inner_X, inner_Y, noise_var=variance, mean=self._mean
-            )
+            check_finite(inner_X, "X")
+            check_finite(inner_Y, "Y")
+            noise_std = variance.sqrt()
+            half_features = cache.feature_map(inner_X) / noise_std
+            half_residuals = (inner_Y - self._mean) / noise_std
+        weights = cache.weights.updated(half_features, half_residuals)
         batch_shape = torch.broadcast_shapes(X.shape[:-2], Y.shape[:-2], self.batch_shape)
         model = self._copy()
         model._train_X = _concatenate(self._train_X, X, batch_shape)
@@ -635,13 +642,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             both = _concatenate(old_noise, new_noise, batch_shape)
             model.likelihood = FixedNoiseGaussianLikelihood(self._to_aug(both))
         model._raw = None
-        model._cache = _Cache(
-            model._hyperparameters(),
-            cache.feature_map,
-            block,
-            total,
-            WeightPosterior.from_total(total),
-        )
+        model._cache = _Cache(model._hyperparameters(), cache.feature_map, block, weights)
         return model
 
     def _copy(self) -> Self:
@@ -769,7 +770,6 @@ class _Cache:
     key: Tensor
     feature_map: FeatureMap
     block: LocalBlock | None
-    total: Summary
     weights: WeightPosterior
 
 

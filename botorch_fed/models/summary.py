@@ -332,13 +332,23 @@ class LocalBlock:
 class WeightPosterior:
     r"""The Gaussian of the weights, :math:`w \sim N(B^{-1}b, B^{-1})`, by a factor of `B`.
 
+    A rank-`k` update keeps the factor and adds `k` columns, so that many fantasies share one
+    factorisation: with :math:`T = L^{-1} W^\top` and :math:`DD^\top = I + T^\top T`,
+
+    .. math:: (B + W^\top W)^{-1} = L^{-\top} S S^\top L^{-1}, \qquad
+              S = I - T D^{-\top} (D + I)^{-1} T^\top.
+
     Attributes:
         chol: `batch_shape x M x M`, lower :math:`L` of :math:`B = LL^\top`.
         half_mean: `batch_shape x M x 1`, :math:`L^{-1} b`.
+        columns: `batch_shape x M x k`, :math:`T` of the update, if there was one.
+        residuals: `batch_shape x k x 1`, the whitened observations of the update.
     """
 
     chol: Tensor
     half_mean: Tensor
+    columns: Tensor | None = None
+    residuals: Tensor | None = None
 
     @classmethod
     def from_total(cls, total: Summary) -> WeightPosterior:
@@ -349,10 +359,71 @@ class WeightPosterior:
         half = solve_rows(L, total.moment.mT).mT
         return cls(L, half)
 
+    def updated(self, half_features: Tensor, half_residuals: Tensor) -> WeightPosterior:
+        r"""The posterior given `k` further whitened observations.
+
+        Args:
+            half_features: `batch_shape x k x M`, :math:`W = R^{-1/2} \Phi`.
+            half_residuals: `batch_shape x k x 1`, :math:`R^{-1/2} (y - \mu)`; it may have
+                further leading dimensions, which share the factorisation.
+        """
+        columns = solve_rows(self.chol, half_features).mT
+        if self.columns is not None and self.residuals is not None:
+            columns = _append(self.columns.mT, columns.mT).mT
+            half_residuals = _append(self.residuals, half_residuals)
+        M, k = columns.shape[-2:]
+        if 2 * k <= M:
+            return replace(self, columns=columns, residuals=half_residuals)
+        # Too many columns to carry: B + W'W = L (I + T T') L'.
+        eye = torch.eye(M, dtype=columns.dtype, device=columns.device)
+        inner = cholesky(eye + columns @ columns.mT, "a rank-k update of the weight precision")
+        half = solve_rows(inner, (self.half_mean + columns @ half_residuals).mT).mT
+        return WeightPosterior(self.chol @ inner, half)
+
+    @cached_property
+    def _inner(self) -> Tensor:
+        """:math:`D` of the update, `batch_shape x k x k`."""
+        assert self.columns is not None
+        eye = torch.eye(self.columns.shape[-1], dtype=self.chol.dtype, device=self.chol.device)
+        what = "the innovation covariance of a rank-k update"
+        return cholesky(eye + self.columns.mT @ self.columns, what)
+
+    @cached_property
+    def _whitened_mean(self) -> Tensor:
+        r""":math:`L^\top` times the mean, `batch_shape x M x 1`."""
+        if self.columns is None or self.residuals is None:
+            return self.half_mean
+        surprise = self.residuals - self.columns.mT @ self.half_mean
+        once = solve_rows(self._inner, surprise.mT)
+        return self.half_mean + self.columns @ solve_rows(self._inner.mT, once, upper=True).mT
+
+    def _times_root(self, rows: Tensor) -> Tensor:
+        """Rows times `S`."""
+        if self.columns is None:
+            return rows
+        D = self._inner
+        eye = torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
+        # rows T D^-T (D + I)^-1 T', from the left: D^-1 on rows, then (D + I)^-T on rows.
+        inner = solve_rows(D, rows @ self.columns)
+        inner = solve_rows((D + eye).mT, inner, upper=True)
+        return rows - inner @ self.columns.mT
+
+    def predict(self, Phi: Tensor) -> tuple[Tensor, Tensor]:
+        r"""Mean and a root of the covariance of :math:`\Phi w`.
+
+        Args:
+            Phi: A `batch_shape x q x M` tensor of features.
+
+        Returns:
+            `… x q x 1` means and `… x q x M` roots `U`; the covariance is :math:`UU^\top`.
+        """
+        half = solve_rows(self.chol, Phi)
+        return half @ self._whitened_mean, self._times_root(half)
+
     @cached_property
     def mean(self) -> Tensor:
         """Posterior mean of the weights, `batch_shape x M`."""
-        return solve_rows(self.chol.mT, self.half_mean.mT, upper=True).squeeze(-2)
+        return solve_rows(self.chol.mT, self._whitened_mean.mT, upper=True).squeeze(-2)
 
     def sample(
         self,
@@ -373,8 +444,15 @@ class WeightPosterior:
             A `sample_shape x batch_shape x M` tensor.
         """
         generator = fresh() if generator is None else generator
-        shape = (*sample_shape, *self.half_mean.shape[:-1])
-        z = generator.normal(*shape).to(self.chol.device).unsqueeze(-2)
+        batch_shape = self._whitened_mean.shape[:-2]
+        z = generator.normal(*sample_shape, *batch_shape, 1, self.chol.shape[-1])
+        z = z.to(self.chol.device)
+        if self.columns is not None:  # S z as rows is z' S'
+            D = self._inner
+            eye = torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
+            inner = solve_rows(D + eye, z @ self.columns)
+            inner = solve_rows(D.mT, inner, upper=True)
+            z = z - inner @ self.columns.mT
         return self.mean + scale * solve_rows(self.chol.mT, z, upper=True).squeeze(-2)
 
 
