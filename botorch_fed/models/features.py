@@ -299,7 +299,8 @@ class RandomFourierFeatures(_FourierFeatures):
         r"""The map of [Dai2020FTS]_'s experiments, for replication only.
 
         :math:`\sqrt{2/M} \cos(\omega_i^\top x + b_i)`, each point divided by its own norm. The
-        division makes the kernel non-stationary and its error larger; prefer `draw`.
+        division makes the kernel non-stationary and the norm constraint replaces a prior; the
+        mean error is that of `draw` with as many features. Prefer `draw`.
         """
         spec = StationaryKernel.from_gpytorch(kernel, input_dim)
         frequencies = spec.sample_frequencies(num_features, generator=generator)
@@ -383,6 +384,11 @@ class QuadratureFourierFeatures(_FourierFeatures):
             max_lengthscale = max_lengthscale.detach()
         self.register_buffer("max_lengthscale", max_lengthscale, persistent=False)
         lower, upper = self.lengthscale_range
+        for name, limit in (("min_lengthscale", lower), ("max_lengthscale", upper)):
+            if limit.shape != kernel.lengthscale.shape or not bool((limit > 0).all()):
+                raise InputDataError(
+                    f"{name} must be {kernel.input_dim} positive numbers, got {limit.tolist()}."
+                )
         ell = kernel.lengthscale.detach()
         if bool(((ell < lower * (1 - 1e-9)) | (ell > upper * (1 + 1e-9))).any()):
             raise InputDataError(
@@ -827,8 +833,8 @@ class InducingFeatures(FeatureMap):
             self.jitter = float(jitter)
         else:
             raise InputDataError(f"jitter must lie in (0, {MAX_JITTER:g}], got {jitter}.")
-        # A pivot at the jitter is a point that the others already determine.
-        floor = 2 * JITTER * float(self.kernel.outputscale.detach())
+        # A pivot that the jitters of all points could make is a point the others determine.
+        floor = size * JITTER * float(self.kernel.outputscale.detach())
         redundant = int((chol.detach().diagonal().square() < floor).sum())
         if redundant:
             warnings.warn(
@@ -910,9 +916,18 @@ def feature_map_from_tensors(tensors: Mapping[str, Tensor]) -> FeatureMap:
         )
     kind = kinds.pop()
     try:
-        return _KINDS[kind]._from_tensors(_below(kind, tensors))
+        feature_map = _KINDS[kind]._from_tensors(_below(kind, tensors))
     except KeyError as error:
         raise InputDataError(f"A {kind} feature map lacks the tensor {error}.") from error
+    expected = {name: (t.dtype, t.shape) for name, t in feature_map.to_tensors().items()}
+    received = {name: (t.dtype, t.shape) for name, t in tensors.items()}
+    if received != expected:
+        wrong = sorted(set(expected.items()) ^ set(received.items()), key=str)
+        raise InputDataError(
+            f"The tensors of a {kind} feature map do not fit together: names, types or shapes "
+            f"differ in {[name for name, _ in wrong]}."
+        )
+    return feature_map
 
 
 def _tagged(kind: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
