@@ -101,16 +101,31 @@ class FeatureMap(Float64Module, ABC):
         """Whether the map misses a part of its kernel that predictions must add."""
         return False
 
-    def residual(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
+    def residual(
+        self,
+        X1: Tensor,
+        X2: Tensor | None = None,
+        *,
+        Phi1: Tensor | None = None,
+        Phi2: Tensor | None = None,
+    ) -> Tensor:
         r"""The prior covariance that the basis misses, :math:`k(x, x') - \phi^\top\phi'`.
 
         Zero for Fourier features, whose kernel *is* their inner product.
+
+        Args:
+            X1: A `batch_shape x n x d` tensor of points.
+            X2: A `batch_shape x n' x d` tensor of points; default `X1`.
+            Phi1: The features of `X1`, if they are known already.
+            Phi2: The features of `X2`, if they are known already.
+
+        Returns:
+            A `batch_shape x n x n'` tensor.
         """
-        n = (X1 if X2 is None else X2).shape[-2]
-        batch_shape = (
-            X1.shape[:-2] if X2 is None else torch.broadcast_shapes(X1.shape[:-2], X2.shape[:-2])
-        )
-        return X1.new_zeros(*batch_shape, X1.shape[-2], n, dtype=torch.float64)
+        X2 = X1 if X2 is None else X2
+        batch_shape = torch.broadcast_shapes(X1.shape[:-2], X2.shape[:-2])
+        shape = (*batch_shape, X1.shape[-2], X2.shape[-2])
+        return X1.new_zeros(shape, dtype=torch.float64)
 
     @property
     @abstractmethod
@@ -731,12 +746,25 @@ class AdditiveFeatures(FeatureMap):
     def has_residual(self) -> bool:
         return any(part.has_residual for part, _ in self._parts())
 
-    def residual(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
-        terms = [
-            part.residual(X1[..., group], None if X2 is None else X2[..., group])
-            for part, group in self._parts()
-        ]
-        return torch.stack(terms).sum(dim=0)
+    def residual(
+        self,
+        X1: Tensor,
+        X2: Tensor | None = None,
+        *,
+        Phi1: Tensor | None = None,
+        Phi2: Tensor | None = None,
+    ) -> Tensor:
+        total, start = super().residual(X1, X2), 0
+        for part, group in self._parts():
+            columns = slice(start, start + part.num_features)
+            start = columns.stop
+            total = total + part.residual(
+                X1[..., group],
+                None if X2 is None else X2[..., group],
+                Phi1=None if Phi1 is None else Phi1[..., columns],
+                Phi2=None if Phi2 is None else Phi2[..., columns],
+            )
+        return total
 
     @property
     def lengthscale(self) -> Tensor:
@@ -863,10 +891,19 @@ class InducingFeatures(FeatureMap):
     def has_residual(self) -> bool:
         return True
 
-    def residual(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
-        Phi1 = self(X1)
-        Phi2 = Phi1 if X2 is None else self(X2)
-        return self.kernel(X1.double(), None if X2 is None else X2.double()) - Phi1 @ Phi2.mT
+    def residual(
+        self,
+        X1: Tensor,
+        X2: Tensor | None = None,
+        *,
+        Phi1: Tensor | None = None,
+        Phi2: Tensor | None = None,
+    ) -> Tensor:
+        Phi1 = self(X1) if Phi1 is None else Phi1
+        if X2 is None:
+            return self.kernel(X1.double()) - Phi1 @ Phi1.mT
+        Phi2 = self(X2) if Phi2 is None else Phi2
+        return self.kernel(X1.double(), X2.double()) - Phi1 @ Phi2.mT
 
     @property
     def lengthscale(self) -> Tensor:

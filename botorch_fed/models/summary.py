@@ -218,7 +218,7 @@ def summarize(
         moment = moment + weighted.mT @ residuals[..., rows, :]
     if shared:
         gram, moment = gram / variance, moment / variance
-    if not shared:
+    else:
         gram = 0.5 * (gram + gram.mT)
     return Summary(
         gram=gram,
@@ -237,6 +237,7 @@ class LocalBlock:
     Attributes:
         feature_map: The shared basis.
         X: `batch_shape x n x d`, the agent's points.
+        features: `batch_shape x n x M`, their features :math:`\Phi`.
         chol: `batch_shape x n x n`, :math:`L` of :math:`C = K - Q + \sigma^2 I = LL^\top`.
         half_features: `batch_shape x n x M`, :math:`W = L^{-1}\Phi`.
         half_residuals: `batch_shape x n x 1`, :math:`r = L^{-1}(y - \mu)`.
@@ -245,6 +246,7 @@ class LocalBlock:
 
     feature_map: FeatureMap
     X: Tensor
+    features: Tensor
     chol: Tensor
     half_features: Tensor
     half_residuals: Tensor
@@ -266,6 +268,7 @@ class LocalBlock:
         empty = cls(
             feature_map,
             X[..., :0, :],
+            X.new_zeros(*X.shape[:-2], 0, M),
             X.new_zeros(*X.shape[:-2], 0, 0),
             X.new_zeros(*X.shape[:-2], 0, M),
             Y[..., :0, :],
@@ -296,12 +299,12 @@ class LocalBlock:
         k, n = X.shape[-2], self.X.shape[-2]
         Phi = self.feature_map(X)
         noise = torch.diag_embed(variance.squeeze(-1).expand(*variance.shape[:-2], k))
-        corner = self.feature_map.covariance(X) - Phi @ Phi.mT + noise
+        corner = self.feature_map.residual(X, Phi1=Phi) + noise
         half_features, half_residuals = Phi, residuals
         cross = None
         if n:
             # [C, c; c', s] = [L, 0; l', g] [L, 0; l', g]': a bordered Cholesky factor.
-            border = self.feature_map.covariance(self.X, X) - self.feature_map(self.X) @ Phi.mT
+            border = self.feature_map.residual(self.X, X, Phi1=self.features, Phi2=Phi)
             cross = solve_rows(self.chol, border.mT)  # l', ... x k x n
             corner = corner - cross @ cross.mT
             half_features = Phi - cross @ self.half_features
@@ -321,6 +324,7 @@ class LocalBlock:
         return LocalBlock(
             feature_map=self.feature_map,
             X=_append(self.X, X),
+            features=_append(self.features, Phi),
             chol=g if cross is None else _bordered(self.chol, cross, g),
             half_features=_append(self.half_features, half_features),
             half_residuals=_append(self.half_residuals, half_residuals),

@@ -62,7 +62,9 @@ def test_is_a_frozen_copy() -> None:
 def test_one_lengthscale_is_expanded() -> None:
     kernel = RBFKernel().double()
     kernel.lengthscale = torch.tensor(0.4, dtype=torch.float64)
-    assert StationaryKernel.from_gpytorch(kernel, 3).lengthscale.tolist() == pytest.approx([0.4] * 3)
+    assert StationaryKernel.from_gpytorch(kernel, 3).lengthscale.tolist() == pytest.approx(
+        [0.4] * 3
+    )
     with pytest.raises(InputDataError, match="2 length scales but the inputs have 3"):
         StationaryKernel.from_gpytorch(_gpytorch(math.inf), 3)
 
