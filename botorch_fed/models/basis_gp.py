@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -384,6 +384,33 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         self._train_X, self._train_Y = X, Y
         self._cache = self._raw = None
 
+    def load_state_dict(
+        self,
+        state_dict: Mapping[str, Any],
+        strict: bool = True,
+        keep_transforms: bool = True,
+        assign: bool = False,
+    ) -> Any:
+        """Load hyperparameters.
+
+        With `keep_transforms`, as in BoTorch, own targets are taken back to the original scale
+        and transformed anew by the outcome transform that was loaded.
+        """
+        transform = getattr(self, "outcome_transform", None) if keep_transforms else None
+        if transform is None or self._train_X.shape[-2] == 0:
+            return super().load_state_dict(state_dict, strict=strict, assign=assign)
+        self.eval()
+        X = self._transformed_points()
+        fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        Yvar = self._from_aug(self.likelihood.noise) if fixed else None
+        Y, Yvar = transform.untransform(self._train_Y, Yvar, X=X)
+        result = super().load_state_dict(state_dict, strict=strict, assign=assign)
+        self._train_Y, Yvar = transform(Y, Yvar, X=X)
+        if fixed and Yvar is not None:
+            self.likelihood = FixedNoiseGaussianLikelihood(self._to_aug(Yvar))
+        self._cache = self._raw = None
+        return result
+
     # ------------------------------------------------------------------ statistics
 
     # Inside, outputs are always a batch dimension, `batch_shape x m`, also for m = 1.
@@ -532,12 +559,13 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         self, X: Tensor, feature_map: FeatureMap, weights: WeightPosterior
     ) -> MultivariateNormal:
         """Joint normal of the latent function, batch `batch_shape [x m]`, at transformed points."""
-        Phi = feature_map(X).unsqueeze(-3)  # batch_shape x 1 x q x M
-        location, U = weights.predict(Phi)  # cov = U U' + residual
+        Phi = feature_map(X)  # batch_shape x q x M
+        location, U = weights.predict(Phi.unsqueeze(-3))  # cov = U U' + residual
         location = (location + self._mean).squeeze(-1)
         q, M = U.shape[-2:]
         if feature_map.has_residual:
-            covariance = to_linear_operator(U @ U.mT + feature_map.residual(X).unsqueeze(-3))
+            residual = feature_map.residual(X, Phi1=Phi).unsqueeze(-3)
+            covariance = to_linear_operator(U @ U.mT + residual)
         elif q <= M:
             covariance = to_linear_operator(U @ U.mT)
         else:

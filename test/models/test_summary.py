@@ -333,7 +333,7 @@ def test_addition_commutes_and_associates(order: list[int], seed: int) -> None:
 def test_addition_refuses_another_basis() -> None:
     X, Y = _data(4)
     first, second = random_fourier(), inducing()
-    with pytest.raises(BasisMismatch, match="different bases.*feature_map_from_tensors"):
+    with pytest.raises(BasisMismatch, match=r"different bases.*feature_map_from_tensors"):
         summarize(first, X, Y, noise_var=NOISE) + summarize(second, X, Y, noise_var=NOISE)
 
 
