@@ -173,8 +173,9 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         self.register_buffer("_train_Y", train_Y, persistent=False)
         self._base_map = feature_map
         self._register_noise(noise_var, train_Yvar)
-        self.mean_module = ConstantMean(batch_shape=self._aug_batch_shape)
-        self.mean_module.initialize(constant=float(mean))
+        self.mean_module = _constant_mean(
+            self._aug_batch_shape, torch.tensor(float(mean), dtype=torch.float64)
+        )
         if not self._summaries:
             self._register_kernel_parameters()
         if input_transform is not None:  # BoTorch asks with hasattr
@@ -259,7 +260,9 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         if bool((lower >= upper).any()):
             self.raw_lengthscale.requires_grad_(False)  # a grid made for one length scale
         else:
-            box = Interval(lower, upper.clamp_max(MAX_LENGTHSCALE), transform=None)
+            upper = upper.clamp_max(MAX_LENGTHSCALE)
+            box = Interval(lower, upper, transform=None)
+            box.lower_bound, box.upper_bound = lower, upper  # it rounds them to float32
             self.register_constraint("raw_lengthscale", box)
         positive = GreaterThan(scale.clamp_max(MIN_OUTPUTSCALE), transform=None)
         self.register_constraint("raw_outputscale", positive)
@@ -384,7 +387,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         self._train_X, self._train_Y = X, Y
         self._cache = self._raw = None
 
-    def load_state_dict(
+    def load_state_dict(  # type: ignore[override]  # BoTorch's order of arguments
         self,
         state_dict: Mapping[str, Any],
         strict: bool = True,
@@ -710,9 +713,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             model.likelihood = FixedNoiseGaussianLikelihood(model._to_aug(noise))
         else:
             model.likelihood = _noise_likelihood(aug, model._to_aug(noise))
-        model.mean_module = ConstantMean(batch_shape=aug)
-        constant = self.mean_module.constant.detach()[..., idcs].reshape(aug)
-        model.mean_module.initialize(constant=constant)
+        constant = self.mean_module.constant.detach()[..., idcs]
+        model.mean_module = _constant_mean(aug, constant.reshape(aug))
         if hasattr(self, "outcome_transform"):
             model.outcome_transform = self.outcome_transform.subset_output(idcs=idcs)
         model._cache = model._raw = None
@@ -855,6 +857,13 @@ def _noise_likelihood(batch_shape: Size, noise_var: Tensor) -> GaussianLikelihoo
     shape = likelihood.noise_covar.raw_noise.shape
     likelihood.noise_covar.raw_noise.data = noise_var.detach().expand(shape).clone()
     return likelihood
+
+
+def _constant_mean(batch_shape: Size, constant: Tensor) -> ConstantMean:
+    # Made double before it is set: GPyTorch's default would round the value to float32.
+    mean = ConstantMean(batch_shape=batch_shape).double()
+    mean.raw_constant.data = constant.detach().expand(batch_shape).clone()
+    return mean
 
 
 def _lengthscale(model: BasisGP) -> Tensor:

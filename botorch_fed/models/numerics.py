@@ -8,6 +8,7 @@ factorised.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Callable
 from typing import Self
@@ -124,7 +125,8 @@ def solve_rows(L: Tensor, rows: Tensor, *, upper: bool = False) -> Tensor:
     stacked = rows.reshape(*row_batch, q, M).expand(*sizes, q, M).permute(order)
     stacked_shape = stacked.shape
     own_sizes = [sizes[i] for i in own]
-    columns = stacked.reshape(*own_sizes, -1, M).mT
+    count = q * math.prod(sizes[i] for i in shared)
+    columns = stacked.reshape(*own_sizes, count, M).mT
     solved = torch.linalg.solve_triangular(L.reshape(*own_sizes, M, M), columns, upper=upper).mT
     inverse = sorted(range(dims + 2), key=order.__getitem__)
     return solved.reshape(stacked_shape).permute(inverse)

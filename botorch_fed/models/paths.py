@@ -36,7 +36,7 @@ from torch.nn import Module
 from botorch_fed.models.basis_gp import BasisGP
 from botorch_fed.models.features import FeatureMap, InducingFeatures, RandomFourierFeatures
 from botorch_fed.models.kernels import StationaryKernel
-from botorch_fed.models.numerics import cholesky
+from botorch_fed.models.numerics import cholesky, solve_rows
 from botorch_fed.rng import Generator, fresh
 
 NUM_FEATURES = 1024  # of a prior draw where no map is given, as in BoTorch
@@ -114,8 +114,8 @@ def draw_path(
     noise = model.likelihood.noise.detach().double().expand(n)
     L = cholesky(covariance(X) + torch.diag(noise), f"the covariance of {n} observations")
     prior_values = weights @ feature_map(X).mT + noise.sqrt() * e
-    residuals = (y - mean(X) - prior_values).reshape(-1, n)
-    update = torch.cholesky_solve(residuals.mT, L).mT.reshape(*sample_shape, n)
+    residuals = y - mean(X) - prior_values
+    update = solve_rows(L.mT, solve_rows(L, residuals.unsqueeze(-2)), upper=True).squeeze(-2)
     paths = {
         "prior_paths": _linear(feature_map, weights, mean),
         "update_paths": _linear(_KernelSections(covariance, X), update),
@@ -145,9 +145,7 @@ def _draw_matheron_paths_basis_gp(model: BasisGP, *, sample_shape: Size, **_: An
     fourier = RandomFourierFeatures.draw(feature_map.kernel, NUM_FEATURES, generator=generator)
     prior = generator.normal(*weights.shape[:-1], NUM_FEATURES)
     at_support = prior @ fourier(feature_map.inducing_points).mT  # g(Z)
-    whitened = torch.linalg.solve_triangular(
-        feature_map.chol, at_support.reshape(-1, feature_map.num_features).mT, upper=False
-    ).mT.reshape(weights.shape)
+    whitened = solve_rows(feature_map.chol, at_support.unsqueeze(-2)).squeeze(-2)
     paths = {
         "weight_paths": _linear(feature_map, weights - whitened, mean),
         "missed_paths": _linear(fourier, prior),

@@ -1,0 +1,402 @@
+"""Fitting, received summaries and cross-validation of `BasisGP`; the contract is in contracts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from botorch import fit_gpytorch_mll
+from botorch.cross_validation import batch_cross_validation, gen_loo_cv_folds, loo_cv
+from botorch.exceptions.errors import UnsupportedError
+from botorch.exceptions.warnings import InputDataWarning
+from botorch.models import SingleTaskGP
+from botorch.models.transforms import Normalize, Standardize
+from botorch.models.transforms.input import Warp
+from botorch.optim.fit import fit_gpytorch_mll_torch
+from gpytorch.kernels import RBFKernel
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from botorch_fed.errors import BasisMismatch
+from botorch_fed.models import (
+    BasisGP,
+    FeatureMap,
+    InducingFeatures,
+    QuadratureFourierFeatures,
+    RandomFourierFeatures,
+    Summary,
+    log_evidence,
+    summarize,
+)
+from botorch_fed.rng import generator
+from test.cases import (
+    MAPS,
+    UNIT,
+    additive,
+    inducing,
+    matern_product,
+    normal,
+    paper_cosine,
+    quadrature,
+    random_fourier,
+    se,
+    uniform,
+    uniform_grid,
+)
+
+NOISE = 0.02
+
+
+def _data(n: int = 25, m: int = 1, seed: int = 0) -> tuple[Tensor, Tensor]:
+    X = uniform(n, 2, seed=seed)
+    Y = torch.cat([(5 * X + i).sin().sum(dim=-1, keepdim=True) for i in range(m)], dim=-1)
+    return X, Y + 0.1 * normal(n, m, seed=seed)
+
+
+def _mll(model: BasisGP) -> ExactMarginalLogLikelihood:
+    return ExactMarginalLogLikelihood(model.likelihood, model)
+
+
+# ------------------------------------------------------------------ evidence and fitting
+
+
+@pytest.mark.parametrize("make", MAPS)
+@pytest.mark.parametrize("m", [1, 2])
+@pytest.mark.parametrize("batch_shape", [(), (2,)])
+@pytest.mark.parametrize("received", [False, True])
+@pytest.mark.filterwarnings("ignore:A not p.d., added jitter")
+def test_objective_is_gpytorchs(
+    make: Callable[[], FeatureMap], m: int, batch_shape: tuple[int, ...], received: bool
+) -> None:
+    phi = make()
+    X, Y = uniform(*batch_shape, 12, 2), normal(*batch_shape, 12, m)
+    summaries: tuple[Summary, ...] = ()
+    if received:
+        other_X, other_Y = uniform(*batch_shape, 1, 7, 2, seed=3), normal(*batch_shape, m, 7, 1)
+        summary = summarize(phi, other_X.expand(*batch_shape, m, 7, 2), other_Y, noise_var=NOISE)
+        if m == 1:
+            summary = Summary(summary.gram.squeeze(-3), summary.moment.squeeze(-3), summary.basis)
+        summaries = (summary,)
+    model = BasisGP(X, Y, feature_map=phi, noise_var=NOISE, mean=0.2, summaries=summaries)
+    mll = _mll(model).train()
+    theirs = mll(model(*model.train_inputs), model.train_targets)
+    ours = model.log_marginal_likelihood()
+    assert ours.shape == theirs.shape == (*batch_shape, *([m] if m > 1 else []))
+    torch.testing.assert_close(ours, theirs, rtol=1e-8, atol=1e-8)
+    names = [name for name, p in model.named_parameters() if p.requires_grad]
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    assert any("noise" in name for name in names)
+    if not received:
+        assert "raw_outputscale" in names
+    expected = torch.autograd.grad(theirs.sum(), parameters)
+    gradients = torch.autograd.grad(ours.sum(), parameters)
+    for actual, wanted in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.parametrize("make", [random_fourier, quadrature, uniform_grid, additive, inducing])
+def test_fitting_improves_and_makes_a_new_map(make: Callable[[], FeatureMap]) -> None:
+    phi, (X, Y) = make(), _data()
+    model = BasisGP(X, Y, feature_map=phi)
+    assert model.feature_map is phi
+    mll = _mll(model).train()
+    before = float(model.log_marginal_likelihood().detach())
+    assert fit_gpytorch_mll(mll) is mll
+    assert not mll.training
+    with torch.no_grad():
+        assert float(model.train().log_marginal_likelihood()) > before + 0.01
+    assert model.feature_map.fingerprint != phi.fingerprint
+    torch.testing.assert_close(model.feature_map.lengthscale, model.raw_lengthscale.detach())
+    lower, upper = phi.lengthscale_range
+    assert bool((model.raw_lengthscale >= lower).all())
+    assert bool((model.raw_lengthscale <= upper).all())
+    # The fitted map predicts: a summary over it combines with the model's own.
+    fitted = model.feature_map
+    summary = summarize(
+        fitted,
+        X,
+        Y,
+        noise_var=float(model.likelihood.noise.detach()),
+        mean=float(model.mean_module.constant.detach()),
+    )
+    twin = BasisGP.from_summary(
+        summary, feature_map=fitted, mean=float(model.mean_module.constant.detach())
+    )
+    test_X = uniform(5, 2, seed=3)
+    torch.testing.assert_close(
+        twin.posterior(test_X).mean, model.posterior(test_X).mean, rtol=1e-7, atol=1e-7
+    )
+
+
+def test_fit_is_close_to_the_exact_gps() -> None:
+    X, Y = _data(40)
+    kernel = RBFKernel(ard_num_dims=2).double()
+    kernel.lengthscale = 0.5
+    exact = SingleTaskGP(X, Y, outcome_transform=None)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(exact.likelihood, exact))
+    phi = QuadratureFourierFeatures.from_kernel(se(0.2, 0.2), UNIT, tol=1e-4)
+    model = BasisGP(
+        X,
+        Y,
+        feature_map=phi.with_hyperparameters(
+            torch.tensor([0.5, 0.5]).double(), torch.tensor(1.0).double()
+        ),
+    )
+    model.raw_outputscale.requires_grad_(False)  # BoTorch's default kernel has none
+    fit_gpytorch_mll(_mll(model))
+    ratio = model.raw_lengthscale / exact.covar_module.lengthscale.squeeze(0)
+    assert float((ratio.log().abs()).max().detach()) < 0.02
+    test_X = uniform(50, 2, seed=4)
+    gap = model.posterior(test_X).mean - exact.posterior(test_X).mean
+    assert float(gap.abs().max().detach()) < 5e-3  # where two L-BFGS-B runs stop
+
+
+def test_fit_with_another_optimizer_and_options() -> None:
+    X, Y = _data()
+    model = BasisGP(X, Y, feature_map=random_fourier())
+    before = float(model.train().log_marginal_likelihood().detach())
+    fit_gpytorch_mll(
+        _mll(model), optimizer=fit_gpytorch_mll_torch, optimizer_kwargs={"step_limit": 20}
+    )
+    assert float(model.train().log_marginal_likelihood().detach()) > before
+
+
+def test_fit_of_a_learned_warp() -> None:
+    X, Y = _data()
+    warp = Warp(d=2, indices=[0, 1])
+    model = BasisGP(X, Y, feature_map=random_fourier(), input_transform=warp)
+    before = warp.concentration0.detach().clone()
+    fit_gpytorch_mll(_mll(model))
+    assert not torch.equal(warp.concentration0, before)
+    assert bool(model.posterior(X).mean.isfinite().all())
+
+
+def test_a_grid_for_one_lengthscale_keeps_it() -> None:
+    X, Y = _data()
+    model = BasisGP(X, Y, feature_map=matern_product())
+    before = model.raw_lengthscale.detach().clone()
+    fit_gpytorch_mll(_mll(model))
+    assert torch.equal(model.raw_lengthscale, before)
+
+
+def test_priors_are_botorchs_dimension_scaled_ones() -> None:
+    model = BasisGP(*_data(), feature_map=random_fourier())
+    prior = model.lengthscale_prior
+    assert float(prior.loc) == pytest.approx(math.sqrt(2) + 0.5 * math.log(2))
+    assert float(prior.scale) == pytest.approx(math.sqrt(3))
+    theirs = SingleTaskGP(*_data()).likelihood.noise_covar.noise_prior
+    ours = model.likelihood.noise_covar.noise_prior
+    assert (float(ours.loc), float(ours.scale)) == (float(theirs.loc), float(theirs.scale))
+    assert model.likelihood.noise.item() == pytest.approx(float(theirs.mode))
+
+
+def test_fit_of_no_data_changes_nothing() -> None:
+    X, Y = _data(0)
+    model = BasisGP(X, Y, feature_map=random_fourier())
+    state = {name: value.clone() for name, value in model.state_dict().items()}
+    fit_gpytorch_mll(_mll(model))
+    assert all(torch.equal(value, state[name]) for name, value in model.state_dict().items())
+
+
+def test_large_offsets_keep_their_digits() -> None:
+    X, Y = _data()
+    phi = random_fourier()
+    near = BasisGP(X, Y, feature_map=phi, noise_var=NOISE)
+    far = BasisGP(X, Y + 1e6, feature_map=phi, noise_var=NOISE, mean=1e6)
+    torch.testing.assert_close(
+        far.log_marginal_likelihood(), near.log_marginal_likelihood(), rtol=1e-6, atol=1e-6
+    )
+
+
+def test_noise_below_botorchs_bound_stays_as_given() -> None:
+    X, Y = _data()
+    model = BasisGP(X, Y, feature_map=random_fourier(), noise_var=1e-6)
+    assert model.likelihood.noise.tolist() == [1e-6]
+    model = BasisGP(
+        X, Y, feature_map=random_fourier(), noise_var=torch.tensor([0.3], dtype=torch.float64)
+    )
+    assert model.likelihood.noise.tolist() == [0.3]
+
+
+# ------------------------------------------------------------------ received summaries
+
+
+@pytest.mark.parametrize("make", MAPS)
+def test_own_data_and_received_summaries_are_all_data(make: Callable[[], FeatureMap]) -> None:
+    phi = make()
+    parts = [_data(8, seed=i) for i in range(3)]
+    summaries = [summarize(phi, *part, noise_var=NOISE, mean=0.1) for part in parts]
+    own_and_received = BasisGP(
+        *parts[0], feature_map=phi, noise_var=NOISE, mean=0.1, summaries=summaries[1:]
+    )
+    total = BasisGP.from_summary(sum(summaries), feature_map=phi, noise_var=NOISE, mean=0.1)
+    unpacked = Summary.unpack(sum(summaries).pack(), basis=phi.fingerprint)
+    sent = BasisGP.from_summary(unpacked, feature_map=phi, noise_var=NOISE, mean=0.1)
+    test_X = uniform(6, 2, seed=8)
+    expected = own_and_received.posterior(test_X)
+    for model in (total, sent):
+        posterior = model.posterior(test_X)
+        torch.testing.assert_close(posterior.mean, expected.mean, rtol=1e-8, atol=1e-9)
+        torch.testing.assert_close(posterior.variance, expected.variance, rtol=1e-8, atol=1e-9)
+    # Conditioning works on top of what was received.
+    conditioned = total.condition_on_observations(*_data(3, seed=9))
+    again = own_and_received.condition_on_observations(*_data(3, seed=9))
+    if not phi.has_residual:  # a PITC block of one's own grows; a received one cannot
+        torch.testing.assert_close(
+            conditioned.posterior(test_X).mean, again.posterior(test_X).mean, rtol=1e-7, atol=1e-8
+        )
+
+
+def test_global_model_of_a_batch_of_totals() -> None:
+    phi = random_fourier()
+    X, Y = uniform(3, 5, 2), normal(3, 5, 1)
+    model = BasisGP.from_summary(summarize(phi, X, Y, noise_var=NOISE), feature_map=phi)
+    assert model.batch_shape == (3,)
+    for i in range(3):
+        one = BasisGP.from_summary(summarize(phi, X[i], Y[i], noise_var=NOISE), feature_map=phi)
+        test_X = uniform(4, 2)
+        torch.testing.assert_close(model.posterior(test_X).mean[i], one.posterior(test_X).mean)
+
+
+def test_global_model_on_all_inputs_is_the_exact_gp() -> None:
+    X, Y = _data(15)
+    phi = InducingFeatures(se(0.3, 0.5), X)
+    model = BasisGP.from_summary(summarize(phi, X, Y, noise_var=NOISE), feature_map=phi)
+    own = BasisGP(X, Y, feature_map=phi, noise_var=NOISE)
+    K, test_X = se(0.3, 0.5)(X) + NOISE * torch.eye(15).double(), uniform(9, 2, seed=2)
+    k = se(0.3, 0.5)(test_X, X)
+    for m in (model, own):
+        posterior = m.posterior(test_X)
+        torch.testing.assert_close(posterior.mean, k @ torch.linalg.solve(K, Y), rtol=0, atol=1e-6)
+        torch.testing.assert_close(
+            posterior.distribution.covariance_matrix,
+            se(0.3, 0.5)(test_X) - k @ torch.linalg.solve(K, k.mT),
+            rtol=0,
+            atol=1e-6,
+        )
+
+
+def test_received_summaries_fix_the_map() -> None:
+    phi, (X, Y) = random_fourier(), _data()
+    received = summarize(phi, *_data(30, seed=1), noise_var=NOISE)
+    model = BasisGP(X, Y, feature_map=phi, summaries=[received])
+    names = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert names == {"likelihood.noise_covar.raw_noise", "mean_module.raw_constant"}
+    fit_gpytorch_mll(_mll(model))
+    assert model.feature_map is phi
+    assert float(model.likelihood.noise.detach()) == pytest.approx(0.01, rel=1.0)
+
+
+def test_evidence_given_received_summaries() -> None:
+    phi, own = random_fourier(), _data(10)
+    received = summarize(phi, *_data(12, seed=1), noise_var=NOISE)
+    model = BasisGP(*own, feature_map=phi, noise_var=NOISE, summaries=[received])
+    joint = log_evidence(summarize(phi, *own, noise_var=NOISE) + received)
+    expected = joint - log_evidence(received)
+    log_prior = model.likelihood.noise_covar.noise_prior.log_prob(
+        torch.tensor([NOISE], dtype=torch.float64)
+    )
+    torch.testing.assert_close(
+        10 * model.log_marginal_likelihood(), expected + log_prior.squeeze(), rtol=1e-9, atol=1e-9
+    )
+
+
+def test_summary_over_another_basis_is_refused() -> None:
+    X, Y = _data()
+    summary = summarize(random_fourier(), X, Y, noise_var=NOISE)
+    with pytest.raises(BasisMismatch, match="different bases"):
+        BasisGP(X, Y, feature_map=quadrature(), summaries=[summary])
+    with pytest.raises(BasisMismatch, match="different bases"):
+        BasisGP.from_summary(summary, feature_map=quadrature())
+
+
+def test_scaling_by_own_data_contradicts_shared_statistics() -> None:
+    phi, (X, Y) = random_fourier(), _data()
+    summaries = [summarize(phi, X, Y, noise_var=NOISE)]
+    with pytest.raises(UnsupportedError, match="public bounds"):
+        BasisGP(X, Y, feature_map=phi, summaries=summaries, input_transform=Normalize(2))
+    BasisGP(X, Y, feature_map=phi, summaries=summaries, input_transform=Normalize(2, bounds=UNIT))
+    with pytest.warns(InputDataWarning, match="public affine map"):
+        BasisGP(X, Y, feature_map=phi, summaries=summaries, outcome_transform=Standardize(m=1))
+
+
+def test_wrong_arguments() -> None:
+    X, Y = _data()
+    with pytest.raises(UnsupportedError, match="must be a FeatureMap, got RBFKernel"):
+        BasisGP(X, Y, feature_map=RBFKernel())
+    with pytest.raises(UnsupportedError, match="either noise_var or train_Yvar"):
+        BasisGP(X, Y, Y.square() + 1, feature_map=random_fourier(), noise_var=0.1)
+
+
+# ------------------------------------------------------------------ messages
+
+
+def test_sampled_weights_are_of_the_posterior() -> None:
+    X, Y = _data(8)
+    phi = RandomFourierFeatures.draw(se(0.4, 0.5), 10, generator=generator(0))
+    for m in [1, 2]:
+        model = BasisGP(X, Y.expand(8, m), feature_map=phi, noise_var=NOISE)
+        draws = model.sample_weights(torch.Size([20_000]), generator=generator(0, "w"))
+        assert draws.shape == ((20_000, 10) if m == 1 else (20_000, 2, 10))
+        values = draws @ phi(X[:3]).mT
+        posterior = model.posterior(X[:3])
+        mean = posterior.mean.mT if m > 1 else posterior.mean.squeeze(-1)
+        variance = posterior.variance.mT if m > 1 else posterior.variance.squeeze(-1)
+        error = (values.mean(dim=0) - mean) / (variance / 20_000).sqrt()
+        assert float(error.detach().abs().max()) < 5
+        error = (values.var(dim=0) / variance - 1) / math.sqrt(2 / 20_000)
+        assert float(error.detach().abs().max()) < 5
+    again = model.sample_weights(torch.Size([20_000]), generator=generator(0, "w"))
+    assert torch.equal(draws, again)
+
+
+# ------------------------------------------------------------------ cross-validation
+
+
+@pytest.mark.parametrize("make", [random_fourier, inducing])
+@pytest.mark.parametrize("known_noise", [False, True])
+def test_batch_cross_validation(make: Callable[[], FeatureMap], known_noise: bool) -> None:
+    X, Y = _data(8)
+    folds = gen_loo_cv_folds(X, Y, torch.full_like(Y, 0.1) if known_noise else None)
+    results = batch_cross_validation(
+        model_cls=BasisGP,
+        mll_cls=ExactMarginalLogLikelihood,
+        cv_folds=folds,
+        fit_args={"optimizer_kwargs": {"options": {"maxiter": 3}}},
+        model_init_kwargs={"feature_map": make(), "input_transform": Normalize(2, bounds=UNIT)},
+    )
+    assert results.posterior.mean.shape == (8, 1, 1)
+    assert results.observed_Y.shape == (8, 1, 1)
+
+
+@pytest.mark.parametrize("make", [random_fourier, inducing])
+@pytest.mark.parametrize("transformed", [False, True])
+@pytest.mark.filterwarnings("ignore:A not p.d., added jitter")
+def test_leave_one_out_equals_conditioning_on_the_rest(
+    make: Callable[[], FeatureMap], transformed: bool
+) -> None:
+    X, Y = _data(7)
+    if transformed:
+        X = 3 * X
+    kwargs: dict[str, Any] = {"feature_map": make(), "noise_var": NOISE}
+    if transformed:
+        kwargs["input_transform"] = Normalize(2, bounds=3 * UNIT)
+    model = BasisGP(X, Y, **kwargs)
+    results = loo_cv(model.eval())
+    if isinstance(kwargs["feature_map"], InducingFeatures):
+        return  # a held-out point shares its block's residual, as it should
+    for i in range(7):
+        rest = [j for j in range(7) if j != i]
+        one = BasisGP(X[rest], Y[rest], **kwargs).posterior(X[[i]], observation_noise=True)
+        torch.testing.assert_close(results.posterior.mean[i], one.mean, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            results.posterior.variance[i], one.variance, rtol=1e-6, atol=1e-7
+        )
+
+
+def test_paper_cosine_works_in_the_model() -> None:
+    model = BasisGP(*_data(), feature_map=paper_cosine(), noise_var=NOISE)
+    assert bool((model.posterior(uniform(5, 2)).variance > 0).all())
