@@ -631,17 +631,24 @@ def _upper(M: int) -> tuple[Tensor, Tensor]:
     return rows, columns
 
 
+def _common_batch(*tensors: Tensor) -> Size:
+    first = tensors[0].shape[:-2]
+    if all(tensor.shape[:-2] == first for tensor in tensors):
+        return first  # torch.broadcast_shapes costs as much as a small solve
+    return torch.broadcast_shapes(*(tensor.shape[:-2] for tensor in tensors))
+
+
 def _append(old: Tensor, new: Tensor) -> Tensor:
-    batch = torch.broadcast_shapes(old.shape[:-2], new.shape[:-2])
+    batch = _common_batch(old, new)
     parts = [part.expand(*batch, *part.shape[-2:]) for part in (old, new)]
     return torch.cat(parts, dim=-2)
 
 
 def _bordered(L: Tensor, cross: Tensor, corner: Tensor) -> Tensor:
     n, k = L.shape[-1], corner.shape[-1]
-    batch = torch.broadcast_shapes(L.shape[:-2], cross.shape[:-2], corner.shape[:-2])
-    result = L.new_zeros(*batch, n + k, n + k)
+    result = L.new_empty(*_common_batch(L, cross, corner), n + k, n + k)
     result[..., :n, :n] = L
+    result[..., :n, n:] = 0
     result[..., n:, :n] = cross
     result[..., n:, n:] = corner
     return result

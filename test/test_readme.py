@@ -1,0 +1,65 @@
+"""What the README shows runs as it stands."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import torch
+
+from test.cases import normal, uniform
+
+ROOT = Path(__file__).parent.parent
+
+
+def _blocks(language: str) -> list[str]:
+    text = (ROOT / "README.md").read_text()
+    return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
+
+
+def test_the_example_runs() -> None:
+    (code,) = _blocks("python")
+    names = {
+        "their_X": uniform(10, 2),
+        "their_Y": normal(10, 1),
+        "train_X": uniform(4, 2, seed=1),
+        "train_Y": normal(4, 1, seed=1),
+    }
+    exec(code, names)
+    candidate = names["candidate"]
+    assert candidate.shape == (1, 2)
+    assert bool(((candidate >= 0) & (candidate <= 1)).all())
+
+
+def test_the_two_commands_name_real_files() -> None:
+    commands = _blocks("bash")
+    assert len(commands) == 2
+    for command in commands:
+        assert command.startswith("python3 -m venv .venv && .venv/bin/pip install -c constraints")
+        assert command.count("\n") == 1
+    assert (ROOT / commands[0].split()[-1]).is_file()
+    assert "-m pytest" in commands[1]
+
+
+def test_links_point_at_files() -> None:
+    for name in ["README.md", "CONTRIBUTING.md", "CHANGELOG.md"]:
+        for link in re.findall(r"\]\((?!http)([^)#]+)\)", (ROOT / name).read_text()):
+            assert (ROOT / link).is_file(), f"{name} links {link}"
+
+
+def test_the_quickstart_shows_that_summaries_help() -> None:
+    out = subprocess.run(
+        [sys.executable, "tutorials/quickstart.py", "--queries", "5", "--seed", "1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    rows = [line for line in out.stdout.splitlines() if "GP)" in line]
+    alone, helped = ([float(v) for v in re.findall(r"\d+\.\d+", row)] for row in rows)
+    assert helped[1] < 0.5 < alone[1]
+    assert "not a privacy guarantee" in out.stdout
+    assert not out.stderr
+    assert torch.isfinite(torch.tensor(helped)).all()
