@@ -23,7 +23,7 @@ from botorch.exceptions.errors import (
     InputDataError,
     UnsupportedError,
 )
-from botorch.exceptions.warnings import InputDataWarning
+from botorch.exceptions.warnings import BotorchWarning, InputDataWarning
 from botorch.models.model import FantasizeMixin, Model
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
@@ -35,7 +35,7 @@ from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean
-from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import GP
 from gpytorch.priors import LogNormalPrior
 from linear_operator import to_linear_operator
@@ -46,7 +46,7 @@ from torch.nn import Parameter
 
 from botorch_fed.errors import NumericalError
 from botorch_fed.models.features import FeatureMap
-from botorch_fed.models.numerics import Float64Module, as_double, check_finite
+from botorch_fed.models.numerics import Float64Module, as_double, check_finite, keep_double
 from botorch_fed.models.summary import (
     LocalBlock,
     Summary,
@@ -79,7 +79,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
 
     Without received summaries, `fit_gpytorch_mll` fits noise, mean, length scales and prior
     variance; the fitted length scales make a new map with a new fingerprint. With received
-    summaries the map is shared and fixed, and only noise and mean move.
+    summaries the map is shared and fixed, and so is the mean on which they were centred: only the
+    noise of own data moves.
 
     Args:
         train_X: A `batch_shape x n x d` tensor of points (`n = 0` gives the prior).
@@ -90,7 +91,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             the prior, LogNormal(-4, 1). Not together with `train_Yvar`.
         summaries: Summaries of other agents over the same basis, each with batch shape
             `batch_shape` (`batch_shape x m` for several outputs), centred on a common mean.
-        mean: Initial constant mean :math:`\mu`.
+        mean: Initial constant mean :math:`\mu`; with summaries, the one they were centred on.
         input_transform: Applied to all points before the map.
         outcome_transform: Applied to `train_Y`; predictions are transformed back. None by
             default: agents that add statistics must agree on one public scale.
@@ -105,8 +106,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     likelihood: GaussianLikelihood | FixedNoiseGaussianLikelihood
     raw_lengthscale: Parameter
     raw_outputscale: Parameter
-    _train_X: Tensor  # noqa: N815
-    _train_Y: Tensor  # noqa: N815
+    _data: _OwnData
     # Inherited from GPyTorch, which is untyped.
     register_constraint: Callable[..., None]
     register_prior: Callable[..., None]
@@ -140,6 +140,9 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
                 "RandomFourierFeatures.draw(kernel, 100, generator=generator(0))."
             )
         n = train_X.shape[-2]
+        self._num_outputs = train_Y.shape[-1]
+        self._data = _OwnData(((train_X, train_Y),), train_X.shape[:-2])
+        self._summaries = tuple(self._checked_summary(s, feature_map) for s in summaries)
         if input_transform is not None:
             if summaries and getattr(input_transform, "learn_coefficients", False):
                 raise UnsupportedError(
@@ -165,18 +168,21 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
                 with torch.no_grad():
                     train_Y, train_Yvar = outcome_transform(train_Y, train_Yvar, X=train_X)
                 check_finite(train_Y, "train_Y after the outcome transform")
-        self._num_outputs = train_Y.shape[-1]
-        self._summaries = tuple(summaries)
-        for summary in self._summaries:
-            check_basis(summary, feature_map.fingerprint)
-        self.register_buffer("_train_X", train_X, persistent=False)
-        self.register_buffer("_train_Y", train_Y, persistent=False)
+                self._data = _OwnData(((train_X, train_Y),), train_X.shape[:-2])
+            elif not bool(getattr(outcome_transform, "_is_trained", True)):
+                raise InputDataError(
+                    f"{type(outcome_transform).__name__} cannot learn from no observations: train "
+                    "it on public data first, or leave it out."
+                )
         self._base_map = feature_map
         self._register_noise(noise_var, train_Yvar)
         self.mean_module = _constant_mean(
             self._aug_batch_shape, torch.tensor(float(mean), dtype=torch.float64)
         )
-        if not self._summaries:
+        if self._summaries:
+            # Moments are centred on this mean: another one would contradict the received data.
+            self.mean_module.raw_constant.requires_grad_(False)
+        else:
             self._register_kernel_parameters()
         if input_transform is not None:  # BoTorch asks with hasattr
             self.input_transform = input_transform
@@ -244,7 +250,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             if noise_var is not None:
                 raise UnsupportedError("Give either noise_var or train_Yvar, not both.")
             checked_noise(train_Yvar.reshape(-1, 1), train_Yvar.numel())
-            self.likelihood = FixedNoiseGaussianLikelihood(self._to_aug(train_Yvar))
+            self.likelihood = _KnownNoise(self._to_aug(train_Yvar))
             return
         value = torch.as_tensor(NOISE_MODE if noise_var is None else noise_var, dtype=torch.float64)
         checked_noise(value.reshape(-1, 1), value.numel())
@@ -256,14 +262,14 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         lower = torch.maximum(lower, ell.clamp_max(MIN_LENGTHSCALE))
         self.register_parameter("raw_lengthscale", Parameter(ell.clone()))
         self.register_parameter("raw_outputscale", Parameter(scale.clone()))
-        # Untransformed: L-BFGS-B keeps the bounds, and the raw value is the value.
-        if bool((lower >= upper).any()):
-            self.raw_lengthscale.requires_grad_(False)  # a grid made for one length scale
-        else:
-            upper = upper.clamp_max(MAX_LENGTHSCALE)
-            box = Interval(lower, upper, transform=None)
-            box.lower_bound, box.upper_bound = lower, upper  # it rounds them to float32
-            self.register_constraint("raw_lengthscale", box)
+        # Untransformed: L-BFGS-B keeps the bounds, and the raw value is the value. Where a map
+        # serves one length scale only, the bounds meet.
+        lower = torch.minimum(lower, upper)
+        upper = upper.clamp_max(MAX_LENGTHSCALE)
+        self.raw_lengthscale.requires_grad_(bool((lower < upper).any()))
+        box = Interval(lower, torch.maximum(upper, 2 * lower), transform=None)
+        box.lower_bound, box.upper_bound = lower, upper  # GPyTorch rounds them to float32
+        self.register_constraint("raw_lengthscale", box)
         positive = GreaterThan(scale.clamp_max(MIN_OUTPUTSCALE), transform=None)
         self.register_constraint("raw_outputscale", positive)
         loc = math.sqrt(2) + 0.5 * math.log(self._base_map.input_dim)  # [Hvarfner2024]_
@@ -281,7 +287,15 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     @property
     def batch_shape(self) -> Size:
         """The batch shape of the model, from the point of view of its inputs and outputs."""
-        return self._train_X.shape[:-2]
+        return self._data.batch_shape
+
+    @property
+    def _train_X(self) -> Tensor:  # noqa: N802
+        return self._data.X
+
+    @property
+    def _train_Y(self) -> Tensor:  # noqa: N802
+        return self._data.Y
 
     @property
     def _aug_batch_shape(self) -> Size:
@@ -364,9 +378,10 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         return values.unsqueeze(-1) if self._num_outputs == 1 else values.mT
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        device = self._train_X.device
         super()._apply(fn, recurse)
-        if self._train_X.device != device:
+        moved = self._data.map(keep_double(fn, type(self).__name__))
+        if moved.parts[0][0].device != self._data.parts[0][0].device:
+            self._data = moved
             self._cache = self._raw = None
         return self
 
@@ -374,6 +389,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         self, inputs: Tensor | None = None, targets: Tensor | None = None, strict: bool = True
     ) -> None:
         """Replace own data, in GPyTorch's layout: targets are `batch_shape x [m] x n`."""
+        if isinstance(inputs, (tuple, list)):
+            (inputs,) = inputs
         X = self._train_X if inputs is None else as_double(inputs, "inputs")
         Y = self._train_Y
         if targets is not None:
@@ -384,7 +401,14 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
                 f"Cannot change the shape of the training data from {tuple(self._train_Y.shape)} "
                 f"to {tuple(Y.shape)}: pass strict=False."
             )
-        self._train_X, self._train_Y = X, Y
+        if self._noise.shape[-2] not in (1, X.shape[-2]):
+            raise BotorchTensorDimensionError(
+                f"This model knows the noise of {self._noise.shape[-2]} observations, not of "
+                f"{X.shape[-2]}: build a new model with train_Yvar."
+            )
+        check_finite(X, "inputs")
+        check_finite(Y, "targets")
+        self._data = _OwnData(((X, Y),), X.shape[:-2])
         self._cache = self._raw = None
 
     def load_state_dict(  # type: ignore[override]  # BoTorch's order of arguments
@@ -399,20 +423,37 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         With `keep_transforms`, as in BoTorch, own targets are taken back to the original scale
         and transformed anew by the outcome transform that was loaded.
         """
-        transform = getattr(self, "outcome_transform", None) if keep_transforms else None
-        if transform is None or self._train_X.shape[-2] == 0:
-            return super().load_state_dict(state_dict, strict=strict, assign=assign)
-        self.eval()
-        X = self._transformed_points()
-        fixed = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        Yvar = self._from_aug(self.likelihood.noise) if fixed else None
-        Y, Yvar = transform.untransform(self._train_Y, Yvar, X=X)
+        original = self._original_targets() if keep_transforms else None
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
-        self._train_Y, Yvar = transform(Y, Yvar, X=X)
-        if fixed and Yvar is not None:
-            self.likelihood = FixedNoiseGaussianLikelihood(self._to_aug(Yvar))
         self._cache = self._raw = None
+        if original is None:
+            return result
+        self.eval()
+        with torch.no_grad():
+            Y, Yvar = self.outcome_transform(*original, X=self._transformed_points())
+        self._data = _OwnData(((self._train_X, Y),), self.batch_shape)
+        if Yvar is not None:
+            self.likelihood = _KnownNoise(self._to_aug(Yvar))
         return result
+
+    def _original_targets(self) -> tuple[Tensor, Tensor | None] | None:
+        """Own targets and known noise on the original scale; None where that is not needed."""
+        if not hasattr(self, "outcome_transform") or self._data.num_data == 0:
+            return None
+        known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        Yvar = self._from_aug(self.likelihood.noise) if known else None
+        try:
+            with torch.no_grad():
+                X = self._transformed_points()
+                return self.outcome_transform.untransform(self._train_Y, Yvar, X=X)
+        except NotImplementedError:
+            warnings.warn(
+                f"{type(self.outcome_transform).__name__} cannot be undone: own targets stay as "
+                "they were transformed (keep_transforms=False).",
+                BotorchWarning,
+                stacklevel=3,
+            )
+            return None
 
     # ------------------------------------------------------------------ statistics
 
@@ -435,10 +476,35 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     def _received(self) -> Summary | None:
         if not self._summaries:
             return None
-        total = sum(self._summaries[1:], start=self._summaries[0])
-        if self._num_outputs > 1:
-            return total
-        return replace(total, gram=total.gram.unsqueeze(-3), moment=total.moment.unsqueeze(-3))
+        return sum(self._summaries[1:], start=self._summaries[0])
+
+    def _checked_summary(self, summary: Summary, feature_map: FeatureMap) -> Summary:
+        """A received summary, expanded to batch shape `batch_shape x m`."""
+        if not isinstance(summary, Summary):
+            raise UnsupportedError(
+                f"summaries must be a sequence of Summary, got a {type(summary).__name__}: "
+                "Summary.unpack(vector, basis=feature_map.fingerprint)."
+            )
+        check_basis(summary, feature_map.fingerprint)
+        M, aug = feature_map.num_features, self._aug_batch_shape
+        if summary.num_features != M:
+            raise BotorchTensorDimensionError(
+                f"A received summary has {summary.num_features} features, the map has {M}."
+            )
+        try:
+            gram, moment = summary.gram.expand(*aug, M, M), summary.moment.expand(*aug, M, 1)
+        except RuntimeError as error:
+            raise BotorchTensorDimensionError(
+                f"A received summary has batch shape {tuple(summary.batch_shape)}, the model has "
+                f"{tuple(aug)} (batch_shape x m, without m = 1)."
+            ) from error
+        check_finite(gram, "the gram of a received summary")
+        check_finite(moment, "the moment of a received summary")
+        if float((gram - gram.mT).abs().max()) > 1e-8 * float(gram.abs().max()):
+            raise InputDataError("The gram of a received summary is not symmetric.")
+        if self._num_outputs == 1:
+            gram, moment = gram.unsqueeze(-3), moment.unsqueeze(-3)
+        return Summary(gram, moment, summary.basis)
 
     def _own_block(self, feature_map: FeatureMap) -> LocalBlock:
         """Own data as one PITC block, for maps with a residual."""
@@ -453,7 +519,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     def _own_summary(self, feature_map: FeatureMap) -> Summary:
         """Own data, for maps without a residual; flat in `n` once the map is fixed."""
         static = (
-            not self._train_X.requires_grad
+            not self._data.requires_grad
             and isinstance(self.likelihood, GaussianLikelihood)
             and not feature_map.lengthscale.requires_grad
             and not feature_map.outputscale.requires_grad
@@ -467,34 +533,49 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
                 noise_var=self._noise,
                 mean=self._mean,
             )
-        if self._raw is None or self._raw.centred.basis != feature_map.fingerprint:
+        key = self._transform_state()
+        raw = self._raw
+        if (
+            raw is None
+            or raw.centred.basis != feature_map.fingerprint
+            or not torch.equal(raw.key, key)
+        ):
             X = self._transformed_points().unsqueeze(-3)
-            self._raw = _RawStatistics.from_data(feature_map, X, self._train_Y.mT.unsqueeze(-1))
-        return self._raw.summary(mean=self._mean, noise_var=self._noise)
+            raw = _RawStatistics.from_data(feature_map, X, self._train_Y.mT.unsqueeze(-1), key=key)
+            self._raw = raw
+        return raw.summary(mean=self._mean, noise_var=self._noise)
+
+    def _transform_state(self) -> Tensor:
+        """All numbers that the input transform depends on."""
+        if not hasattr(self, "input_transform"):
+            return torch.empty(0, dtype=torch.float64)
+        transform = self.input_transform
+        values = [*transform.parameters(), *transform.buffers()]
+        return torch.cat([torch.empty(0), *(v.detach().reshape(-1) for v in values)]).double()
 
     def _predictive(self) -> _Cache:
         """Posterior of the weights under the current hyperparameters, computed once for them."""
         key = self._hyperparameters()
         if self._cache is not None and torch.equal(self._cache.key, key):
             return self._cache
-        differentiable = self._train_X.requires_grad or self._train_Y.requires_grad
-        with torch.set_grad_enabled(differentiable and torch.is_grad_enabled()):
+        differentiable = self._data.requires_grad and torch.is_grad_enabled()
+        with torch.set_grad_enabled(differentiable):
             feature_map = self.feature_map
             block = self._own_block(feature_map) if feature_map.has_residual else None
             own = self._own_summary(feature_map) if block is None else block.summary
             received = self._received()
             total = own if received is None else own + received
             weights = WeightPosterior.from_total(total)
-        self._cache = _Cache(key, feature_map, block, weights)
-        return self._cache
+        cache = _Cache(key, feature_map, block, weights)
+        if not self._data.requires_grad:  # a graph serves one backward pass only
+            self._cache = cache
+        return cache
 
     def _hyperparameters(self) -> Tensor:
         values = [p.detach().reshape(-1) for p in self.parameters()]
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             values.append(self.likelihood.noise.detach().reshape(-1))
-        if hasattr(self, "input_transform"):
-            values.extend(b.reshape(-1).double() for b in self.input_transform.buffers())
-        return torch.cat(values)
+        return torch.cat([*values, self._transform_state()])
 
     # ------------------------------------------------------------------ prediction
 
@@ -563,6 +644,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     ) -> MultivariateNormal:
         """Joint normal of the latent function, batch `batch_shape [x m]`, at transformed points."""
         Phi = feature_map(X)  # batch_shape x q x M
+        feature_map.check_domain(X)
         location, U = weights.predict(Phi.unsqueeze(-3))  # cov = U U' + residual
         location = (location + self._mean).squeeze(-1)
         q, M = U.shape[-2:]
@@ -589,10 +671,23 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
                     f"observation_noise must be `batch_shape x q x {self._num_outputs}`, got "
                     f"shape {tuple(noise.shape)}."
                 )
+            if not bool((noise >= 0).all()):
+                raise InputDataError("observation_noise is a variance: it must not be negative.")
             variance = self._to_aug(noise.double())
         else:
+            if self.likelihood.noise.shape[-1] == 0:
+                raise InputDataError(
+                    "This model has no observations whose noise could be averaged: pass the "
+                    "variance itself as `observation_noise`."
+                )
             variance = self.likelihood.noise.mean(dim=-1, keepdim=True)
-        variance = variance.expand(*distribution.mean.shape)
+        try:
+            variance = variance.expand(*distribution.mean.shape)
+        except RuntimeError as error:
+            raise BotorchTensorDimensionError(
+                f"observation_noise of shape {tuple(variance.shape)} (outputs before points) does "
+                f"not fit predictions of shape {tuple(distribution.mean.shape)}."
+            ) from error
         covariance = distribution.lazy_covariance_matrix.add_diagonal(variance)
         return MultivariateNormal(distribution.mean, covariance)
 
@@ -645,33 +740,38 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             )
         self.eval()
         cache = self._predictive()
-        inner_X = self.transform_inputs(X).unsqueeze(-3)
+        check_finite(X, "X")
+        check_finite(Y, "Y")
+        # Observations are training data: transformed by the rule for those.
+        inner_X = X
+        if hasattr(self, "input_transform"):
+            inner_X = self.input_transform.preprocess_transform(X)
+        inner_X = inner_X.unsqueeze(-3)
         inner_Y = Y.mT.unsqueeze(-1)  # … x m x n' x 1
-        variance = self._noise
+        # Hyperparameters are constants here, as in the posterior that is updated.
+        variance, mean = self._noise.detach(), self._mean.detach()
         if fixed and noise is not None:
-            variance = noise.double().expand(*noise.shape[:-2], *Y.shape[-2:]).mT.unsqueeze(-1)
+            noise = as_double(noise, "noise").expand(*noise.shape[:-2], *Y.shape[-2:])
+            variance = checked_noise(noise.mT.unsqueeze(-1), Y.shape[-2])
         block = cache.block
         if block is not None:
             old = block.X.shape[-2]
-            block = block.extend(inner_X, inner_Y, noise_var=variance, mean=self._mean)
+            block = block.extend(inner_X, inner_Y, noise_var=variance, mean=mean)
             half_features = block.half_features[..., old:, :]
             half_residuals = block.half_residuals[..., old:, :]
         else:
-            check_finite(inner_X, "X")
-            check_finite(inner_Y, "Y")
+            cache.feature_map.check_domain(inner_X)
             noise_std = variance.sqrt()
             half_features = cache.feature_map(inner_X) / noise_std
-            half_residuals = (inner_Y - self._mean) / noise_std
+            half_residuals = (inner_Y - mean) / noise_std
         weights = cache.weights.updated(half_features, half_residuals)
         batch_shape = torch.broadcast_shapes(X.shape[:-2], Y.shape[:-2], self.batch_shape)
         model = self._copy()
-        model._train_X = _concatenate(self._train_X, X, batch_shape)
-        model._train_Y = _concatenate(self._train_Y, Y, batch_shape)
+        model._data = self._data.extended(X, Y, batch_shape)
         if fixed and noise is not None:
-            new_noise = noise.double().expand(*noise.shape[:-2], *Y.shape[-2:])
             old_noise = self._from_aug(self.likelihood.noise)
-            both = _concatenate(old_noise, new_noise, batch_shape)
-            model.likelihood = FixedNoiseGaussianLikelihood(self._to_aug(both))
+            both = _concatenate([old_noise, noise], batch_shape)
+            model.likelihood = _KnownNoise(self._to_aug(both))
         model._raw = None
         model._cache = _Cache(model._hyperparameters(), cache.feature_map, block, weights)
         return model
@@ -679,8 +779,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     def _copy(self) -> Self:
         """A copy with hyperparameters of its own that shares data, map and transforms."""
         shared = [
-            self._train_X,
-            self._train_Y,
+            self._data,
             self._base_map,
             self._summaries,
             self._cache,
@@ -699,27 +798,32 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         model = self._copy()
         if m == 1:
             return model
-        model._train_Y = self._train_Y[..., idcs]
+        single = len(idcs) == 1
+
+        def pick(values: Tensor, dim: int) -> Tensor:
+            """Values of the chosen outputs; one output has no dimension of its own."""
+            index = torch.tensor(idcs, device=values.device)
+            chosen = values.detach().index_select(dim, index)
+            return chosen.squeeze(dim).clone() if single else chosen
+
+        parts = tuple((X, Y[..., idcs]) for X, Y in self._data.parts)
+        model._data = _OwnData(parts, self.batch_shape)
         model._num_outputs = len(idcs)
-        model._summaries = tuple(
-            Summary(s.gram[..., idcs, :, :], s.moment[..., idcs, :, :], s.basis)
-            if len(idcs) > 1
-            else Summary(s.gram[..., idcs[0], :, :], s.moment[..., idcs[0], :, :], s.basis)
-            for s in self._summaries
-        )
-        noise = self._from_aug(self.likelihood.noise)[..., idcs]
-        aug = model._aug_batch_shape
+        model._summaries = tuple(s.outputs(idcs) for s in self._summaries)
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
-            model.likelihood = FixedNoiseGaussianLikelihood(model._to_aug(noise))
+            model.likelihood = _KnownNoise(pick(self.likelihood.noise, -2))
         else:
-            model.likelihood = _noise_likelihood(aug, model._to_aug(noise))
-        constant = self.mean_module.constant.detach()[..., idcs]
-        model.mean_module = _constant_mean(aug, constant.reshape(aug))
+            raw_noise = model.likelihood.noise_covar.raw_noise
+            raw_noise.data = pick(raw_noise, -2)
+        constant = model.mean_module.raw_constant
+        constant.data = pick(constant, -1)
+        model.mean_module.batch_shape = constant.shape
         if hasattr(self, "outcome_transform"):
             model.outcome_transform = self.outcome_transform.subset_output(idcs=idcs)
-        model._cache = model._raw = None
-        model.double()
-        return model.train(self.training)
+        model._raw = None if self._raw is None else self._raw.outputs(idcs)
+        if self._cache is not None and torch.equal(self._cache.key, self._hyperparameters()):
+            model._cache = self._cache.outputs(idcs, model._hyperparameters())
+        return model
 
     # ------------------------------------------------------------------ fitting
 
@@ -738,9 +842,14 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         The objective is that of `ExactMarginalLogLikelihood`, evidence and priors divided by
         `n`, without the `n x n` matrix.
         """
+        if type(mll) is not ExactMarginalLogLikelihood or mll.model is not self:
+            raise UnsupportedError(
+                "BasisGP is fitted by its evidence: pass ExactMarginalLogLikelihood(model."
+                f"likelihood, model) of this model, not a {type(mll).__name__}."
+            )
         mll.train()
         parameters = {name: p for name, p in mll.named_parameters() if p.requires_grad}
-        if self._train_X.shape[-2] == 0 or not parameters:
+        if self._data.num_data == 0 or not parameters:
             return mll.eval()
 
         def negative_objective() -> tuple[Tensor, Sequence[Tensor | None]]:
@@ -783,7 +892,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         for _, module, prior, parameter, _ in self.named_priors():
             term = prior.log_prob(parameter(module))
             evidence = evidence + term.reshape(*term.shape[: evidence.dim()], -1).sum(dim=-1)
-        return evidence / max(self._train_X.shape[-2], 1)
+        return evidence / max(self._data.num_data, 1)
 
     def _map_with_gradients(self) -> FeatureMap:
         if self._summaries:
@@ -791,6 +900,51 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         if not (torch.is_grad_enabled() and self.training):
             return self.feature_map
         return self._base_map.with_hyperparameters(self.raw_lengthscale, self.raw_outputscale)
+
+
+class _InferredNoise(Float64Module, GaussianLikelihood):
+    """GPyTorch's likelihood, in float64 also inside a module that is cast."""
+
+
+class _KnownNoise(Float64Module, FixedNoiseGaussianLikelihood):
+    """GPyTorch's likelihood, in float64 also inside a module that is cast."""
+
+
+@dataclass(frozen=True, eq=False)
+class _OwnData:
+    """Own points and transformed targets, in parts that fantasies share instead of copying."""
+
+    parts: tuple[tuple[Tensor, Tensor], ...]  # `… x n_k x d` and `… x n_k x m`
+    batch_shape: Size
+
+    @property
+    def num_data(self) -> int:
+        return sum(X.shape[-2] for X, _ in self.parts)
+
+    @property
+    def requires_grad(self) -> bool:
+        return any(X.requires_grad or Y.requires_grad for X, Y in self.parts)
+
+    @property
+    def X(self) -> Tensor:  # noqa: N802
+        """All points, `batch_shape x n x d`."""
+        return self._joined([X for X, _ in self.parts])
+
+    @property
+    def Y(self) -> Tensor:  # noqa: N802
+        """All targets, `batch_shape x n x m`."""
+        return self._joined([Y for _, Y in self.parts])
+
+    def _joined(self, parts: list[Tensor]) -> Tensor:
+        return parts[0] if len(parts) == 1 else _concatenate(parts, self.batch_shape)
+
+    def extended(self, X: Tensor, Y: Tensor, batch_shape: Size) -> _OwnData:
+        """With further observations."""
+        return _OwnData((*self.parts, (X, Y)), batch_shape)
+
+    def map(self, fn: Callable[[Tensor], Tensor]) -> _OwnData:
+        """With a function applied to every tensor."""
+        return _OwnData(tuple((fn(X), fn(Y)) for X, Y in self.parts), self.batch_shape)
 
 
 @dataclass(frozen=True, eq=False)
@@ -802,24 +956,37 @@ class _Cache:
     block: LocalBlock | None
     weights: WeightPosterior
 
+    def outputs(self, idcs: list[int], key: Tensor) -> _Cache:
+        """The cache of some of the outputs, under the hyperparameters of those."""
+        block = None if self.block is None else self.block.outputs(idcs)
+        return _Cache(key, self.feature_map, block, self.weights.outputs(idcs))
+
 
 @dataclass(frozen=True, eq=False)
 class _RawStatistics:
     """Own data under unit noise, from which the summary for every noise and mean follows."""
 
+    key: Tensor  # what the input transform depended on
     centred: Summary  # of y minus its own average, so that squares do not cancel
     ones: Tensor  # … x M x 1, Phi' 1
     average: Tensor  # … x m x 1 x 1
 
     @classmethod
-    def from_data(cls, feature_map: FeatureMap, X: Tensor, Y: Tensor) -> _RawStatistics:
+    def from_data(
+        cls, feature_map: FeatureMap, X: Tensor, Y: Tensor, *, key: Tensor
+    ) -> _RawStatistics:
         m, n = Y.shape[-3], Y.shape[-2]
         average = Y.sum(dim=-2, keepdim=True) / max(n, 1)
         columns = torch.cat([Y - average, torch.ones_like(Y[..., :1, :, :])], dim=-3)
         both = summarize(feature_map, X, columns, noise_var=1.0)
         assert both.square is not None
         centred = replace(both, moment=both.moment[..., :m, :, :], square=both.square[..., :m])
-        return cls(centred, both.moment[..., m:, :, :], average)
+        return cls(key, centred, both.moment[..., m:, :, :], average)
+
+    def outputs(self, idcs: list[int]) -> _RawStatistics:
+        """The statistics of some of the outputs."""
+        average = self.average[..., idcs, :, :]
+        return _RawStatistics(self.key, self.centred.outputs(idcs), self.ones, average)
 
     def summary(self, *, mean: Tensor, noise_var: Tensor) -> Summary:
         shift = mean - self.average
@@ -849,13 +1016,15 @@ def _check_shapes(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
 def _noise_likelihood(batch_shape: Size, noise_var: Tensor) -> GaussianLikelihood:
     """Inferred noise with BoTorch's prior; the bound makes room for a smaller given value."""
     bound = noise_var.detach().min().clamp_max(MIN_NOISE)
-    likelihood = GaussianLikelihood(
+    likelihood = _InferredNoise(
         noise_prior=LogNormalPrior(loc=-4.0, scale=1.0),  # [Hvarfner2024]_
         noise_constraint=GreaterThan(bound, transform=None),
         batch_shape=batch_shape,
     ).double()
-    shape = likelihood.noise_covar.raw_noise.shape
-    likelihood.noise_covar.raw_noise.data = noise_var.detach().expand(shape).clone()
+    raw_noise: Parameter = likelihood.noise_covar.raw_noise  # type: ignore[union-attr, assignment]
+    if noise_var.shape == batch_shape:
+        noise_var = noise_var.unsqueeze(-1)
+    raw_noise.data = noise_var.detach().expand(raw_noise.shape).clone()
     return likelihood
 
 
@@ -875,6 +1044,5 @@ def _outputscale(model: BasisGP) -> Tensor:
     return model.raw_outputscale.reshape(*[1] * len(model._aug_batch_shape), -1)
 
 
-def _concatenate(old: Tensor, new: Tensor, batch_shape: Size) -> Tensor:
-    parts = [part.expand(*batch_shape, *part.shape[-2:]) for part in (old, new)]
-    return torch.cat(parts, dim=-2)
+def _concatenate(parts: Sequence[Tensor], batch_shape: Size) -> Tensor:
+    return torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in parts], dim=-2)

@@ -46,6 +46,7 @@ from scipy.special import roots_hermite
 from torch import Tensor
 from torch.nn import ModuleList
 
+from botorch_fed.errors import NumericalError
 from botorch_fed.models.kernels import StationaryKernel
 from botorch_fed.models.numerics import (
     JITTER,
@@ -188,6 +189,8 @@ class _FourierFeatures(FeatureMap):
 
     def __init__(self, kernel: StationaryKernel, frequencies: Tensor, amplitudes: Tensor) -> None:
         super().__init__()
+        frequencies = as_double(frequencies, "frequencies")
+        amplitudes = as_double(amplitudes, "amplitudes")
         if frequencies.dim() != 2 or frequencies.shape[-1] != kernel.input_dim:
             raise BotorchTensorDimensionError(
                 f"frequencies must be `count x {kernel.input_dim}`, got shape "
@@ -257,10 +260,13 @@ class RandomFourierFeatures(_FourierFeatures):
     def __init__(
         self, kernel: StationaryKernel, frequencies: Tensor, *, phases: Tensor | None = None
     ) -> None:
-        count = frequencies.shape[0]
+        count = frequencies.shape[0] if frequencies.dim() else 0
         if count == 0:
             raise InputDataError("A feature map needs at least one frequency, got none.")
+        frequencies = as_double(frequencies, "frequencies")
         super().__init__(kernel, frequencies, frequencies.new_full((count,), 1.0 / count))
+        if phases is not None:
+            phases = as_double(phases, "phases")
         self.register_buffer("phases", phases, persistent=False)
         if phases is not None:
             if phases.shape != (count,):
@@ -393,10 +399,17 @@ class QuadratureFourierFeatures(_FourierFeatures):
         super().__init__(kernel, frequencies, amplitudes)
         if min_lengthscale is None:
             min_lengthscale = kernel.lengthscale
-        self.register_buffer("bounds", _checked_bounds(bounds), persistent=False)
+        min_lengthscale = as_double(min_lengthscale, "min_lengthscale")
+        bounds = _checked_bounds(bounds)
+        if bounds.shape[-1] != kernel.input_dim:
+            raise BotorchTensorDimensionError(
+                f"bounds must be `2 x {kernel.input_dim}` for this kernel, got "
+                f"{tuple(bounds.shape)}."
+            )
+        self.register_buffer("bounds", bounds, persistent=False)
         self.register_buffer("min_lengthscale", min_lengthscale.detach(), persistent=False)
         if max_lengthscale is not None:
-            max_lengthscale = max_lengthscale.detach()
+            max_lengthscale = as_double(max_lengthscale, "max_lengthscale").detach()
         self.register_buffer("max_lengthscale", max_lengthscale, persistent=False)
         lower, upper = self.lengthscale_range
         for name, limit in (("min_lengthscale", lower), ("max_lengthscale", upper)):
@@ -554,7 +567,7 @@ class QuadratureFourierFeatures(_FourierFeatures):
         )
 
     def check_domain(self, X: Tensor) -> None:
-        slack = 1e-9 * (self.bounds[1] - self.bounds[0])
+        slack = 1e-6 * (self.bounds[1] - self.bounds[0])
         outside = (X < self.bounds[0] - slack) | (X > self.bounds[1] + slack)
         if bool(outside.any()):
             raise InputDataError(
@@ -593,7 +606,7 @@ class KLFeatures(FeatureMap):
     :math:`\phi_{KL}(x) = V^\top \phi(x)` with `V` the top eigenvectors of
     :math:`E[\phi(x)\phi(x)^\top]` under a *public* reference measure. The norm never grows, and a
     given error needs about half as many features as pruned quadrature, which matters where each
-    feature costs noise.
+    feature costs noise. The projection belongs to one length scale, which is therefore fixed.
 
     Args:
         base: An accurate map of the same kernel.
@@ -604,6 +617,7 @@ class KLFeatures(FeatureMap):
 
     def __init__(self, base: FeatureMap, projection: Tensor) -> None:
         super().__init__()
+        projection = as_double(projection, "projection")
         if base.has_residual:
             raise UnsupportedError("KLFeatures projects Fourier features, not inducing points.")
         if projection.dim() != 2 or projection.shape[0] != base.num_features:
@@ -639,6 +653,12 @@ class KLFeatures(FeatureMap):
         """
         if (num_features is None) == (tol is None):
             raise UnsupportedError("Give exactly one of `num_features=` and `tol=`.")
+        if tol is not None:
+            _check_tolerance(tol)
+        reference = as_double(reference, "reference")
+        check_finite(reference, "reference")
+        if reference.shape[0] == 0:
+            raise InputDataError("reference needs at least one point, got none.")
         Phi = base(reference)
         _, vectors = torch.linalg.eigh(Phi.mT @ Phi / Phi.shape[0])
         vectors = vectors.flip(-1)
@@ -670,9 +690,14 @@ class KLFeatures(FeatureMap):
 
     @property
     def lengthscale_range(self) -> tuple[Tensor, Tensor]:
-        return self.base.lengthscale_range
+        return self.base.lengthscale, self.base.lengthscale
 
     def with_hyperparameters(self, lengthscale: Tensor, outputscale: Tensor) -> KLFeatures:
+        if not torch.allclose(lengthscale, self.base.lengthscale, rtol=1e-9):
+            raise InputDataError(
+                f"The projection was made for length scales {self.base.lengthscale.tolist()}, not "
+                f"for {lengthscale.tolist()}: project a map with those by KLFeatures.from_map."
+            )
         return KLFeatures(self.base.with_hyperparameters(lengthscale, outputscale), self.projection)
 
     def check_domain(self, X: Tensor) -> None:
@@ -857,7 +882,8 @@ class InducingFeatures(FeatureMap):
             chol, self.jitter = jittered_cholesky(K, what)
         elif 0 < jitter <= MAX_JITTER:
             eye = torch.eye(size, dtype=K.dtype, device=K.device)
-            chol = cholesky(K + jitter * float(self.kernel.outputscale) * eye, what)
+            scale = float(self.kernel.outputscale.detach())
+            chol = cholesky(K + jitter * scale * eye, what)
             self.jitter = float(jitter)
         else:
             raise InputDataError(f"jitter must lie in (0, {MAX_JITTER:g}], got {jitter}.")
@@ -915,7 +941,10 @@ class InducingFeatures(FeatureMap):
 
     def with_hyperparameters(self, lengthscale: Tensor, outputscale: Tensor) -> InducingFeatures:
         kernel = self.kernel.with_hyperparameters(lengthscale, outputscale)
-        return InducingFeatures(kernel, self.inducing_points)
+        try:
+            return InducingFeatures(kernel, self.inducing_points, jitter=self.jitter)
+        except NumericalError:
+            return InducingFeatures(kernel, self.inducing_points)  # grows the jitter, and warns
 
     def to_tensors(self) -> dict[str, Tensor]:
         tensors = {
@@ -953,9 +982,13 @@ def feature_map_from_tensors(tensors: Mapping[str, Tensor]) -> FeatureMap:
         )
     kind = kinds.pop()
     try:
-        feature_map = _KINDS[kind]._from_tensors(_below(kind, tensors))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", InputDataWarning)  # wrong types are refused below
+            feature_map = _KINDS[kind]._from_tensors(_below(kind, tensors))
     except KeyError as error:
         raise InputDataError(f"A {kind} feature map lacks the tensor {error}.") from error
+    except (ValueError, RuntimeError, TypeError, IndexError) as error:
+        raise InputDataError(f"The tensors are no {kind} feature map: {error}") from error
     expected = {name: (t.dtype, t.shape) for name, t in feature_map.to_tensors().items()}
     received = {name: (t.dtype, t.shape) for name, t in tensors.items()}
     if received != expected:
@@ -1001,7 +1034,7 @@ def _kernel_from_tensors(tensors: Mapping[str, Tensor]) -> StationaryKernel:
 
 
 def _checked_bounds(bounds: Tensor) -> Tensor:
-    bounds = torch.as_tensor(bounds, dtype=torch.float64)
+    bounds = as_double(bounds, "bounds")
     if bounds.dim() != 2 or bounds.shape[0] != 2:
         raise BotorchTensorDimensionError(f"bounds must be `2 x d`, got {tuple(bounds.shape)}.")
     check_finite(bounds, "bounds")

@@ -19,7 +19,7 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from gpytorch.kernels import Kernel, MaternKernel, ProductKernel, RBFKernel, ScaleKernel
 from torch import Tensor
 
-from botorch_fed.models.numerics import Float64Module
+from botorch_fed.models.numerics import Float64Module, as_double
 from botorch_fed.rng import Generator
 
 MATERN = (0.5, 1.5, 2.5)
@@ -36,12 +36,12 @@ class StationaryKernel(Float64Module):
 
     Args:
         nu: Smoothness: 1/2, 3/2, 5/2, or infinity for the squared exponential.
-        lengthscale: A `d` tensor of positive length scales.
+        lengthscale: Positive length scales, one per input: numbers or a `d` tensor.
         outputscale: The prior *variance* :math:`s_0^2`, a scalar.
         product: Whether a Matérn kernel is a product over inputs.
 
     Example:
-        >>> kernel = StationaryKernel(math.inf, torch.tensor([0.2, 0.4]), 1.0)
+        >>> kernel = StationaryKernel(math.inf, [0.2, 0.4], 1.0)
         >>> kernel(torch.rand(5, 2).double()).shape
         torch.Size([5, 5])
     """
@@ -65,8 +65,12 @@ class StationaryKernel(Float64Module):
             )
         self.nu = float(nu)
         self.product = bool(product)
-        lengthscale = torch.as_tensor(lengthscale, dtype=torch.float64).reshape(-1)
-        outputscale = torch.as_tensor(outputscale, dtype=torch.float64)
+        if not isinstance(lengthscale, Tensor):
+            lengthscale = torch.tensor(lengthscale, dtype=torch.float64)
+        if not isinstance(outputscale, Tensor):
+            outputscale = torch.tensor(outputscale, dtype=torch.float64)
+        lengthscale = as_double(lengthscale, "lengthscale").reshape(-1)
+        outputscale = as_double(outputscale, "outputscale")
         if outputscale.numel() != 1:
             raise InputDataError(
                 f"outputscale must be a scalar, got shape {tuple(outputscale.shape)}."
@@ -90,6 +94,16 @@ class StationaryKernel(Float64Module):
                 `ProductKernel` of one-dimensional ones with `active_dims` 0, 1, ….
             input_dim: Needed only where the kernel has one length scale for all inputs.
         """
+        spec = cls._parse(kernel, input_dim)
+        if input_dim is not None and spec.input_dim != input_dim:
+            raise InputDataError(
+                f"The kernel has {spec.input_dim} length scales but the inputs have {input_dim} "
+                "dimensions."
+            )
+        return spec
+
+    @classmethod
+    def _parse(cls, kernel: Kernel | StationaryKernel, input_dim: int | None) -> StationaryKernel:
         if isinstance(kernel, StationaryKernel):
             return kernel
         outputscale = torch.ones((), dtype=torch.float64)
@@ -123,11 +137,6 @@ class StationaryKernel(Float64Module):
         lengthscale = kernel.lengthscale.detach().double().reshape(-1)
         if input_dim is not None and lengthscale.numel() == 1:
             lengthscale = lengthscale.expand(input_dim).clone()
-        if input_dim is not None and lengthscale.numel() != input_dim:
-            raise InputDataError(
-                f"The kernel has {lengthscale.numel()} length scales but the inputs have "
-                f"{input_dim} dimensions."
-            )
         return cls(nu, lengthscale, outputscale)
 
     @property
@@ -197,9 +206,10 @@ class StationaryKernel(Float64Module):
 
 
 def _smoothness(kernel: Kernel) -> float:
-    if isinstance(kernel, MaternKernel):
+    # Exact types: subclasses such as RBFKernelGrad are other kernels.
+    if type(kernel) is MaternKernel:
         return float(kernel.nu)
-    if isinstance(kernel, RBFKernel):
+    if type(kernel) is RBFKernel:
         return math.inf
     raise UnsupportedError(
         "Feature maps exist for RBFKernel and MaternKernel, bare, scaled, or as a product of "

@@ -132,19 +132,25 @@ def solve_rows(L: Tensor, rows: Tensor, *, upper: bool = False) -> Tensor:
     return solved.reshape(stacked_shape).permute(inverse)
 
 
+def keep_double(fn: Callable[[Tensor], Tensor], name: str) -> Callable[[Tensor], Tensor]:
+    """What `Module.to` applies to tensors, without the part that would lower their precision."""
+
+    def apply(value: Tensor) -> Tensor:
+        moved = fn(value)
+        if moved.dtype == torch.float64 or not value.is_floating_point():
+            return moved
+        warnings.warn(
+            f"{name} stays in float64; only the device was changed.",
+            InputDataWarning,
+            stacklevel=4,
+        )
+        return value.to(moved.device)
+
+    return apply
+
+
 class Float64Module(Module):
     """A module that moves between devices but never leaves float64."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
-        def keep_double(value: Tensor) -> Tensor:
-            moved = fn(value)
-            if moved.dtype == torch.float64 or not value.is_floating_point():
-                return moved
-            warnings.warn(
-                f"{type(self).__name__} stays in float64; only the device was changed.",
-                InputDataWarning,
-                stacklevel=4,
-            )
-            return value.to(moved.device)
-
-        return super()._apply(keep_double, recurse)
+        return super()._apply(keep_double(fn, type(self).__name__), recurse)

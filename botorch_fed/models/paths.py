@@ -107,6 +107,14 @@ def draw_path(
         covariance = StationaryKernel.from_gpytorch(model.covar_module, X.shape[-1])
         if feature_map is None:
             feature_map = RandomFourierFeatures.draw(covariance, NUM_FEATURES, generator=generator)
+    some = X[:32]
+    if feature_map.has_residual or not torch.allclose(
+        feature_map.covariance(some), covariance(some), rtol=1e-3, atol=1e-3
+    ):
+        raise UnsupportedError(
+            "The features of the prior draw must be Fourier features of the model's own kernel, "
+            "or the draw has another law: build the map from the fitted kernel."
+        )
     mean = _frozen(model.mean_module)
     n = X.shape[0]
     weights = generator.normal(*sample_shape, feature_map.num_features)

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any, Literal
 
 import torch
@@ -71,6 +70,11 @@ class Summary:
             raise BotorchTensorDimensionError(
                 "A summary needs gram `batch_shape x M x M` and moment `batch_shape x M x 1`, got "
                 f"{tuple(self.gram.shape)} and {tuple(self.moment.shape)}."
+            )
+        if self.gram.dtype != torch.float64 or self.moment.dtype != torch.float64:
+            raise InputDataError(
+                f"A summary must be float64, got {self.gram.dtype} and {self.moment.dtype}: "
+                "float32 loses up to a third of the posterior mean."
             )
 
     @classmethod
@@ -122,6 +126,16 @@ class Summary:
             moment=self.moment * factor[..., None, None],
             square=None if self.square is None else self.square * factor,
             log_det=log_det,
+        )
+
+    def outputs(self, idcs: list[int]) -> Summary:
+        """The summaries of some outputs, where the last batch dimension counts outputs."""
+        return replace(
+            self,
+            gram=_pick(self.gram, idcs),
+            moment=_pick(self.moment, idcs),
+            square=None if self.square is None else _pick(self.square, idcs, -1),
+            log_det=None if self.log_det is None else _pick(self.log_det, idcs, -1),
         )
 
     def pack(self) -> Tensor:
@@ -295,6 +309,18 @@ class LocalBlock:
         X, Y, variance = _checked_data(self.feature_map, X, Y, noise_var)
         return self._extended(X, Y - mean, variance) if X.shape[-2] else self
 
+    def outputs(self, idcs: list[int]) -> LocalBlock:
+        """The blocks of some outputs, where the last batch dimension counts outputs."""
+        return LocalBlock(
+            feature_map=self.feature_map,
+            X=_pick(self.X, idcs),
+            features=_pick(self.features, idcs),
+            chol=_pick(self.chol, idcs),
+            half_features=_pick(self.half_features, idcs),
+            half_residuals=_pick(self.half_residuals, idcs),
+            summary=self.summary.outputs(idcs),
+        )
+
     def _extended(self, X: Tensor, residuals: Tensor, variance: Tensor) -> LocalBlock:
         k, n = X.shape[-2], self.X.shape[-2]
         Phi = self.feature_map(X)
@@ -347,12 +373,14 @@ class WeightPosterior:
         half_mean: `batch_shape x M x 1`, :math:`L^{-1} b`.
         columns: `batch_shape x M x k`, :math:`T` of the update, if there was one.
         residuals: `batch_shape x k x 1`, the whitened observations of the update.
+        inner: `batch_shape x k x k`, :math:`D` of the update.
     """
 
     chol: Tensor
     half_mean: Tensor
     columns: Tensor | None = None
     residuals: Tensor | None = None
+    inner: Tensor | None = None
 
     @classmethod
     def from_total(cls, total: Summary) -> WeightPosterior:
@@ -377,39 +405,46 @@ class WeightPosterior:
             half_residuals = _append(self.residuals, half_residuals)
         M, k = columns.shape[-2:]
         if 2 * k <= M:
-            return replace(self, columns=columns, residuals=half_residuals)
+            eye = torch.eye(k, dtype=columns.dtype, device=columns.device)
+            what = "the innovation covariance of a rank-k update"
+            D = cholesky(eye + columns.mT @ columns, what)
+            return WeightPosterior(self.chol, self.half_mean, columns, half_residuals, D)
         # Too many columns to carry: B + W'W = L (I + T T') L'.
         eye = torch.eye(M, dtype=columns.dtype, device=columns.device)
-        inner = cholesky(eye + columns @ columns.mT, "a rank-k update of the weight precision")
-        half = solve_rows(inner, (self.half_mean + columns @ half_residuals).mT).mT
-        return WeightPosterior(self.chol @ inner, half)
+        refactor = cholesky(eye + columns @ columns.mT, "a rank-k update of the weight precision")
+        half = solve_rows(refactor, (self.half_mean + columns @ half_residuals).mT).mT
+        return WeightPosterior(self.chol @ refactor, half)
 
-    @cached_property
-    def _inner(self) -> Tensor:
-        """:math:`D` of the update, `batch_shape x k x k`."""
-        assert self.columns is not None
-        eye = torch.eye(self.columns.shape[-1], dtype=self.chol.dtype, device=self.chol.device)
-        what = "the innovation covariance of a rank-k update"
-        return cholesky(eye + self.columns.mT @ self.columns, what)
+    def outputs(self, idcs: list[int]) -> WeightPosterior:
+        """The posteriors of some outputs, where the last batch dimension counts outputs."""
+        return WeightPosterior(
+            chol=_pick(self.chol, idcs),
+            half_mean=_pick(self.half_mean, idcs),
+            columns=None if self.columns is None else _pick(self.columns, idcs),
+            residuals=None if self.residuals is None else _pick(self.residuals, idcs),
+            inner=None if self.inner is None else _pick(self.inner, idcs),
+        )
 
-    @cached_property
+    @property
     def _whitened_mean(self) -> Tensor:
         r""":math:`L^\top` times the mean, `batch_shape x M x 1`."""
-        if self.columns is None or self.residuals is None:
+        if self.columns is None or self.residuals is None or self.inner is None:
             return self.half_mean
         surprise = self.residuals - self.columns.mT @ self.half_mean
-        once = solve_rows(self._inner, surprise.mT)
-        return self.half_mean + self.columns @ solve_rows(self._inner.mT, once, upper=True).mT
+        once = solve_rows(self.inner, surprise.mT)
+        return self.half_mean + self.columns @ solve_rows(self.inner.mT, once, upper=True).mT
 
-    def _times_root(self, rows: Tensor) -> Tensor:
-        """Rows times `S`."""
-        if self.columns is None:
+    def _times_root(self, rows: Tensor, *, transposed: bool = False) -> Tensor:
+        """Rows times `S`, or times its transpose."""
+        if self.columns is None or self.inner is None:
             return rows
-        D = self._inner
-        eye = torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
-        # rows T D^-T (D + I)^-1 T', from the left: D^-1 on rows, then (D + I)^-T on rows.
-        inner = solve_rows(D, rows @ self.columns)
-        inner = solve_rows((D + eye).mT, inner, upper=True)
+        D = self.inner
+        D_plus = D + torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
+        inner = rows @ self.columns
+        if transposed:  # rows T (D + I)^-T D^-1 T'
+            inner = solve_rows(D.mT, solve_rows(D_plus, inner), upper=True)
+        else:  # rows T D^-T (D + I)^-1 T'
+            inner = solve_rows(D_plus.mT, solve_rows(D, inner), upper=True)
         return rows - inner @ self.columns.mT
 
     def predict(self, Phi: Tensor) -> tuple[Tensor, Tensor]:
@@ -424,7 +459,7 @@ class WeightPosterior:
         half = solve_rows(self.chol, Phi)
         return half @ self._whitened_mean, self._times_root(half)
 
-    @cached_property
+    @property
     def mean(self) -> Tensor:
         """Posterior mean of the weights, `batch_shape x M`."""
         return solve_rows(self.chol.mT, self._whitened_mean.mT, upper=True).squeeze(-2)
@@ -451,12 +486,7 @@ class WeightPosterior:
         batch_shape = self._whitened_mean.shape[:-2]
         z = generator.normal(*sample_shape, *batch_shape, 1, self.chol.shape[-1])
         z = z.to(self.chol.device)
-        if self.columns is not None:  # S z as rows is z' S'
-            D = self._inner
-            eye = torch.eye(D.shape[-1], dtype=D.dtype, device=D.device)
-            inner = solve_rows(D + eye, z @ self.columns)
-            inner = solve_rows(D.mT, inner, upper=True)
-            z = z - inner @ self.columns.mT
+        z = self._times_root(z, transposed=True)
         return self.mean + scale * solve_rows(self.chol.mT, z, upper=True).squeeze(-2)
 
 
@@ -510,11 +540,14 @@ def sample_weights_dual(
     noise = e @ cholesky(block, f"the noise block of {n} observations").mT
     L = cholesky(Phi @ Phi.mT + block, f"the covariance of {n} observations")
     y = (Y - mean).squeeze(-1)
+
     # Mean and deviation apart, so that `scale` leaves the mean alone.
-    targets = torch.cat([y.unsqueeze(0), (prior_weights @ Phi.mT + noise).reshape(-1, n)])
-    pulled = torch.cholesky_solve(targets.mT, L).mT @ Phi
-    deviation = prior_weights - pulled[1:].reshape(*sample_shape, M)
-    return pulled[0] + scale * deviation
+    def pulled(targets: Tensor) -> Tensor:
+        """Phi' (Phi Phi' + R)^-1 targets, for targets in rows."""
+        return solve_rows(L.mT, solve_rows(L, targets.unsqueeze(-2)), upper=True).squeeze(-2) @ Phi
+
+    deviation = prior_weights - pulled(prior_weights @ Phi.mT + noise)
+    return pulled(y) + scale * deviation
 
 
 def log_evidence(total: Summary, *, given: Summary | None = None) -> Tensor:
@@ -573,6 +606,11 @@ def reweight(
             "Only maps on one uniform grid share statistics: build the source by "
             "QuadratureFourierFeatures.uniform_grid and the target by its with_hyperparameters."
         )
+    if bool((target.lengthscale < source.lengthscale * (1 - 1e-9)).any()):
+        raise InputDataError(
+            f"A release serves length scales from its own, {source.lengthscale.tolist()}, upwards, "
+            f"not {target.lengthscale.tolist()}: release over the map of the shortest."
+        )
     D = (target.wave_scales / source.wave_scales).unsqueeze(-1)
     return replace(
         summary,
@@ -629,6 +667,13 @@ def _plus(a: Any, b: Any) -> Any:
 def _upper(M: int) -> tuple[Tensor, Tensor]:
     rows, columns = torch.triu_indices(M, M, offset=1)
     return rows, columns
+
+
+def _pick(values: Tensor, idcs: list[int], dim: int = -3) -> Tensor:
+    """Values of some outputs; where the outputs share one value, that one."""
+    if values.dim() < -dim or values.shape[dim] == 1:
+        return values
+    return values.index_select(dim, torch.tensor(idcs, device=values.device))
 
 
 def _common_batch(*tensors: Tensor) -> Size:

@@ -8,7 +8,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    UnsupportedError,
+)
 from botorch.exceptions.warnings import InputDataWarning
 
 from botorch_fed.models import FeatureMap, feature_map_from_tensors
@@ -155,6 +159,20 @@ def test_damaged_serial_form_is_refused(make: Callable[[], FeatureMap]) -> None:
             damaged[0] = torch.nan
             with pytest.raises(InputDataError):
                 feature_map_from_tensors({**tensors, name: damaged.reshape(value.shape)})
+
+
+@maps
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int64, torch.complex128])
+def test_serial_form_of_another_type_is_refused(
+    make: Callable[[], FeatureMap], dtype: torch.dtype
+) -> None:
+    tensors = make().to_tensors()
+    for name, value in tensors.items():
+        if value.dtype == torch.float64:
+            with pytest.raises((InputDataError, UnsupportedError)):
+                feature_map_from_tensors({**tensors, name: value.to(dtype)})
+        with pytest.raises((InputDataError, BotorchTensorDimensionError, UnsupportedError)):
+            feature_map_from_tensors({**tensors, name: value.reshape(-1)[:0]})
 
 
 def test_unknown_tag_is_refused() -> None:

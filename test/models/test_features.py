@@ -251,6 +251,36 @@ def test_projection_bad_input() -> None:
         KLFeatures(InducingFeatures(se(0.5, 0.5), uniform(3, 2)), torch.eye(3).double())
 
 
+def test_projection_belongs_to_one_lengthscale() -> None:
+    phi = KLFeatures.from_map(quadrature(), uniform(200, 2), num_features=8)
+    other = phi.with_hyperparameters(phi.lengthscale, 2 * phi.outputscale)
+    torch.testing.assert_close(other(uniform(3, 2)), 2**0.5 * phi(uniform(3, 2)))
+    with pytest.raises(InputDataError, match="project a map with those by KLFeatures"):
+        phi.with_hyperparameters(2 * phi.lengthscale, phi.outputscale)
+    with pytest.raises(InputDataError, match=r"reference .* has"):
+        KLFeatures.from_map(quadrature(), torch.full((3, 2), torch.nan).double(), tol=0.1)
+    with pytest.raises(InputDataError, match="at least one point"):
+        KLFeatures.from_map(quadrature(), uniform(0, 2), tol=0.1)
+
+
+def test_a_kernel_of_other_dimension_is_refused() -> None:
+    kernel, bounds = se(1.0), torch.tensor([[0.0] * 3, [1.0] * 3], dtype=torch.float64)
+    match = "The kernel has 1 length scales but the inputs have 3"
+    with pytest.raises(InputDataError, match=match):
+        RandomFourierFeatures.draw(kernel, 10, generator=generator(0), input_dim=3)
+    with pytest.raises(InputDataError, match=match):
+        QuadratureFourierFeatures.from_kernel(kernel, bounds, tol=0.1)
+    with pytest.raises(InputDataError, match=match):
+        QuadratureFourierFeatures.uniform_grid(kernel, bounds, tol=0.1)
+    with pytest.raises(InputDataError, match=match):
+        InducingFeatures(kernel, uniform(5, 3))
+
+
+def test_refitting_keeps_a_given_jitter() -> None:
+    phi = InducingFeatures(se(0.3, 0.3), uniform(5, 2), jitter=1e-7)
+    assert phi.with_hyperparameters(phi.lengthscale * 1.1, phi.outputscale).jitter == 1e-7
+
+
 # ------------------------------------------------------------------ sums and supports
 
 

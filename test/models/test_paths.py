@@ -193,6 +193,11 @@ def test_what_draw_path_refuses() -> None:
     ]:
         with pytest.raises(UnsupportedError, match="draw_matheron_paths"):
             draw_path(model)
+    model = BasisGP(X, Y, feature_map=phi)
+    short = RandomFourierFeatures.draw(se(0.1, 0.1), 40, generator=generator(0))
+    for prior in [inducing(), short]:
+        with pytest.raises(UnsupportedError, match="Fourier features of the model's own kernel"):
+            draw_path(model, feature_map=prior)
     with pytest.raises(UnsupportedError, match="one output and no batch dimensions"):
         draw_path(BasisGP(X, Y.expand(12, 2), feature_map=phi))
     assert draw_path(BasisGP(X[:0], Y[:0], feature_map=phi), torch.Size([3]))(X).shape == (3, 12)

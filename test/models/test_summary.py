@@ -405,6 +405,9 @@ def test_one_release_serves_every_lengthscale() -> None:
         _assert_same(carried, direct, tol=6e-10)
         dense = _dense_evidence(se(ell, outputscale=1.3)(X) + NOISE * torch.eye(60).double(), Y)
         torch.testing.assert_close(log_evidence(carried), dense, rtol=1e-3, atol=0)
+    longer = source.with_hyperparameters(torch.tensor([0.5]).double(), torch.tensor(1.0).double())
+    with pytest.raises(InputDataError, match="serves length scales from its own"):
+        reweight(summarize(longer, X, Y, noise_var=NOISE), longer, source)
     other = QuadratureFourierFeatures.from_kernel(se(0.1), bounds, tol=1e-2)
     with pytest.raises(BasisMismatch, match="one uniform grid"):
         reweight(summary, source, other)
@@ -426,6 +429,14 @@ def test_no_data_is_the_prior() -> None:
         torch.testing.assert_close(
             covariance, phi(uniform(3, 2)) @ phi(uniform(3, 2)).mT + phi.residual(uniform(3, 2))
         )
+
+
+def test_dual_draw_without_data_is_the_prior() -> None:
+    phi = random_fourier()
+    draws = sample_weights_dual(
+        phi, *_data(0), noise_var=NOISE, sample_shape=torch.Size([3]), generator=generator(1)
+    )
+    assert torch.equal(draws, generator(1).normal(3, phi.num_features))
 
 
 def test_duplicated_points_add_up() -> None:
