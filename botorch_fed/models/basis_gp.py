@@ -53,6 +53,7 @@ from botorch_fed.models.summary import (
     WeightPosterior,
     check_basis,
     checked_noise,
+    feature_sums,
     log_evidence,
     summarize,
 )
@@ -540,8 +541,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             or raw.centred.basis != feature_map.fingerprint
             or not torch.equal(raw.key, key)
         ):
-            X = self._transformed_points().unsqueeze(-3)
-            raw = _RawStatistics.from_data(feature_map, X, self._train_Y.mT.unsqueeze(-1), key=key)
+            points = self._transformed_points()
+            raw = _RawStatistics.from_data(feature_map, points, self._train_Y, key=key)
             self._raw = raw
         return raw.summary(mean=self._mean, noise_var=self._noise)
 
@@ -975,13 +976,21 @@ class _RawStatistics:
     def from_data(
         cls, feature_map: FeatureMap, X: Tensor, Y: Tensor, *, key: Tensor
     ) -> _RawStatistics:
-        m, n = Y.shape[-3], Y.shape[-2]
+        """From points `batch_shape x n x d` and targets `batch_shape x n x m`."""
+        m, n = Y.shape[-1], Y.shape[-2]
         average = Y.sum(dim=-2, keepdim=True) / max(n, 1)
-        columns = torch.cat([Y - average, torch.ones_like(Y[..., :1, :, :])], dim=-3)
-        both = summarize(feature_map, X, columns, noise_var=1.0)
-        assert both.square is not None
-        centred = replace(both, moment=both.moment[..., :m, :, :], square=both.square[..., :m])
-        return cls(key, centred, both.moment[..., m:, :, :], average)
+        columns = torch.cat([Y - average, torch.ones_like(Y[..., :1])], dim=-1)
+        gram, products = feature_sums(feature_map, X, columns)
+        per_output = products.mT.unsqueeze(-1)  # batch_shape x (m + 1) x M x 1
+        centred = Summary(
+            gram=gram.unsqueeze(-3),
+            moment=per_output[..., :m, :, :],
+            basis=feature_map.fingerprint,
+            num_data=n,
+            square=columns[..., :m].square().sum(dim=-2),
+            log_det=torch.zeros_like(average[..., 0, :]),
+        )
+        return cls(key, centred, per_output[..., m:, :, :], average.mT.unsqueeze(-1))
 
     def outputs(self, idcs: list[int]) -> _RawStatistics:
         """The statistics of some of the outputs."""

@@ -167,8 +167,20 @@ def _frozen(mean_module: Mean) -> Mean:
     return mean.double().eval()
 
 
+class _LinearPath(GeneralizedLinearPath):
+    """BoTorch's linear path, without a copy of the features for every draw."""
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        if x.dim() > 2:
+            return super().forward(x, **kwargs)
+        weights = self.weight.unsqueeze(0) if self.weight.dim() == 1 else self.weight
+        values = weights.flatten(end_dim=-2) @ self.feature_map(x).mT
+        values = values.reshape(*self.weight.shape[:-1], x.shape[-2])
+        return values if self.bias_module is None else values + self.bias_module(x)
+
+
 def _linear(feature_map: Any, weights: Tensor, mean: Mean | None = None) -> SamplePath:
-    return GeneralizedLinearPath(feature_map, weights, bias_module=mean)
+    return _LinearPath(feature_map, weights, bias_module=mean)
 
 
 def _total(values: list[Tensor]) -> Tensor:

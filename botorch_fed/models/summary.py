@@ -220,20 +220,11 @@ def summarize(
     X, Y, variance = _checked_data(feature_map, X, Y, noise_var)
     residuals = Y - mean
     n = X.shape[-2]
-    shared = variance.shape[-2] == 1  # one noise level: scale the total, not the rows
-    M = feature_map.num_features
-    gram = X.new_zeros(*X.shape[:-2], M, M)
-    moment = X.new_zeros(*torch.broadcast_shapes(X.shape[:-2], residuals.shape[:-2]), M, 1)
-    for start in range(0, n, CHUNK):
-        rows = slice(start, start + CHUNK)
-        Phi = feature_map(X[..., rows, :])
-        weighted = Phi if shared else Phi / variance[..., rows, :]
-        gram = gram + weighted.mT @ Phi
-        moment = moment + weighted.mT @ residuals[..., rows, :]
-    if shared:
+    if variance.shape[-2] == 1:  # one noise level: scale the sums, not the rows
+        gram, moment = feature_sums(feature_map, X, residuals)
         gram, moment = gram / variance, moment / variance
     else:
-        gram = 0.5 * (gram + gram.mT)
+        gram, moment = feature_sums(feature_map, X, residuals, weights=1 / variance)
     return Summary(
         gram=gram,
         moment=moment,
@@ -242,6 +233,33 @@ def summarize(
         square=(residuals.square() / variance).sum(dim=(-2, -1)),
         log_det=variance.log().expand(*variance.shape[:-2], n, 1).sum(dim=(-2, -1)),
     )
+
+
+def feature_sums(
+    feature_map: FeatureMap, X: Tensor, columns: Tensor, *, weights: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    r"""The sums :math:`\Phi^\top W \Phi` and :math:`\Phi^\top W C` in memory constant in `n`.
+
+    Args:
+        feature_map: The shared basis.
+        X: A `batch_shape x n x d` tensor of points.
+        columns: A `batch_shape x n x k` tensor.
+        weights: A `batch_shape x n x 1` tensor of positive weights; default one.
+
+    Returns:
+        A `batch_shape x M x M` and a `batch_shape x M x k` tensor.
+    """
+    M, k = feature_map.num_features, columns.shape[-1]
+    gram = X.new_zeros(*X.shape[:-2], M, M)
+    products = X.new_zeros(*_common_batch(X, columns), M, k)
+    for start in range(0, X.shape[-2], CHUNK):
+        rows = slice(start, start + CHUNK)
+        Phi = feature_map(X[..., rows, :])
+        feature_map.check_domain(X[..., rows, :])
+        weighted = Phi if weights is None else Phi * weights[..., rows, :]
+        gram = gram + weighted.mT @ Phi
+        products = products + weighted.mT @ columns[..., rows, :]
+    return (gram if weights is None else 0.5 * (gram + gram.mT)), products
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,6 +342,7 @@ class LocalBlock:
     def _extended(self, X: Tensor, residuals: Tensor, variance: Tensor) -> LocalBlock:
         k, n = X.shape[-2], self.X.shape[-2]
         Phi = self.feature_map(X)
+        self.feature_map.check_domain(X)
         noise = torch.diag_embed(variance.squeeze(-1).expand(*variance.shape[:-2], k))
         corner = self.feature_map.residual(X, Phi1=Phi) + noise
         half_features, half_residuals = Phi, residuals
@@ -636,7 +655,6 @@ def _checked_data(
         )
     check_finite(X, "X")
     check_finite(Y, "Y")
-    feature_map.check_domain(X)
     return X, Y, checked_noise(noise_var, X.shape[-2])
 
 
