@@ -114,6 +114,9 @@ def solve_rows(L: Tensor, rows: Tensor, *, upper: bool = False) -> Tensor:
     Returns:
         A `broadcast(batch_shape, factor_batch) x q x M` tensor.
     """
+    if L.dim() == 2:
+        flat = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
+        return torch.linalg.solve_triangular(L, flat.mT, upper=upper).mT.reshape(rows.shape)
     dims = max(L.dim(), rows.dim()) - 2
     factor_batch = (1,) * (dims + 2 - L.dim()) + L.shape[:-2]
     row_batch = (1,) * (dims + 2 - rows.dim()) + rows.shape[:-2]

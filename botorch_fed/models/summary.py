@@ -358,13 +358,14 @@ class LocalBlock:
         g = cholesky(corner, what)
         half_features = torch.linalg.solve_triangular(g, half_features, upper=False)
         half_residuals = torch.linalg.solve_triangular(g, half_residuals, upper=False)
-        contribution = Summary(
-            gram=half_features.mT @ half_features,
-            moment=half_features.mT @ half_residuals,
-            basis=self.feature_map.fingerprint,
-            num_data=k,
-            square=half_residuals.square().sum(dim=(-2, -1)),
-            log_det=2 * g.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1),
+        old = self.summary
+        summary = Summary(
+            gram=old.gram + half_features.mT @ half_features,
+            moment=old.moment + half_features.mT @ half_residuals,
+            basis=old.basis,
+            num_data=n + k,
+            square=_plus(old.square, half_residuals.square().sum(dim=(-2, -1))),
+            log_det=_plus(old.log_det, 2 * g.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)),
         )
         return LocalBlock(
             feature_map=self.feature_map,
@@ -373,7 +374,7 @@ class LocalBlock:
             chol=g if cross is None else _bordered(self.chol, cross, g),
             half_features=_append(self.half_features, half_features),
             half_residuals=_append(self.half_residuals, half_residuals),
-            summary=self.summary + contribution,
+            summary=summary,
         )
 
 
@@ -555,6 +556,7 @@ def sample_weights_dual(
         )
     e = generator.normal(*sample_shape, n)
     Phi = feature_map(X)
+    feature_map.check_domain(X)
     block = torch.diag_embed(variance.squeeze(-1).expand(n)) + feature_map.residual(X)
     noise = e @ cholesky(block, f"the noise block of {n} observations").mT
     L = cholesky(Phi @ Phi.mT + block, f"the covariance of {n} observations")
