@@ -8,9 +8,10 @@ Keys of ``--json``:
                                     ingest, posterior and 16 paths; n = 2,000, M = 100, d = 6,
                                     1,000 test points
     posterior_time_ratio_n1e6_vs_n1e2  prediction after ingest of 10^6 and of 10^2 observations
-    peak_mb_n1e6                    peak memory of streaming 10^6 observations, beyond the process
-                                    with its imports, model and prediction
-    summary_update_speedup          recompute / update after one observation, n_i = 500, S = 64
+    peak_mb_n1e6                    peak memory of streaming 10^6 observations, beyond that of one
+                                    chunk of 10,000, in a process of its own
+    summary_update_speedup          recompute / update after one observation, n_i = 500, S = 64,
+                                    on one thread, as agents compute (the table has both)
     max_dev_dense                   largest deviation from dense Bayesian linear regression
     max_dev_pitc                    largest deviation from centralised dense PITC
     import_extra_s                  import botorch_fed.models beyond import botorch, seconds
@@ -21,7 +22,6 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-import resource
 import statistics
 import subprocess
 import sys
@@ -155,11 +155,31 @@ def streamed(phi: FeatureMap, n: int) -> Summary:
     return total
 
 
+def peak_megabytes(n: int) -> float:
+    """Peak memory of streaming `n` observations beyond one chunk, in a process of its own."""
+    code = (
+        "import resource\n"
+        "from benchmarks.models import STREAM_CHUNK, shared_map, streamed\n"
+        "streamed(shared_map(), STREAM_CHUNK)\n"
+        "def peak():\n"
+        "    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
+        "before = peak()\n"
+        f"streamed(shared_map(), {n})\n"
+        "print(peak() - before)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(run.stdout)
+
+
+def shared_map() -> FeatureMap:
+    """The features of the growth curve."""
+    stream = generator(0, "features")
+    return RandomFourierFeatures.draw(kernel(DIM, 0.6), NUM_FEATURES, generator=stream)
+
+
 def growth(sizes: list[int], repeats: int) -> dict[int, tuple[float, float, float]]:
     """By `n`: seconds of ingest, milliseconds of a prediction, peak megabytes of the ingest."""
-    phi = RandomFourierFeatures.draw(
-        kernel(DIM, 0.6), NUM_FEATURES, generator=generator(0, "features")
-    )
+    phi = shared_map()
     test_X = generator(0, "benchmark", "test").uniform(NUM_TEST, DIM)
 
     def predictor(total: Summary) -> Callable[[], None]:
@@ -175,13 +195,11 @@ def growth(sizes: list[int], repeats: int) -> dict[int, tuple[float, float, floa
     predictor(streamed(phi, STREAM_CHUNK))()  # what every process pays once
     curve, predictors = {}, {}
     for n in sizes:
-        before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         start = time.perf_counter()
         total = streamed(phi, n)
         seconds = time.perf_counter() - start
         predictors[n] = predictor(total)
-        peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) / 1024
-        curve[n] = (seconds, 0.0, peak)
+        curve[n] = (seconds, 0.0, peak_megabytes(n))
     # Interleaved, so that a busy machine treats all sizes alike.
     times: dict[int, list[float]] = {n: [] for n in sizes}
     for _ in range(20 * repeats):
@@ -291,10 +309,15 @@ def main() -> None:
     repeats = 1 if args.quick else 5
     sizes = [10**2, 10**3, 10**4, 10**5] + ([] if args.quick else [10**6])
 
-    curve = growth(sizes, repeats)  # first: its memory figure wants a fresh process
+    curve = growth(sizes, repeats)
     rows, speedup = matheron(repeats)
-    updates = update(repeats, [100, 200, 500, 1000])
-    recompute_ms, extend_ms = updates[500]
+    updates = {}
+    for threads in sorted({args.threads, 1}):
+        torch.set_num_threads(threads)
+        for n, pair in update(repeats, [100, 200, 500, 1000]).items():
+            updates[n, threads] = pair
+    recompute_ms, extend_ms = updates[500, 1]
+    torch.set_num_threads(args.threads)
     figures = {
         "speedup_vs_matheron": round(speedup, 1),
         "posterior_time_ratio_n1e6_vs_n1e2": round(curve[sizes[-1]][1] / curve[100][1], 3),
@@ -322,9 +345,12 @@ def main() -> None:
     for n, (seconds, ms, megabytes) in curve.items():
         table.add_row(f"{n:,}", f"{seconds:.3f}", f"{ms:.2f}", f"{megabytes:.1f}")
     console.print(table)
-    table = Table("n_i", "recompute, ms", "update, ms", title="One new observation, S = 64")
-    for n, (slow, fast) in updates.items():
-        table.add_row(f"{n:,}", f"{slow:.2f}", f"{fast:.2f}")
+    table = Table(
+        "n_i", "threads", "recompute, ms", "update, ms", "ratio", title="One observation, S = 64"
+    )
+    for (n, threads), (slow, fast) in updates.items():
+        row = (f"{n:,}", str(threads), f"{slow:.2f}", f"{fast:.2f}", f"{slow / fast:.1f}")
+        table.add_row(*row)
     console.print(table)
     table = Table("figure", "value", title="Figures")
     for name, value in figures.items():

@@ -48,8 +48,9 @@ def as_double(value: Tensor, name: str) -> Tensor:
 
 def check_finite(value: Tensor, name: str) -> None:
     """Raise `InputDataError` if a tensor has NaN or infinite entries."""
-    bad = int((~torch.isfinite(value)).sum())
-    if bad:
+    finite = torch.isfinite(value)
+    if not bool(finite.all()):
+        bad = int((~finite).sum())
         nans = int(torch.isnan(value).sum())
         raise InputDataError(
             f"{name} (shape {tuple(value.shape)}) has {nans} NaN and {bad - nans} infinite "

@@ -662,6 +662,8 @@ def _checked_data(
 
 def checked_noise(noise_var: float | Tensor, n: int) -> Tensor:
     """A positive noise variance as a `… x n x 1` or `… x 1 x 1` tensor."""
+    if isinstance(noise_var, float) and 0 < noise_var < math.inf:
+        return torch.full((1, 1), noise_var, dtype=torch.float64)
     variance = torch.as_tensor(noise_var, dtype=torch.float64)
     if variance.dim() == 0:
         variance = variance.reshape(1, 1)
