@@ -8,8 +8,8 @@ Keys of ``--json``:
                                     ingest, posterior and 16 paths; n = 2,000, M = 100, d = 6,
                                     1,000 test points
     posterior_time_ratio_n1e6_vs_n1e2  prediction after ingest of 10^6 and of 10^2 observations
-    peak_mb_n1e6                    peak memory of streaming 10^6 observations, beyond that of one
-                                    chunk of 10,000, in a process of its own
+    peak_mb_n1e6                    peak memory of streaming 10^6 observations in chunks of 10,000,
+                                    beyond imports, in a process of its own
     summary_update_speedup          recompute / update after one observation, n_i = 500, S = 64,
                                     on one thread, as agents compute (the table has both)
     max_dev_dense                   largest deviation from dense Bayesian linear regression
@@ -156,11 +156,11 @@ def streamed(phi: FeatureMap, n: int) -> Summary:
 
 
 def peak_megabytes(n: int) -> float:
-    """Peak memory of streaming `n` observations beyond one chunk, in a process of its own."""
+    """Peak memory of streaming `n` observations beyond imports, in a process of its own."""
     code = (
         "import resource\n"
-        "from benchmarks.models import STREAM_CHUNK, shared_map, streamed\n"
-        "streamed(shared_map(), STREAM_CHUNK)\n"
+        "from benchmarks.models import shared_map, streamed\n"
+        "streamed(shared_map(), 1)\n"
         "def peak():\n"
         "    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
         "before = peak()\n"
