@@ -29,6 +29,7 @@ import time
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
+from pathlib import Path
 
 import torch
 from botorch.models import SingleTaskGP
@@ -155,17 +156,20 @@ def streamed(phi: FeatureMap, n: int) -> Summary:
     return total
 
 
+def resident_peak() -> float:
+    """High-water mark of this process in megabytes (`ru_maxrss` would include the parent's)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM")) / 1024
+
+
 def peak_megabytes(n: int) -> float:
     """Peak memory of streaming `n` observations beyond imports, in a process of its own."""
     code = (
-        "import resource\n"
-        "from benchmarks.models import shared_map, streamed\n"
+        "from benchmarks.models import resident_peak, shared_map, streamed\n"
         "streamed(shared_map(), 1)\n"
-        "def peak():\n"
-        "    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024\n"
-        "before = peak()\n"
+        "before = resident_peak()\n"
         f"streamed(shared_map(), {n})\n"
-        "print(peak() - before)\n"
+        "print(resident_peak() - before)\n"
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return float(run.stdout)
