@@ -5,6 +5,7 @@ Rooms (each imports only from rooms above it; `test/test_layering.py` keeps it s
     errors    the exceptions of this package
     rng       reproducible random numbers by a published recipe
     models    feature maps, additive summaries, and the BoTorch models made of them
+    wire      the codec of messages and state files
 
 This package imports nothing: ``import botorch_fed.models`` pays for models only.
 """

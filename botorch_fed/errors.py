@@ -2,6 +2,7 @@ r"""The exceptions of this package::
 
     FederatedError
     ├── BasisMismatch    two objects over different feature maps were combined
+    ├── MessageError     bytes from outside are no acceptable message
     └── NumericalError   a factorisation failed; the message names the condition
 
 Malformed tensors raise BoTorch's own `InputDataError` and `BotorchTensorDimensionError`,
@@ -16,6 +17,10 @@ class FederatedError(Exception):
 
 class BasisMismatch(FederatedError, ValueError):
     """Two objects over different feature maps cannot be combined."""
+
+
+class MessageError(FederatedError, ValueError):
+    """Bytes from outside are malformed, too large, of another version, or not acceptable here."""
 
 
 class NumericalError(FederatedError, ArithmeticError):

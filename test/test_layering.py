@@ -21,6 +21,7 @@ ROOMS: dict[str, set[str]] = {
     "errors": set(),
     "rng": set(),
     "models": {"errors", "rng"},
+    "wire": {"errors"},
 }
 # Third-party packages that have one owner: nobody else imports them.
 OWNERS: dict[str, set[str]] = {
@@ -30,6 +31,7 @@ OWNERS: dict[str, set[str]] = {
     "flwr": {"botorch_fed/engines/flower.py"},
     "ax": {"botorch_fed/ax_adapter.py"},
     "matplotlib": {"botorch_fed/report.py"},
+    "msgpack": {"botorch_fed/wire/codec.py"},
     "pickle": set(),
 }
 HEAVY = ["tenseal", "opacus", "flwr", "ax", "matplotlib", "dp_accounting", "pandas"]
