@@ -4,6 +4,7 @@ Rooms (each imports only from rooms above it; `test/test_layering.py` keeps it s
 
     errors    the exceptions of this package
     rng       reproducible random numbers by a published recipe
+    space     the public map between a site's parameters and the shared unit cube
     models    feature maps, additive summaries, and the BoTorch models made of them
     wire      the codec of messages and state files
 

@@ -20,6 +20,7 @@ ROOMS: dict[str, set[str]] = {
     "version": set(),
     "errors": set(),
     "rng": set(),
+    "space": {"errors"},
     "models": {"errors", "rng"},
     "wire": {"errors"},
 }

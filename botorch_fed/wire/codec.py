@@ -227,9 +227,10 @@ def _pack(value: Any, annotation: Any, where: str) -> Any:
     if dataclasses.is_dataclass(annotation):
         if type(value) is not annotation:
             raise _mismatch(where, getattr(annotation, "__name__", "a dataclass"), value)
+        cls: Any = annotation
         return [
             _pack(getattr(value, name), field_type, f"{where}.{name}")
-            for name, field_type in _fields(annotation)
+            for name, field_type in _fields(cls)
         ]
     raise MessageError(f"{where}: {annotation} cannot be encoded.")
 
