@@ -167,7 +167,10 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             if n:
                 outcome_transform.train()
                 with torch.no_grad():
-                    train_Y, train_Yvar = outcome_transform(train_Y, train_Yvar, X=train_X)
+                    X = train_X
+                    if input_transform is not None:
+                        X = input_transform.preprocess_transform(train_X)
+                    train_Y, train_Yvar = outcome_transform(train_Y, train_Yvar, X=X)
                 check_finite(train_Y, "train_Y after the outcome transform")
                 self._data = _OwnData(((train_X, train_Y),), train_X.shape[:-2])
             elif not bool(getattr(outcome_transform, "_is_trained", True)):
