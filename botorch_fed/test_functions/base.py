@@ -1,0 +1,105 @@
+r"""One BoTorch test problem per agent, over one public search space."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from botorch.test_functions.base import BaseTestProblem
+from torch import Tensor
+
+from botorch_fed.space import SearchSpace
+
+
+class AgentProblem(BaseTestProblem):
+    """What one agent observes: a BoTorch test problem on the unit cube, to be maximised.
+
+    Args:
+        federation: The federated problem.
+        agent: The agent's index.
+        noise_std: Standard deviation of observation noise, if any is to be added.
+        negate: If true, the negated function, for minimisers.
+    """
+
+    def __init__(
+        self,
+        federation: FederatedTestProblem,
+        agent: int,
+        *,
+        noise_std: float | None = None,
+        negate: bool = False,
+    ) -> None:
+        self.dim = federation.dim
+        self._bounds = [(0.0, 1.0)] * self.dim
+        self.continuous_inds = list(range(self.dim))
+        super().__init__(noise_std=noise_std, negate=negate, dtype=torch.double)
+        self.federation = federation
+        self.agent = agent
+
+    def _evaluate_true(self, X: Tensor) -> Tensor:
+        flat = self.federation.evaluate(self.agent, X.reshape(-1, self.dim))
+        return flat.reshape(X.shape[:-1])
+
+    @property
+    def optimal_value(self) -> float:
+        """The largest noise-free value (negated if the problem is)."""
+        value = float(self.federation.optimal_values[self.agent])
+        return -value if self.negate else value
+
+
+class FederatedTestProblem(ABC):
+    """Several agents' objectives over one public search space; larger is better.
+
+    ``problem[n]`` is agent `n`'s `AgentProblem`; ``len(problem)`` counts the agents.
+
+    Attributes:
+        space: The public search space, its outcome scale included.
+        noise_std: Standard deviation of observation noise, if any is to be added.
+    """
+
+    space: SearchSpace
+    noise_std: float | None = None
+
+    @abstractmethod
+    def __len__(self) -> int: ...
+
+    @abstractmethod
+    def evaluate(self, agent: int, X: Tensor) -> Tensor:
+        """Noise-free values of an agent at `n x d` points of the unit cube, an `n` tensor."""
+
+    @property
+    def optimal_values(self) -> Tensor:
+        """The largest noise-free value of every agent, where it is known."""
+        raise NotImplementedError(f"The optima of {type(self).__name__} are not known.")
+
+    @property
+    def dim(self) -> int:
+        """Number of columns of the unit cube."""
+        return self.space.dim
+
+    @property
+    def bounds(self) -> Tensor:
+        """Bounds of the unit cube, `2 x d`."""
+        return self.space.bounds
+
+    def __getitem__(self, agent: int) -> AgentProblem:
+        if not 0 <= agent < len(self):
+            raise IndexError(f"Agents are 0..{len(self) - 1}, got {agent}.")
+        return AgentProblem(self, agent, noise_std=self.noise_std)
+
+    def __iter__(self) -> Iterator[AgentProblem]:
+        return (self[agent] for agent in range(len(self)))
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}(agents={len(self)}, dim={self.dim})"
+
+
+def check_points(X: Tensor, dim: int) -> None:
+    """Raise `InputDataError` unless `X` holds `n x d` points of the unit cube."""
+    if X.dim() != 2 or X.shape[-1] != dim or not bool(((X >= 0) & (X <= 1)).all()):
+        raise InputDataError(
+            f"Expected `n x {dim}` points of the unit cube, got shape {tuple(X.shape)} with values "
+            "outside it or not finite."
+        )
