@@ -8,20 +8,23 @@ The layout is MessagePack (https://msgpack.org), read and written by the `msgpac
 
 Types are never named by the data: `decode` is told which classes it may build, and the annotations
 of their fields say what must stand where. What does not fit raises `MessageError` and builds
-nothing. Every number must be finite. Equal objects have equal bytes, and other bytes for the same
-object are refused, so that a broadcast can be addressed by its hash.
+nothing. Every number must be finite. Objects that are equal bit for bit have equal bytes, and other
+bytes for the same object are refused, so that a broadcast can be addressed by its hash.
 
-Allowed annotations: `bool`, `int` (64 bits, signed), `float`, `str`, `bytes`, `None`, `Tensor`,
-`Literal` of strings, frozen dataclasses, `tuple[X, ...]`, `tuple[X, Y]`, `Mapping[str, X]`,
-`X | None`.
+Allowed annotations: `bool`, `int` (64 bits, signed), `float`, `str`, `bytes`, `Tensor` (float64,
+int64, uint8, bool), `Literal` of strings, `tuple[X, ...]`, `tuple[X, Y]`, `Mapping[str, X]`, frozen
+dataclasses that do not contain themselves, and `X | None` of these. A class with anything else is a
+programming error, reported as `TypeError` before any byte is looked at.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import hashlib
+import inspect
 import math
 import types
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
@@ -29,16 +32,19 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgpack
 import numpy as np
 import torch
+from botorch.exceptions.errors import InputDataError
+from numpy.typing import NDArray
 from torch import Tensor
 
 from botorch_fed.errors import MessageError
 
 FORMAT_VERSION = 1
-# Hostile bytes can make a reader hold some sixty times their length for a moment: a protocol that
-# knows its messages passes a tighter limit.
+# Hostile bytes make a reader hold about ninety times their length for a moment, before anything is
+# checked: a protocol that knows its messages passes a tighter limit.
 MAX_BYTES = 4 * 2**20
-MAX_ITEMS = 10**6
+MAX_ITEMS = 200_000  # numbers, strings, tensors and containers of one message
 MAX_DIMS = 8
+MAX_ELEMENTS = 2**48
 _DTYPES: dict[str, tuple[torch.dtype, np.dtype[Any]]] = {
     "f8": (torch.float64, np.dtype("<f8")),
     "i8": (torch.int64, np.dtype("<i8")),
@@ -52,24 +58,28 @@ def encode(message: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a frozen dataclass.
 
     Args:
-        message: An instance of a frozen dataclass with allowed annotations.
+        message: An instance of a frozen dataclass with allowed annotations. Of a tensor only the
+            values travel: not its device, nor whether it requires gradients.
         max_bytes: Refuse to make more bytes than this.
 
     Raises:
         MessageError: A value does not fit its annotation, or the result is too large.
+        TypeError: The class cannot be a message.
     """
-    name = type(message).__name__
     cls: Any = type(message)
-    _fields(cls)  # refuses what is no frozen dataclass
-    body = [FORMAT_VERSION, name, _pack(message, cls, name)]
+    record = _record(cls)
+    try:
+        body = [FORMAT_VERSION, record.name, record.pack(message, _Budget())]
+    except _Misfit as misfit:
+        raise MessageError(misfit.text(record.name)) from misfit
     try:
         data: bytes = msgpack.packb(body, use_bin_type=True)
-    except (ValueError, TypeError, OverflowError) as error:
-        raise MessageError(f"{name} cannot be encoded: {error}.") from error
+    except (ValueError, OverflowError) as error:  # e.g. a lone surrogate in a string
+        raise MessageError(f"{record.name} cannot be encoded: {type(error).__name__}.") from error
     if len(data) > max_bytes:
         raise MessageError(
-            f"{name} takes {len(data):,} bytes, the limit is {max_bytes:,}: send fewer numbers, or "
-            "raise max_bytes on both sides."
+            f"{record.name} takes {len(data):,} bytes, the limit is {max_bytes:,}: send fewer "
+            "numbers, or raise max_bytes on both sides."
         )
     return data
 
@@ -79,34 +89,22 @@ def decode(data: bytes, *expected: type, max_bytes: int = MAX_BYTES) -> Any:
 
     Args:
         data: What `encode` made, or anything else: it may come from anybody.
-        expected: The frozen dataclasses that are acceptable here.
+        expected: The frozen dataclasses that are acceptable here, of different names.
         max_bytes: Refuse longer data before reading them.
 
     Raises:
         MessageError: The data are too long, malformed, of another version or class, or hold a
             value that its class does not allow.
+        TypeError: An expected class cannot be a message.
     """
+    records = {cls.__name__: _record(cls) for cls in expected}
+    if len(records) < len(expected):
+        raise TypeError("The expected classes must have different names.")
     if not isinstance(data, bytes):
         raise MessageError(f"Expected bytes, got {type(data).__name__}.")
     if len(data) > max_bytes:
         raise MessageError(f"A message of {len(data):,} bytes exceeds the limit of {max_bytes:,}.")
-    limit = len(data)
-    try:
-        body = msgpack.unpackb(
-            data,
-            raw=False,
-            strict_map_key=True,
-            object_pairs_hook=_unique,
-            max_str_len=limit,
-            max_bin_len=limit,
-            max_array_len=MAX_ITEMS,
-            max_map_len=MAX_ITEMS,
-            max_ext_len=0,
-        )
-    except MessageError:
-        raise
-    except (ValueError, OverflowError, RecursionError, msgpack.UnpackException) as error:
-        raise MessageError(f"{limit:,} bytes are no message: {type(error).__name__}.") from error
+    body = _read(data)
     if type(body) is not list or len(body) != 3:
         raise MessageError("The bytes are no message: expected version, class name and fields.")
     version, name, fields = body
@@ -115,14 +113,17 @@ def decode(data: bytes, *expected: type, max_bytes: int = MAX_BYTES) -> Any:
             f"The message has format {_shown(version)}, this release reads {FORMAT_VERSION}: both "
             "sides need the same release of botorch_fed."
         )
-    for cls in expected:
-        if cls.__name__ == name:
-            result = _unpack(fields, cls, name)
-            if encode(result, max_bytes=limit) != data:
-                raise MessageError(f"{name} is not in its one canonical form.")
-            return result
-    wanted = " or ".join(cls.__name__ for cls in expected)
-    raise MessageError(f"Expected {wanted or 'nothing'} here, got {_shown(name)}.")
+    record = records.get(name) if type(name) is str else None
+    if record is None:
+        wanted = " or ".join(records) or "nothing"
+        raise MessageError(f"Expected {wanted} here, got {_shown(name)}.")
+    try:
+        result = record.unpack(fields, _Budget())
+    except _Misfit as misfit:
+        raise MessageError(misfit.text(record.name)) from misfit
+    if encode(result, max_bytes=len(data)) != data:
+        raise MessageError(f"{record.name} is not in its one canonical form.")
+    return result
 
 
 def content_hash(data: bytes) -> str:
@@ -130,17 +131,33 @@ def content_hash(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
 
 
-# ------------------------------------------------------------------ what a class allows
+def _read(data: bytes) -> Any:
+    limit = len(data)
+    try:
+        return msgpack.unpackb(
+            data,
+            raw=False,
+            strict_map_key=True,
+            object_pairs_hook=_unique,
+            max_str_len=limit,
+            max_bin_len=limit,
+            max_array_len=min(limit, MAX_ITEMS),
+            max_map_len=min(limit, MAX_ITEMS),
+            max_ext_len=0,
+        )
+    except MessageError:
+        raise
+    except (ValueError, OverflowError, RecursionError, msgpack.UnpackException) as error:
+        raise MessageError(f"{limit:,} bytes are no message: {type(error).__name__}.") from error
 
 
-@cache
-def _fields(cls: Any) -> tuple[tuple[str, Any], ...]:
-    """Names and annotations of a frozen dataclass."""
-    parameters = getattr(cls, "__dataclass_params__", None)
-    if parameters is None or not parameters.frozen:
-        raise MessageError(f"{cls.__name__} is no frozen dataclass: it cannot be a message.")
-    hints = get_type_hints(cls)
-    return tuple((field.name, hints[field.name]) for field in dataclasses.fields(cls))
+def _unique(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        raise MessageError("A mapping names a key twice.")
+    if any(type(key) is not str for key in result):
+        raise MessageError("The keys of a mapping must be strings.")
+    return result
 
 
 def _shown(value: object) -> str:
@@ -148,190 +165,303 @@ def _shown(value: object) -> str:
     return repr(value[:40]) if isinstance(value, str) else type(value).__name__
 
 
-def _mismatch(where: str, expected: str, got: object) -> MessageError:
-    return MessageError(f"{where} must be {expected}, got {type(got).__name__}.")
+class _Misfit(Exception):
+    """A value does not fit; the path to it is collected on the way out, and only then."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.path: list[str] = []
+
+    def at(self, step: str) -> _Misfit:
+        self.path.append(step)
+        return self
+
+    def text(self, name: str) -> str:
+        return f"{name}{''.join(reversed(self.path))} {self.reason}."
 
 
-def _alternatives(annotation: Any) -> tuple[Any, ...] | None:
-    if get_origin(annotation) in (Union, types.UnionType):
-        return get_args(annotation)
-    return None
+class _Budget:
+    """How many items a message may still hold."""
+
+    def __init__(self) -> None:
+        self.left = MAX_ITEMS
+
+    def pay(self, items: int) -> None:
+        self.left -= items
+        if self.left < 0:
+            raise _Misfit(f"makes the message exceed {MAX_ITEMS:,} items")
 
 
-def _optional(annotation: Any, where: str) -> Any:
-    """The `X` of `X | None`."""
-    others = [a for a in _alternatives(annotation) or () if a is not type(None)]
-    if len(others) != 1:
-        raise MessageError(f"{where}: of unions, only `X | None` can be encoded.")
-    return others[0]
+# ------------------------------------------------------------------ what an annotation allows
 
 
-def _item_types(annotation: Any, count: int, where: str) -> list[Any]:
-    args = get_args(annotation)
-    if len(args) == 2 and args[1] is Ellipsis:
-        return [args[0]] * count
-    if len(args) != count:
-        raise MessageError(f"{where} must have {len(args)} items, got {count}.")
-    return list(args)
+class _Kind(ABC):
+    """One allowed annotation: how its values become plain ones, and back."""
+
+    @abstractmethod
+    def pack(self, value: Any, budget: _Budget) -> Any: ...
+
+    @abstractmethod
+    def unpack(self, value: Any, budget: _Budget) -> Any: ...
 
 
-def _check_scalar(value: Any, annotation: Any, where: str) -> None:
-    if type(value) is not annotation:
-        raise _mismatch(where, annotation.__name__, value)
-    if annotation is float and not math.isfinite(value):
-        raise MessageError(f"{where} must be finite.")
-    if annotation is int and not -(2**63) <= value < 2**63:
-        raise MessageError(f"{where} must fit into 64 bits.")
+class _Scalar(_Kind):
+    def __init__(self, cls: Any) -> None:
+        self.cls = cls
 
+    def pack(self, value: Any, budget: _Budget) -> Any:
+        if self.cls is float and type(value) is int:
+            try:
+                exact = float(value) == value
+            except OverflowError:
+                exact = False
+            if not exact:
+                raise _Misfit("must be a number that a float holds exactly")
+            value = float(value)
+        return self.unpack(value, budget)
 
-def _check_literal(value: Any, annotation: Any, where: str) -> None:
-    if type(value) is not str or value not in get_args(annotation):
-        raise MessageError(f"{where} must be one of {get_args(annotation)}, got {_shown(value)}.")
-
-
-# ------------------------------------------------------------------ objects to plain values
-
-
-def _pack(value: Any, annotation: Any, where: str) -> Any:
-    if _alternatives(annotation) is not None:
-        return None if value is None else _pack(value, _optional(annotation, where), where)
-    if annotation is Tensor:
-        return _pack_tensor(value, where)
-    if annotation is float and type(value) is int:
-        value = float(value)
-    if annotation in (bool, int, float, str, bytes):
-        _check_scalar(value, annotation, where)
+    def unpack(self, value: Any, budget: _Budget) -> Any:
+        if type(value) is not self.cls:
+            raise _Misfit(f"must be {self.cls.__name__}, got {type(value).__name__}")
+        if self.cls is float and not math.isfinite(value):
+            raise _Misfit("must be finite")
+        if self.cls is int and not -(2**63) <= value < 2**63:
+            raise _Misfit("must fit into 64 bits")
         return value
-    if annotation in (None, type(None)):
-        if value is not None:
-            raise _mismatch(where, "None", value)
-        return None
-    origin = get_origin(annotation)
-    if origin is Literal:
-        _check_literal(value, annotation, where)
+
+
+class _Choice(_Kind):
+    def __init__(self, values: tuple[str, ...]) -> None:
+        self.values = values
+
+    def pack(self, value: Any, budget: _Budget) -> Any:
+        return self.unpack(value, budget)
+
+    def unpack(self, value: Any, budget: _Budget) -> Any:
+        if type(value) is not str or value not in self.values:
+            raise _Misfit(f"must be one of {self.values}, got {_shown(value)}")
         return value
-    if origin is tuple:
+
+
+class _Optional(_Kind):
+    def __init__(self, inner: _Kind) -> None:
+        self.inner = inner
+
+    def pack(self, value: Any, budget: _Budget) -> Any:
+        return None if value is None else self.inner.pack(value, budget)
+
+    def unpack(self, value: Any, budget: _Budget) -> Any:
+        return None if value is None else self.inner.unpack(value, budget)
+
+
+class _Tuple(_Kind):
+    """A fixed number of items, or any number of one kind."""
+
+    def __init__(self, items: list[_Kind], *, repeated: bool) -> None:
+        self.items = items
+        self.repeated = repeated
+
+    def _kinds(self, count: int, budget: _Budget) -> list[_Kind]:
+        budget.pay(count)
+        if self.repeated:
+            return self.items * count
+        if count != len(self.items):
+            raise _Misfit(f"must have {len(self.items)} items, got {count}")
+        return self.items
+
+    def pack(self, value: Any, budget: _Budget) -> Any:
         if type(value) is not tuple:
-            raise _mismatch(where, "a tuple", value)
-        item_types = _item_types(annotation, len(value), where)
-        items = enumerate(zip(value, item_types, strict=True))
-        return [_pack(item, item_type, f"{where}[{i}]") for i, (item, item_type) in items]
-    if origin in (dict, Mapping):
-        if not isinstance(value, Mapping):
-            raise _mismatch(where, "a mapping", value)
-        for key in value:
-            _check_scalar(key, str, f"a key of {where}")
-        item_type = get_args(annotation)[1]
-        # Sorted: equal mappings have equal bytes.
-        return {key: _pack(value[key], item_type, f"{where}[{key!r}]") for key in sorted(value)}
-    if dataclasses.is_dataclass(annotation):
-        if type(value) is not annotation:
-            raise _mismatch(where, getattr(annotation, "__name__", "a dataclass"), value)
-        cls: Any = annotation
-        return [
-            _pack(getattr(value, name), field_type, f"{where}.{name}")
-            for name, field_type in _fields(cls)
-        ]
-    raise MessageError(f"{where}: {annotation} cannot be encoded.")
+            raise _Misfit(f"must be a tuple, got {type(value).__name__}")
+        return _each("pack", self._kinds(len(value), budget), value, budget)
 
-
-def _pack_tensor(value: Any, where: str) -> list[Any]:
-    if not isinstance(value, Tensor):
-        raise _mismatch(where, "a tensor", value)
-    code = _CODES.get(value.dtype)
-    if code is None:
-        raise MessageError(f"{where} must be one of {sorted(map(str, _CODES))}, got {value.dtype}.")
-    if value.dim() > MAX_DIMS:
-        raise MessageError(f"{where} must have at most {MAX_DIMS} dimensions, got {value.dim()}.")
-    array = value.detach().cpu().contiguous().numpy().astype(_DTYPES[code][1], copy=False)
-    _check_array(array, where)
-    return [code, list(array.shape), array.tobytes()]
-
-
-def _check_array(array: np.ndarray[Any, Any], where: str) -> None:
-    if array.dtype.kind == "f" and not bool(np.isfinite(array).all()):
-        raise MessageError(f"{where} must be finite: it has NaN or infinite entries.")
-
-
-# ------------------------------------------------------------------ plain values to objects
-
-
-def _unpack(value: Any, annotation: Any, where: str) -> Any:
-    if _alternatives(annotation) is not None:
-        return None if value is None else _unpack(value, _optional(annotation, where), where)
-    if annotation is Tensor:
-        return _unpack_tensor(value, where)
-    if annotation in (bool, int, float, str, bytes):
-        _check_scalar(value, annotation, where)
-        return value
-    if annotation in (None, type(None)):
-        if value is not None:
-            raise _mismatch(where, "None", value)
-        return None
-    origin = get_origin(annotation)
-    if origin is Literal:
-        _check_literal(value, annotation, where)
-        return value
-    if origin is tuple:
+    def unpack(self, value: Any, budget: _Budget) -> Any:
         if type(value) is not list:
-            raise _mismatch(where, "a list", value)
-        item_types = _item_types(annotation, len(value), where)
-        items = enumerate(zip(value, item_types, strict=True))
-        return tuple(_unpack(item, item_type, f"{where}[{i}]") for i, (item, item_type) in items)
-    if origin in (dict, Mapping):
-        if type(value) is not dict:
-            raise _mismatch(where, "a mapping", value)
-        if list(value) != sorted(value):
-            raise MessageError(f"The keys of {where} must be sorted.")
-        item_type = get_args(annotation)[1]
-        return {
-            key: _unpack(item, item_type, f"{where}[{key[:40]!r}]") for key, item in value.items()
-        }
-    if dataclasses.is_dataclass(annotation):
-        return _unpack_dataclass(value, annotation, where)
-    raise MessageError(f"{where}: {annotation} cannot be decoded.")
+            raise _Misfit(f"must be a list, got {type(value).__name__}")
+        return tuple(_each("unpack", self._kinds(len(value), budget), value, budget))
 
 
-def _unpack_dataclass(value: Any, cls: Any, where: str) -> Any:
-    fields = _fields(cls)
-    if type(value) is not list or len(value) != len(fields):
-        got = f"{len(value)} fields" if type(value) is list else type(value).__name__
-        raise MessageError(f"{where} must have {len(fields)} fields, got {got}.")
-    arguments = {
-        name: _unpack(item, field_type, f"{where}.{name}")
-        for item, (name, field_type) in zip(value, fields, strict=True)
-    }
-    try:
-        return cls(**arguments)
-    except MessageError:
-        raise
-    except Exception as error:  # the class's own validation, whatever it raises
-        raise MessageError(f"{where} is not valid: {error}") from error
-
-
-def _unpack_tensor(value: Any, where: str) -> Tensor:
-    if type(value) is not list or len(value) != 3:
-        raise _mismatch(where, "a tensor", value)
-    code, shape, data = value
-    if type(code) is not str or code not in _DTYPES:
-        raise MessageError(f"{where} must have a type of {sorted(_DTYPES)}, got {_shown(code)}.")
-    if type(shape) is not list or len(shape) > MAX_DIMS or type(data) is not bytes:
-        raise _mismatch(where, f"a tensor of at most {MAX_DIMS} dimensions", shape)
-    if any(type(size) is not int or not 0 <= size < 2**40 for size in shape):
-        raise MessageError(f"{where} must have sizes between 0 and 2^40.")
-    dtype, layout = _DTYPES[code]
-    if math.prod(shape) * layout.itemsize != len(data):
-        raise MessageError(f"{where} of shape {shape} does not fit its {len(data):,} bytes.")
-    if code == "b1" and data.strip(b"\x00\x01"):
-        raise MessageError(f"{where} must hold 0 and 1 only.")
-    array = np.frombuffer(data, dtype=layout).reshape(shape)
-    _check_array(array, where)
-    native = array.astype(layout.newbyteorder("="), copy=True)
-    return torch.from_numpy(native).to(dtype)
-
-
-def _unique(pairs: list[tuple[Any, Any]]) -> dict[Any, Any]:
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        raise MessageError("A mapping names a key twice.")
+def _each(
+    job: Literal["pack", "unpack"], kinds: list[_Kind], values: Any, budget: _Budget
+) -> list[Any]:
+    result = []
+    for i, (kind, value) in enumerate(zip(kinds, values, strict=True)):
+        try:
+            result.append(getattr(kind, job)(value, budget))
+        except _Misfit as misfit:
+            raise misfit.at(f"[{i}]") from None
     return result
+
+
+class _Mapping(_Kind):
+    def __init__(self, item: _Kind) -> None:
+        self.item = item
+
+    def _items(self, job: Literal["pack", "unpack"], value: Any, budget: _Budget) -> dict[str, Any]:
+        budget.pay(2 * len(value))
+        result = {}
+        for key, item in value.items():
+            try:
+                result[key] = getattr(self.item, job)(item, budget)
+            except _Misfit as misfit:
+                raise misfit.at(f"[{_shown(key)}]") from None
+        return result
+
+    def pack(self, value: Any, budget: _Budget) -> Any:
+        if not isinstance(value, Mapping):
+            raise _Misfit(f"must be a mapping, got {type(value).__name__}")
+        plain = dict(value)
+        if any(type(key) is not str for key in plain):
+            raise _Misfit("must have strings as keys")
+        # Sorted: equal mappings have equal bytes.
+        return self._items("pack", {key: plain[key] for key in sorted(plain)}, budget)
+
+    def unpack(self, value: Any, budget: _Budget) -> Any:
+        if type(value) is not dict:
+            raise _Misfit(f"must be a mapping, got {type(value).__name__}")
+        return self._items("unpack", value, budget)  # unsorted keys are not canonical
+
+
+class _Array(_Kind):
+    """A tensor."""
+
+    def pack(self, value: Any, budget: _Budget) -> Any:
+        if not isinstance(value, Tensor):
+            raise _Misfit(f"must be a tensor, got {type(value).__name__}")
+        code = _CODES.get(value.dtype)
+        if code is None:
+            raise _Misfit(f"must be one of {sorted(map(str, _CODES))}, got {value.dtype}")
+        if value.layout != torch.strided or value.is_meta:
+            raise _Misfit("must be an ordinary dense tensor")
+        budget.pay(3 + value.dim())
+        shape = list(value.shape)
+        self._check_shape(shape)
+        try:
+            plain = value.detach().resolve_conj().resolve_neg().cpu().contiguous().numpy()
+        except (RuntimeError, NotImplementedError, TypeError) as error:
+            raise _Misfit("must be an ordinary dense tensor") from error
+        array = plain.astype(_DTYPES[code][1], copy=False)
+        data = array.tobytes()
+        self._check_values(code, array, data)
+        return [code, shape, data]
+
+    def unpack(self, value: Any, budget: _Budget) -> Any:
+        if type(value) is not list or len(value) != 3:
+            raise _Misfit("must be a tensor")
+        code, shape, data = value
+        if type(code) is not str or code not in _DTYPES:
+            raise _Misfit(f"must have a type of {sorted(_DTYPES)}, got {_shown(code)}")
+        if type(shape) is not list or type(data) is not bytes:
+            raise _Misfit("must be a tensor with a shape and bytes")
+        budget.pay(3 + len(shape))
+        self._check_shape(shape)
+        dtype, layout = _DTYPES[code]
+        if math.prod(shape) * layout.itemsize != len(data):
+            raise _Misfit(f"of shape {shape} does not fit its {len(data):,} bytes")
+        array = np.frombuffer(data, dtype=layout).reshape(shape)
+        self._check_values(code, array, data)
+        native = array.astype(layout.newbyteorder("="), copy=True)
+        return torch.from_numpy(native).to(dtype)
+
+    @staticmethod
+    def _check_shape(shape: list[Any]) -> None:
+        if len(shape) > MAX_DIMS:
+            raise _Misfit(f"must have at most {MAX_DIMS} dimensions, got {len(shape)}")
+        if any(type(size) is not int or size < 0 for size in shape):
+            raise _Misfit("must have sizes that are integers from 0 on")
+        # Zero-size tensors count as if they were not: their other sizes are unbounded otherwise.
+        if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
+            raise _Misfit(f"must have at most {MAX_ELEMENTS:,} elements")
+
+    @staticmethod
+    def _check_values(code: str, array: NDArray[Any], data: bytes) -> None:
+        if code == "f8" and not bool(np.isfinite(array).all()):
+            raise _Misfit("must be finite: it has NaN or infinite entries")
+        if code == "b1" and data.strip(b"\x00\x01"):
+            raise _Misfit("must hold 0 and 1 only")
+
+
+class _Record(_Kind):
+    """A frozen dataclass."""
+
+    def __init__(self, cls: type, fields: dict[str, _Kind]) -> None:
+        self.cls = cls
+        self.name = cls.__name__
+        self.fields = fields
+
+    def pack(self, value: Any, budget: _Budget) -> Any:
+        if type(value) is not self.cls:
+            raise _Misfit(f"must be {self.name}, got {type(value).__name__}")
+        budget.pay(1 + len(self.fields))
+        result = []
+        for name, kind in self.fields.items():
+            try:
+                result.append(kind.pack(getattr(value, name), budget))
+            except _Misfit as misfit:
+                raise misfit.at(f".{name}") from None
+        return result
+
+    def unpack(self, value: Any, budget: _Budget) -> Any:
+        if type(value) is not list or len(value) != len(self.fields):
+            got = f"{len(value)} fields" if type(value) is list else type(value).__name__
+            raise _Misfit(f"must have {len(self.fields)} fields, got {got}")
+        budget.pay(1 + len(self.fields))
+        arguments = {}
+        for item, (name, kind) in zip(value, self.fields.items(), strict=True):
+            try:
+                arguments[name] = kind.unpack(item, budget)
+            except _Misfit as misfit:
+                raise misfit.at(f".{name}") from None
+        try:
+            return self.cls(**arguments)
+        except (InputDataError, MessageError) as error:  # their texts hold no data
+            raise _Misfit(f"is not valid: {str(error).rstrip('.')[:300]}") from error
+        except Exception as error:  # whatever else the class's own validation raises
+            raise _Misfit(f"is not valid: {type(error).__name__}") from error
+
+
+@cache
+def _record(cls: Any) -> _Record:
+    """The fields of a top-level class, checked once."""
+    return _compile_record(cls, ())
+
+
+def _compile_record(cls: Any, inside: tuple[Any, ...]) -> _Record:
+    parameters = vars(cls).get("__dataclass_params__")
+    if parameters is None or not parameters.frozen:
+        raise TypeError(f"{cls.__name__} is no frozen dataclass: it cannot be a message.")
+    if cls in inside:
+        raise TypeError(f"{cls.__name__} contains itself: it cannot be a message.")
+    try:
+        hints = get_type_hints(cls)
+    except Exception as error:
+        raise TypeError(f"The annotations of {cls.__name__} cannot be resolved.") from error
+    names = [field.name for field in dataclasses.fields(cls)]
+    if set(names) != set(inspect.signature(cls).parameters):
+        raise TypeError(f"Every field of {cls.__name__} must be an argument of it, and only these.")
+    fields = {
+        name: _compile(hints[name], f"{cls.__name__}.{name}", (*inside, cls)) for name in names
+    }
+    return _Record(cls, fields)
+
+
+def _compile(annotation: Any, where: str, inside: tuple[Any, ...]) -> _Kind:
+    origin, args = get_origin(annotation), get_args(annotation)
+    if annotation in (bool, int, float, str, bytes):
+        return _Scalar(annotation)
+    if annotation is Tensor:
+        return _Array()
+    if origin in (Union, types.UnionType) and len(args) == 2 and type(None) in args:
+        inner = args[0] if args[1] is type(None) else args[1]
+        return _Optional(_compile(inner, where, inside))
+    if origin is Literal and all(type(value) is str for value in args):
+        return _Choice(args)
+    if origin is tuple and (args or annotation == tuple[()]):
+        repeated = len(args) == 2 and args[1] is Ellipsis
+        kinds = [_compile(a, where, inside) for a in (args[:1] if repeated else args)]
+        return _Tuple(kinds, repeated=repeated)
+    if origin in (dict, Mapping) and len(args) == 2 and args[0] is str:
+        return _Mapping(_compile(args[1], where, inside))
+    if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
+        return _compile_record(annotation, inside)
+    raise TypeError(f"{where}: {annotation} cannot stand in a message.")

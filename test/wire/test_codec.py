@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal
 
 import msgpack
 import pytest
 import torch
+from botorch.exceptions.errors import InputDataError
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -43,7 +45,7 @@ class Sample:
 
     def __post_init__(self) -> None:
         if self.count < -100:
-            raise ValueError(f"count must be at least -100, got {self.count}")
+            raise InputDataError("count must be at least -100")
 
 
 @dataclass(frozen=True)
@@ -202,16 +204,21 @@ def _fields(**changes: Any) -> list[Any]:
         ({"row": {"a": 1}}, r"Sample.row must be a list, got dict"),
         ({"row": [1, "2"]}, r"Sample.row\[1\] must be int, got str"),
         ({"pair": ["x"]}, r"Sample.pair must have 2 items, got 1"),
-        ({"named": {"b": ["f8", [0], b""], "a": ["f8", [0], b""]}}, r"keys of Sample.named"),
+        ({"named": {"b": ["f8", [0], b""], "a": ["f8", [0], b""]}}, r"canonical form"),
+        ({"named": {b"b": ["f8", [0], b""]}}, r"keys of a mapping must be strings"),
+        ({"named": {"a": ["f8", [0], b""], b"b": ["f8", [0], b""]}}, r"must be strings"),
         ({"named": [1]}, r"Sample.named must be a mapping"),
         ({"maybe": [["f8", [0], b""]]}, r"Sample.maybe must have 2 fields, got 1 fields"),
         ({"maybe": 3}, r"Sample.maybe must have 2 fields, got int"),
         ({"tensor": [1.0]}, r"Sample.tensor must be a tensor"),
         ({"tensor": ["f4", [1], b"0000"]}, r"Sample.tensor must have a type of"),
         ({"tensor": ["f8", [2], b"\0" * 8]}, r"shape \[2\] does not fit its 8 bytes"),
-        ({"tensor": ["f8", [-1], b""]}, r"sizes between 0 and"),
-        ({"tensor": ["f8", [True], b"\0" * 8]}, r"sizes between 0 and"),
-        ({"tensor": ["f8", [2**39, 2**39], b""]}, r"does not fit its 0 bytes"),
+        ({"tensor": ["f8", [-1], b""]}, r"sizes that are integers from 0 on"),
+        ({"tensor": ["f8", [True], b"\0" * 8]}, r"sizes that are integers from 0 on"),
+        ({"tensor": ["f8", [2**39, 2**39], b""]}, r"at most 281,474,976,710,656 elements"),
+        ({"tensor": ["f8", [0, 2**39, 2**39], b""]}, r"at most 281,474,976,710,656 elements"),
+        ({"tensor": ["f8", [2**31, 2**31, 0], b""]}, r"at most 281,474,976,710,656 elements"),
+        ({"tensor": ["f8", [1], "x"]}, r"with a shape and bytes"),
         ({"tensor": ["f8", [1] * 9, b"\0" * 8]}, r"at most 8 dimensions"),
         ({"tensor": ["b1", [1], b"\2"]}, r"must hold 0 and 1 only"),
         ({"tensor": ["f8", [1], b"\xff" * 8]}, r"Sample.tensor must be finite"),
@@ -282,8 +289,16 @@ def test_size_limits() -> None:
         ({"row": [1]}, "Sample.row must be a tuple, got list"),
         ({"tensor": torch.zeros(2)}, "Sample.tensor must be one of .* got torch.float32"),
         ({"tensor": torch.tensor([math.inf]).double()}, "Sample.tensor must be finite"),
+        ({"tensor": torch.eye(2).double().to_sparse()}, "Sample.tensor must be an ordinary"),
+        ({"tensor": torch.empty(2, device="meta").double()}, "Sample.tensor must be an ordinary"),
+        ({"tensor": torch.tensor([2], dtype=torch.uint8).view(torch.bool)}, "0 and 1 only"),
+        ({"tensor": torch.zeros(0, 2**31, 2**31).double()}, "elements"),
+        ({"row": (0,) * 200_001}, "Sample.row makes the message exceed 200,000 items"),
+        ({"value": 2**53 + 1}, "a float holds exactly"),
+        ({"value": 10**400}, "a float holds exactly"),
+        ({"text": "\ud800"}, "Sample cannot be encoded: UnicodeEncodeError"),
         ({"tensor": [1.0]}, "Sample.tensor must be a tensor, got list"),
-        ({"named": {1: torch.zeros(1).double()}}, "a key of Sample.named must be str"),
+        ({"named": {1: torch.zeros(1).double()}}, "Sample.named must have strings as keys"),
         ({"maybe": Other(1)}, "Sample.maybe must be Inner, got Other"),
         ({"kind": "secret"}, "Sample.kind must be one of"),
     ],
@@ -293,10 +308,118 @@ def test_objects_that_cannot_be_encoded(change: dict[str, Any], match: str) -> N
         encode(replace(GOOD, **change))
 
 
-def test_classes_that_cannot_be_messages() -> None:
-    for thing in [Thawed(1), 3, {"a": 1}, object()]:
-        with pytest.raises(MessageError):
-            encode(thing)
+@dataclass(frozen=True)
+class Recursive:
+    inner: Recursive | None = None
+
+
+@dataclass(frozen=True)
+class Derived:
+    count: int = field(init=False, default=3)
+
+
+@dataclass(frozen=True)
+class Initial:
+    count: InitVar[int]
+
+
+@dataclass(frozen=True)
+class Unresolved:
+    count: Missing  # type: ignore[name-defined]  # noqa: F821
+
+
+@dataclass(frozen=True)
+class TwoWays:
+    value: int | str
+
+
+@dataclass(frozen=True)
+class ThreeWays:
+    value: int | str | None
+
+
+@dataclass(frozen=True)
+class Listed:
+    value: tuple[list[int], ...]
+
+
+@dataclass(frozen=True)
+class Numbered:
+    value: Mapping[int, int]
+
+
+@dataclass(frozen=True)
+class Bare:
+    value: Mapping  # type: ignore[type-arg]
+
+
+@dataclass(frozen=True)
+class Picky:
+    value: Literal[1, "a"]
+
+
+class Undecorated(Other):
+    pass
+
+
+@pytest.mark.parametrize(
+    "cls",
+    [
+        *(Thawed, Recursive, Derived, Initial, Unresolved, TwoWays, ThreeWays, Listed, Numbered),
+        *(Bare, Picky, Undecorated, int, dict, object),
+    ],
+)
+def test_classes_that_cannot_be_messages(cls: type) -> None:
+    # A programming error: reported whatever the bytes are.
+    with pytest.raises(TypeError):
+        decode(b"anything", cls)
+    with pytest.raises(TypeError):
+        encode(object.__new__(cls) if cls not in (int, dict) else cls())
+
+
+def test_classes_of_one_name_are_not_confused() -> None:
+    twin = type("Other", (), {"__annotations__": {"count": int}})
+    with pytest.raises(TypeError, match="different names"):
+        decode(encode(Other(1)), Other, dataclass(frozen=True)(twin))
+
+
+@dataclass(frozen=True)
+class Nested:
+    rows: Mapping[str, tuple[int, ...]]
+
+
+def test_long_keys_cost_nothing() -> None:
+    data = msgpack.packb([1, "Nested", [{"\x01" * 500_000: [0] * 50_000}]])
+    start = time.perf_counter()
+    decode(data, Nested)
+    assert time.perf_counter() - start < 5  # it was quadratic once: minutes
+    with pytest.raises(MessageError) as error:
+        decode(msgpack.packb([1, "Nested", [{"k" * 500_000: [0.5]}]]), Nested)
+    assert len(str(error.value)) < 200
+
+
+@dataclass(frozen=True)
+class Talkative:
+    value: float
+
+    def __post_init__(self) -> None:
+        raise ValueError(f"the secret is {self.value}")
+
+
+def test_errors_do_not_tell_data() -> None:
+    with pytest.raises(MessageError) as error:
+        decode(msgpack.packb([1, "Talkative", [0.125]]), Talkative)
+    assert str(error.value) == "Talkative is not valid: ValueError."
+
+
+def test_views_travel_as_their_values() -> None:
+    base = torch.arange(12.0, dtype=torch.float64).reshape(3, 4)
+    views = [base.mT, base[:, ::2], base[:1].expand(3, 4), base.flip(0), base[1, 1]]
+    views += [torch._neg_view(base), base.clone().requires_grad_(), base[:0]]
+    for view in views:
+        back = decode(encode(Inner(view)), Inner).weights
+        assert torch.equal(back, view.detach())
+        assert not back.requires_grad
 
 
 def test_decoded_tensors_are_writable_and_their_own() -> None:
