@@ -3,7 +3,6 @@ r"""The exceptions of this package::
     FederatedError
     ├── BasisMismatch    two objects over different feature maps were combined
     ├── MessageError     bytes from outside are no acceptable message
-    ├── ProtocolError    a protocol's rules were broken on this side, or a stored record is damaged
     └── NumericalError   a factorisation failed; the message names the condition
 
 Malformed tensors raise BoTorch's own `InputDataError` and `BotorchTensorDimensionError`,
@@ -22,10 +21,6 @@ class BasisMismatch(FederatedError, ValueError):
 
 class MessageError(FederatedError, ValueError):
     """Bytes from outside are malformed, too large, of another version, or not acceptable here."""
-
-
-class ProtocolError(FederatedError):
-    """A protocol cannot go on on this side: a wrong objective, setting or stored record."""
 
 
 class NumericalError(FederatedError, ArithmeticError):

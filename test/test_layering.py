@@ -24,8 +24,6 @@ ROOMS: dict[str, set[str]] = {
     "models": {"errors", "rng"},
     "wire": {"errors"},
     "test_functions": {"errors", "rng", "space"},
-    "protocols": {"errors", "rng", "space", "models", "wire"},
-    "engines": {"errors", "protocols"},
 }
 # Third-party packages that have one owner: nobody else imports them.
 OWNERS: dict[str, set[str]] = {

@@ -1,4 +1,0 @@
-r"""Engines carry bytes between a server and its agents; they know no algorithm.
-
-inprocess    function calls, always through bytes
-"""
