@@ -14,8 +14,7 @@ from botorch.test_functions.base import BaseTestProblem
 from botorch_fed.test_functions import Landmine
 from test.cases import uniform
 
-SHARED = Path(__file__).parents[3] / "shared" / "data"
-FOLDER = os.environ.get("BOTORCH_FED_DATA") or (SHARED if SHARED.is_dir() else None)
+FOLDER = os.environ.get("BOTORCH_FED_DATA")
 needs_data = pytest.mark.skipif(FOLDER is None, reason="BOTORCH_FED_DATA names no data folder")
 
 
