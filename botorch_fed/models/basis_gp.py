@@ -381,6 +381,12 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     def _from_aug(self, values: Tensor) -> Tensor:
         return values.unsqueeze(-1) if self._num_outputs == 1 else values.mT
 
+    def extra_repr(self) -> str:
+        return (
+            f"num_data={self._data.num_data}, num_outputs={self._num_outputs}, "
+            f"batch_shape={tuple(self.batch_shape)}, summaries={len(self._summaries)}"
+        )
+
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)
         moved = self._data.map(keep_double(fn, type(self).__name__))

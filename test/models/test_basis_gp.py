@@ -585,6 +585,13 @@ def test_bad_noise() -> None:
         known.set_train_data(X[:5], Y[:5, 0], strict=False)
 
 
+def test_repr_says_what_it_holds() -> None:
+    phi, (X, Y) = random_fourier(), _data(m=2)
+    received = summarize(phi, X, Y.mT.unsqueeze(-1), noise_var=NOISE)
+    model = BasisGP(X, Y, feature_map=phi, summaries=[received])
+    assert "num_data=25, num_outputs=2, batch_shape=(), summaries=1" in repr(model)
+
+
 def test_set_train_data() -> None:
     X, Y = _data()
     model = BasisGP(X, Y, feature_map=random_fourier())
