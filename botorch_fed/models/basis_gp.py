@@ -144,6 +144,9 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         self._num_outputs = train_Y.shape[-1]
         self._data = _OwnData(((train_X, train_Y),), train_X.shape[:-2])
         self._summaries = tuple(self._checked_summary(s, feature_map) for s in summaries)
+        self._received: Summary | None = None
+        if self._summaries:
+            self._received = sum(self._summaries[1:], start=self._summaries[0])
         if input_transform is not None:
             if summaries and getattr(input_transform, "learn_coefficients", False):
                 raise UnsupportedError(
@@ -398,7 +401,13 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     def set_train_data(
         self, inputs: Tensor | None = None, targets: Tensor | None = None, strict: bool = True
     ) -> None:
-        """Replace own data, in GPyTorch's layout: targets are `batch_shape x [m] x n`."""
+        """Replace own data, in GPyTorch's layout.
+
+        Args:
+            inputs: A `batch_shape x n x d` tensor of points, not transformed.
+            targets: A `batch_shape x [m] x n` tensor in the transformed space.
+            strict: Whether the shapes must stay.
+        """
         if isinstance(inputs, (tuple, list)):
             (inputs,) = inputs
         X = self._train_X if inputs is None else as_double(inputs, "inputs")
@@ -483,11 +492,6 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         constant = constant.unsqueeze(-1) if self._num_outputs == 1 else constant
         return constant[..., None, None]
 
-    def _received(self) -> Summary | None:
-        if not self._summaries:
-            return None
-        return sum(self._summaries[1:], start=self._summaries[0])
-
     def _checked_summary(self, summary: Summary, feature_map: FeatureMap) -> Summary:
         """A received summary, expanded to batch shape `batch_shape x m`."""
         if not isinstance(summary, Summary):
@@ -499,7 +503,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         M, aug = feature_map.num_features, self._aug_batch_shape
         if summary.num_features != M:
             raise BotorchTensorDimensionError(
-                f"A received summary has {summary.num_features} features, the map has {M}."
+                f"A received summary has {summary.num_features} features, the map has {M}: it was "
+                "cut or joined on the way. Ask its sender for it again."
             )
         try:
             gram, moment = summary.gram.expand(*aug, M, M), summary.moment.expand(*aug, M, 1)
@@ -511,7 +516,10 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         check_finite(gram, "the gram of a received summary")
         check_finite(moment, "the moment of a received summary")
         if float((gram - gram.mT).abs().max()) > 1e-8 * float(gram.abs().max()):
-            raise InputDataError("The gram of a received summary is not symmetric.")
+            raise InputDataError(
+                "The gram of a received summary is not symmetric, so it is no sum of squares: "
+                "rebuild it from its packed vector by Summary.unpack."
+            )
         if self._num_outputs == 1:
             gram, moment = gram.unsqueeze(-3), moment.unsqueeze(-3)
         return Summary(gram, moment, summary.basis)
@@ -573,8 +581,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             feature_map = self.feature_map
             block = self._own_block(feature_map) if feature_map.has_residual else None
             own = self._own_summary(feature_map) if block is None else block.summary
-            received = self._received()
-            total = own if received is None else own + received
+            total = own if self._received is None else own + self._received
             weights = WeightPosterior.from_total(total)
         cache = _Cache(key, feature_map, block, weights)
         if not self._data.requires_grad:  # a graph serves one backward pass only
@@ -608,7 +615,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         if self.training:
             X = self.transform_inputs(X)
         feature_map = self._map_with_gradients()
-        total = self._received() or Summary.zero(feature_map)
+        total = self._received or Summary.zero(feature_map)
         return self._joint(X, feature_map, WeightPosterior.from_total(total))
 
     def posterior(  # type: ignore[override]  # the mixin's signature is narrower than Model's
@@ -641,7 +648,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         X = self.transform_inputs(X.double())
         distribution = self(X)
         if observation_noise is not False:
-            distribution = self._with_noise(distribution, X, observation_noise)
+            distribution = self._with_noise(distribution, observation_noise)
         if self._num_outputs > 1:
             distribution = MultitaskMultivariateNormal.from_batch_mvn(distribution, task_dim=-1)
         posterior: Posterior = GPyTorchPosterior(distribution=distribution)
@@ -673,7 +680,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         return MultivariateNormal(location, covariance)
 
     def _with_noise(
-        self, distribution: MultivariateNormal, X: Tensor, noise: bool | Tensor
+        self, distribution: MultivariateNormal, noise: bool | Tensor
     ) -> MultivariateNormal:
         if isinstance(noise, Tensor):
             if noise.shape[-1] != self._num_outputs or noise.dim() < 2:
@@ -792,6 +799,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             self._data,
             self._base_map,
             self._summaries,
+            self._received,
             self._cache,
             self._raw,
             getattr(self, "input_transform", None),
@@ -820,6 +828,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         model._data = _OwnData(parts, self.batch_shape)
         model._num_outputs = len(idcs)
         model._summaries = tuple(s.outputs(idcs) for s in self._summaries)
+        model._received = None if self._received is None else self._received.outputs(idcs)
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             model.likelihood = _KnownNoise(pick(self.likelihood.noise, -2))
         else:
@@ -890,7 +899,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         feature_map = self._map_with_gradients()
         residual = feature_map.has_residual
         own = self._own_block(feature_map).summary if residual else self._own_summary(feature_map)
-        received = self._received()
+        received = self._received
         if received is None:
             evidence = log_evidence(own)
         else:

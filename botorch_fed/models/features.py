@@ -123,10 +123,20 @@ class FeatureMap(Float64Module, ABC):
         Returns:
             A `batch_shape x n x n'` tensor.
         """
-        X2 = X1 if X2 is None else X2
-        batch_shape = torch.broadcast_shapes(X1.shape[:-2], X2.shape[:-2])
-        shape = (*batch_shape, X1.shape[-2], X2.shape[-2])
-        return X1.new_zeros(shape, dtype=torch.float64)
+        if not self.has_residual:
+            other = X1 if X2 is None else X2
+            batch_shape = torch.broadcast_shapes(X1.shape[:-2], other.shape[:-2])
+            shape = (*batch_shape, X1.shape[-2], other.shape[-2])
+            return X1.new_zeros(shape, dtype=torch.float64)
+        Phi1 = self(X1) if Phi1 is None else Phi1
+        if X2 is None:
+            return self._residual(X1.double(), X1.double(), Phi1, Phi1)
+        Phi2 = self(X2) if Phi2 is None else Phi2
+        return self._residual(X1.double(), X2.double(), Phi1, Phi2)
+
+    def _residual(self, X1: Tensor, X2: Tensor, Phi1: Tensor, Phi2: Tensor) -> Tensor:
+        """What `residual` returns, for maps that have one; by default kernel minus features."""
+        return self.covariance(X1, X2) - Phi1 @ Phi2.mT
 
     @property
     @abstractmethod
@@ -771,25 +781,15 @@ class AdditiveFeatures(FeatureMap):
     def has_residual(self) -> bool:
         return any(part.has_residual for part, _ in self._parts())
 
-    def residual(
-        self,
-        X1: Tensor,
-        X2: Tensor | None = None,
-        *,
-        Phi1: Tensor | None = None,
-        Phi2: Tensor | None = None,
-    ) -> Tensor:
-        total, start = super().residual(X1, X2), 0
+    def _residual(self, X1: Tensor, X2: Tensor, Phi1: Tensor, Phi2: Tensor) -> Tensor:
+        # Part by part: the Fourier parts miss nothing of the kernel they stand for.
+        terms, start = [], 0
         for part, group in self._parts():
             columns = slice(start, start + part.num_features)
             start = columns.stop
-            total = total + part.residual(
-                X1[..., group],
-                None if X2 is None else X2[..., group],
-                Phi1=None if Phi1 is None else Phi1[..., columns],
-                Phi2=None if Phi2 is None else Phi2[..., columns],
-            )
-        return total
+            features = {"Phi1": Phi1[..., columns], "Phi2": Phi2[..., columns]}
+            terms.append(part.residual(X1[..., group], X2[..., group], **features))
+        return torch.stack(terms).sum(dim=0)
 
     @property
     def lengthscale(self) -> Tensor:
@@ -916,20 +916,6 @@ class InducingFeatures(FeatureMap):
     @property
     def has_residual(self) -> bool:
         return True
-
-    def residual(
-        self,
-        X1: Tensor,
-        X2: Tensor | None = None,
-        *,
-        Phi1: Tensor | None = None,
-        Phi2: Tensor | None = None,
-    ) -> Tensor:
-        Phi1 = self(X1) if Phi1 is None else Phi1
-        if X2 is None:
-            return self.kernel(X1.double()) - Phi1 @ Phi1.mT
-        Phi2 = self(X2) if Phi2 is None else Phi2
-        return self.kernel(X1.double(), X2.double()) - Phi1 @ Phi2.mT
 
     @property
     def lengthscale(self) -> Tensor:

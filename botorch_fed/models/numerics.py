@@ -94,7 +94,9 @@ def jittered_cholesky(A: Tensor, what: str) -> tuple[Tensor, float]:
             continue
         if jitter > JITTER:
             warnings.warn(
-                f"{what} needed a relative jitter of {jitter:.0e} instead of {JITTER:.0e}.",
+                f"{what} needed a relative jitter of {jitter:.0e} instead of {JITTER:.0e}: its "
+                "points lie closer than the kernel can tell apart. Use fewer, or a shorter length "
+                "scale.",
                 NumericalWarning,
                 stacklevel=3,
             )

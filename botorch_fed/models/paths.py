@@ -107,9 +107,12 @@ def draw_path(
         covariance = StationaryKernel.from_gpytorch(model.covar_module, X.shape[-1])
         if feature_map is None:
             feature_map = RandomFourierFeatures.draw(covariance, NUM_FEATURES, generator=generator)
-    some = X[:32]
+    # Compared on points of its own: one observation tells nothing of a length scale.
+    d = X.shape[-1]
+    steps = torch.arange(9, dtype=torch.float64).reshape(-1, 1, 1) / 8
+    probes = (steps * torch.eye(d, dtype=torch.float64)).reshape(-1, d)  # along every axis
     if feature_map.has_residual or not torch.allclose(
-        feature_map.covariance(some), covariance(some), rtol=1e-3, atol=1e-3
+        feature_map.covariance(probes), covariance(probes), rtol=1e-3, atol=1e-3
     ):
         raise UnsupportedError(
             "The features of the prior draw must be Fourier features of the model's own kernel, "

@@ -196,8 +196,9 @@ def summarize(
 ) -> Summary:
     r"""Sufficient statistic of the data for the weights of a feature map.
 
-    Memory beyond the data is constant in `n` for maps without residual; larger data can be
-    streamed, since ``summarize(first) + summarize(rest)`` is the summary of both.
+    With iid noise (always so for maps without residual) memory beyond the data is constant in `n`,
+    and larger data can be streamed: ``summarize(first) + summarize(rest)`` is the summary of both.
+    With block noise it is the summary of two agents: use `LocalBlock.extend` to add to one.
 
     Args:
         feature_map: The shared basis.
@@ -304,7 +305,7 @@ class LocalBlock:
             X.new_zeros(*X.shape[:-2], 0, 0),
             X.new_zeros(*X.shape[:-2], 0, M),
             Y[..., :0, :],
-            replace(Summary.zero(feature_map), square=Y.new_zeros(()), log_det=Y.new_zeros(())),
+            Summary.zero(feature_map),
         )
         return empty._extended(X, Y - mean, variance) if n else empty
 

@@ -98,8 +98,11 @@ class FederatedTestProblem(ABC):
 
 def check_points(X: Tensor, dim: int) -> None:
     """Raise `InputDataError` unless `X` holds `n x d` points of the unit cube."""
-    if X.dim() != 2 or X.shape[-1] != dim or not bool(((X >= 0) & (X <= 1)).all()):
+    if X.dim() != 2 or X.shape[-1] != dim:
+        raise InputDataError(f"Expected `n x {dim}` points, got shape {tuple(X.shape)}.")
+    outside = int((~((X >= 0) & (X <= 1)).all(dim=-1)).sum())
+    if outside:
         raise InputDataError(
-            f"Expected `n x {dim}` points of the unit cube, got shape {tuple(X.shape)} with values "
-            "outside it or not finite."
+            f"{outside} of {len(X)} points lie outside the unit cube or are not finite: map points "
+            "by `space.to_unit`."
         )

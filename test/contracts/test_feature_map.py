@@ -77,20 +77,20 @@ def test_serial_form_is_the_same_map(make: Callable[[], FeatureMap]) -> None:
 @maps
 def test_fingerprint_changes_with_every_tensor(make: Callable[[], FeatureMap]) -> None:
     phi = make()
-    seen = {phi.fingerprint}
+    checked = 0
     for name, value in phi.to_tensors().items():
-        if not value.is_floating_point() or name.endswith(("amplitudes", "projection")):
-            continue  # integers and normalised arrays cannot move by one bit and stay valid
-        if name.endswith("lengthscale") and "min" in phi.to_tensors():
-            continue
+        if not value.is_floating_point():
+            continue  # a smoothness or a group cannot move by one bit
         tensors = phi.to_tensors()
         moved = value.clone().reshape(-1)
         up = torch.tensor(torch.inf, dtype=torch.float64)
         moved[-1] = torch.nextafter(moved[-1], up)
         tensors[name] = moved.reshape(value.shape)
-        seen.add(feature_map_from_tensors(tensors).fingerprint)
-        assert len(seen) > 1
-    assert all(len(fingerprint) == 64 for fingerprint in seen)
+        other = feature_map_from_tensors(tensors).fingerprint
+        assert len(other) == 64
+        assert other != phi.fingerprint, name
+        checked += 1
+    assert checked >= 3
 
 
 @maps

@@ -45,8 +45,10 @@ def test_is_a_botorch_problem_per_agent(folder: Path) -> None:
         problem[3]
     with pytest.raises(ValueError, match="bounds"):
         problem[0](X + 1)
-    with pytest.raises(InputDataError, match="points of the unit cube"):
+    with pytest.raises(InputDataError, match=r"4 of 4 points lie outside .* `space.to_unit`"):
         problem.evaluate(0, X[0] + 1)
+    with pytest.raises(InputDataError, match=r"Expected `n x 2` points, got shape \(2, 4, 2\)"):
+        problem.evaluate(0, X)
     with pytest.raises(NotImplementedError, match="not known"):
         _ = problem[0].optimal_value
 
