@@ -22,8 +22,12 @@ ROOMS: dict[str, set[str]] = {
     "rng": set(),
     "space": {"errors"},
     "models": {"errors", "rng"},
+    "acquisition": {"errors", "rng", "models"},
     "wire": {"errors"},
+    "protocols": {"errors", "rng", "space", "models", "acquisition", "wire"},
+    "engines": {"errors", "protocols", "wire"},
     "test_functions": {"errors", "rng", "space"},
+    "run": {"errors", "rng", "space", "protocols", "engines", "test_functions"},
 }
 # Third-party packages that have one owner: nobody else imports them.
 OWNERS: dict[str, set[str]] = {

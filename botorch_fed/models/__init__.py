@@ -6,9 +6,13 @@ features    feature maps, the shared bases
 summary     additive statistics, their total's weight posterior, the evidence
 basis_gp    `BasisGP`, the BoTorch model over a basis
 paths       functions drawn from a posterior
+own         an agent's own GP, and its fast fit
+message_prior  `MessagePriorGP`: received functions as a prior
+ensemble    `RankingEnsemble` (RGPE)
 """
 
 from botorch_fed.models.basis_gp import BasisGP
+from botorch_fed.models.ensemble import RankingEnsemble
 from botorch_fed.models.features import (
     AdditiveFeatures,
     FeatureMap,
@@ -19,6 +23,14 @@ from botorch_fed.models.features import (
     feature_map_from_tensors,
 )
 from botorch_fed.models.kernels import StationaryKernel
+from botorch_fed.models.message_prior import MessagePriorGP
+from botorch_fed.models.own import (
+    OwnHyperparameters,
+    default_hyperparameters,
+    fit_own_gp,
+    needs_fit,
+    own_gp,
+)
 from botorch_fed.models.paths import draw_path
 from botorch_fed.models.summary import (
     LocalBlock,
@@ -37,14 +49,21 @@ __all__ = [
     "InducingFeatures",
     "KLFeatures",
     "LocalBlock",
+    "MessagePriorGP",
+    "OwnHyperparameters",
     "QuadratureFourierFeatures",
     "RandomFourierFeatures",
+    "RankingEnsemble",
     "StationaryKernel",
     "Summary",
     "WeightPosterior",
+    "default_hyperparameters",
     "draw_path",
     "feature_map_from_tensors",
+    "fit_own_gp",
     "log_evidence",
+    "needs_fit",
+    "own_gp",
     "reweight",
     "sample_weights_dual",
     "summarize",

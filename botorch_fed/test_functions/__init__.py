@@ -1,11 +1,23 @@
 r"""Federated test problems, in the manner of `botorch.test_functions`.
 
-base        FederatedTestProblem: one BoTorch test problem per agent over common bounds
-data        where data sets that are not bundled are looked for
-landmine    29 landmine fields, tune a support vector machine
+base             FederatedTestProblem: one BoTorch test problem per agent over common bounds
+data             where data sets that are not bundled are looked for
+synthetic        Gaussian process samples at a known distance from each other
+landmine         29 landmine fields, tune a support vector machine
+activity         30 wearers of a smartphone, tune the training of a logistic regression
+sklearn_tuning   scikit-learn's bundled data dealt to agents, tune a support vector machine
 """
 
+from botorch_fed.test_functions.activity import ActivityRecognition
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.test_functions.landmine import Landmine
+from botorch_fed.test_functions.sklearn_tuning import SklearnTuning
+from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 
-__all__ = ["FederatedTestProblem", "Landmine"]
+__all__ = [
+    "ActivityRecognition",
+    "FederatedTestProblem",
+    "Landmine",
+    "SklearnTuning",
+    "SyntheticGPAgents",
+]

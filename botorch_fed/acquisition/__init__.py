@@ -1,0 +1,48 @@
+r"""Acquisition: where to look next. Torch only; imports `models`, knows no protocol.
+
+schedules      p_t, the weight of the agent's own model, and the checks of the theory
+thompson       `ThompsonSampling` on a drawn function, own or received
+portfolio      `PortfolioImprovement`: the first queries against all messages at once
+transfer       `TransferAcquisition` (TAF); its companion RGPE is `models.RankingEnsemble`
+optimize       `maximize` over the unit cube or a list of points
+constructors   input constructors for BoTorch and Ax, registered on import
+
+Any BoTorch acquisition function works on the package's models as well.
+"""
+
+from botorch_fed.acquisition.constructors import (
+    construct_inputs_thompson_sampling,
+    construct_inputs_transfer,
+)
+from botorch_fed.acquisition.optimize import maximize
+from botorch_fed.acquisition.portfolio import PortfolioImprovement
+from botorch_fed.acquisition.schedules import (
+    ConditionReport,
+    Constant,
+    InverseSquare,
+    MixingSchedule,
+    Polynomial,
+    check_schedule,
+    theory_beta,
+    theory_condition,
+)
+from botorch_fed.acquisition.thompson import ThompsonSampling, weight_path
+from botorch_fed.acquisition.transfer import TransferAcquisition
+
+__all__ = [
+    "ConditionReport",
+    "Constant",
+    "InverseSquare",
+    "MixingSchedule",
+    "Polynomial",
+    "PortfolioImprovement",
+    "ThompsonSampling",
+    "TransferAcquisition",
+    "check_schedule",
+    "construct_inputs_thompson_sampling",
+    "construct_inputs_transfer",
+    "maximize",
+    "theory_beta",
+    "theory_condition",
+    "weight_path",
+]

@@ -1,0 +1,78 @@
+r"""Input constructors: how BoTorch, and Ax above it, build our acquisition functions.
+
+Importing `botorch_fed.acquisition` registers them; `get_acqf_input_constructor` then finds them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+from botorch.acquisition.input_constructors import (
+    acqf_input_constructor,
+    get_best_f_analytic,
+)
+from botorch.models.model import Model
+from botorch.sampling.pathwise.paths import SamplePath
+from botorch.utils.datasets import SupervisedDataset
+from torch import Size, Tensor
+
+from botorch_fed.acquisition.thompson import ThompsonSampling
+from botorch_fed.acquisition.transfer import BANDWIDTH, TransferAcquisition
+from botorch_fed.models import FeatureMap, Summary, draw_path
+from botorch_fed.rng import Generator
+
+
+@acqf_input_constructor(ThompsonSampling)
+def construct_inputs_thompson_sampling(
+    model: Model,
+    path: SamplePath | None = None,
+    q: int = 1,
+    generator: Generator | None = None,
+) -> dict[str, Any]:
+    """Arguments of `ThompsonSampling`.
+
+    Args:
+        model: The agent's own model, from which `draw_path` draws unless a path is given.
+        path: Functions drawn already, or received.
+        q: The number of points that will be optimised jointly.
+        generator: The stream of random numbers; by default PyTorch's global generator seeds one.
+    """
+    if path is None:
+        sample_shape = Size([q]) if q > 1 else Size()
+        path = draw_path(model, sample_shape, generator=generator)
+    return {"path": path}
+
+
+@acqf_input_constructor(TransferAcquisition)
+def construct_inputs_transfer(
+    model: Model,
+    training_data: SupervisedDataset | dict[Hashable, SupervisedDataset],
+    summaries: Summary,
+    feature_map: FeatureMap,
+    incumbents: Tensor,
+    best_f: float | Tensor | None = None,
+    mean: float = 0.0,
+    bandwidth: float = BANDWIDTH,
+) -> dict[str, Any]:
+    """Arguments of `TransferAcquisition`.
+
+    Args:
+        model: The agent's own model.
+        training_data: Its data, whose best value is the default of `best_f`.
+        summaries: As in `TransferAcquisition`.
+        feature_map: As in `TransferAcquisition`.
+        incumbents: As in `TransferAcquisition`.
+        best_f: The best value the agent observed.
+        mean: As in `TransferAcquisition`.
+        bandwidth: As in `TransferAcquisition`.
+    """
+    return {
+        "model": model,
+        "best_f": get_best_f_analytic(training_data) if best_f is None else best_f,
+        "summaries": summaries,
+        "feature_map": feature_map,
+        "incumbents": incumbents,
+        "mean": mean,
+        "bandwidth": bandwidth,
+    }

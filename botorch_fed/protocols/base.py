@@ -1,0 +1,245 @@
+r"""What a protocol is made of.
+
+An `Agent` and a `Server` are frozen objects of public settings; everything that changes is in their
+states, frozen dataclasses that `wire.codec` can encode. A protocol never sees a socket, a file or a
+clock: an engine carries the bytes, `site.Site` and `drive.drive` keep what must survive a crash.
+
+    what is asked       Outbox: one message per agent, and broadcasts that go to all
+    what travels        Request and Reply or Refusal, frames around encoded messages
+    what comes back     Exchanged: replies, and for everyone else a Failure with its reason
+
+Broadcasts are content-addressed: a request names their hashes, an agent's state keeps a hash, and
+the bytes lie in the agent's `Blobs`, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+from torch import Tensor
+
+from botorch_fed.protocols.store import Blobs
+
+AgentId = str
+
+
+@dataclass(frozen=True)
+class Pending:
+    """Not now: as an answer to `Agent.ask`, or of an objective that is still running."""
+
+
+Objective = Callable[[Tensor], Tensor | Pending]  # `q x d` points to `q x 1` values
+
+A = TypeVar("A")
+S = TypeVar("S")
+
+
+class Agent(Protocol[A]):
+    """One site's side of a protocol; its settings are public and its state encodable.
+
+    Attributes:
+        state_type: The frozen dataclass of its state.
+        accepts: The messages it may receive.
+        fingerprint: Hash of its settings; a stored state is not continued under others.
+        blobs: Where broadcasts lie.
+    """
+
+    @property
+    def state_type(self) -> type[A]: ...
+
+    @property
+    def accepts(self) -> tuple[type, ...]: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    @property
+    def blobs(self) -> Blobs: ...
+
+    def start(self) -> A:
+        """The state before the first request."""
+
+    def check(self, state: A, request: Any, broadcasts: tuple[str, ...]) -> None:
+        """Raise `MessageError` if a well-formed request cannot be accepted in this state."""
+
+    def receive(self, state: A, request: Any, broadcasts: tuple[str, ...]) -> A:
+        """The state after a request has come; the one before it may be unanswered."""
+
+    def ask(self, state: A) -> Tensor | Pending | None:
+        """Points to evaluate next, `q x d`; `Pending`; or None if the reply can be made.
+
+        The same state asks for the same points, so that a crash loses nothing.
+        """
+
+    def tell(self, state: A, X: Tensor, Y: Tensor) -> A:
+        """The state after `q x d` points gave `q x 1` values."""
+
+    def reply(self, state: A) -> tuple[A, Any]:
+        """The reply to the last request, and the state after it."""
+
+
+@dataclass(frozen=True)
+class Outbox:
+    """What the server wants to say now.
+
+    Attributes:
+        messages: Who is asked what; an agent that is not here is left in peace.
+        broadcasts: What every one of them is to know as well.
+    """
+
+    messages: Mapping[AgentId, Any]
+    broadcasts: tuple[Any, ...] = ()
+
+
+class Server(Protocol[S]):
+    """The server's side of a protocol.
+
+    Attributes:
+        state_type: The frozen dataclass of its state.
+        accepts: The messages it may receive.
+        fingerprint: Hash of its settings; a stored state is not continued under others.
+    """
+
+    @property
+    def state_type(self) -> type[S]: ...
+
+    @property
+    def accepts(self) -> tuple[type, ...]: ...
+
+    @property
+    def fingerprint(self) -> str: ...
+
+    def start(self) -> S:
+        """The state before the first round."""
+
+    def outbox(self, state: S) -> Outbox | None:
+        """What is asked now; None when the protocol is over. An empty round is a round.
+
+        The same state has the same outbox, so that a round can be repeated after a crash.
+        """
+
+    def check(self, state: S, sender: AgentId, message: Any) -> None:
+        """Raise `MessageError` if a well-formed reply of this sender cannot be accepted."""
+
+    def step(self, state: S, inbox: Mapping[AgentId, Any]) -> S:
+        """The state after a round; an agent that is not in the inbox did not answer."""
+
+
+# ------------------------------------------------------------------ frames
+
+RefusalCode = Literal["busy", "stale", "changed", "foreign", "missing", "invalid", "budget"]
+REASONS: dict[str, str] = {
+    "busy": "its objective is still being evaluated",
+    "stale": "it has seen a later round of this run",
+    "changed": "it has seen this round with another content",
+    "foreign": "it takes part in another run, or another start of this run",
+    "missing": "it lacks a broadcast that the request names",
+    "invalid": "the request is malformed or does not fit",
+    "budget": "its privacy budget does not cover the reply",
+    "absent": "it did not answer",
+    "failed": "its objective or its own code raised an error",
+    "unknown": "there is no such agent",
+    "malformed": "its reply is malformed or does not fit",
+    "unasked": "nobody asked it",
+}
+
+
+@dataclass(frozen=True)
+class Request:
+    """A request's frame.
+
+    Attributes:
+        run: The run's name, which the site knows as well.
+        instance: A random name of this start of the run: a server that lost its record has
+            another one, and is refused.
+        agent: Whom it is for.
+        serial: Rounds are counted from 1 and never go back.
+        broadcasts: Hashes of the public blobs that are in force.
+        body: The encoded message.
+    """
+
+    run: str
+    instance: str
+    agent: AgentId
+    serial: int
+    broadcasts: tuple[str, ...]
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Reply:
+    """A reply's frame; `request` is the hash of the request's bytes."""
+
+    run: str
+    instance: str
+    agent: AgentId
+    serial: int
+    request: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """Why a site gives no reply; `last` is the last round it has seen. Holds no words of a site."""
+
+    run: str
+    instance: str
+    agent: AgentId
+    serial: int
+    request: str
+    code: RefusalCode
+    last: int
+
+
+@dataclass(frozen=True)
+class Outgoing:
+    """What an engine has to carry in a round.
+
+    Attributes:
+        serial: The round.
+        requests: Bytes per agent.
+        blobs: The broadcasts that the requests name, by hash; an agent that has one already need
+            not get it again.
+    """
+
+    serial: int
+    requests: Mapping[AgentId, bytes]
+    blobs: Mapping[str, bytes] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why an agent was not heard in a round.
+
+    Attributes:
+        code: One of `REASONS`.
+        detail: What an operator of the server should know besides; holds no data.
+    """
+
+    code: str
+    detail: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.code}: {self.detail or REASONS[self.code]}"
+
+
+@dataclass(frozen=True)
+class Exchanged:
+    """What came back from a round.
+
+    Attributes:
+        replies: The bytes of those who answered.
+        failures: Why the others did not.
+        bytes_down: Bytes that went to each agent, broadcasts included.
+        cpu_seconds: What each agent's answer took, where the engine can tell.
+    """
+
+    replies: Mapping[AgentId, bytes]
+    failures: Mapping[AgentId, Failure] = field(default_factory=dict)
+    bytes_down: Mapping[AgentId, int] = field(default_factory=dict)
+    cpu_seconds: Mapping[AgentId, float] = field(default_factory=dict)
+
+
+Exchange = Callable[[Outgoing], Exchanged]

@@ -1,0 +1,880 @@
+r"""Federated Thompson sampling [Dai2020FTS]_.
+
+    message       from -> to       content                                     readable by
+    Setup         server -> agent  search space, shared basis, noise, kind     all
+    Query         server -> agent  whether to query, whether to upload         that agent
+    Upload        agent -> server  one weight vector, M numbers                server
+    Received      server -> agent  the weight vectors of all agents            all agents
+
+In round `t` an agent follows its own posterior with probability :math:`p_t` and otherwise a
+function that another agent has sent, each at most once. Around that, each an option of `Strategy`:
+the first queries by a greedy portfolio over all messages, and messages as the prior of the own
+model.
+
+Guarantee: none. A weight vector is a function of the agent's data plus posterior noise that
+vanishes with them. Trust: honest server and agents.
+
+Differs from the paper: one map of inputs and outcomes for all (`SearchSpace`), so that messages
+mean the same thing; shared features with public hyperparameters that were chosen for transfer; own
+steps pathwise with the exact kernel; hyperparameters of the own model have priors. `paper_strategy`
+and `message="sample"` are the paper's.
+
+.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
+   sampling. NeurIPS 2020. https://arxiv.org/abs/2010.10154
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.acquisition.analytic import LogExpectedImprovement
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from botorch_fed.acquisition import (
+    InverseSquare,
+    MixingSchedule,
+    Polynomial,
+    ThompsonSampling,
+    check_schedule,
+    weight_path,
+)
+from botorch_fed.acquisition.optimize import maximize
+from botorch_fed.acquisition.portfolio import PortfolioImprovement
+from botorch_fed.errors import MessageError
+from botorch_fed.models import (
+    FeatureMap,
+    MessagePriorGP,
+    OwnHyperparameters,
+    RandomFourierFeatures,
+    StationaryKernel,
+    WeightPosterior,
+    draw_path,
+    feature_map_from_tensors,
+    fit_own_gp,
+    needs_fit,
+    own_gp,
+    sample_weights_dual,
+    summarize,
+)
+from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.store import Blobs, MemoryBlobs
+from botorch_fed.rng import Generator, generator
+from botorch_fed.space import SearchSpace
+from botorch_fed.wire.codec import content_hash, encode
+
+MAX_WEIGHT = 1e6  # of a message's entries: beyond it nothing is a function of scaled outcomes
+MessageKind = Literal["sample", "mean", "shared_prior"]
+
+
+# ------------------------------------------------------------------ messages
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    r"""What all agents agree upon, in public.
+
+    Attributes:
+        space: The map of inputs and outcomes.
+        features: The shared basis, as `FeatureMap.to_tensors` gives it.
+        noise_var: :math:`\sigma^2` of the model that messages are made with, on the public scale.
+        message: A ``"sample"`` of the weights' posterior, its ``"mean"``, or a sample whose prior
+            draw is ``"shared_prior"``: common to all, so that it cancels between messages.
+        beta: :math:`\beta_t`: scales the deviation of a sample from the mean.
+        prior_weights: The common prior draw, an `M` tensor.
+    """
+
+    space: SearchSpace
+    features: Mapping[str, Tensor]
+    noise_var: float
+    message: MessageKind
+    beta: float
+    prior_weights: Tensor | None
+
+    def __post_init__(self) -> None:
+        if not self.noise_var > 0 or not self.beta >= 0:
+            raise InputDataError(
+                f"noise_var must be positive and beta not negative, got {self.noise_var} and "
+                f"{self.beta}."
+            )
+        if (self.message == "shared_prior") != (self.prior_weights is not None):
+            raise InputDataError('prior_weights go with message="shared_prior", and only with it.')
+
+    @classmethod
+    def make(
+        cls,
+        space: SearchSpace,
+        feature_map: FeatureMap,
+        *,
+        noise_var: float = 0.01,
+        message: MessageKind = "mean",
+        beta: float = 1.0,
+        seed: int = 0,
+    ) -> Setup:
+        """The setup of a federation.
+
+        Args:
+            space: The map of inputs and outcomes.
+            feature_map: The shared basis over the unit cube, public: never fitted to private data.
+            noise_var: Noise variance on the public scale of outcomes.
+            message: What agents send, see the attribute.
+            beta: Scale of a sample's deviation.
+            seed: Public, of the common prior draw.
+        """
+        if feature_map.input_dim != space.dim:
+            raise InputDataError(
+                f"The feature map has {feature_map.input_dim} inputs, the search space "
+                f"{space.dim} columns."
+            )
+        prior = None
+        if message == "shared_prior":
+            prior = generator(seed, "shared prior").normal(feature_map.num_features)
+        return cls(space, feature_map.to_tensors(), noise_var, message, beta, prior)
+
+
+@dataclass(frozen=True)
+class Query:
+    """What an agent is to do in a round."""
+
+    query: bool
+    upload: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """An agent's message, if it was asked for one and has data."""
+
+    weights: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Received:
+    """The newest weight vectors: `made[n]` is the round in which `agents[n]` made row `n`."""
+
+    agents: tuple[AgentId, ...]
+    made: tuple[int, ...]
+    weights: Tensor
+
+    def __post_init__(self) -> None:
+        if not len(self.agents) == len(self.made) == len(self.weights) or self.weights.dim() != 2:
+            raise InputDataError("Received weights must be one row per agent.")
+        if len(set(self.agents)) < len(self.agents):
+            raise InputDataError("An agent has two rows of received weights.")
+
+
+# ------------------------------------------------------------------ the agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Strategy:
+    r"""How an agent uses messages and its own data; its own business, nobody else needs to know.
+
+    Queries are counted from 1. The first `portfolio` of them are greedy choices against all
+    messages; up to query `prior_until` messages are the prior of the own model, with expected
+    improvement; from then on a coin with probability :math:`p_t` decides between the own model and
+    one message.
+
+    Attributes:
+        schedule: :math:`p_t`.
+        own: What an own step is: a Thompson sample, expected improvement, or a random point.
+        portfolio: How many queries are chosen against all messages at once.
+        prior_until: The last query with messages as a prior.
+        paper_gp: The paper's own model: zero mean, one length scale, maximum likelihood.
+        refit_every: With `paper_gp`, how many queries pass between fits.
+        learned: Weigh agents by how well their messages rank the own observations.
+        num_raw: Random points that the optimiser looks at.
+        num_restarts: How many of the best of them it improves.
+        num_features: Features of the prior part of an own sample.
+    """
+
+    schedule: MixingSchedule = Polynomial(0.5)  # noqa: RUF009 - frozen
+    own: Literal["thompson", "ei", "random"] = "thompson"
+    portfolio: int = 4
+    prior_until: int = 10
+    paper_gp: bool = False
+    refit_every: int = 5
+    learned: bool = False
+    num_raw: int = 1000
+    num_restarts: int = 20
+    num_features: int = 512
+
+    def __post_init__(self) -> None:
+        check_schedule(self.schedule, 1000)
+        if self.own not in ("thompson", "ei", "random"):
+            raise InputDataError(f'own must be "thompson", "ei" or "random", got {self.own!r}.')
+        if self.portfolio < 0 or self.prior_until < 0 or self.refit_every < 1:
+            raise InputDataError("portfolio and prior_until count from 0, refit_every from 1.")
+
+
+def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
+    """What an agent does in [Dai2020FTS]_."""
+    return Strategy(
+        schedule=InverseSquare() if schedule is None else schedule,
+        portfolio=0,
+        prior_until=0,
+        paper_gp=True,
+        num_features=200,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class FTSAgentState:
+    """An agent's private state.
+
+    Attributes:
+        t: Queries told so far (of `q` points each).
+        querying: Whether the round's query is still to be made.
+        uploading: Whether the round asks for a message.
+        setup: Hash of the `Setup`.
+        received: Hash of `Received`, if there is one.
+        used: The round in which the last used message of an agent was made.
+        X: Own points in the unit cube, `n x d`.
+        Y: Own outcomes on the public scale, `n x 1`.
+        own: Hyperparameters of the own model.
+    """
+
+    t: int
+    querying: bool
+    uploading: bool
+    setup: str
+    received: str | None
+    used: Mapping[str, int]
+    X: Tensor
+    Y: Tensor
+    own: OwnHyperparameters | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FTSAgent:
+    """One site of federated Thompson sampling.
+
+    Args:
+        name: Its name; its own message is not transferred to itself.
+        space: The map of inputs and outcomes; must be the server's.
+        seed: Its own seed, private.
+        strategy: How it uses messages and data.
+        data: Observations that it has already: points in the unit cube `n x d` and outcomes as
+            the site measures them `n x 1`.
+        q: Points per query.
+        candidates: The only points that it can evaluate, `K x d`; default the whole unit cube.
+        initial_design: Points `k x d` that it evaluates first, `q` at a time, whatever was sent.
+        agent_weights: :math:`P_N`: weights of the other agents, 0 or more; who is not named has
+            weight 0. Default equal.
+        blobs: Where broadcasts lie.
+    """
+
+    name: AgentId
+    space: SearchSpace
+    seed: int
+    strategy: Strategy = Strategy()
+    data: tuple[Tensor, Tensor] | None = None
+    q: int = 1
+    candidates: Tensor | None = None
+    initial_design: Tensor | None = None
+    agent_weights: Mapping[AgentId, float] | None = None
+    blobs: Blobs = field(default_factory=MemoryBlobs)
+
+    state_type = FTSAgentState
+    accepts = (Query,)
+
+    def __post_init__(self) -> None:
+        d = self.space.dim
+        if self.q < 1:
+            raise InputDataError(f"A query needs at least one point, got q = {self.q}.")
+        for what in ("candidates", "initial_design"):
+            points = getattr(self, what)
+            if points is not None:
+                _check_points(points, d, what)
+        if self.initial_design is not None and len(self.initial_design) % self.q:
+            raise InputDataError(
+                f"The initial design has {len(self.initial_design)} points, no multiple of "
+                f"q = {self.q}."
+            )
+        if self.candidates is not None and len(self.candidates) < self.q:
+            raise InputDataError(f"There are fewer candidates than q = {self.q}.")
+        if self.data is not None:
+            X, Y = self.data
+            _check_points(X, d, "data")
+            if Y.shape != (len(X), 1) or not bool(torch.isfinite(Y).all()):
+                raise InputDataError(
+                    f"Outcomes must be a finite `{len(X)} x 1` tensor, got shape {tuple(Y.shape)}."
+                )
+        if self.agent_weights is not None and any(w < 0 for w in self.agent_weights.values()):
+            raise InputDataError("Weights of agents must not be negative.")
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the settings that determine what it asks for."""
+        tensors = [_hash(self.candidates), _hash(self.initial_design)]
+        weights = None if self.agent_weights is None else sorted(self.agent_weights.items())
+        settings = (self.name, self.space.fingerprint, self.seed, self.strategy, self.q, weights)
+        return hashlib.sha256(repr((settings, tensors)).encode()).hexdigest()
+
+    # -------------------------------------------------------------- four verbs
+
+    def start(self) -> FTSAgentState:
+        """The state before the first request: with the data that the site has already."""
+        d = self.space.dim
+        X, Y = torch.zeros(0, d).double(), torch.zeros(0, 1).double()
+        if self.data is not None:
+            X, Y = self.data[0].double(), self.space.outcome.to_public(self.data[1])
+        return self._fitted(FTSAgentState(0, False, False, "", None, {}, X, Y, None))
+
+    def check(self, state: FTSAgentState, request: Query, broadcasts: tuple[str, ...]) -> None:
+        """Raise `MessageError` unless the request and what it broadcasts fit."""
+        if len(broadcasts) not in (1, 2):
+            raise MessageError(f"Expected a setup and what was received, got {len(broadcasts)}.")
+        setup, phi = _setup(self.blobs, broadcasts[0])
+        if setup.space.fingerprint != self.space.fingerprint:
+            raise MessageError(
+                "The server's search space is not this site's: names, bounds, scales and outcome "
+                "must agree."
+            )
+        if phi.input_dim != self.space.dim:
+            raise MessageError("The shared basis is over another number of inputs.")
+        if state.setup not in ("", broadcasts[0]):
+            raise MessageError("The setup has changed during the run.")
+        if len(broadcasts) == 2:
+            received: Received = self.blobs.load(broadcasts[1], Received)
+            _check_weights(received.weights, (len(received.agents), phi.num_features))
+
+    def receive(
+        self, state: FTSAgentState, request: Query, broadcasts: tuple[str, ...]
+    ) -> FTSAgentState:
+        """The state after a request: what to do, and where the broadcasts lie."""
+        return replace(
+            state,
+            querying=request.query,
+            uploading=request.upload,
+            setup=broadcasts[0],
+            received=broadcasts[1] if len(broadcasts) > 1 else None,
+        )
+
+    def ask(self, state: FTSAgentState) -> Tensor | Pending | None:
+        """The next `q x d` points, or None if the round asks for none or they were told."""
+        if not state.querying:
+            return None
+        others = self._others(state)
+        chosen = torch.zeros(0, self.space.dim).double()
+        for slot, origin in enumerate(self._origins(state, others)):
+            point = self._point(state, others, slot, origin, chosen)
+            chosen = torch.cat(
+                [chosen, point if self.candidates is not None else self.space.snap(point)]
+            )
+        return chosen
+
+    def tell(self, state: FTSAgentState, X: Tensor, Y: Tensor) -> FTSAgentState:
+        """The state after a query."""
+        others = self._others(state)
+        used = dict(state.used)
+        for origin in self._origins(state, others):
+            if isinstance(origin, int):
+                assert others is not None
+                used[others.agents[origin]] = others.made[origin]
+        state = replace(
+            state,
+            t=state.t + 1,
+            querying=False,
+            used=used,
+            X=torch.cat([state.X, X]),
+            Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
+        )
+        return self._fitted(state)
+
+    def reply(self, state: FTSAgentState) -> tuple[FTSAgentState, Upload]:
+        """The agent's message, a function of all its data."""
+        if not state.uploading or len(state.X) == 0:
+            return state, Upload(None)
+        setup, phi = _setup(self.blobs, state.setup)
+        stream = generator(self.seed, "message", state.t)
+        return state, Upload(make_message(setup, phi, state.X, state.Y, generator=stream))
+
+    # -------------------------------------------------------------- where the next points come from
+
+    def _origins(self, state: FTSAgentState, others: _Others | None) -> list[_Origin]:
+        """For every point of the next query where it comes from; a number is a row of messages.
+
+        A function of the state alone, so that `tell` knows what `ask` has done.
+        """
+        t, strategy = state.t + 1, self.strategy
+        if self.initial_design is not None and t * self.q <= len(self.initial_design):
+            return ["design"] * self.q
+        t -= 0 if self.initial_design is None else len(self.initial_design) // self.q
+        if others is not None and t <= strategy.portfolio:
+            return ["portfolio"] * self.q
+        if others is not None and len(state.X) > 0 and t <= strategy.prior_until:
+            return ["prior"] * self.q
+        origins: list[_Origin] = []
+        weights = self._transfer_weights(state, others)
+        for slot in range(self.q):
+            stream = generator(self.seed, "coin", state.t, slot)
+            coin, which = stream.uniform(2).tolist()
+            total = float(weights.sum())
+            if coin >= strategy.schedule(t) and total > 0:
+                row = int(torch.searchsorted(weights.cumsum(0), which * total, right=True))
+                origins.append(row)
+                weights[row] = 0  # each message once
+            else:
+                origins.append("own" if len(state.X) > 0 and strategy.own != "random" else "random")
+        return origins
+
+    def _transfer_weights(self, state: FTSAgentState, others: _Others | None) -> Tensor:
+        r""":math:`P_N` over the messages that were not used yet, not normalised."""
+        if others is None:
+            return torch.zeros(0).double()
+        fresh = [
+            float(made > state.used.get(agent, -1))
+            for agent, made in zip(others.agents, others.made, strict=True)
+        ]
+        return others.agent_weights * torch.tensor(fresh, dtype=torch.float64)
+
+    def _point(
+        self,
+        state: FTSAgentState,
+        others: _Others | None,
+        slot: int,
+        origin: _Origin,
+        chosen: Tensor,
+    ) -> Tensor:
+        """One point, `1 x d`; `chosen` are those that the same query has already."""
+        stream = generator(self.seed, "point", state.t, slot)
+        if origin == "design":
+            assert self.initial_design is not None
+            row = state.t * self.q + slot
+            return self.initial_design[row : row + 1].double()
+        candidates = _without(self.candidates, chosen)
+        if origin == "random":
+            if candidates is None:
+                return stream.uniform(1, self.space.dim)
+            row = int(stream.uniform(1) * len(candidates))
+            return candidates[row : row + 1].double()
+        acquisition = self._acquisition(state, others, origin, chosen, stream)
+        point, _ = maximize(
+            acquisition,
+            self.space.dim,
+            generator=stream,
+            candidates=candidates,
+            num_raw=self.strategy.num_raw,
+            num_restarts=self.strategy.num_restarts,
+        )
+        return point
+
+    def _acquisition(
+        self,
+        state: FTSAgentState,
+        others: _Others | None,
+        origin: _Origin,
+        chosen: Tensor,
+        stream: Generator,
+    ) -> AcquisitionFunction:
+        if origin == "own":
+            model = own_gp(state.X, state.Y, _known(state))
+            if self.strategy.own == "ei":
+                return _improvement(model, state.X, chosen)
+            kernel = StationaryKernel.from_gpytorch(model.covar_module, self.space.dim)
+            phi = RandomFourierFeatures.draw(kernel, self.strategy.num_features, generator=stream)
+            return ThompsonSampling(draw_path(model, feature_map=phi, generator=stream))
+        assert others is not None
+        if isinstance(origin, int):
+            return ThompsonSampling(weight_path(others.feature_map, others.weights[origin]))
+        if origin == "portfolio":
+            return PortfolioImprovement(
+                others.feature_map,
+                others.weights,
+                tried=torch.cat([state.X, chosen]),
+                agent_weights=others.agent_weights,
+            )
+        model = prior_model(others.feature_map, others.weights, state.X, state.Y)
+        return _improvement(model, state.X, chosen)
+
+    # -------------------------------------------------------------- what it knows
+
+    def _others(self, state: FTSAgentState) -> _Others | None:
+        """The messages of the others, those of weight 0 left out."""
+        if state.received is None:
+            return None
+        received: Received = self.blobs.load(state.received, Received)
+        _, phi = _setup(self.blobs, state.setup)
+        given = self.agent_weights
+        weights = {
+            row: 1.0 if given is None else given.get(agent, 0.0)
+            for row, agent in enumerate(received.agents)
+            if agent != self.name
+        }
+        rows = [row for row, weight in weights.items() if weight > 0]
+        if not rows:
+            return None
+        others = _Others(
+            phi,
+            tuple(received.agents[row] for row in rows),
+            tuple(received.made[row] for row in rows),
+            received.weights[rows],
+            torch.tensor([weights[row] for row in rows], dtype=torch.float64),
+        )
+        if self.strategy.learned and len(state.X) > 2:
+            agreement = rank_agreement(phi(state.X) @ others.weights.mT, state.Y)
+            if not bool((agreement > 0).any()):
+                return None
+            keep = (agreement > 0).nonzero().flatten().tolist()
+            others = _Others(
+                phi,
+                tuple(others.agents[row] for row in keep),
+                tuple(others.made[row] for row in keep),
+                others.weights[keep],
+                (others.agent_weights * agreement)[keep],
+            )
+        return others
+
+    def _fitted(self, state: FTSAgentState) -> FTSAgentState:
+        """The state with the hyperparameters that its data ask for."""
+        n = len(state.X)
+        if n == 0 or self.strategy.own == "random":
+            return state
+        if not self.strategy.paper_gp:
+            if not needs_fit(n, state.own):
+                return state
+            return replace(state, own=fit_own_gp(state.X, state.Y, start=state.own))
+        if state.own is not None and n < state.own.num_data + self.strategy.refit_every:
+            return state
+        restarts = generator(self.seed, "fit", n).uniform(10, self.space.dim + 2)
+        return replace(state, own=fit_own_gp(state.X, state.Y, paper=True, restarts=restarts))
+
+
+_Origin = Literal["design", "random", "portfolio", "prior", "own"] | int
+
+
+@dataclass(frozen=True, eq=False)
+class _Others:
+    """Messages of the other agents, with the weights that this agent gives them."""
+
+    feature_map: FeatureMap
+    agents: tuple[AgentId, ...]
+    made: tuple[int, ...]
+    weights: Tensor
+    agent_weights: Tensor
+
+
+def make_message(
+    setup: Setup, feature_map: FeatureMap, X: Tensor, Y: Tensor, *, generator: Generator
+) -> Tensor:
+    """What an agent sends: `M` weights of the shared basis.
+
+    Args:
+        setup: Says which kind of message.
+        feature_map: The basis of the setup.
+        X: Own points, `n x d`.
+        Y: Own outcomes on the public scale, `n x 1`.
+        generator: The agent's own stream, for samples.
+    """
+    if setup.message == "mean":
+        total = summarize(feature_map, X, Y, noise_var=setup.noise_var)
+        return WeightPosterior.from_total(total).mean
+    if setup.message == "shared_prior" or len(X) < feature_map.num_features:
+        return sample_weights_dual(
+            feature_map,
+            X,
+            Y,
+            noise_var=setup.noise_var,
+            scale=setup.beta,
+            prior_weights=setup.prior_weights,
+            generator=generator,
+        )
+    total = summarize(feature_map, X, Y, noise_var=setup.noise_var)
+    return WeightPosterior.from_total(total).sample(scale=setup.beta, generator=generator)
+
+
+def rank_agreement(values: Tensor, Y: Tensor) -> Tensor:
+    r"""How far each message ranks the own observations better than by chance.
+
+    Kendall's :math:`	au` minus its standard deviation under independence, at least 0.
+
+    Args:
+        values: The messages at the own points, `n x N`.
+        Y: The own outcomes, `n x 1`.
+    """
+    n = len(Y)
+    order = torch.sign(Y - Y.mT)  # n x n
+    theirs = torch.sign(values.unsqueeze(1) - values.unsqueeze(0))  # n x n x N
+    tau = (theirs * order.unsqueeze(-1)).sum(dim=(0, 1)) / (n * (n - 1))
+    deviation = (2 * (2 * n + 5) / (9 * n * (n - 1))) ** 0.5
+    return (tau - deviation).clamp_min(0)
+
+
+def prior_model(feature_map: FeatureMap, weights: Tensor, X: Tensor, Y: Tensor) -> MessagePriorGP:
+    """The model whose prior is the messages' mean and covariance, fitted to the own data.
+
+    Args:
+        feature_map: The shared basis.
+        weights: The messages, `N x M`.
+        X: Own points, `n x d`.
+        Y: Own outcomes on the public scale, `n x 1`.
+    """
+    messages = feature_map(X) @ weights.mT  # n x N
+    mean = messages.mean(dim=-1, keepdim=True)
+    root = (messages - mean) / max(len(weights) - 1, 1) ** 0.5
+    known = fit_own_gp(X, Y, prior_mean=mean, prior_covariance=root @ root.mT)
+    own = own_gp(X, Y, known)
+    model = MessagePriorGP(
+        X,
+        Y,
+        feature_map=feature_map,
+        weights=weights,
+        mean=known.mean,
+        residual_kernel=own.covar_module,
+    )
+    model.likelihood = own.likelihood
+    model.requires_grad_(False)
+    return model.eval()
+
+
+def _improvement(model: Any, X: Tensor, chosen: Tensor) -> AcquisitionFunction:
+    """Expected improvement over the best posterior mean of a tried point.
+
+    With points that the same query has chosen already, their outcomes are taken to be the mean.
+    """
+    with torch.no_grad():
+        best = model.posterior(X).mean.max()
+        if len(chosen):
+            means = model.posterior(chosen).mean
+            model = model.condition_on_observations(chosen, means)
+            best = torch.maximum(best, means.max())
+    return LogExpectedImprovement(model, best_f=best)
+
+
+def _known(state: FTSAgentState) -> OwnHyperparameters:
+    assert state.own is not None
+    return state.own
+
+
+def _without(candidates: Tensor | None, chosen: Tensor) -> Tensor | None:
+    if candidates is None or not len(chosen):
+        return candidates
+    taken = (candidates.unsqueeze(1) == chosen.unsqueeze(0)).all(dim=-1).any(dim=-1)
+    return candidates[~taken]
+
+
+@lru_cache(maxsize=16)
+def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
+    """A setup and its feature map; public, and the same for all agents of a process."""
+    setup: Setup = blobs.load(digest, Setup)
+    try:
+        phi = feature_map_from_tensors(setup.features)
+    except (InputDataError, MessageError) as error:
+        raise MessageError(f"The shared basis is no feature map: {error}") from error
+    if setup.prior_weights is not None:
+        _check_weights(setup.prior_weights, (phi.num_features,))
+    return setup, phi
+
+
+def _check_weights(weights: Tensor, shape: tuple[int, ...]) -> None:
+    if weights.shape != shape or weights.dtype != torch.float64:
+        raise MessageError(
+            f"Expected float64 weights of shape {shape}, got {weights.dtype} of shape "
+            f"{tuple(weights.shape)}."
+        )
+    if not bool((weights.abs() <= MAX_WEIGHT).all()):
+        raise MessageError(
+            f"A weight exceeds {MAX_WEIGHT:g}: outcomes must be on the public scale."
+        )
+
+
+def _check_points(X: Tensor, dim: int, what: str) -> None:
+    if X.dim() != 2 or X.shape[-1] != dim:
+        raise InputDataError(f"{what} must be `n x {dim}` points, got shape {tuple(X.shape)}.")
+    if not bool(((X >= 0) & (X <= 1)).all()):
+        raise InputDataError(f"{what} must lie in the unit cube: map points by `space.to_unit`.")
+
+
+def _hash(tensor: Tensor | None) -> str:
+    if tensor is None:
+        return ""
+    return hashlib.sha256(tensor.double().contiguous().numpy().tobytes()).hexdigest()
+
+
+# ------------------------------------------------------------------ the server
+
+
+@dataclass(frozen=True, eq=False)
+class FTSServerState:
+    """What the server has heard: `t` counts finished rounds, the collection included."""
+
+    t: int
+    received: Received | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FTSServer:
+    """The server of federated Thompson sampling: collects weight vectors and passes them on.
+
+    The first round collects a message of everyone who has data; then every round lets the active
+    agents query once.
+
+    Args:
+        setup: What all agents agree upon.
+        agents: Names of all agents.
+        rounds: How many queries the active agents make.
+        active: Who queries; default all. The others give a message before the start.
+        every: A new message of the active agents every so many rounds; 0 for none after the start.
+    """
+
+    setup: Setup
+    agents: tuple[AgentId, ...]
+    rounds: int
+    active: tuple[AgentId, ...] | None = None
+    every: int = 0
+
+    state_type = FTSServerState
+    accepts = (Upload,)
+
+    def __post_init__(self) -> None:
+        if self.rounds < 0 or self.every < 0:
+            raise InputDataError("rounds and every count from 0.")
+        if len(set(self.agents)) < len(self.agents) or not self.agents:
+            raise InputDataError("There must be at least one agent, and names must differ.")
+        strangers = set(self.active or ()) - set(self.agents)
+        if strangers:
+            raise InputDataError(f"Active agents that are no agents: {sorted(strangers)}.")
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of its settings."""
+        settings = (content_hash(encode(self.setup)), self.agents, self.active, self.every)
+        return hashlib.sha256(repr(settings).encode()).hexdigest()
+
+    def start(self) -> FTSServerState:
+        """The state before the collection."""
+        return FTSServerState(0, None)
+
+    def outbox(self, state: FTSServerState) -> Outbox | None:
+        """The collection, then one query per active agent and round."""
+        if state.t > self.rounds:
+            return None
+        broadcasts: tuple[Any, ...] = (self.setup,)
+        if state.received is not None:
+            broadcasts += (state.received,)
+        who = self.agents if state.t == 0 or self.active is None else self.active
+        return Outbox({agent: self._query(state) for agent in who}, broadcasts)
+
+    def _query(self, state: FTSServerState) -> Query:
+        if state.t == 0:
+            return Query(query=False, upload=True)
+        upload = self.every > 0 and state.t % self.every == 0 and state.t < self.rounds
+        return Query(query=True, upload=upload)
+
+    def check(self, state: FTSServerState, sender: AgentId, message: Upload) -> None:
+        """Raise `MessageError` unless an upload fits the basis and was asked for."""
+        if message.weights is None:
+            return
+        if not self._query(state).upload:
+            raise MessageError("A weight vector that nobody asked for.")
+        _check_weights(message.weights, (self._num_features,))
+
+    @property
+    def _num_features(self) -> int:
+        return feature_map_from_tensors(self.setup.features).num_features
+
+    def step(self, state: FTSServerState, inbox: Mapping[AgentId, Upload]) -> FTSServerState:
+        """Replace the rows of those who were heard; an absent agent keeps its old row."""
+        rows: dict[AgentId, tuple[int, Tensor]] = {}
+        if state.received is not None:
+            old = state.received
+            rows = dict(zip(old.agents, zip(old.made, old.weights, strict=True), strict=True))
+        new = {agent: (state.t, m.weights) for agent, m in inbox.items() if m.weights is not None}
+        if not new:
+            return replace(state, t=state.t + 1)
+        rows.update(new)
+        names = [agent for agent in self.agents if agent in rows]
+        received = Received(
+            tuple(names),
+            tuple(rows[agent][0] for agent in names),
+            torch.stack([rows[agent][1] for agent in names]),
+        )
+        return FTSServerState(state.t + 1, received)
+
+
+# ------------------------------------------------------------------ a federation for `run`
+
+LENGTHSCALE = 0.3  # of the default shared basis, in the unit cube
+NUM_FEATURES = 100
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FTS:
+    """Federated Thompson sampling as a study: the settings of all agents and of the server.
+
+    Args:
+        rounds: How many queries the active agents make.
+        feature_map: The shared basis; default random Fourier features of a public SE kernel.
+        noise_var: Noise variance that messages are made with, on the public scale.
+        message: What agents send, see `Setup`.
+        beta: Scale of a sample's deviation from the mean.
+        strategy: How agents use messages and data.
+        every: A new message every so many rounds; 0 for one before the start.
+        active: Who queries; default all.
+        data: What agents have observed before, by name, as in `FTSAgent`.
+        q: Points per query.
+        candidates: The only points that can be evaluated, `K x d`.
+        initial_design: Public points that every agent evaluates first.
+        agent_weights: :math:`P_N`, the same for all agents; default uniform.
+
+    Example:
+        >>> result = run(FTS(rounds=20), Landmine(), seed=0)
+    """
+
+    rounds: int
+    feature_map: FeatureMap | None = None
+    noise_var: float = 0.01
+    message: MessageKind = "mean"
+    beta: float = 1.0
+    strategy: Strategy = Strategy()
+    every: int = 0
+    active: tuple[AgentId, ...] | None = None
+    data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    q: int = 1
+    candidates: Tensor | None = None
+    initial_design: Tensor | None = None
+    agent_weights: Mapping[AgentId, float] | None = None
+
+    def setup(self, space: SearchSpace) -> Setup:
+        """What all agents agree upon."""
+        phi = default_feature_map(space.dim) if self.feature_map is None else self.feature_map
+        return Setup.make(
+            space, phi, noise_var=self.noise_var, message=self.message, beta=self.beta
+        )
+
+    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FTSServer:
+        """The server of a study."""
+        return FTSServer(
+            setup=self.setup(space),
+            agents=names,
+            rounds=self.rounds,
+            active=self.active,
+            every=self.every,
+        )
+
+    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:
+        """An agent of a study."""
+        return FTSAgent(
+            name=name,
+            space=space,
+            seed=seed,
+            strategy=self.strategy,
+            data=self.data.get(name),
+            q=self.q,
+            candidates=self.candidates,
+            initial_design=self.initial_design,
+            agent_weights=self.agent_weights,
+            blobs=blobs,
+        )
+
+
+def default_feature_map(dim: int) -> FeatureMap:
+    """Features of a public SE kernel that were chosen for transfer, not for resolution."""
+    kernel = StationaryKernel(float("inf"), [LENGTHSCALE] * dim)
+    return RandomFourierFeatures.draw(kernel, NUM_FEATURES, generator=generator(0, "features"))

@@ -1,0 +1,494 @@
+r"""A whole run in one call, and its result.
+
+    result = run(FTS(rounds=20), Landmine(data="data"), seed=0)
+    result.best("agent3")                 # best value so far, query by query
+    result.save("results/landmine-0")     # JSON lines and arrays, no pickle
+
+With ``out=`` a run is on disk from its first message on: kill it anywhere, go on by
+``resume=True``. A run is fixed by its seed, bit for bit, whatever the number of workers.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import platform
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from botorch.exceptions.errors import InputDataError
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from torch import Tensor
+
+from botorch_fed.engines.inprocess import InProcess
+from botorch_fed.engines.parallel import Parallel
+from botorch_fed.errors import ProtocolError
+from botorch_fed.protocols.base import Agent, AgentId, Objective, Server
+from botorch_fed.protocols.drive import Round, drive
+from botorch_fed.protocols.site import Site
+from botorch_fed.protocols.store import (
+    Blobs,
+    FileJournal,
+    FileStore,
+    MemoryBlobs,
+    Observation,
+)
+from botorch_fed.rng import generator
+from botorch_fed.space import SearchSpace
+from botorch_fed.test_functions.base import FederatedTestProblem
+
+Record = dict[str, Any]
+PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
+FORMAT = 1  # of the files of a result
+
+
+class Study(Protocol):
+    """The settings of a protocol: what makes its server and its agents."""
+
+    @property
+    def rounds(self) -> int: ...
+
+    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Server[Any]: ...
+
+    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> Agent[Any]: ...
+
+
+@dataclass(eq=False)
+class RunResult:
+    """What happened in a run.
+
+    Attributes:
+        names: The agents.
+        space: The search space.
+        seed: The seed of the run.
+        protocol: The protocol's name.
+        records: One row per observation: agent, round, query, point, value, the noise-free value
+            and regret where they are known. ``pandas.DataFrame(result.records)`` is tidy.
+        rounds: One row per agent and round: whether it was heard, why not, bytes down and up, CPU
+            seconds.
+        optimal_values: The largest noise-free value of each agent, where it is known.
+        versions: Versions of Python and of the packages that matter.
+    """
+
+    names: tuple[AgentId, ...]
+    space: SearchSpace
+    seed: int
+    protocol: str
+    records: list[Record] = field(default_factory=list)
+    rounds: list[Record] = field(default_factory=list)
+    optimal_values: dict[AgentId, float] | None = None
+    versions: dict[str, str] = field(default_factory=dict)
+
+    def __repr__(self) -> str:
+        return (
+            f"RunResult({self.protocol}, agents={len(self.names)}, "
+            f"observations={len(self.records)}, seed={self.seed})"
+        )
+
+    def history(self, agent: AgentId) -> tuple[Tensor, Tensor]:
+        """An agent's points in the unit cube `n x d` and its observations `n x 1`."""
+        rows = self._rows(agent)
+        X = torch.tensor([row["x"] for row in rows], dtype=torch.float64)
+        Y = torch.tensor([[row["y"]] for row in rows], dtype=torch.float64)
+        return X.reshape(len(rows), self.space.dim), Y.reshape(len(rows), 1)
+
+    def best(self, agent: AgentId) -> Tensor:
+        """The best value up to each query: noise-free where it is known, else as observed."""
+        values = [row["y"] if row["true"] is None else row["true"] for row in self._rows(agent)]
+        values_public = torch.tensor(values, dtype=torch.float64)
+        sign = -1.0 if self.space.outcome.minimize else 1.0
+        return sign * (sign * values_public).cummax(dim=0).values if values else values_public
+
+    def regret(self, agent: AgentId) -> Tensor:
+        """Simple regret after each query."""
+        if self.optimal_values is None:
+            raise InputDataError("Regret needs the optima, and this problem's are not known.")
+        return (self.optimal_values[agent] - self.best(agent)).abs()
+
+    def cumulative_regret(self, agent: AgentId) -> Tensor:
+        """Sum of the instantaneous regrets up to each query."""
+        if self.optimal_values is None:
+            raise InputDataError("Regret needs the optima, and this problem's are not known.")
+        values = [row["true"] for row in self._rows(agent)]
+        gaps = self.optimal_values[agent] - torch.tensor(values, dtype=torch.float64)
+        return gaps.abs().cumsum(dim=0)
+
+    def bytes_per_round(self) -> dict[int, int]:
+        """All bytes that travelled in each round, up and down."""
+        total: dict[int, int] = {}
+        for row in self.rounds:
+            total[row["round"]] = total.get(row["round"], 0) + row["bytes_down"] + row["bytes_up"]
+        return total
+
+    def cpu_seconds_per_query(self, agent: AgentId) -> float:
+        """Mean CPU seconds of the agent's rounds with a query, the objective's own included."""
+        queried = {row["round"] for row in self._rows(agent)}
+        costs = [
+            row["cpu_seconds"]
+            for row in self.rounds
+            if row["agent"] == agent and row["round"] in queried
+        ]
+        return sum(costs) / len(costs) if costs else float("nan")
+
+    def _rows(self, agent: AgentId) -> list[Record]:
+        if agent not in self.names:
+            raise InputDataError(f"There is no agent {agent!r}; agents are {list(self.names)[:8]}.")
+        return [row for row in self.records if row["agent"] == agent]
+
+    # -------------------------------------------------------------- files
+
+    def save(self, folder: str | Path) -> None:
+        """Write `result.json`, `records.jsonl`, `rounds.jsonl` and `arrays.npz`."""
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        head = {
+            "format": FORMAT,
+            "names": self.names,
+            "space": asdict(self.space),
+            "seed": self.seed,
+            "protocol": self.protocol,
+            "optimal_values": self.optimal_values,
+            "versions": self.versions,
+        }
+        _write(folder / "result.json", json.dumps(head, indent=1))
+        for name in ("records", "rounds"):
+            lines = [json.dumps(row) + "\n" for row in getattr(self, name)]
+            _write(folder / f"{name}.jsonl", "".join(lines))
+        arrays = {}
+        for i, agent in enumerate(self.names):
+            X, Y = self.history(agent)
+            arrays[f"X{i}"], arrays[f"Y{i}"] = X.numpy(), Y.numpy()
+        draft = folder / "arrays.draft.npz"
+        np.savez_compressed(draft, **arrays)  # type: ignore[arg-type]
+        draft.replace(folder / "arrays.npz")
+
+    @classmethod
+    def load(cls, folder: str | Path) -> RunResult:
+        """Read what `save` wrote."""
+        folder = Path(folder)
+        head = json.loads((folder / "result.json").read_text())
+        if head["format"] != FORMAT:
+            raise InputDataError(
+                f"{folder} has format {head['format']}, this release reads {FORMAT}."
+            )
+        return cls(
+            names=tuple(head["names"]),
+            space=_space(head["space"]),
+            seed=head["seed"],
+            protocol=head["protocol"],
+            records=_lines(folder / "records.jsonl"),
+            rounds=_lines(folder / "rounds.jsonl"),
+            optimal_values=head["optimal_values"],
+            versions=head["versions"],
+        )
+
+
+def run(
+    protocol: Study,
+    problem: FederatedTestProblem | Mapping[AgentId, Objective],
+    *,
+    seed: int,
+    space: SearchSpace | None = None,
+    out: str | Path | None = None,
+    resume: bool = False,
+    workers: int = 0,
+    absent: Callable[[AgentId, int], bool] | None = None,
+    quorum: int = 0,
+    progress: bool = True,
+) -> RunResult:
+    """Run a protocol to its end, all agents on this machine.
+
+    Args:
+        protocol: Its settings, e.g. `FTS(rounds=20)`.
+        problem: A federated test problem, whose agents are called ``agent0``, ``agent1``, …; or
+            objectives by name, each from `q x d` points of the unit cube to `q x 1` outcomes.
+        seed: Fixes the run, bit for bit.
+        space: The search space, with objectives by name.
+        out: A folder that keeps the run from its first message on.
+        resume: Go on with the run in `out`.
+        workers: Number of processes; 0 for this one. Results are the same.
+        absent: Says of an agent and a round whether it does not answer.
+        quorum: The least number of replies with which a round may go on.
+        progress: Whether to show progress, on a terminal.
+    """
+    objectives, space, optima = _objectives(problem, space, seed)
+    names = tuple(objectives)
+    result = RunResult(
+        names=names,
+        space=space,
+        seed=seed,
+        protocol=type(protocol).__name__,
+        optimal_values=optima,
+        versions=_versions(),
+    )
+    server = protocol.server(space, names)
+    folder = _folder(out, resume=resume, server=server, seed=seed)
+    blobs = MemoryBlobs()  # the server sends them again when a run is resumed
+    make_site = partial(_make_site, protocol, objectives, space, seed, folder, blobs)
+    record, save = None, None
+    if folder is not None:
+        store = FileStore(folder / "server")
+        record, save = store.get("record"), partial(store.put, "record")
+        if resume:
+            result.rounds = _lines(folder / "rounds.jsonl")
+    engine: InProcess | Parallel
+    if workers:
+        engine = Parallel(names, make_site, workers=workers, absent=absent)
+    else:
+        engine = InProcess([make_site(name) for name in names], absent=absent)
+    with engine, _watched(protocol.rounds, progress) as advance:
+
+        def on_round(round_: Round) -> None:
+            rows = _round_rows(round_)
+            result.rounds += rows
+            if folder is not None:
+                with (folder / "rounds.jsonl").open("a") as file:
+                    file.writelines(json.dumps(row) + "\n" for row in rows)
+            advance(round_)
+
+        drive(server, engine, record=record, save=save, on_round=on_round, quorum=quorum)
+        found: dict[AgentId, list[Observation]] = {name: [] for name in names}
+        for name, observation in engine.observations():
+            found[name].append(observation)
+    for name in names:
+        result.records += _observation_rows(name, found[name], objectives[name], optima)
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+# ------------------------------------------------------------------ objectives
+
+
+class _AgentObjective:
+    """An agent of a test problem; noise is a function of the seed and of what was asked before."""
+
+    def __init__(self, problem: FederatedTestProblem, agent: int, seed: int) -> None:
+        self.problem = problem
+        self.agent = agent
+        self.seed = seed
+        self.calls = 0
+
+    def __call__(self, X: Tensor) -> Tensor:
+        Y = self.true(X)
+        noise_std = self.problem.noise_std
+        if noise_std:
+            stream = generator(self.seed, "noise", self.agent, self.calls)
+            Y = Y + noise_std * stream.normal(*Y.shape)
+        self.calls += 1
+        return Y
+
+    def true(self, X: Tensor) -> Tensor:
+        """Noise-free values."""
+        return self.problem.evaluate(self.agent, X).reshape(-1, 1)
+
+
+def _objectives(
+    problem: FederatedTestProblem | Mapping[AgentId, Objective],
+    space: SearchSpace | None,
+    seed: int,
+) -> tuple[dict[AgentId, Objective], SearchSpace, dict[AgentId, float] | None]:
+    if not isinstance(problem, FederatedTestProblem):
+        if space is None:
+            raise InputDataError("Objectives by name need their search space: pass space=….")
+        if not problem:
+            raise InputDataError("There are no objectives.")
+        return dict(problem), space, None
+    if space is not None:
+        raise InputDataError("A federated test problem has its own search space.")
+    objectives: dict[AgentId, Objective] = {
+        f"agent{n}": _AgentObjective(problem, n, seed) for n in range(len(problem))
+    }
+    try:
+        optima = dict(zip(objectives, problem.optimal_values.tolist(), strict=True))
+    except NotImplementedError:
+        optima = None
+    return objectives, problem.space, optima
+
+
+def _make_site(
+    protocol: Study,
+    objectives: Mapping[AgentId, Objective],
+    space: SearchSpace,
+    seed: int,
+    folder: Path | None,
+    blobs: Blobs,
+    name: AgentId,
+) -> Site:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    agent = protocol.agent(name, space, int.from_bytes(digest[:6], "big"), blobs)
+    objective = objectives[name]
+    if folder is None:
+        return Site(name, agent, objective)
+    home = folder / "sites" / hashlib.sha256(name.encode()).hexdigest()[:16]
+    store = FileStore(home)
+    journal = FileJournal(home / "journal")
+    if isinstance(objective, _AgentObjective):
+        objective.calls = len(journal)
+    return Site(name, agent, objective, store=store, journal=journal)
+
+
+# ------------------------------------------------------------------ rows and files
+
+
+def _round_rows(round_: Round) -> list[Record]:
+    exchanged = round_.exchanged
+    agents = sorted({*round_.heard, *exchanged.failures})
+    return [
+        {
+            "round": round_.serial,
+            "agent": agent,
+            "heard": agent in round_.heard,
+            "failure": exchanged.failures[agent].code if agent in exchanged.failures else None,
+            "bytes_down": exchanged.bytes_down.get(agent, 0),
+            "bytes_up": len(exchanged.replies.get(agent, b"")),
+            "cpu_seconds": exchanged.cpu_seconds.get(agent, 0.0),
+        }
+        for agent in agents
+    ]
+
+
+def _observation_rows(
+    agent: AgentId,
+    observations: list[Observation],
+    objective: Objective,
+    optima: dict[AgentId, float] | None,
+) -> list[Record]:
+    rows: list[Record] = []
+    for query, seen in enumerate(observations, start=1):
+        true = None
+        if isinstance(objective, _AgentObjective):
+            if objective.problem.noise_std:
+                true = objective.true(seen.X).flatten().tolist()
+            else:
+                true = seen.Y.flatten().tolist()
+        for i, (x, y) in enumerate(zip(seen.X.tolist(), seen.Y.flatten().tolist(), strict=True)):
+            value = None if true is None else true[i]
+            regret = None if value is None or optima is None else abs(optima[agent] - value)
+            rows.append(
+                {
+                    "agent": agent,
+                    "round": seen.serial,
+                    "query": query,
+                    "x": x,
+                    "y": y,
+                    "true": value,
+                    "regret": regret,
+                }
+            )
+    return rows
+
+
+def _folder(out: str | Path | None, *, resume: bool, server: Server[Any], seed: int) -> Path | None:
+    if out is None:
+        if resume:
+            raise InputDataError("resume=True needs the folder of the run: pass out=….")
+        return None
+    folder = Path(out).resolve()
+    head = folder / "run.json"
+    mine = {"settings": server.fingerprint, "seed": seed}
+    if head.exists():
+        if not resume:
+            raise ProtocolError(
+                f"There is a run in {folder} already: pass resume=True to go on with it, or choose "
+                "another folder."
+            )
+        theirs = json.loads(head.read_text())
+        if theirs != mine:
+            raise ProtocolError(
+                f"The run in {folder} has other settings or another seed "
+                f"({theirs['settings'][:12]}…, {theirs['seed']}) than this one "
+                f"({server.fingerprint[:12]}…, {seed})."
+            )
+        return folder
+    if resume:
+        raise ProtocolError(f"There is no run in {folder} to go on with.")
+    folder.mkdir(parents=True, exist_ok=True)
+    _write(head, json.dumps(mine))
+    return folder
+
+
+def _write(path: Path, text: str) -> None:
+    draft = path.with_name(path.name + ".draft")
+    with draft.open("w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _lines(path: Path) -> list[Record]:
+    if not path.exists():
+        return []
+    rows = []
+    for line in path.read_text().splitlines(keepends=True):
+        if not line.endswith("\n"):
+            break  # cut short by a crash
+        rows.append(json.loads(line))
+    return rows
+
+
+def _space(fields: dict[str, Any]) -> SearchSpace:
+    from botorch_fed.space import Outcome, Parameter
+
+    parameters = [
+        Parameter(**{**parameter, "values": tuple(parameter["values"])})
+        for parameter in fields["parameters"]
+    ]
+    return SearchSpace(tuple(parameters), Outcome(**fields["outcome"]))
+
+
+def _versions() -> dict[str, str]:
+    return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
+
+
+class _Watch:
+    def __init__(self, rounds: int, progress: Progress | None) -> None:
+        self._progress = progress
+        if progress is not None:
+            self._task = progress.add_task("round", total=rounds + 1, heard="")
+
+    def __call__(self, round_: Round) -> None:
+        if self._progress is not None:
+            asked = len(round_.heard) + len(round_.exchanged.failures)
+            self._progress.update(
+                self._task, completed=round_.serial, heard=f"{len(round_.heard)} of {asked} heard"
+            )
+
+
+class _watched:  # noqa: N801 - used as a function
+    """Progress on a terminal, silence elsewhere."""
+
+    def __init__(self, rounds: int, progress: bool) -> None:
+        console = Console(stderr=True)
+        self._rounds = rounds
+        self._progress = None
+        if progress and console.is_terminal:
+            self._progress = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TextColumn("{task.fields[heard]}"),
+                TimeRemainingColumn(),
+                console=console,
+            )
+
+    def __enter__(self) -> Callable[[Round], None]:
+        if self._progress is not None:
+            self._progress.start()
+        return _Watch(self._rounds, self._progress)
+
+    def __exit__(self, *_: object) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+__all__ = ["RunResult", "Study", "run"]

@@ -1,0 +1,190 @@
+r"""Tuning on data that scikit-learn bundles: small, quick, and nothing to download.
+
+A data set is dealt to agents with unequal sizes or unequal class shares, drawn from a Dirichlet
+distribution as in [Hsu2019]_ but above a floor, so that no agent is without data. Each agent tunes
+`C` and `gamma` of an RBF support vector machine on its own rows.
+
+The score is the validation AUC of the decision function for two classes and the accuracy for
+several, averaged over a few stratified halvings: an agent has few rows, and the score of a single
+half moves in coarse steps. As for `Landmine`, no probabilities are involved and the solver runs to
+tolerance 1e-6, so values are deterministic.
+
+.. [Hsu2019] T.-M. H. Hsu, H. Qi, M. Brown. Measuring the effects of non-identical data
+   distribution for federated visual classification. arXiv:1909.06335, 2019.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from typing import Literal
+
+import numpy as np
+import torch
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from numpy.typing import NDArray
+from scipy.special import gammaincinv
+from torch import Tensor
+
+from botorch_fed.rng import generator
+from botorch_fed.space import Outcome, Parameter, Scale, SearchSpace
+from botorch_fed.test_functions.base import FederatedTestProblem, check_points
+
+Dataset = Literal["breast_cancer", "digits", "wine"]
+Skew = Literal["none", "size", "label"]
+
+FLOOR = 20  # rows of every agent, in the classes' proportions; at least 2 of each class
+
+# Training and validation rows as indices into the data set.
+_Halves = tuple[NDArray[np.intp], NDArray[np.intp]]
+
+
+class SklearnTuning(FederatedTestProblem):
+    """Validation score of a support vector machine on each agent's share of a bundled data set.
+
+    Every agent gets a floor of about 20 rows in the classes' proportions, at least two of each
+    class, so that every class is in both halves. The rest is dealt by `skew`.
+
+    Args:
+        num_agents: Number of agents.
+        dataset: ``"breast_cancer"`` (569 rows, 2 classes), ``"digits"`` (1,797 rows, 10 classes)
+            or ``"wine"`` (178 rows, 3 classes; no more than 8 agents fit).
+        skew: ``"none"``: equal shares; ``"size"``: unequal shares, the same for all classes;
+            ``"label"``: unequal shares, drawn for each class.
+        concentration: Of the Dirichlet distribution; smaller is more unequal.
+        splits: Over how many random halvings of an agent's rows a score is averaged.
+        scale: Whether `C` and `gamma` are on a log or a linear scale.
+        seed: Seed of the shares and halves; part of the problem's definition.
+
+    Example:
+        >>> problem = SklearnTuning(8)
+        >>> problem[0](torch.tensor([[0.7, 0.5]], dtype=torch.float64))
+        tensor([0.9...], dtype=torch.float64)
+    """
+
+    def __init__(
+        self,
+        num_agents: int = 8,
+        *,
+        dataset: Dataset = "breast_cancer",
+        skew: Skew = "label",
+        concentration: float = 1.0,
+        splits: int = 3,
+        scale: Scale = "log",
+        seed: int = 0,
+    ) -> None:
+        if skew not in ("none", "size", "label"):
+            raise UnsupportedError(f'skew must be "none", "size" or "label", got {skew!r}.')
+        if num_agents < 1 or splits < 1:
+            raise InputDataError(
+                f"Expected at least 1 agent and 1 split, got {num_agents} and {splits}."
+            )
+        if not (math.isfinite(concentration) and concentration >= 0.01):
+            raise InputDataError(
+                f"concentration must be finite and at least 0.01, got {concentration}."
+            )
+        self._X, self._y = _load(dataset)
+        self._num_classes = len(np.unique(self._y))
+        outcome = Outcome(0.95, 0.05) if self._num_classes == 2 else Outcome(0.8, 0.2)
+        self.space = SearchSpace(
+            (
+                Parameter.real("C", 1e-3, 1e3, scale=scale),
+                Parameter.real("gamma", 1e-4, 1.0, scale=scale),
+            ),
+            outcome,
+        )
+        self._halves = [
+            _split(rows, self._y[rows], splits)
+            for rows in _deal(self._y, num_agents, skew, concentration, seed)
+        ]
+
+    def __len__(self) -> int:
+        return len(self._halves)
+
+    def pooled(self) -> SklearnTuning:
+        """The same agents and validation rows, trained on the training rows of all agents.
+
+        Value by value comparable with this problem: what an agent would gain if data were shared.
+        """
+        together = [
+            np.concatenate([train for train, _ in halves])
+            for halves in zip(*self._halves, strict=True)
+        ]
+        other = copy.copy(self)
+        other._halves = [
+            [(train, test) for train, (_, test) in zip(together, halves, strict=True)]
+            for halves in self._halves
+        ]
+        return other
+
+    def evaluate(self, agent: int, X: Tensor) -> Tensor:
+        check_points(X, self.dim)
+        halves = self._halves[agent]
+        values = [
+            [self._score(half, **point) for half in halves]  # type: ignore[arg-type]
+            for point in self.space.from_unit(X)
+        ]
+        return torch.tensor(values, dtype=torch.float64).reshape(len(X), len(halves)).mean(dim=-1)
+
+    def _score(self, halves: _Halves, *, C: float, gamma: float) -> float:
+        from sklearn.metrics import roc_auc_score
+        from sklearn.svm import SVC
+
+        train, test = halves
+        centre, spread = self._X[train].mean(axis=0), self._X[train].std(axis=0)
+        spread[spread == 0] = 1.0  # constant in the training half: as a corner pixel of digits
+        machine = SVC(C=C, gamma=gamma, tol=1e-6)
+        machine.fit((self._X[train] - centre) / spread, self._y[train])
+        inputs = (self._X[test] - centre) / spread
+        if self._num_classes == 2:
+            return float(roc_auc_score(self._y[test], machine.decision_function(inputs)))
+        return float((machine.predict(inputs) == self._y[test]).mean())
+
+
+def _load(dataset: str) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
+    from sklearn.datasets import load_breast_cancer, load_digits, load_wine
+
+    loaders = {"breast_cancer": load_breast_cancer, "digits": load_digits, "wine": load_wine}
+    if dataset not in loaders:
+        raise UnsupportedError(f"dataset must be one of {sorted(loaders)}, got {dataset!r}.")
+    X, y = loaders[dataset](return_X_y=True)
+    return X, y
+
+
+def _deal(
+    y: NDArray[np.intp], num_agents: int, skew: Skew, concentration: float, seed: int
+) -> list[NDArray[np.intp]]:
+    """Rows of every agent: disjoint, and together all rows."""
+    labels, counts = np.unique(y, return_counts=True)
+    floors = np.maximum(2, np.ceil(FLOOR * counts / len(y))).astype(int)
+    most = int((counts // floors).min())
+    if num_agents > most:
+        raise InputDataError(
+            f"{num_agents} agents cannot each have {FLOOR} of {len(y)} rows in {len(labels)} "
+            f"classes: take at most {most}."
+        )
+    hands: list[list[NDArray[np.intp]]] = [[] for _ in range(num_agents)]
+    for label, count, floor in zip(labels, counts, floors, strict=True):
+        # One stream per class for "label", the same stream for all classes otherwise.
+        stream = generator(seed, "shares", int(label) if skew == "label" else "all")
+        shares = np.full(num_agents, 1 / num_agents)
+        if skew != "none":
+            # Gamma variables over their sum are Dirichlet.
+            shares = gammaincinv(concentration, stream.uniform(num_agents).numpy())
+            shares = shares / shares.sum()
+        borders = np.rint((count - num_agents * floor) * np.cumsum(shares)).astype(int)
+        ends = borders + floor * np.arange(1, num_agents + 1)
+        order = generator(seed, "rows", int(label)).uniform(int(count)).argsort().numpy()
+        members = np.flatnonzero(y == label)[order]
+        for hand, part in zip(hands, np.split(members, ends[:-1]), strict=True):
+            hand.append(part)
+    return [np.sort(np.concatenate(hand)) for hand in hands]
+
+
+def _split(rows: NDArray[np.intp], y: NDArray[np.intp], splits: int) -> list[_Halves]:
+    from sklearn.model_selection import train_test_split
+
+    return [
+        tuple(train_test_split(rows, test_size=0.5, stratify=y, random_state=repeat))
+        for repeat in range(splits)
+    ]

@@ -1,0 +1,137 @@
+"""The engines on one machine: bytes only, counted, and the same over processes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from botorch_fed.engines.inprocess import InProcess, one_thread
+from botorch_fed.engines.parallel import Parallel
+from botorch_fed.errors import ProtocolError
+from botorch_fed.protocols.base import Failure, Outbox
+from botorch_fed.protocols.drive import Round, drive
+from botorch_fed.protocols.site import Site
+from botorch_fed.protocols.store import MemoryBlobs
+from botorch_fed.wire.codec import encode
+from test.protocols.search import Ask, BoxAgent, BoxServer, Plan, ServerState
+
+NAMES = ("a", "b", "c")
+SERVER = BoxServer(NAMES, rounds=3)
+
+
+def bowl(X: Tensor) -> Tensor:
+    return -(X - 0.3).square().sum(dim=-1, keepdim=True)
+
+
+def broken(X: Tensor) -> Tensor:
+    raise ValueError("the oven has failed at 700 degrees")
+
+
+def make_site(name: str, *, objective: Any = bowl, blobs: MemoryBlobs | None = None) -> Site:
+    blobs = MemoryBlobs() if blobs is None else blobs
+    return Site(name, BoxAgent(seed=NAMES.index(name), blobs=blobs), objective)
+
+
+@dataclass(frozen=True)
+class Steady(BoxServer):
+    """Says the same to all in every round."""
+
+    def outbox(self, state: ServerState) -> Outbox | None:
+        if state.t == self.rounds:
+            return None
+        centre = torch.full((self.dim,), 0.5).double()
+        return Outbox({agent: Ask(centre) for agent in self.agents}, (Plan(0.7),))
+
+
+def test_bytes_count_a_broadcast_once_per_agent() -> None:
+    rounds: list[Round] = []
+    blobs = MemoryBlobs()
+    server = Steady(NAMES, rounds=3)
+    absent = lambda name, serial: (name, serial) == ("b", 1)  # noqa: E731
+    engine = InProcess([make_site(n, blobs=blobs) for n in NAMES], absent=absent)
+    drive(server, engine, on_round=rounds.append)
+    first, second, third = (round_.exchanged.bytes_down for round_ in rounds)
+    assert set(first) == {"a", "c"}
+    assert first["a"] - second["a"] == len(encode(Plan(0.7)))
+    assert second["b"] == first["a"]  # who was absent gets it later
+    assert third["a"] == third["b"] == second["a"]
+    assert all(cost > 0 for cost in rounds[0].exchanged.cpu_seconds.values())
+
+
+def test_old_broadcasts_are_dropped() -> None:
+    blobs = MemoryBlobs()
+    engine = InProcess([make_site(n, blobs=blobs) for n in NAMES])
+    drive(SERVER, engine)
+    live = {digest for site in engine.sites.values() for digest in site.broadcasts}
+    assert len(live) == 1
+    assert all(blobs.has(digest) for digest in live)
+    assert not blobs.has("0" * 64)
+
+
+def test_observations_come_once() -> None:
+    engine = InProcess([make_site(n) for n in NAMES])
+    drive(BoxServer(NAMES, rounds=1), engine)
+    first = list(engine.observations())
+    assert [name for name, _ in first] == ["a"] * 3 + ["b"] * 3 + ["c"] * 3
+    assert not list(engine.observations())
+
+
+def test_an_error_of_an_objective_is_raised_or_a_failure() -> None:
+    made = [make_site("a"), make_site("b", objective=broken)]
+    with pytest.raises(ValueError, match="oven"):
+        drive(BoxServer(("a", "b"), rounds=1), InProcess(made))
+    made = [make_site("a"), make_site("b", objective=broken)]
+    rounds: list[Round] = []
+    engine = InProcess(made, raise_errors=False)
+    drive(BoxServer(("a", "b"), rounds=2), engine, on_round=rounds.append)
+    assert rounds[1].heard == ("a",)
+    # The kind of the error, and not its words: they may hold data.
+    assert rounds[1].exchanged.failures["b"] == Failure("failed", "ValueError")
+
+
+def test_names_must_differ() -> None:
+    with pytest.raises(ProtocolError, match="'a'"):
+        InProcess([make_site("a"), make_site("a")])
+
+
+def test_agents_compute_on_one_thread() -> None:
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(2)
+        with one_thread():
+            assert torch.get_num_threads() == 1
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+
+
+def test_several_processes_give_identical_results() -> None:
+    rounds: list[Round] = []
+    alone = InProcess([make_site(n) for n in NAMES])
+    expected = drive(SERVER, alone)
+    with Parallel(NAMES, make_site, workers=2) as engine:
+        state = drive(SERVER, engine, on_round=rounds.append)
+        found = {name: [] for name in NAMES}
+        for name, observation in engine.observations():
+            found[name].append(observation)
+        assert not list(engine.observations())
+    assert encode(state) == encode(expected)
+    for name, seen in alone.observations():
+        other = found[name].pop(0)
+        assert torch.equal(other.X, seen.X)
+        assert torch.equal(other.Y, seen.Y)
+    assert rounds[0].exchanged.cpu_seconds.keys() == set(NAMES)
+
+
+def test_a_worker_reports_what_went_wrong() -> None:
+    maker = partial(make_site, objective=broken)
+    with (
+        Parallel(NAMES, maker, workers=1) as engine,
+        pytest.raises(ProtocolError, match="ValueError: the oven"),
+    ):
+        drive(SERVER, engine)

@@ -1,0 +1,220 @@
+"""The server's loop: whatever comes back, and wherever it is killed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from botorch_fed.engines.inprocess import InProcess
+from botorch_fed.errors import ProtocolError
+from botorch_fed.protocols.base import Exchanged, Failure, Outgoing, Reply
+from botorch_fed.protocols.drive import Round, drive
+from botorch_fed.protocols.site import Site
+from botorch_fed.protocols.store import MemoryBlobs
+from botorch_fed.wire.codec import decode, encode
+from test.protocols.search import BoxAgent, BoxServer
+
+NAMES = ("a", "b", "c")
+SERVER = BoxServer(NAMES, rounds=4)
+
+
+def bowl(X: Tensor) -> Tensor:
+    return -(X - 0.3).square().sum(dim=-1, keepdim=True)
+
+
+def sites(**options: Any) -> list[Site]:
+    blobs = MemoryBlobs()
+    return [Site(n, BoxAgent(seed=i, blobs=blobs), bowl, **options) for i, n in enumerate(NAMES)]
+
+
+def test_a_run_improves_and_everybody_is_heard() -> None:
+    rounds: list[Round] = []
+    state = drive(SERVER, InProcess(sites()), on_round=rounds.append)
+    assert state.heard == (3, 3, 3, 3)
+    assert state.best.value > -0.01
+    assert [r.serial for r in rounds] == [1, 2, 3, 4]
+    assert rounds[0].heard == NAMES
+
+
+def test_an_empty_round_is_a_round() -> None:
+    state = drive(BoxServer((), rounds=2), InProcess([]))
+    assert state.heard == (0, 0)
+
+
+def test_an_absent_agent_is_an_ordinary_event() -> None:
+    engine = InProcess(sites(), absent=lambda name, serial: name == "b" and serial in (1, 3))
+    rounds: list[Round] = []
+    state = drive(SERVER, engine, on_round=rounds.append)
+    assert state.heard == (2, 3, 2, 3)
+    assert rounds[0].exchanged.failures == {"b": Failure("absent")}
+
+
+# ------------------------------------------------------------------ hostile and broken replies
+
+
+def tampered(change: Any) -> Any:
+    """An engine in which agent `b` is hostile."""
+    engine = InProcess(sites())
+
+    def exchange(outgoing: Outgoing) -> Exchanged:
+        exchanged = engine(outgoing)
+        replies = dict(exchanged.replies)
+        replies.update(change(replies, outgoing))
+        return replace(exchanged, replies=replies)
+
+    return exchange
+
+
+def reframed(data: bytes, **changes: Any) -> bytes:
+    return encode(replace(decode(data, Reply), **changes))
+
+
+HOSTILE: dict[str, Any] = {
+    "noise": lambda r, o: {"b": b"\x00noise"},
+    "truncated": lambda r, o: {"b": r["b"][:-3]},
+    "oversize": lambda r, o: {"b": b"x" * 5_000_000},
+    "of another agent": lambda r, o: {"b": r["a"]},
+    "renamed": lambda r, o: {"b": reframed(r["b"], agent="a")},
+    "another run": lambda r, o: {"b": reframed(r["b"], run="other")},
+    "another start": lambda r, o: {"b": reframed(r["b"], instance="x")},
+    "replayed": lambda r, o: {"b": reframed(r["b"], serial=o.serial - 1)},
+    "another request": lambda r, o: {"b": reframed(r["b"], request="0" * 64)},
+    "another class": lambda r, o: {"b": reframed(r["b"], body=b"\x93\x01\xa3Ask\x90")},
+    "wrong shape": lambda r, o: {
+        "b": reframed(
+            r["b"],
+            body=encode(_best(torch.zeros(7).double())),
+        )
+    },
+}
+
+
+def _best(X: Tensor) -> Any:
+    from test.protocols.search import Best
+
+    return Best(X, 1e9, 0)
+
+
+@pytest.mark.parametrize("what", HOSTILE)
+def test_a_hostile_reply_is_its_senders_failure_only(what: str) -> None:
+    rounds: list[Round] = []
+    state = drive(SERVER, tampered(HOSTILE[what]), on_round=rounds.append)
+    assert state.heard == (2, 2, 2, 2)
+    assert all(r.exchanged.failures["b"].code == "malformed" for r in rounds)
+    without_b = drive(SERVER, InProcess(sites(), absent=lambda name, _: name == "b"))
+    assert torch.equal(state.best.X, without_b.best.X)
+
+
+def test_an_unasked_reply_is_ignored() -> None:
+    rounds: list[Round] = []
+    exchange = tampered(lambda r, o: {"stranger": r["a"]})
+    state = drive(SERVER, exchange, on_round=rounds.append)
+    assert state.heard == (3, 3, 3, 3)
+    assert rounds[0].exchanged.failures["stranger"].code == "unasked"
+
+
+# ------------------------------------------------------------------ crash and resume
+
+
+class Crash(Exception):
+    pass
+
+
+@pytest.mark.parametrize("at", range(10))
+@pytest.mark.parametrize("where", ["save", "exchange", "round"])
+def test_resume_after_a_crash_changes_nothing(at: int, where: str) -> None:
+    expected = drive(SERVER, InProcess(sites()))
+    engine, saved, count = InProcess(sites()), [], [0]
+
+    def maybe_crash(kind: str) -> None:
+        if kind == where:
+            count[0] += 1
+            if count[0] == at + 1:
+                raise Crash
+
+    def save(record: bytes) -> None:
+        saved.append(record)
+        maybe_crash("save")
+
+    def exchange(outgoing: Outgoing) -> Exchanged:
+        exchanged = engine(outgoing)
+        maybe_crash("exchange")  # the sites have answered, the server has not heard
+        return exchanged
+
+    try:
+        state = drive(SERVER, exchange, save=save, on_round=lambda _: maybe_crash("round"))
+    except Crash:
+        state = drive(SERVER, engine, record=saved[-1], save=save)
+    assert encode(state) == encode(expected)
+
+
+def test_a_step_is_saved_before_anybody_hears_of_it() -> None:
+    saved: list[bytes] = []
+    seen: list[int] = []
+    drive(SERVER, InProcess(sites()), save=saved.append, on_round=lambda r: seen.append(len(saved)))
+    assert seen == [2, 3, 4, 5]  # the start, and every step before its `on_round`
+    assert len(set(saved)) == 5
+
+
+def test_a_server_with_an_old_record_stops() -> None:
+    engine, saved = InProcess(sites()), []
+    drive(SERVER, engine, save=saved.append)
+    with pytest.raises(ProtocolError, match="older than the federation"):
+        drive(SERVER, engine, record=saved[2])
+
+
+def test_a_server_that_lost_its_record_stops() -> None:
+    engine = InProcess(sites())
+    drive(SERVER, engine, save=lambda _: None)
+    with pytest.raises(ProtocolError, match="3 agents refuse round 1"):
+        drive(SERVER, engine)
+
+
+def test_a_record_of_another_run_or_other_settings_is_refused() -> None:
+    saved: list[bytes] = []
+    drive(SERVER, InProcess(sites()), save=saved.append)
+    with pytest.raises(ProtocolError, match="'other'"):
+        drive(SERVER, InProcess(sites()), run="other", record=saved[0])
+    with pytest.raises(ProtocolError, match="settings"):
+        drive(BoxServer(("a",), rounds=4), InProcess(sites()), record=saved[0])
+    with pytest.raises(ProtocolError, match="cannot be read"):
+        drive(SERVER, InProcess(sites()), record=saved[0][:-1])
+
+
+# ------------------------------------------------------------------ quorum
+
+
+def flaky(engine: InProcess, failures: Mapping[int, int]) -> Any:
+    """The first so many attempts of a round reach nobody."""
+    left = dict(failures)
+
+    def exchange(outgoing: Outgoing) -> Exchanged:
+        if left.get(outgoing.serial, 0) > 0:
+            left[outgoing.serial] -= 1
+            return Exchanged({})
+        return engine(outgoing)
+
+    return exchange
+
+
+def test_a_round_without_quorum_is_asked_again() -> None:
+    state = drive(SERVER, flaky(InProcess(sites()), {2: 2}), quorum=2, retries=2)
+    assert state.heard == (3, 3, 3, 3)
+
+
+def test_a_missed_quorum_stops_and_can_be_resumed() -> None:
+    engine, saved = InProcess(sites()), []
+    with pytest.raises(ProtocolError, match="answered by 0 of 3 agents, 2 are needed: 3 absent"):
+        drive(SERVER, flaky(engine, {2: 2}), quorum=2, retries=1, save=saved.append)
+    state = drive(SERVER, engine, quorum=2, record=saved[-1])
+    assert state.heard == (3, 3, 3, 3)
+
+
+def test_without_a_quorum_silence_is_a_round() -> None:
+    state = drive(SERVER, flaky(InProcess(sites()), {2: 1}))
+    assert state.heard == (3, 0, 3, 3)

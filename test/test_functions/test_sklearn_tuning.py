@@ -1,0 +1,139 @@
+"""Bundled data dealt to agents: who gets what, and the score."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from sklearn.metrics import roc_auc_score
+from sklearn.preprocessing import StandardScaler
+from sklearn.svm import SVC
+
+from botorch_fed.test_functions import SklearnTuning
+from botorch_fed.test_functions.sklearn_tuning import FLOOR
+from test.cases import uniform
+
+ROWS = {"breast_cancer": 569, "digits": 1797, "wine": 178}
+
+
+def _rows(problem: SklearnTuning, agent: int, split: int = 0) -> np.ndarray:
+    return np.concatenate(problem._halves[agent][split])
+
+
+@pytest.mark.parametrize("skew", ["none", "size", "label"])
+@pytest.mark.parametrize("dataset", list(ROWS))
+def test_every_row_has_one_owner_and_every_half_all_classes(dataset: Any, skew: Any) -> None:
+    problem = SklearnTuning(8, dataset=dataset, skew=skew, concentration=0.1)
+    assert len(problem) == 8
+    for split in range(3):
+        owned = np.concatenate([_rows(problem, agent, split) for agent in range(8)])
+        assert np.array_equal(np.sort(owned), np.arange(ROWS[dataset]))
+    classes = set(problem._y.tolist())
+    for agent in range(8):
+        assert len(_rows(problem, agent)) >= FLOOR
+        for halves in problem._halves[agent]:
+            for half in halves:
+                assert set(problem._y[half].tolist()) == classes
+
+
+def test_skew() -> None:
+    def shares(skew: Any, concentration: float) -> tuple[float, float]:
+        """Ratio of the largest to the smallest agent; spread of the first class's share."""
+        problem = SklearnTuning(8, skew=skew, concentration=concentration)
+        rows = [_rows(problem, agent) for agent in range(8)]
+        first = [float((problem._y[r] == 0).mean()) for r in rows]
+        sizes = [len(r) for r in rows]
+        return max(sizes) / min(sizes), max(first) - min(first)
+
+    assert shares("none", 1.0)[0] < 1.1
+    assert shares("none", 1.0)[1] < 0.02
+    assert shares("size", 1.0)[0] > 2
+    assert shares("size", 1.0)[1] < 0.05  # the classes' proportions stay
+    assert shares("label", 1.0)[1] > 0.2
+    assert shares("size", 0.1)[0] > shares("size", 1.0)[0] > shares("size", 100.0)[0]
+
+
+def test_seeds() -> None:
+    rows = [_rows(SklearnTuning(8, seed=seed), 0) for seed in (0, 0, 1)]
+    assert np.array_equal(rows[0], rows[1])
+    assert not np.array_equal(rows[0], rows[2])
+
+
+@pytest.mark.parametrize("dataset", list(ROWS))
+def test_values(dataset: Any) -> None:
+    problem = SklearnTuning(dataset=dataset)
+    assert repr(problem) == "SklearnTuning(agents=8, dim=2)"
+    X = uniform(12, 2)
+    values = problem[1](X)
+    assert values.shape == (12,)
+    assert bool(((values >= 0) & (values <= 1)).all())
+    assert float(values.std()) > 0.01
+    assert torch.equal(values, problem[1](X))
+    assert torch.equal(values[3:4], problem[1](X[3:4]))
+    assert not torch.equal(values, problem[2](X))
+    assert problem.evaluate(0, X[:0]).shape == (0,)
+    with pytest.raises(NotImplementedError, match="not known"):
+        _ = problem[0].optimal_value
+
+
+@pytest.mark.parametrize("dataset", ["breast_cancer", "wine"])
+def test_score_is_that_of_a_standardised_machine(dataset: Any) -> None:
+    problem = SklearnTuning(dataset=dataset, splits=2)
+    expected = []
+    for train, test in problem._halves[3]:
+        scaler = StandardScaler().fit(problem._X[train])
+        A, B = (scaler.transform(problem._X[half]) for half in (train, test))
+        machine = SVC(C=2.0, gamma=0.05, tol=1e-6).fit(A, problem._y[train])
+        if dataset == "breast_cancer":
+            expected.append(roc_auc_score(problem._y[test], machine.decision_function(B)))
+        else:
+            expected.append(machine.score(B, problem._y[test]))
+    value = float(problem[3](problem.space.to_unit([{"C": 2.0, "gamma": 0.05}])))
+    assert value == pytest.approx(np.mean(expected), abs=1e-12)
+
+
+def test_pooled_trains_on_everybody_and_validates_on_the_agent() -> None:
+    problem = SklearnTuning(5, splits=2)
+    pooled = problem.pooled()
+    assert len(pooled) == 5
+    assert pooled.space is problem.space
+    for split in range(2):
+        everybody = np.concatenate([problem._halves[n][split][0] for n in range(5)])
+        for agent in range(5):
+            train, test = pooled._halves[agent][split]
+            assert np.array_equal(np.sort(train), np.sort(everybody))
+            assert np.array_equal(test, problem._halves[agent][split][1])
+            assert not set(train.tolist()) & set(test.tolist())
+    assert len(problem._halves[0][0][0]) < len(everybody)  # the original is untouched
+    X = problem.space.to_unit([{"C": 10.0, "gamma": 0.01}])
+    own, together = (torch.stack([a(X) for a in p]).mean() for p in (problem, pooled))
+    assert float(together) > float(own) - 0.01
+    alone = SklearnTuning(1, splits=2)
+    assert torch.equal(alone.pooled()[0](X), alone[0](X))
+
+
+def test_scales() -> None:
+    linear, log = SklearnTuning(scale="linear"), SklearnTuning()
+    point = [{"C": 10.0, "gamma": 0.1}]
+    assert linear[0](linear.space.to_unit(point)) == log[0](log.space.to_unit(point))
+    assert linear.space.to_unit(point)[0, 0] < log.space.to_unit(point)[0, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"dataset": "iris"}, UnsupportedError, "one of .*'digits'.*, got 'iris'"),
+        ({"skew": "heavy"}, UnsupportedError, '"none", "size" or "label", got \'heavy\''),
+        ({"concentration": 0.0}, InputDataError, "at least 0.01, got 0"),
+        ({"concentration": math.inf}, InputDataError, "concentration must be finite"),
+        ({"splits": 0}, InputDataError, "at least 1 agent and 1 split, got 8 and 0"),
+        ({"num_agents": 9, "dataset": "wine"}, InputDataError, "take at most 8"),
+    ],
+)
+def test_bad_arguments(options: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        SklearnTuning(**options)
