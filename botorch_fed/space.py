@@ -27,6 +27,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from torch import Tensor
 
 Value = float | int | str
+DECADES = 100.0  # the ratio of bounds from which on a parameter is taken to act by its ratio
 Scale = Literal["linear", "log"]
 
 
@@ -217,6 +218,20 @@ class SearchSpace:
     def bounds(self) -> Tensor:
         """Bounds of the unit cube, `2 x d`, for `optimize_acqf`."""
         return torch.stack([torch.zeros(self.dim), torch.ones(self.dim)]).double()
+
+    @property
+    def log_offsets(self) -> Tensor:
+        """For each column the offset of a logarithmic warp, a `d` tensor; 0 where there is none.
+
+        A public guess: a parameter on a linear scale whose positive bounds span two decades or more
+        acts by its ratio, so that a model of it should see its logarithm. See `WarpedFeatures`.
+        """
+        offsets: list[float] = []
+        for p in self.parameters:
+            wide = p.scale == "linear" and p.lower > 0 and p.upper >= DECADES * p.lower
+            offset = p.lower / (p.upper - p.lower) if wide else 0.0
+            offsets += [offset] * p.num_columns
+        return torch.tensor(offsets, dtype=torch.float64)
 
     @cached_property
     def fingerprint(self) -> str:

@@ -16,6 +16,7 @@ from botorch_fed.models import (
     QuadratureFourierFeatures,
     RandomFourierFeatures,
     StationaryKernel,
+    WarpedFeatures,
 )
 from botorch_fed.rng import generator
 
@@ -77,6 +78,10 @@ def inducing() -> FeatureMap:
     return InducingFeatures(se(0.4, 0.6, outputscale=1.5), uniform(12, 2, seed=5))
 
 
+def warped() -> FeatureMap:
+    return WarpedFeatures(quadrature(), torch.tensor([0.01, 0.0]).double())
+
+
 MAPS: list[Callable[[], FeatureMap]] = [
     random_fourier,
     matern_orthogonal,
@@ -87,4 +92,5 @@ MAPS: list[Callable[[], FeatureMap]] = [
     karhunen_loeve,
     additive,
     inducing,
+    warped,
 ]

@@ -146,3 +146,23 @@ def test_tensors_that_are_no_points() -> None:
 def test_spaces_that_make_no_sense(build: Any, match: str) -> None:
     with pytest.raises(InputDataError, match=match):
         build()
+
+
+def test_offsets_of_a_logarithmic_warp_are_those_of_the_log_scale() -> None:
+    linear = SearchSpace(
+        (
+            Parameter.real("wide", 0.01, 10.0),
+            Parameter.real("narrow", 0.01, 0.1),
+            Parameter.real("signed", -1.0, 10.0),
+            Parameter.real("log", 1e-6, 1.0, scale="log"),
+            Parameter.choice("kind", ["a", "b"]),
+        )
+    )
+    offsets = linear.log_offsets
+    assert (offsets > 0).tolist() == [True, False, False, False, False, False]
+    log = SearchSpace((Parameter.real("wide", 0.01, 10.0, scale="log"),))
+    for value in (0.01, 0.3, 10.0):
+        x = (value - 0.01) / (10.0 - 0.01)
+        e = float(offsets[0])
+        warped = math.log1p(x / e) / math.log1p(1 / e)
+        assert abs(warped - float(log.to_unit([{"wide": value}]))) < 1e-12

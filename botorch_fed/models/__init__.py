@@ -20,11 +20,13 @@ from botorch_fed.models.features import (
     KLFeatures,
     QuadratureFourierFeatures,
     RandomFourierFeatures,
+    WarpedFeatures,
     feature_map_from_tensors,
 )
 from botorch_fed.models.kernels import StationaryKernel
 from botorch_fed.models.message_prior import MessagePriorGP
 from botorch_fed.models.own import (
+    LogWarp,
     OwnHyperparameters,
     default_hyperparameters,
     fit_own_gp,
@@ -49,6 +51,7 @@ __all__ = [
     "InducingFeatures",
     "KLFeatures",
     "LocalBlock",
+    "LogWarp",
     "MessagePriorGP",
     "OwnHyperparameters",
     "QuadratureFourierFeatures",
@@ -56,6 +59,7 @@ __all__ = [
     "RankingEnsemble",
     "StationaryKernel",
     "Summary",
+    "WarpedFeatures",
     "WeightPosterior",
     "default_hyperparameters",
     "draw_path",

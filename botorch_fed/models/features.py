@@ -721,6 +721,85 @@ class KLFeatures(FeatureMap):
         return cls(feature_map_from_tensors(_below("base", tensors)), tensors["projection"])
 
 
+class WarpedFeatures(FeatureMap):
+    r"""Another map on warped inputs, for parameters that act on a logarithmic scale.
+
+    :math:`x_j \mapsto \log(1 + x_j / \epsilon_j) / \log(1 + 1 / \epsilon_j)` maps the unit interval
+    on itself. With :math:`\epsilon_j` the lower bound of a parameter over the width of its range it
+    is the logarithmic scale of that parameter, whatever scale the agents search on:
+    ``WarpedFeatures(phi, space.log_offsets)``. The warp is public, as the map is.
+
+    Args:
+        base: A map over the warped inputs.
+        offsets: A tensor of `d` offsets :math:`\epsilon`; 0 leaves an input as it is.
+    """
+
+    offsets: Tensor
+
+    def __init__(self, base: FeatureMap, offsets: Tensor) -> None:
+        super().__init__()
+        offsets = as_double(offsets, "offsets")
+        if offsets.shape != (base.input_dim,):
+            raise BotorchTensorDimensionError(
+                f"offsets must have shape ({base.input_dim},), got {tuple(offsets.shape)}."
+            )
+        check_finite(offsets, "offsets")
+        if bool((offsets < 0).any()):
+            raise InputDataError("offsets must not be negative.")
+        self.base = base
+        self.register_buffer("offsets", offsets, persistent=False)
+        self.input_dim = base.input_dim
+        self.num_features = base.num_features
+
+    def warp(self, X: Tensor) -> Tensor:
+        """Points of the unit cube to points of the unit cube, `batch_shape x q x d`."""
+        return log_warp(X, self.offsets)
+
+    def _features(self, X: Tensor) -> Tensor:
+        return self.base(self.warp(X))
+
+    def covariance(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
+        return self.base.covariance(self.warp(X1), None if X2 is None else self.warp(X2))
+
+    @property
+    def has_residual(self) -> bool:
+        return self.base.has_residual
+
+    def _residual(self, X1: Tensor, X2: Tensor, Phi1: Tensor, Phi2: Tensor) -> Tensor:
+        return self.base._residual(self.warp(X1), self.warp(X2), Phi1, Phi2)
+
+    @property
+    def lengthscale(self) -> Tensor:
+        return self.base.lengthscale
+
+    @property
+    def outputscale(self) -> Tensor:
+        return self.base.outputscale
+
+    @property
+    def lengthscale_range(self) -> tuple[Tensor, Tensor]:
+        return self.base.lengthscale_range
+
+    def with_hyperparameters(self, lengthscale: Tensor, outputscale: Tensor) -> WarpedFeatures:
+        return WarpedFeatures(
+            self.base.with_hyperparameters(lengthscale, outputscale), self.offsets
+        )
+
+    def check_domain(self, X: Tensor) -> None:
+        if bool((X.double() <= -self.offsets)[..., self.offsets > 0].any()):
+            raise InputDataError(
+                "Points lie where the logarithmic warp is not defined: map points to the unit cube."
+            )
+        self.base.check_domain(self.warp(X))
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        return _tagged("warped", {"offsets": self.offsets, **_nested("base", self.base)})
+
+    @classmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> WarpedFeatures:
+        return cls(feature_map_from_tensors(_below("base", tensors)), tensors["offsets"])
+
+
 class AdditiveFeatures(FeatureMap):
     r"""A sum of functions of groups of inputs: :math:`k(x, x') = \sum_g k_g(x_g, x'_g)`.
 
@@ -955,7 +1034,22 @@ _KINDS: dict[str, type[FeatureMap]] = {
     "kl": KLFeatures,
     "additive": AdditiveFeatures,
     "inducing": InducingFeatures,
+    "warped": WarpedFeatures,
 }
+
+
+def log_warp(X: Tensor, offsets: Tensor) -> Tensor:
+    r""":math:`\log(1 + x/\epsilon) / \log(1 + 1/\epsilon)` where :math:`\epsilon > 0`, else `x`.
+
+    Args:
+        X: A `batch_shape x q x d` tensor of points.
+        offsets: A `d` tensor of offsets, 0 or more.
+    """
+    logarithmic = offsets > 0
+    scale = torch.where(logarithmic, offsets, torch.ones_like(offsets))
+    X = X.double()
+    warped = torch.log1p(X / scale) / torch.log1p(1 / scale)
+    return torch.where(logarithmic, warped, X)
 
 
 def feature_map_from_tensors(tensors: Mapping[str, Tensor]) -> FeatureMap:

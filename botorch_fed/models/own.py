@@ -11,8 +11,8 @@ written out and the mean is maximised in closed form:
 .. math:: \log p(y, \theta) = -\tfrac12 r^\top K^{-1} r - \tfrac12 \log|K| - \tfrac n2 \log 2\pi
           + \log p(\theta), \qquad r = y - m 1,
 
-with the priors of BoTorch: dimension-scaled log-normal length scales, log-normal noise; and a
-log-normal output scale.
+with the priors of BoTorch: dimension-scaled log-normal length scales and log-normal noise. The
+output scale is near one on the public scale, but follows data that insist.
 
 ``paper=True`` is the model of [Dai2020FTS]_'s code, for replication: zero mean, one length scale,
 no priors.
@@ -32,6 +32,7 @@ import numpy as np
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from botorch.models import SingleTaskGP
+from botorch.models.transforms.input import InputTransform
 from gpytorch.constraints import Positive
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
@@ -42,12 +43,13 @@ from scipy.optimize import minimize
 from torch import Tensor
 
 from botorch_fed.errors import NumericalError
+from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import as_double, check_finite
 
 Array = NDArray[np.float64]
 
 NOISE_PRIOR = (-4.0, 1.0)  # log-normal: location and scale, as BoTorch
-OUTPUTSCALE_PRIOR = (0.0, 1.0)
+OUTPUTSCALE_PRIOR = (0.0, 0.2)  # normal, of the logarithm: location and scale
 MIN_NOISE, MAX_NOISE = 1e-6, 10.0
 MIN_LENGTHSCALE, MAX_LENGTHSCALE = 5e-3, 100.0
 MIN_OUTPUTSCALE, MAX_OUTPUTSCALE = 1e-6, 1e8
@@ -93,6 +95,7 @@ def fit_own_gp(
     restarts: Tensor | None = None,
     prior_mean: Tensor | None = None,
     prior_covariance: Tensor | None = None,
+    outputscale_prior: tuple[float, float] = OUTPUTSCALE_PRIOR,
 ) -> OwnHyperparameters:
     """Hyperparameters of an agent's own GP, from the modes of the priors and from `start`.
 
@@ -106,6 +109,7 @@ def fit_own_gp(
         prior_mean: An `n x 1` tensor: what is known of the mean beforehand, e.g. from messages.
         prior_covariance: An `n x n` tensor: a known part of the covariance, to which the fitted
             kernel is added.
+        outputscale_prior: Location and scale of the normal prior of the output scale's logarithm.
     """
     X, Y = as_double(X, "X"), as_double(Y, "Y")
     if X.dim() != 2 or len(X) == 0 or Y.shape != (len(X), 1):
@@ -120,7 +124,9 @@ def fit_own_gp(
         raise InputDataError(f"restarts must be `r x {d + 2}`, got {tuple(restarts.shape)}.")
     known = None if prior_covariance is None else as_double(prior_covariance, "covariance").numpy()
     residuals = Y if prior_mean is None else Y - as_double(prior_mean, "prior_mean")
-    objective = _Posterior(X.numpy(), residuals.numpy()[:, 0], known, paper=paper)
+    objective = _Posterior(
+        X.numpy(), residuals.numpy()[:, 0], known, outputscale_prior, paper=paper
+    )
     modes = default_hyperparameters(d)
     starts = [objective.pack(modes)]
     if start is not None:
@@ -137,13 +143,43 @@ def fit_own_gp(
     return objective.unpack(best.x)
 
 
-def own_gp(X: Tensor, Y: Tensor, hyperparameters: OwnHyperparameters) -> SingleTaskGP:
+class LogWarp(InputTransform):
+    r"""Inputs on a logarithmic scale, :math:`\log(1 + x/\epsilon) / \log(1 + 1/\epsilon)`.
+
+    Args:
+        offsets: A tensor of `d` offsets :math:`\epsilon`, e.g. `SearchSpace.log_offsets`; 0 leaves
+            an input as it is.
+    """
+
+    offsets: Tensor
+
+    def __init__(self, offsets: Tensor) -> None:
+        super().__init__()
+        self.transform_on_train = True
+        self.transform_on_eval = True
+        self.transform_on_fantasize = True
+        self.is_one_to_many = False
+        self.register_buffer("offsets", as_double(offsets, "offsets"), persistent=False)
+
+    def transform(self, X: Tensor) -> Tensor:
+        """Warped points, `batch_shape x n x d`."""
+        return log_warp(X, self.offsets)
+
+
+def own_gp(
+    X: Tensor,
+    Y: Tensor,
+    hyperparameters: OwnHyperparameters,
+    *,
+    input_transform: InputTransform | None = None,
+) -> SingleTaskGP:
     """The `SingleTaskGP` of an agent's own data, in evaluation mode.
 
     Args:
         X: An `n x d` tensor of points in the unit cube.
         Y: An `n x 1` tensor of outcomes on the public scale, larger is better.
-        hyperparameters: As fitted by `fit_own_gp`.
+        hyperparameters: As fitted by `fit_own_gp`, to transformed points if there is a transform.
+        input_transform: A public one, e.g. `LogWarp`.
     """
     kernel = ScaleKernel(RBFKernel(ard_num_dims=X.shape[-1])).double()
     kernel.base_kernel.lengthscale = hyperparameters.lengthscale
@@ -159,6 +195,7 @@ def own_gp(X: Tensor, Y: Tensor, hyperparameters: OwnHyperparameters) -> SingleT
         covar_module=kernel,
         mean_module=mean,
         outcome_transform=None,
+        input_transform=input_transform,
     )
     model.requires_grad_(False)
     return model.eval()
@@ -174,7 +211,15 @@ def needs_fit(num_data: int, hyperparameters: OwnHyperparameters | None) -> bool
 class _Posterior:
     """Minus the log posterior of the hyperparameters, and its gradient, for scipy."""
 
-    def __init__(self, X: Array, y: Array, known: Array | None, *, paper: bool) -> None:
+    def __init__(
+        self,
+        X: Array,
+        y: Array,
+        known: Array | None,
+        outputscale_prior: tuple[float, float],
+        *,
+        paper: bool,
+    ) -> None:
         self.n, self.d = X.shape
         self.y = y
         self.known = known  # a part of the covariance that is not fitted
@@ -188,6 +233,11 @@ class _Posterior:
         self.low = np.array([*low, math.log(MIN_OUTPUTSCALE), math.log(MIN_NOISE)])
         self.high = np.array([*high, math.log(MAX_OUTPUTSCALE), math.log(MAX_NOISE)])
         self.bounds = list(zip(self.low, self.high, strict=True))
+        lengthscale = _lengthscale_location(self.d), math.sqrt(3)
+        priors = [*[lengthscale] * self.d, outputscale_prior, NOISE_PRIOR]
+        self.location, self.scale = np.array(priors).T
+        # Log-normal densities of the values, not of their logarithms; the output scale's is normal.
+        self.density = np.array([1.0] * self.d + [0.0, 1.0])
 
     def pack(self, known: OwnHyperparameters) -> Array:
         scales = known.lengthscale.numpy()
@@ -245,14 +295,9 @@ class _Posterior:
         gradient[-2] = DS.sum()
         gradient[-1] = np.trace(D) * math.exp(theta[-1])
         if not self.paper:
-            location = np.array(
-                [_lengthscale_location(self.d)] * self.d + [OUTPUTSCALE_PRIOR[0], NOISE_PRIOR[0]]
-            )
-            scale = np.array([math.sqrt(3)] * self.d + [OUTPUTSCALE_PRIOR[1], NOISE_PRIOR[1]])
-            z = (theta - location) / scale
-            # Densities of the values, not of their logarithms: log-normal has - theta.
-            value += 0.5 * z @ z + theta.sum()
-            gradient += z / scale + 1
+            z = (theta - self.location) / self.scale
+            value += 0.5 * z @ z + self.density @ theta
+            gradient += z / self.scale + self.density
         return float(value), gradient
 
 

@@ -6,6 +6,9 @@ r"""Federated Thompson sampling [Dai2020FTS]_.
     Upload        agent -> server  one weight vector, M numbers                server
     Received      server -> agent  the weight vectors of all agents            all agents
 
+The baselines RGPE and TAF run on the same messages, with a summary of M(M + 3)/2 numbers in the
+place of a weight vector (`Setup.message`) and `Strategy.transfer`.
+
 In round `t` an agent follows its own posterior with probability :math:`p_t` and otherwise a
 function that another agent has sent, each at most once. Around that, each an option of `Strategy`:
 the first queries by a greedy portfolio over all messages, and messages as the prior of the own
@@ -28,13 +31,14 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, Literal
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.analytic import LogExpectedImprovement
 from botorch.exceptions.errors import InputDataError
+from botorch.models import SingleTaskGP
 from torch import Tensor
 
 from botorch_fed.acquisition import (
@@ -42,18 +46,23 @@ from botorch_fed.acquisition import (
     MixingSchedule,
     Polynomial,
     ThompsonSampling,
+    TransferAcquisition,
     check_schedule,
     weight_path,
 )
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.acquisition.portfolio import PortfolioImprovement
-from botorch_fed.errors import MessageError
+from botorch_fed.errors import MessageError, NumericalError
 from botorch_fed.models import (
     FeatureMap,
+    LogWarp,
     MessagePriorGP,
     OwnHyperparameters,
     RandomFourierFeatures,
+    RankingEnsemble,
     StationaryKernel,
+    Summary,
+    WarpedFeatures,
     WeightPosterior,
     draw_path,
     feature_map_from_tensors,
@@ -63,6 +72,7 @@ from botorch_fed.models import (
     sample_weights_dual,
     summarize,
 )
+from botorch_fed.models.features import log_warp
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
 from botorch_fed.protocols.store import Blobs, MemoryBlobs
 from botorch_fed.rng import Generator, generator
@@ -70,7 +80,9 @@ from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import content_hash, encode
 
 MAX_WEIGHT = 1e6  # of a message's entries: beyond it nothing is a function of scaled outcomes
-MessageKind = Literal["sample", "mean", "shared_prior"]
+RESIDUAL_PRIOR = (-1.2, 1.0)  # of what messages leave open: normal, of the log output scale
+MessageKind = Literal["sample", "mean", "shared_prior", "summary", "summary_and_incumbent"]
+SUMMARIES = ("summary", "summary_and_incumbent")
 
 
 # ------------------------------------------------------------------ messages
@@ -85,7 +97,9 @@ class Setup:
         features: The shared basis, as `FeatureMap.to_tensors` gives it.
         noise_var: :math:`\sigma^2` of the model that messages are made with, on the public scale.
         message: A ``"sample"`` of the weights' posterior, its ``"mean"``, or a sample whose prior
-            draw is ``"shared_prior"``: common to all, so that it cancels between messages.
+            draw is ``"shared_prior"``: common to all, so that it cancels between messages. For RGPE
+            a ``"summary"`` of M(M + 3)/2 numbers, for TAF a ``"summary_and_incumbent"``, the best
+            value an agent has observed: one number more, and a leak.
         beta: :math:`\beta_t`: scales the deviation of a sample from the mean.
         prior_weights: The common prior draw, an `M` tensor.
     """
@@ -112,7 +126,7 @@ class Setup:
         space: SearchSpace,
         feature_map: FeatureMap,
         *,
-        noise_var: float = 0.01,
+        noise_var: float = 0.05,
         message: MessageKind = "mean",
         beta: float = 1.0,
         seed: int = 0,
@@ -177,14 +191,18 @@ class Strategy:
 
     Queries are counted from 1. The first `portfolio` of them are greedy choices against all
     messages; up to query `prior_until` messages are the prior of the own model, with expected
-    improvement; from then on a coin with probability :math:`p_t` decides between the own model and
-    one message.
+    improvement; from then on, and without messages, a coin with probability :math:`p_t` decides
+    between the own model alone and one message.
 
     Attributes:
         schedule: :math:`p_t`.
+        transfer: ``"mixture"`` as above; ``"rgpe"`` and ``"taf"`` are the baselines, which take
+            summaries as messages and use them in every query.
         own: What an own step is: a Thompson sample, expected improvement, or a random point.
         portfolio: How many queries are chosen against all messages at once.
-        prior_until: The last query with messages as a prior.
+        prior_until: The last query with messages as a prior; None for all, 0 for none.
+        warp: Let the own model see parameters that act by their ratio on a logarithmic scale
+            (`SearchSpace.log_offsets`), even if the search is on a linear one.
         paper_gp: The paper's own model: zero mean, one length scale, maximum likelihood.
         refit_every: With `paper_gp`, how many queries pass between fits.
         learned: Weigh agents by how well their messages rank the own observations.
@@ -194,9 +212,11 @@ class Strategy:
     """
 
     schedule: MixingSchedule = Polynomial(0.5)  # noqa: RUF009 - frozen
+    transfer: Literal["mixture", "rgpe", "taf"] = "mixture"
     own: Literal["thompson", "ei", "random"] = "thompson"
-    portfolio: int = 4
-    prior_until: int = 10
+    portfolio: int = 1
+    prior_until: int | None = None
+    warp: bool = False
     paper_gp: bool = False
     refit_every: int = 5
     learned: bool = False
@@ -208,7 +228,11 @@ class Strategy:
         check_schedule(self.schedule, 1000)
         if self.own not in ("thompson", "ei", "random"):
             raise InputDataError(f'own must be "thompson", "ei" or "random", got {self.own!r}.')
-        if self.portfolio < 0 or self.prior_until < 0 or self.refit_every < 1:
+        if self.transfer not in ("mixture", "rgpe", "taf"):
+            raise InputDataError(
+                f'transfer must be "mixture", "rgpe" or "taf", got {self.transfer!r}.'
+            )
+        if self.portfolio < 0 or (self.prior_until or 0) < 0 or self.refit_every < 1:
             raise InputDataError("portfolio and prior_until count from 0, refit_every from 1.")
 
 
@@ -340,9 +364,15 @@ class FTSAgent:
             raise MessageError("The shared basis is over another number of inputs.")
         if state.setup not in ("", broadcasts[0]):
             raise MessageError("The setup has changed during the run.")
+        if (setup.message in SUMMARIES) != (self.strategy.transfer != "mixture"):
+            raise MessageError(
+                f"This agent's strategy {self.strategy.transfer!r} does not go with messages of "
+                f"kind {setup.message!r}."
+            )
+        if self.strategy.transfer == "taf" and setup.message != "summary_and_incumbent":
+            raise MessageError("TAF needs messages of kind 'summary_and_incumbent'.")
         if len(broadcasts) == 2:
-            received: Received = self.blobs.load(broadcasts[1], Received)
-            _check_weights(received.weights, (len(received.agents), phi.num_features))
+            _received(self.blobs, broadcasts[1], broadcasts[0])
 
     def receive(
         self, state: FTSAgentState, request: Query, broadcasts: tuple[str, ...]
@@ -406,9 +436,12 @@ class FTSAgent:
         if self.initial_design is not None and t * self.q <= len(self.initial_design):
             return ["design"] * self.q
         t -= 0 if self.initial_design is None else len(self.initial_design) // self.q
+        if strategy.transfer != "mixture" and others is not None and len(state.X) > 0:
+            return ["ensemble"] * self.q
         if others is not None and t <= strategy.portfolio:
             return ["portfolio"] * self.q
-        if others is not None and len(state.X) > 0 and t <= strategy.prior_until:
+        until = t if strategy.prior_until is None else strategy.prior_until
+        if others is not None and len(state.X) > 0 and t <= until:
             return ["prior"] * self.q
         origins: list[_Origin] = []
         weights = self._transfer_weights(state, others)
@@ -474,7 +507,7 @@ class FTSAgent:
         stream: Generator,
     ) -> AcquisitionFunction:
         if origin == "own":
-            model = own_gp(state.X, state.Y, _known(state))
+            model = self._own_gp(state)
             if self.strategy.own == "ei":
                 return _improvement(model, state.X, chosen)
             kernel = StationaryKernel.from_gpytorch(model.covar_module, self.space.dim)
@@ -490,8 +523,33 @@ class FTSAgent:
                 tried=torch.cat([state.X, chosen]),
                 agent_weights=others.agent_weights,
             )
+        if origin == "ensemble":
+            return self._ensemble(state, others, stream)
         model = prior_model(others.feature_map, others.weights, state.X, state.Y)
         return _improvement(model, state.X, chosen)
+
+    def _own_gp(self, state: FTSAgentState) -> SingleTaskGP:
+        transform = LogWarp(self.space.log_offsets) if self.strategy.warp else None
+        return own_gp(state.X, state.Y, _known(state), input_transform=transform)
+
+    def _ensemble(
+        self, state: FTSAgentState, others: _Others, stream: Generator
+    ) -> AcquisitionFunction:
+        """The baselines' expected improvement, of an ensemble or of every agent."""
+        phi, vectors = others.feature_map, others.weights
+        model = self._own_gp(state)
+        if self.strategy.transfer == "rgpe":
+            summaries = Summary.unpack(vectors, basis=phi.fingerprint)
+            ensemble = RankingEnsemble(model, summaries, feature_map=phi, generator=stream)
+            return _improvement(ensemble, state.X, torch.zeros(0, self.space.dim).double())
+        summaries = Summary.unpack(vectors[:, :-1], basis=phi.fingerprint)
+        return TransferAcquisition(
+            model,
+            state.Y.max(),
+            summaries=summaries,
+            feature_map=phi,
+            incumbents=vectors[:, -1],
+        )
 
     # -------------------------------------------------------------- what it knows
 
@@ -499,7 +557,7 @@ class FTSAgent:
         """The messages of the others, those of weight 0 left out."""
         if state.received is None:
             return None
-        received: Received = self.blobs.load(state.received, Received)
+        received = _received(self.blobs, state.received, state.setup)
         _, phi = _setup(self.blobs, state.setup)
         given = self.agent_weights
         weights = {
@@ -517,7 +575,7 @@ class FTSAgent:
             received.weights[rows],
             torch.tensor([weights[row] for row in rows], dtype=torch.float64),
         )
-        if self.strategy.learned and len(state.X) > 2:
+        if self.strategy.learned and len(state.X) > 2 and self.strategy.transfer == "mixture":
             agreement = rank_agreement(phi(state.X) @ others.weights.mT, state.Y)
             if not bool((agreement > 0).any()):
                 return None
@@ -536,17 +594,18 @@ class FTSAgent:
         n = len(state.X)
         if n == 0 or self.strategy.own == "random":
             return state
+        X = log_warp(state.X, self.space.log_offsets) if self.strategy.warp else state.X
         if not self.strategy.paper_gp:
             if not needs_fit(n, state.own):
                 return state
-            return replace(state, own=fit_own_gp(state.X, state.Y, start=state.own))
+            return replace(state, own=fit_own_gp(X, state.Y, start=state.own))
         if state.own is not None and n < state.own.num_data + self.strategy.refit_every:
             return state
         restarts = generator(self.seed, "fit", n).uniform(10, self.space.dim + 2)
-        return replace(state, own=fit_own_gp(state.X, state.Y, paper=True, restarts=restarts))
+        return replace(state, own=fit_own_gp(X, state.Y, paper=True, restarts=restarts))
 
 
-_Origin = Literal["design", "random", "portfolio", "prior", "own"] | int
+_Origin = Literal["design", "random", "portfolio", "prior", "own", "ensemble"] | int
 
 
 @dataclass(frozen=True, eq=False)
@@ -563,7 +622,7 @@ class _Others:
 def make_message(
     setup: Setup, feature_map: FeatureMap, X: Tensor, Y: Tensor, *, generator: Generator
 ) -> Tensor:
-    """What an agent sends: `M` weights of the shared basis.
+    """What an agent sends: `M` weights of the shared basis, or a packed summary.
 
     Args:
         setup: Says which kind of message.
@@ -572,6 +631,9 @@ def make_message(
         Y: Own outcomes on the public scale, `n x 1`.
         generator: The agent's own stream, for samples.
     """
+    if setup.message in SUMMARIES:
+        vector = summarize(feature_map, X, Y, noise_var=setup.noise_var).pack()
+        return vector if setup.message == "summary" else torch.cat([vector, Y.max().reshape(1)])
     if setup.message == "mean":
         total = summarize(feature_map, X, Y, noise_var=setup.noise_var)
         return WeightPosterior.from_total(total).mean
@@ -618,7 +680,13 @@ def prior_model(feature_map: FeatureMap, weights: Tensor, X: Tensor, Y: Tensor) 
     messages = feature_map(X) @ weights.mT  # n x N
     mean = messages.mean(dim=-1, keepdim=True)
     root = (messages - mean) / max(len(weights) - 1, 1) ** 0.5
-    known = fit_own_gp(X, Y, prior_mean=mean, prior_covariance=root @ root.mT)
+    known = fit_own_gp(
+        X,
+        Y,
+        prior_mean=mean,
+        prior_covariance=root @ root.mT,
+        outputscale_prior=RESIDUAL_PRIOR,
+    )
     own = own_gp(X, Y, known)
     model = MessagePriorGP(
         X,
@@ -667,21 +735,46 @@ def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
         phi = feature_map_from_tensors(setup.features)
     except (InputDataError, MessageError) as error:
         raise MessageError(f"The shared basis is no feature map: {error}") from error
-    if setup.prior_weights is not None:
-        _check_weights(setup.prior_weights, (phi.num_features,))
+    if setup.prior_weights is not None and setup.prior_weights.shape != (phi.num_features,):
+        raise MessageError("The common prior draw does not fit the shared basis.")
     return setup, phi
 
 
-def _check_weights(weights: Tensor, shape: tuple[int, ...]) -> None:
-    if weights.shape != shape or weights.dtype != torch.float64:
+@lru_cache(maxsize=16)
+def _received(blobs: Blobs, digest: str, setup_digest: str) -> Received:
+    """What was received, checked row by row; the same for all agents of a process."""
+    received: Received = blobs.load(digest, Received)
+    setup, phi = _setup(blobs, setup_digest)
+    for row in received.weights:
+        check_message(setup, phi, row)
+    return received
+
+
+def check_message(setup: Setup, feature_map: FeatureMap, weights: Tensor) -> None:
+    """Raise `MessageError` unless an agent's message can be used by others.
+
+    Args:
+        setup: Says which kind of message.
+        feature_map: The basis of the setup.
+        weights: What `make_message` made, or anything else.
+    """
+    M = feature_map.num_features
+    size = M if setup.message not in SUMMARIES else M * (M + 3) // 2
+    size += setup.message == "summary_and_incumbent"
+    if weights.shape != (size,) or weights.dtype != torch.float64:
         raise MessageError(
-            f"Expected float64 weights of shape {shape}, got {weights.dtype} of shape "
-            f"{tuple(weights.shape)}."
+            f"A message of kind {setup.message!r} has {size} float64 numbers, got "
+            f"{weights.dtype} of shape {tuple(weights.shape)}."
         )
-    if not bool((weights.abs() <= MAX_WEIGHT).all()):
-        raise MessageError(
-            f"A weight exceeds {MAX_WEIGHT:g}: outcomes must be on the public scale."
-        )
+    limit = MAX_WEIGHT / min(setup.noise_var, 1.0) if setup.message in SUMMARIES else MAX_WEIGHT
+    if not bool((weights.abs() <= limit).all()):
+        raise MessageError(f"A number exceeds {limit:g}: outcomes must be on the public scale.")
+    if setup.message in SUMMARIES:
+        vector = weights[: M * (M + 3) // 2]
+        try:
+            WeightPosterior.from_total(Summary.unpack(vector, basis=feature_map.fingerprint))
+        except NumericalError as error:
+            raise MessageError("The summary is no sum of squares of features.") from error
 
 
 def _check_points(X: Tensor, dim: int, what: str) -> None:
@@ -773,11 +866,11 @@ class FTSServer:
             return
         if not self._query(state).upload:
             raise MessageError("A weight vector that nobody asked for.")
-        _check_weights(message.weights, (self._num_features,))
+        check_message(self.setup, self._feature_map, message.weights)
 
-    @property
-    def _num_features(self) -> int:
-        return feature_map_from_tensors(self.setup.features).num_features
+    @cached_property
+    def _feature_map(self) -> FeatureMap:
+        return feature_map_from_tensors(self.setup.features)
 
     def step(self, state: FTSServerState, inbox: Mapping[AgentId, Upload]) -> FTSServerState:
         """Replace the rows of those who were heard; an absent agent keeps its old row."""
@@ -800,8 +893,9 @@ class FTSServer:
 
 # ------------------------------------------------------------------ a federation for `run`
 
-LENGTHSCALE = 0.3  # of the default shared basis, in the unit cube
+LENGTHSCALE = 0.2  # of the default shared basis, in two dimensions of the unit cube
 NUM_FEATURES = 100
+NOISE_VAR = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -829,7 +923,7 @@ class FTS:
 
     rounds: int
     feature_map: FeatureMap | None = None
-    noise_var: float = 0.01
+    noise_var: float = NOISE_VAR
     message: MessageKind = "mean"
     beta: float = 1.0
     strategy: Strategy = Strategy()
@@ -843,7 +937,7 @@ class FTS:
 
     def setup(self, space: SearchSpace) -> Setup:
         """What all agents agree upon."""
-        phi = default_feature_map(space.dim) if self.feature_map is None else self.feature_map
+        phi = default_feature_map(space) if self.feature_map is None else self.feature_map
         return Setup.make(
             space, phi, noise_var=self.noise_var, message=self.message, beta=self.beta
         )
@@ -874,7 +968,14 @@ class FTS:
         )
 
 
-def default_feature_map(dim: int) -> FeatureMap:
-    """Features of a public SE kernel that were chosen for transfer, not for resolution."""
-    kernel = StationaryKernel(float("inf"), [LENGTHSCALE] * dim)
-    return RandomFourierFeatures.draw(kernel, NUM_FEATURES, generator=generator(0, "features"))
+def default_feature_map(space: SearchSpace) -> FeatureMap:
+    """Features of a public SE kernel that were chosen for transfer, not for resolution.
+
+    Parameters that act by their ratio are seen on a logarithmic scale, whatever scale the agents
+    search on; length scales grow as the root of the dimension.
+    """
+    lengthscale = LENGTHSCALE * (space.dim / 2) ** 0.5
+    kernel = StationaryKernel(float("inf"), [lengthscale] * space.dim)
+    phi = RandomFourierFeatures.draw(kernel, NUM_FEATURES, generator=generator(0, "features"))
+    offsets = space.log_offsets
+    return WarpedFeatures(phi, offsets) if bool((offsets > 0).any()) else phi

@@ -1,0 +1,79 @@
+"""Results of experiments as JSON lines: one line per run, appended as it ends, never run twice."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from rich.console import Console
+from rich.progress import track
+
+RESULTS = Path(__file__).parent / "results"
+CHECKPOINTS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 50, 60)
+PACKAGES = ("botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
+Line = dict[str, Any]
+
+
+class Results:
+    """The lines of one experiment.
+
+    Args:
+        name: Names the file, e.g. ``"fts/landmine"``.
+        keys: The fields that identify a run.
+    """
+
+    def __init__(self, name: str, keys: tuple[str, ...]) -> None:
+        self.path = RESULTS / f"{name}.jsonl"
+        self.keys = keys
+        self.lines: list[Line] = []
+        if self.path.exists():
+            text = self.path.read_text().splitlines(keepends=True)
+            self.lines = [json.loads(line) for line in text if line.endswith("\n")]
+        self._known = {self._key(line) for line in self.lines}
+
+    def _key(self, line: Line) -> tuple[Any, ...]:
+        return tuple(line[key] for key in self.keys)
+
+    def fill(self, runs: Iterable[Line], work: Callable[..., Line], label: str) -> None:
+        """Do what is missing: `work(**run)` gives the rest of a line."""
+        todo = [run for run in runs if self._key(run) not in self._known]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        for run in track(todo, label, console=Console(stderr=True), disable=not todo):
+            line = {**run, **work(**run)}
+            with self.path.open("a") as file:
+                file.write(json.dumps(line) + "\n")
+                file.flush()
+                os.fsync(file.fileno())
+            self.lines.append(line)
+            self._known.add(self._key(run))
+
+    def select(self, **fields: Any) -> list[Line]:
+        """The lines with these fields."""
+        return [line for line in self.lines if all(line[k] == v for k, v in fields.items())]
+
+
+def at_checkpoints(curve: Iterable[float], digits: int = 5) -> dict[str, float]:
+    """A curve from query 0 on, at a few queries."""
+    values = list(curve)
+    return {str(t): round(float(values[t]), digits) for t in CHECKPOINTS if t < len(values)}
+
+
+def versions() -> str:
+    """The versions behind a line, in one string."""
+    return " ".join(
+        [f"python-{platform.python_version()}", *(f"{name}-{version(name)}" for name in PACKAGES)]
+    )
+
+
+def interval(values: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+    """Bootstrap interval of a mean."""
+    rng = np.random.default_rng(seed)
+    means = rng.choice(values, size=(4000, len(values))).mean(axis=1)
+    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
+    return float(low), float(high)
