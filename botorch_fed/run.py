@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import platform
 from collections.abc import Callable, Mapping
@@ -32,7 +33,7 @@ from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import Parallel
 from botorch_fed.errors import ProtocolError
 from botorch_fed.protocols.base import Agent, AgentId, Objective, Server
-from botorch_fed.protocols.drive import Round, drive
+from botorch_fed.protocols.drive import Round, drive, finished_rounds
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import (
     Blobs,
@@ -42,8 +43,9 @@ from botorch_fed.protocols.store import (
     Observation,
 )
 from botorch_fed.rng import generator
-from botorch_fed.space import SearchSpace
+from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.test_functions.base import FederatedTestProblem
+from botorch_fed.wire.codec import MAX_BYTES
 
 Record = dict[str, Any]
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
@@ -95,7 +97,9 @@ class RunResult:
 
     def history(self, agent: AgentId) -> tuple[Tensor, Tensor]:
         """An agent's points in the unit cube `n x d` and its observations `n x 1`."""
-        rows = self._rows(agent)
+        return self._history(self._rows(agent))
+
+    def _history(self, rows: list[Record]) -> tuple[Tensor, Tensor]:
         X = torch.tensor([row["x"] for row in rows], dtype=torch.float64)
         Y = torch.tensor([[row["y"]] for row in rows], dtype=torch.float64)
         return X.reshape(len(rows), self.space.dim), Y.reshape(len(rows), 1)
@@ -143,6 +147,12 @@ class RunResult:
             raise InputDataError(f"There is no agent {agent!r}; agents are {list(self.names)[:8]}.")
         return [row for row in self.records if row["agent"] == agent]
 
+    def _by_agent(self) -> dict[AgentId, list[Record]]:
+        rows: dict[AgentId, list[Record]] = {agent: [] for agent in self.names}
+        for row in self.records:
+            rows[row["agent"]].append(row)
+        return rows
+
     # -------------------------------------------------------------- files
 
     def save(self, folder: str | Path) -> None:
@@ -160,11 +170,11 @@ class RunResult:
         }
         _write(folder / "result.json", json.dumps(head, indent=1))
         for name in ("records", "rounds"):
-            lines = [json.dumps(row) + "\n" for row in getattr(self, name)]
-            _write(folder / f"{name}.jsonl", "".join(lines))
+            _write(folder / f"{name}.jsonl", _as_lines(getattr(self, name)))
         arrays = {}
+        rows = self._by_agent()
         for i, agent in enumerate(self.names):
-            X, Y = self.history(agent)
+            X, Y = self._history(rows[agent])
             arrays[f"X{i}"], arrays[f"Y{i}"] = X.numpy(), Y.numpy()
         draft = folder / "arrays.draft.npz"
         np.savez_compressed(draft, **arrays)  # type: ignore[arg-type]
@@ -202,6 +212,9 @@ def run(
     workers: int = 0,
     absent: Callable[[AgentId, int], bool] | None = None,
     quorum: int = 0,
+    patience: float = math.inf,
+    raise_errors: bool = True,
+    max_bytes: int = MAX_BYTES,
     progress: bool = True,
 ) -> RunResult:
     """Run a protocol to its end, all agents on this machine.
@@ -213,10 +226,14 @@ def run(
         seed: Fixes the run, bit for bit.
         space: The search space, with objectives by name.
         out: A folder that keeps the run from its first message on.
-        resume: Go on with the run in `out`.
+        resume: Go on with the run in `out`; if there is none yet, start it.
         workers: Number of processes; 0 for this one. Results are the same.
         absent: Says of an agent and a round whether it does not answer.
         quorum: The least number of replies with which a round may go on.
+        patience: For how many seconds a round waits for objectives that answer `Pending()`.
+        raise_errors: Whether an error of an objective stops the run, or counts as the failure of
+            its agent in that round and is logged.
+        max_bytes: The longest message.
         progress: Whether to show progress, on a terminal.
     """
     objectives, space, optima = _objectives(problem, space, seed)
@@ -230,31 +247,56 @@ def run(
         versions=_versions(),
     )
     server = protocol.server(space, names)
-    folder = _folder(out, resume=resume, server=server, seed=seed)
     blobs = MemoryBlobs()  # the server sends them again when a run is resumed
-    make_site = partial(_make_site, protocol, objectives, space, seed, folder, blobs)
+    folder = None
+    if out is not None:
+        agents = [_agent(protocol, name, space, seed, blobs) for name in names]
+        settings = _settings(server, agents, problem, seed)
+        folder = _folder(Path(out), settings, resume=resume)
+    elif resume:
+        raise InputDataError("resume=True needs the folder of the run: pass out=….")
+    make_site = partial(_make_site, protocol, objectives, space, seed, folder, blobs, max_bytes)
     record, save = None, None
     if folder is not None:
+        _allow_files(len(names))
         store = FileStore(folder / "server")
         record, save = store.get("record"), partial(store.put, "record")
-        if resume:
-            result.rounds = _lines(folder / "rounds.jsonl")
+        result.rounds = _finished_rounds(folder / "rounds.jsonl", record)
     engine: InProcess | Parallel
     if workers:
-        engine = Parallel(names, make_site, workers=workers, absent=absent)
+        engine = Parallel(
+            names,
+            make_site,
+            workers=workers,
+            absent=absent,
+            raise_errors=raise_errors,
+            patience=patience,
+        )
     else:
-        engine = InProcess([make_site(name) for name in names], absent=absent)
+        engine = InProcess(
+            [make_site(name) for name in names],
+            absent=absent,
+            raise_errors=raise_errors,
+            patience=patience,
+        )
     with engine, _watched(protocol.rounds, progress) as advance:
 
-        def on_round(round_: Round) -> None:
+        def on_exchange(round_: Round) -> None:
             rows = _round_rows(round_)
             result.rounds += rows
             if folder is not None:
-                with (folder / "rounds.jsonl").open("a") as file:
-                    file.writelines(json.dumps(row) + "\n" for row in rows)
-            advance(round_)
+                _append(folder / "rounds.jsonl", rows)
 
-        drive(server, engine, record=record, save=save, on_round=on_round, quorum=quorum)
+        drive(
+            server,
+            engine,
+            record=record,
+            save=save,
+            on_exchange=on_exchange,
+            on_round=advance,
+            quorum=quorum,
+            max_bytes=max_bytes,
+        )
         found: dict[AgentId, list[Observation]] = {name: [] for name in names}
         for name, observation in engine.observations():
             found[name].append(observation)
@@ -321,19 +363,26 @@ def _make_site(
     seed: int,
     folder: Path | None,
     blobs: Blobs,
+    max_bytes: int,
     name: AgentId,
 ) -> Site:
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    agent = protocol.agent(name, space, int.from_bytes(digest[:6], "big"), blobs)
+    agent = _agent(protocol, name, space, seed, blobs)
     objective = objectives[name]
     if folder is None:
-        return Site(name, agent, objective)
+        return Site(name, agent, objective, max_bytes=max_bytes)
     home = folder / "sites" / hashlib.sha256(name.encode()).hexdigest()[:16]
     store = FileStore(home)
     journal = FileJournal(home / "journal")
     if isinstance(objective, _AgentObjective):
         objective.calls = len(journal)
-    return Site(name, agent, objective, store=store, journal=journal)
+    return Site(name, agent, objective, store=store, journal=journal, max_bytes=max_bytes)
+
+
+def _agent(
+    protocol: Study, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs
+) -> Agent[Any]:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return protocol.agent(name, space, int.from_bytes(digest[:6], "big"), blobs)
 
 
 # ------------------------------------------------------------------ rows and files
@@ -349,7 +398,7 @@ def _round_rows(round_: Round) -> list[Record]:
             "heard": agent in round_.heard,
             "failure": exchanged.failures[agent].code if agent in exchanged.failures else None,
             "bytes_down": exchanged.bytes_down.get(agent, 0),
-            "bytes_up": len(exchanged.replies.get(agent, b"")),
+            "bytes_up": exchanged.bytes_up.get(agent, 0),
             "cpu_seconds": exchanged.cpu_seconds.get(agent, 0.0),
         }
         for agent in agents
@@ -387,33 +436,78 @@ def _observation_rows(
     return rows
 
 
-def _folder(out: str | Path | None, *, resume: bool, server: Server[Any], seed: int) -> Path | None:
-    if out is None:
-        if resume:
-            raise InputDataError("resume=True needs the folder of the run: pass out=….")
-        return None
-    folder = Path(out).resolve()
+def _settings(
+    server: Server[Any], agents: list[Agent[Any]], problem: object, seed: int
+) -> dict[str, Any]:
+    """What must be the same when a run is resumed."""
+    prints = [server.fingerprint, *(agent.fingerprint for agent in agents)]
+    known = isinstance(problem, FederatedTestProblem)
+    return {
+        "settings": hashlib.sha256("".join(prints).encode()).hexdigest(),
+        "problem": repr(problem) if known else "objectives by name",
+        "noise_std": problem.noise_std if isinstance(problem, FederatedTestProblem) else None,
+        "seed": seed,
+    }
+
+
+def _folder(out: Path, mine: dict[str, Any], *, resume: bool) -> Path:
+    folder = out.resolve()
     head = folder / "run.json"
-    mine = {"settings": server.fingerprint, "seed": seed}
-    if head.exists():
-        if not resume:
-            raise ProtocolError(
-                f"There is a run in {folder} already: pass resume=True to go on with it, or choose "
-                "another folder."
-            )
-        theirs = json.loads(head.read_text())
-        if theirs != mine:
-            raise ProtocolError(
-                f"The run in {folder} has other settings or another seed "
-                f"({theirs['settings'][:12]}…, {theirs['seed']}) than this one "
-                f"({server.fingerprint[:12]}…, {seed})."
-            )
+    if not head.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        if any(folder.iterdir()) and not resume:
+            raise ProtocolError(f"{folder} is not empty and holds no run: choose another folder.")
+        _write(head, json.dumps(mine))
         return folder
-    if resume:
-        raise ProtocolError(f"There is no run in {folder} to go on with.")
-    folder.mkdir(parents=True, exist_ok=True)
-    _write(head, json.dumps(mine))
+    if not resume:
+        raise ProtocolError(
+            f"There is a run in {folder} already: pass resume=True to go on with it, or choose "
+            "another folder."
+        )
+    theirs = json.loads(head.read_text())
+    wrong = sorted(key for key in mine if theirs.get(key) != mine[key])
+    if wrong:
+        raise ProtocolError(
+            f"The run in {folder} was started with another {' and another '.join(wrong)}: go on "
+            "with what it was started with, or choose another folder."
+        )
     return folder
+
+
+def _allow_files(count: int) -> None:
+    """Every site keeps its journal open: raise the soft limit of open files as far as needed."""
+    import resource
+
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    wanted = count + 256
+    if soft == resource.RLIM_INFINITY or soft >= wanted:
+        return
+    if hard != resource.RLIM_INFINITY and hard < wanted:
+        raise ProtocolError(
+            f"{count} sites on disk need {wanted} open files, the limit is {hard}: raise it "
+            "(ulimit -n), or run without out=…."
+        )
+    resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
+
+
+def _finished_rounds(path: Path, record: bytes | None) -> list[Record]:
+    """The rows of the rounds that the server's record knows; the file is cut back to them."""
+    last = 0 if record is None else finished_rounds(record)
+    rows = [row for row in _lines(path) if row["round"] <= last]
+    if path.exists():
+        _write(path, _as_lines(rows))
+    return rows
+
+
+def _append(path: Path, rows: list[Record]) -> None:
+    with path.open("a") as file:
+        file.write(_as_lines(rows))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _as_lines(rows: list[Record]) -> str:
+    return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def _write(path: Path, text: str) -> None:
@@ -437,8 +531,6 @@ def _lines(path: Path) -> list[Record]:
 
 
 def _space(fields: dict[str, Any]) -> SearchSpace:
-    from botorch_fed.space import Outcome, Parameter
-
     parameters = [
         Parameter(**{**parameter, "values": tuple(parameter["values"])})
         for parameter in fields["parameters"]

@@ -27,7 +27,7 @@ ROOMS: dict[str, set[str]] = {
     "protocols": {"errors", "rng", "space", "models", "acquisition", "wire"},
     "engines": {"errors", "protocols", "wire"},
     "test_functions": {"errors", "rng", "space"},
-    "run": {"errors", "rng", "space", "protocols", "engines", "test_functions"},
+    "run": {"errors", "rng", "space", "wire", "protocols", "engines", "test_functions"},
 }
 # Third-party packages that have one owner: nobody else imports them.
 OWNERS: dict[str, set[str]] = {

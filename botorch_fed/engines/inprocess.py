@@ -6,16 +6,19 @@ and its own record, just as on another machine.
 
 from __future__ import annotations
 
-import contextlib
+import itertools
+import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 
-import torch
-
-from botorch_fed.errors import ProtocolError
-from botorch_fed.protocols.base import AgentId, Exchanged, Failure, Outgoing
+from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.protocols.base import AgentId, Exchanged, Failure, Outgoing, Refusal
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import Observation
+from botorch_fed.wire.codec import decode
+
+logger = logging.getLogger(__name__)
+POLL = 0.02  # seconds between two questions to a busy agent, at first; then doubled up to a second
 
 
 class InProcess:
@@ -26,7 +29,9 @@ class InProcess:
         absent: Says of an agent and a round whether it does not answer, for the study of
             stragglers.
         raise_errors: Whether an error of an objective stops the run, or counts as the failure of
-            its agent.
+            its agent and is logged.
+        patience: For how many seconds agents that are busy are asked again, before the round goes
+            on without them.
 
     Example:
         >>> drive(server, InProcess([Site("a", agent, objective)]))
@@ -38,6 +43,7 @@ class InProcess:
         *,
         absent: Callable[[AgentId, int], bool] | None = None,
         raise_errors: bool = True,
+        patience: float = 0.0,
     ) -> None:
         self.sites: dict[AgentId, Site] = {}
         for site in sites:
@@ -46,6 +52,7 @@ class InProcess:
             self.sites[site.name] = site
         self._absent = absent
         self._raise_errors = raise_errors
+        self._patience = patience
         self._sent: dict[AgentId, frozenset[str]] = {}
         self._drained: dict[AgentId, int] = {}
 
@@ -58,26 +65,36 @@ class InProcess:
         failures: dict[AgentId, Failure] = {}
         bytes_down: dict[AgentId, int] = {}
         cpu_seconds: dict[AgentId, float] = {}
-        with one_thread():
-            for name, request in outgoing.requests.items():
-                site = self.sites.get(name)
-                if site is None:
-                    failures[name] = Failure("unknown")
-                    continue
-                if self._absent is not None and self._absent(name, outgoing.serial):
-                    failures[name] = Failure("absent")
-                    continue
-                bytes_down[name] = len(request) + self._deliver(site, outgoing)
+        left = []
+        for name, request in outgoing.requests.items():
+            if name not in self.sites:
+                failures[name] = Failure("unknown")
+            elif self._absent is not None and self._absent(name, outgoing.serial):
+                failures[name] = Failure("absent")
+            else:
+                bytes_down[name] = len(request) + self._deliver(self.sites[name], outgoing)
+                cpu_seconds[name] = 0.0
+                left.append(name)
+        deadline, pause = time.monotonic() + self._patience, POLL
+        while left:
+            for name in left:
                 start = time.thread_time()
                 try:
-                    replies[name] = site.respond(request)
+                    replies[name] = self.sites[name].respond(outgoing.requests[name])
                 except Exception as error:  # whatever the objective raises
                     if self._raise_errors:
                         raise
+                    logger.warning("agent %r has failed", name, exc_info=True)
                     failures[name] = Failure("failed", type(error).__name__)
-                cpu_seconds[name] = time.thread_time() - start
+                cpu_seconds[name] += time.thread_time() - start
+            left = [name for name in left if name in replies and _is_busy(replies[name])]
+            if not left or time.monotonic() + pause > deadline:
+                break
+            time.sleep(pause)
+            pause = min(2 * pause, 1.0)
         self._tidy(outgoing)
-        return Exchanged(replies, failures, bytes_down, cpu_seconds)
+        bytes_up = {name: len(data) for name, data in replies.items()}
+        return Exchanged(replies, failures, bytes_down, bytes_up, cpu_seconds)
 
     def _deliver(self, site: Site, outgoing: Outgoing) -> int:
         """Put the broadcasts where the site looks for them; what that costs on a real wire."""
@@ -97,14 +114,15 @@ class InProcess:
         for key, blobs in stores.items():
             blobs.keep(needed[key])
 
-    def observations(self) -> Iterator[tuple[AgentId, Observation]]:
+    def observations(self) -> list[tuple[AgentId, Observation]]:
         """The observations since the last call, per agent in order; the first call gives all."""
+        found = []
         for name, site in self.sites.items():
             start = self._drained.get(name, 0)
-            found = list(site.journal)[start:]
-            self._drained[name] = start + len(found)
-            for observation in found:
-                yield name, observation
+            new = list(itertools.islice(site.journal, start, None))
+            self._drained[name] = start + len(new)
+            found += [(name, observation) for observation in new]
+        return found
 
     def close(self) -> None:
         """Release the sites' files."""
@@ -118,12 +136,11 @@ class InProcess:
         self.close()
 
 
-@contextlib.contextmanager
-def one_thread() -> Iterator[None]:
-    """Agents compute on one thread: the bits of a factorisation depend on how many there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _is_busy(answer: bytes) -> bool:
+    if len(answer) > 1024:
+        return False  # no refusal is so long
     try:
-        yield
-    finally:
-        torch.set_num_threads(before)
+        refusal = decode(answer, Refusal)
+    except MessageError:
+        return False
+    return bool(refusal.code == "busy")

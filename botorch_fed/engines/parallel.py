@@ -8,23 +8,32 @@ fro; the agents and objectives themselves are handed over once, when a process s
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import os
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 from typing import Any
 
 import torch
 
 from botorch_fed.engines.inprocess import InProcess
-from botorch_fed.errors import FederatedError, ProtocolError
+from botorch_fed.errors import ProtocolError
 from botorch_fed.protocols.base import AgentId, Exchanged, Failure, Outgoing
 from botorch_fed.protocols.site import STATE_BYTES, Site
 from botorch_fed.protocols.store import Observation
 from botorch_fed.wire.codec import decode, encode
 
 CHUNK = 2000  # observations of one message between processes
+GRACE = 5.0  # seconds that workers have to end
 SiteMaker = Callable[[AgentId], Site]
+Pipe = Connection  # of bytes
 
 
 @dataclass(frozen=True, eq=False)
@@ -46,6 +55,7 @@ class _Carried:
     codes: Mapping[str, str]
     details: Mapping[str, str]
     bytes_down: Mapping[str, int]
+    bytes_up: Mapping[str, int]
     cpu_seconds: Mapping[str, float]
 
 
@@ -62,8 +72,7 @@ class _Drained:
 
 @dataclass(frozen=True)
 class _Broken:
-    kind: str
-    text: str
+    trace: str
 
 
 class Parallel:
@@ -75,7 +84,9 @@ class Parallel:
             `multiprocessing`, with all that it holds.
         workers: Number of processes.
         absent: As in `InProcess`.
-        raise_errors: As in `InProcess`.
+        raise_errors: As in `InProcess`; an error stops the run as a `ProtocolError` that holds the
+            worker's traceback.
+        patience: As in `InProcess`.
     """
 
     def __init__(
@@ -86,6 +97,7 @@ class Parallel:
         workers: int,
         absent: Callable[[AgentId, int], bool] | None = None,
         raise_errors: bool = True,
+        patience: float = 0.0,
     ) -> None:
         if workers < 1:
             raise ProtocolError(f"There must be at least one worker, got {workers}.")
@@ -93,19 +105,29 @@ class Parallel:
             raise ProtocolError("Two sites have one name: names must differ.")
         self._absent = absent
         self._owner = {name: i % workers for i, name in enumerate(names)}
+        self._broken = False
+        self._processes: list[BaseProcess] = []
+        self._pipes: list[Pipe[Any, Any]] = []
+        # Also when the engine is forgotten: Python waits for its children at exit.
+        self.close = weakref.finalize(self, _end, self._processes, self._pipes)
         context = multiprocessing.get_context("spawn")
-        self._processes = []
-        self._pipes: list[Connection[Any, Any]] = []
         for i in range(min(workers, len(names))):
             ours, theirs = context.Pipe()
+            self._pipes.append(ours)
             share = [name for name in names if self._owner[name] == i]
             process = context.Process(
-                target=_work, args=(theirs, share, make_site, raise_errors), daemon=True
+                target=_work, args=(theirs, share, make_site, raise_errors, patience)
             )
-            process.start()
+            try:
+                process.start()
+            except Exception as error:  # whatever cannot be pickled
+                self.close()
+                raise ProtocolError(
+                    f"An agent or an objective cannot be sent to a worker process ({error}): use "
+                    "functions and classes of a module, no lambdas; or run without workers."
+                ) from error
             theirs.close()
             self._processes.append(process)
-            self._pipes.append(ours)
 
     def __repr__(self) -> str:
         return f"Parallel({len(self._owner)} sites, {len(self._processes)} workers)"
@@ -121,9 +143,9 @@ class Parallel:
                 failures[name] = Failure("absent")
             else:
                 shares[self._owner[name]][name] = request
-        for pipe, share in zip(self._pipes, shares, strict=True):
-            _send(pipe, _Carry(outgoing.serial, share, outgoing.blobs))
-        answers = [_receive(pipe, _Carried) for pipe in self._pipes]
+        answers = self._all(
+            [_Carry(outgoing.serial, share, outgoing.blobs) for share in shares], _Carried
+        )
         for answer in answers:
             for name, code in answer.codes.items():
                 failures[name] = Failure(code, answer.details[name])
@@ -131,30 +153,46 @@ class Parallel:
             {name: data for answer in answers for name, data in answer.replies.items()},
             failures,
             {name: count for answer in answers for name, count in answer.bytes_down.items()},
+            {name: count for answer in answers for name, count in answer.bytes_up.items()},
             {name: cost for answer in answers for name, cost in answer.cpu_seconds.items()},
         )
 
-    def observations(self) -> Iterator[tuple[AgentId, Observation]]:
+    def observations(self) -> list[tuple[AgentId, Observation]]:
         """The observations since the last call, per agent in order; the first call gives all."""
-        for pipe in self._pipes:
-            _send(pipe, _Drain())
-        for pipe in self._pipes:
-            last = False
-            while not last:
-                part = _receive(pipe, _Drained)
-                yield from ((named.agent, named.observation) for named in part.observations)
-                last = part.last
+        found: list[tuple[AgentId, Observation]] = []
+        for part in self._all([_Drain() for _ in self._pipes], _Drained):
+            found += [(named.agent, named.observation) for named in part.observations]
+        return found
 
-    def close(self) -> None:
-        """End the processes."""
-        for pipe in self._pipes:
-            pipe.close()  # the worker reads the end of its pipe and stops
-        for process in self._processes:
-            process.join(timeout=10)
-            if process.is_alive():
-                process.terminate()
-                process.join()
-        self._pipes, self._processes = [], []
+    def _all(self, messages: list[Any], expected: type) -> list[Any]:
+        """Ask every worker and hear every worker, also those after one that has failed."""
+        if self._broken or not self.close.alive:
+            raise ProtocolError("The worker processes have ended: make a new engine.")
+        answers: list[Any] = []
+        try:
+            for pipe, message in zip(self._pipes, messages, strict=True):
+                pipe.send_bytes(encode(message, max_bytes=STATE_BYTES))
+            for pipe in self._pipes:
+                last = False
+                while not last:
+                    data = pipe.recv_bytes()
+                    answers.append(decode(data, expected, _Broken, max_bytes=STATE_BYTES))
+                    last = getattr(answers[-1], "last", True)
+        except BaseException as error:
+            self._broken = True
+            self.close()
+            if not isinstance(error, EOFError | OSError):
+                raise
+            raise ProtocolError(
+                "A worker process has died: see its output above. Its agents and objectives must "
+                'be importable, and a script needs `if __name__ == "__main__":`.'
+            ) from error
+        for answer in answers:
+            if isinstance(answer, _Broken):
+                self._broken = True
+                self.close()
+                raise ProtocolError(f"An agent has failed in a worker process:\n{answer.trace}")
+        return answers
 
     def __enter__(self) -> Parallel:
         return self
@@ -163,60 +201,65 @@ class Parallel:
         self.close()
 
 
-def _send(pipe: Connection[Any, Any], message: Any) -> None:
-    pipe.send_bytes(encode(message, max_bytes=STATE_BYTES))
-
-
-def _receive(pipe: Connection[Any, Any], expected: type) -> Any:
-    try:
-        data = pipe.recv_bytes()
-    except EOFError:
-        raise ProtocolError(
-            "A worker process has died. Its objective must be importable there; see its output "
-            "above, or run without workers."
-        ) from None
-    answer = decode(data, expected, _Broken, max_bytes=STATE_BYTES)
-    if isinstance(answer, _Broken):
-        raise ProtocolError(f"A worker stopped with {answer.kind}: {answer.text}")
-    return answer
+def _end(processes: list[BaseProcess], pipes: list[Pipe[Any, Any]]) -> None:
+    for pipe in pipes:
+        pipe.close()  # a worker reads the end of its pipe and stops
+    deadline = time.monotonic() + GRACE
+    for process in processes:
+        process.join(max(deadline - time.monotonic(), 0.0))
+    for process in processes:
+        if process.is_alive():
+            process.terminate()
+    for process in processes:
+        process.join()
 
 
 def _work(
-    pipe: Connection[Any, Any], names: list[AgentId], make_site: SiteMaker, raise_errors: bool
+    pipe: Pipe[Any, Any],
+    names: list[AgentId],
+    make_site: SiteMaker,
+    raise_errors: bool,
+    patience: float,
 ) -> None:
     """A worker's life."""
     torch.set_num_threads(1)
-    try:
-        engine = InProcess([make_site(name) for name in names], raise_errors=raise_errors)
-    except FederatedError as error:
-        _send(pipe, _Broken(type(error).__name__, str(error)))
-        return
-    with engine:
-        while True:
-            try:
-                data = pipe.recv_bytes()
-            except EOFError:
-                return
-            message = decode(data, _Carry, _Drain, max_bytes=STATE_BYTES)
-            if isinstance(message, _Drain):
-                named = [_Named(name, seen) for name, seen in engine.observations()]
-                while len(named) > CHUNK:
-                    _send(pipe, _Drained(tuple(named[:CHUNK]), last=False))
-                    named = named[CHUNK:]
-                _send(pipe, _Drained(tuple(named), last=True))
-                continue
-            try:
-                answer = engine(Outgoing(message.serial, message.requests, message.blobs))
-            except Exception as error:  # of the objective: told to the parent, which raises
-                _send(pipe, _Broken(type(error).__name__, str(error)))
-                return
-            _send(
-                pipe,
-                _Carried(
-                    answer.replies,
-                    {name: failure.code for name, failure in answer.failures.items()},
-                    {name: failure.detail for name, failure in answer.failures.items()},
-                    answer.bytes_down,
-                    answer.cpu_seconds,
-                ),
-            )
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        try:
+            sites = [make_site(name) for name in names]
+            with InProcess(sites, raise_errors=raise_errors, patience=patience) as engine:
+                while True:
+                    data = pipe.recv_bytes()
+                    message = decode(data, _Carry, _Drain, max_bytes=STATE_BYTES)
+                    for answer in _answers(engine, message):
+                        pipe.send_bytes(encode(answer, max_bytes=STATE_BYTES))
+        except (EOFError, BrokenPipeError):
+            raise
+        except Exception:  # told to the parent, which raises
+            pipe.send_bytes(encode(_Broken(traceback.format_exc())))
+
+
+def _answers(engine: InProcess, message: _Carry | _Drain) -> list[Any]:
+    if isinstance(message, _Drain):
+        named = [_Named(name, seen) for name, seen in engine.observations()]
+        parts = [tuple(named[i : i + CHUNK]) for i in range(0, len(named), CHUNK)] or [()]
+        return [_Drained(part, last=part is parts[-1]) for part in parts]
+    carried = engine(Outgoing(message.serial, message.requests, message.blobs))
+    return [
+        _Carried(
+            carried.replies,
+            {name: failure.code for name, failure in carried.failures.items()},
+            {name: failure.detail for name, failure in carried.failures.items()},
+            carried.bytes_down,
+            carried.bytes_up,
+            carried.cpu_seconds,
+        )
+    ]
+
+
+def _end_with_parent() -> None:
+    """A worker whose parent was killed ends, and frees its files, instead of going on alone."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)

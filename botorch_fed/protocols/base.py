@@ -14,15 +14,20 @@ the bytes lie in the agent's `Blobs`, once.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeVar
 
+from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.protocols.store import Blobs
 
 AgentId = str
+MAX_NAME = 100  # characters of a run's or an agent's name
+MAX_BROADCASTS = 64  # in force at a time
+_HASH = re.compile(r"[0-9a-f]{64}")
 
 
 @dataclass(frozen=True)
@@ -129,11 +134,14 @@ class Server(Protocol[S]):
 
 # ------------------------------------------------------------------ frames
 
-RefusalCode = Literal["busy", "stale", "changed", "foreign", "missing", "invalid", "budget"]
+RefusalCode = Literal[
+    "busy", "stale", "changed", "behind", "foreign", "missing", "invalid", "budget"
+]
 REASONS: dict[str, str] = {
     "busy": "its objective is still being evaluated",
     "stale": "it has seen a later round of this run",
     "changed": "it has seen this round with another content",
+    "behind": "its record is lost, or older than what it has sent before",
     "foreign": "it takes part in another run, or another start of this run",
     "missing": "it lacks a broadcast that the request names",
     "invalid": "the request is malformed or does not fit",
@@ -156,16 +164,32 @@ class Request:
             another one, and is refused.
         agent: Whom it is for.
         serial: Rounds are counted from 1 and never go back.
+        heard: The last round in which the server has heard this agent, 0 if none: a site whose
+            record is older has lost something.
         broadcasts: Hashes of the public blobs that are in force.
         body: The encoded message.
+        tag: The server's seal on agent, serial and content. A site that refuses a request because
+            it knows a later one shows that one's seal, which nobody else can make.
     """
 
     run: str
     instance: str
     agent: AgentId
     serial: int
+    heard: int
     broadcasts: tuple[str, ...]
-    body: bytes
+    body: bytes = field(repr=False)
+    tag: str
+
+    def __post_init__(self) -> None:
+        _check_names(self.run, self.instance, self.agent)
+        if not 0 <= self.heard < self.serial:
+            raise InputDataError("Rounds count from 1, and none is heard before it is asked.")
+        if len(self.broadcasts) > MAX_BROADCASTS or len(set(self.broadcasts)) < len(
+            self.broadcasts
+        ):
+            raise InputDataError(f"At most {MAX_BROADCASTS} different broadcasts can be in force.")
+        _check_hashes(self.tag, *self.broadcasts)
 
 
 @dataclass(frozen=True)
@@ -177,12 +201,24 @@ class Reply:
     agent: AgentId
     serial: int
     request: str
-    body: bytes
+    body: bytes = field(repr=False)
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a site gives no reply; `last` is the last round it has seen. Holds no words of a site."""
+    """Why a site gives no reply. Holds no words of a site.
+
+    Attributes:
+        run: As in the request, like the next three.
+        instance: See there.
+        agent: See there.
+        serial: See there.
+        request: Hash of the request's bytes.
+        code: The reason.
+        last: The last round the site has seen.
+        content: Hash of what that round asked for, see `site.request_content`.
+        proof: The server's seal on it.
+    """
 
     run: str
     instance: str
@@ -191,6 +227,8 @@ class Refusal:
     request: str
     code: RefusalCode
     last: int
+    content: str
+    proof: str
 
 
 @dataclass(frozen=True)
@@ -233,13 +271,25 @@ class Exchanged:
         replies: The bytes of those who answered.
         failures: Why the others did not.
         bytes_down: Bytes that went to each agent, broadcasts included.
+        bytes_up: Bytes that came from each agent.
         cpu_seconds: What each agent's answer took, where the engine can tell.
     """
 
     replies: Mapping[AgentId, bytes]
     failures: Mapping[AgentId, Failure] = field(default_factory=dict)
     bytes_down: Mapping[AgentId, int] = field(default_factory=dict)
+    bytes_up: Mapping[AgentId, int] = field(default_factory=dict)
     cpu_seconds: Mapping[AgentId, float] = field(default_factory=dict)
 
 
 Exchange = Callable[[Outgoing], Exchanged]
+
+
+def _check_names(*names: str) -> None:
+    if any(len(name) > MAX_NAME for name in names):
+        raise InputDataError(f"Names of runs and agents have at most {MAX_NAME} characters.")
+
+
+def _check_hashes(*hashes: str) -> None:
+    if not all(_HASH.fullmatch(value) for value in hashes):
+        raise InputDataError("Hashes and seals have 64 hexadecimal digits.")

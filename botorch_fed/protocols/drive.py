@@ -6,10 +6,12 @@ drawn again, and a round that a crash interrupted is asked again with the same b
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import logging
 import secrets
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from botorch_fed.errors import MessageError, ProtocolError
@@ -26,7 +28,13 @@ from botorch_fed.protocols.base import (
     Request,
     Server,
 )
-from botorch_fed.protocols.site import FRAME_BYTES, STATE_BYTES
+from botorch_fed.protocols.site import (
+    FRAME_BYTES,
+    STATE_BYTES,
+    encode_names,
+    one_thread,
+    request_content,
+)
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 
 logger = logging.getLogger(__name__)
@@ -40,15 +48,24 @@ class ServerRecord:
         run: The run's name.
         instance: A random name of this start of the run.
         fingerprint: Hash of the server's settings.
+        key: What the server seals its requests with.
         serial: The last round that is finished.
+        heard: The last round in which each agent was heard.
         state: The server's encoded state after it.
     """
 
     run: str
     instance: str
     fingerprint: str
+    key: bytes = field(repr=False)
     serial: int
-    state: bytes
+    heard: Mapping[AgentId, int]
+    state: bytes = field(repr=False)
+
+    def tag(self, agent: AgentId, serial: int, content: str) -> str:
+        """The seal that says: this server has asked this agent for this in this round."""
+        text = encode_names(self.run, self.instance, agent, str(serial), content)
+        return hmac.new(self.key, text, hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -73,6 +90,7 @@ def drive(
     run: str = "run",
     record: bytes | None = None,
     save: Callable[[bytes], None] | None = None,
+    on_exchange: Callable[[Round], None] | None = None,
     on_round: Callable[[Round], None] | None = None,
     quorum: int = 0,
     retries: int = 0,
@@ -86,18 +104,39 @@ def drive(
         run: The run's name, which the sites know as well.
         record: To resume, the last record that was saved.
         save: Called with a record before the first message leaves and after every step.
-        on_round: Called after every round.
+        on_exchange: Called after every round, *before* its step is saved: for books that must not
+            miss a round. If the save fails, the round comes again.
+        on_round: Called after every round, after the save.
         quorum: The least number of replies with which a round that asks anybody may go on.
         retries: How often such a round is asked again before the run stops.
         max_bytes: Refuse longer messages.
 
     Raises:
-        ProtocolError: The quorum was missed; or most of those who answered know a later round or
-            another start of the run, which means that the server's record is too old. The record
-            that was saved last is still good.
+        ProtocolError: The quorum was missed; or an agent proves that this server has asked it for a
+            later round, which means that the server's record is too old; or in the first round all
+            who answer belong to another start of the run. The record saved last is still good.
     """
+    with one_thread():
+        return _drive(
+            server, exchange, run, record, save, on_exchange, on_round, quorum, retries, max_bytes
+        )
+
+
+def _drive(
+    server: Server[Any],
+    exchange: Exchange,
+    run: str,
+    record: bytes | None,
+    save: Callable[[bytes], None] | None,
+    on_exchange: Callable[[Round], None] | None,
+    on_round: Callable[[Round], None] | None,
+    quorum: int,
+    retries: int,
+    max_bytes: int,
+) -> Any:
     if record is None:
-        known = ServerRecord(run, secrets.token_hex(16), server.fingerprint, 0, b"")
+        key = secrets.token_bytes(32)
+        known = ServerRecord(run, secrets.token_hex(16), server.fingerprint, key, 0, {}, b"")
         state = server.start()
         known = _saved(known, state, save)
     else:
@@ -107,9 +146,10 @@ def drive(
     while (outbox := server.outbox(state)) is not None:
         cache = _encoded_broadcasts(outbox, cache, max_bytes=max_bytes)
         outgoing = _outgoing(known, outbox, cache, max_bytes=max_bytes)
+        past: Exchanged | None = None
         for attempt in range(retries + 1):
             inbox, exchanged = _exchange(server, state, known, outgoing, exchange, max_bytes)
-            _check_age(known, inbox, exchanged)
+            exchanged = past = exchanged if past is None else _with_costs(exchanged, past)
             if not outgoing.requests or len(inbox) >= quorum:
                 break
             if attempt == retries:
@@ -119,13 +159,22 @@ def drive(
                     f"{_summary(exchanged.failures)}. Resume when they are back."
                 )
         state = server.step(state, inbox)
-        known = _saved(replace(known, serial=outgoing.serial), state, save)
+        round_ = Round(outgoing.serial, exchanged, tuple(sorted(inbox)))
+        if on_exchange is not None:
+            on_exchange(round_)
+        heard = {**known.heard, **dict.fromkeys(inbox, outgoing.serial)}
+        known = _saved(replace(known, serial=outgoing.serial, heard=heard), state, save)
         logger.info(
             "round %d: %d of %d agents heard", known.serial, len(inbox), len(outgoing.requests)
         )
         if on_round is not None:
-            on_round(Round(known.serial, exchanged, tuple(sorted(inbox))))
+            on_round(round_)
     return state
+
+
+def finished_rounds(record: bytes) -> int:
+    """The number of rounds that a saved record has behind it."""
+    return _read_record(record).serial
 
 
 def _encoded_broadcasts(
@@ -149,7 +198,9 @@ def _outgoing(
     requests = {}
     for agent, message in outbox.messages.items():
         body = _own(message, max_bytes)
-        frame = Request(known.run, known.instance, agent, serial, hashes, body)
+        heard = known.heard.get(agent, 0)
+        frame = Request(known.run, known.instance, agent, serial, heard, hashes, body, tag="0" * 64)
+        frame = replace(frame, tag=known.tag(agent, serial, request_content(frame)))
         requests[agent] = encode(frame, max_bytes=max_bytes + FRAME_BYTES)
     return Outgoing(serial, requests, {digest: data for _, data, digest in blobs})
 
@@ -165,49 +216,80 @@ def _exchange(
     """Carry a round and sort what came back; one agent's mistake is its own only."""
     exchanged = exchange(outgoing)
     inbox: dict[AgentId, Any] = {}
-    failures = dict(exchanged.failures)
-    for agent, data in exchanged.replies.items():
-        if agent not in outgoing.requests:
-            failures[agent] = Failure("unasked")
+    failures = {agent: Failure("unasked") for agent in exchanged.replies.keys() - outgoing.requests}
+    strangers = 0
+    for agent, request in outgoing.requests.items():  # in one order, whoever answers first
+        data = exchanged.replies.get(agent)
+        if data is None:
+            failures[agent] = exchanged.failures.get(agent, Failure("absent"))
             continue
-        expected = (
-            known.run,
-            known.instance,
-            agent,
-            outgoing.serial,
-            content_hash(outgoing.requests[agent]),
-        )
+        expected = known.run, known.instance, agent, outgoing.serial, content_hash(request)
         try:
             answer = decode(data, Reply, Refusal, max_bytes=max_bytes + FRAME_BYTES)
             found = answer.run, answer.instance, answer.agent, answer.serial, answer.request
             if found != expected:
                 raise MessageError("its reply is to another request")
-            if isinstance(answer, Refusal):
-                failures[agent] = Failure(answer.code)
-                continue
+        except MessageError as error:
+            failures[agent] = Failure("malformed", str(error))
+            continue
+        if isinstance(answer, Refusal):
+            _check_age(known, agent, answer, content_of(request))
+            strangers += answer.code == "foreign"
+            failures[agent] = Failure(answer.code)
+            continue
+        try:
             message = decode(answer.body, *server.accepts, max_bytes=max_bytes)
             server.check(state, agent, message)
         except MessageError as error:
             failures[agent] = Failure("malformed", str(error))
-            continue
-        inbox[agent] = message
-    for agent in outgoing.requests:
-        if agent not in inbox and agent not in failures:
-            failures[agent] = Failure("absent")
+        except Exception as error:  # a hostile reply may make a check raise anything
+            logger.exception("the reply of %r cannot be checked", agent)
+            failures[agent] = Failure("malformed", type(error).__name__)
+        else:
+            inbox[agent] = message
+    if strangers and strangers == len(exchanged.replies) and not known.heard:
+        raise ProtocolError(
+            f"All {strangers} agents that answer take part in another start of run {known.run!r}: "
+            "restore the server's record, or choose another name for the run."
+        )
     return inbox, replace(exchanged, failures=failures)
 
 
-def _check_age(known: ServerRecord, inbox: Mapping[AgentId, Any], exchanged: Exchanged) -> None:
-    """Stop if most of those who answered say that this server is behind them."""
-    codes = [failure.code for failure in exchanged.failures.values()]
-    behind = sum(code in ("stale", "changed", "foreign") for code in codes)
-    if behind > len(inbox):
+def content_of(request: bytes) -> str:
+    """Hash of what a request asks for."""
+    frame: Request = decode(request, Request, max_bytes=len(request))
+    return request_content(frame)
+
+
+def _check_age(known: ServerRecord, agent: AgentId, refusal: Refusal, content: str) -> None:
+    """Stop if an agent proves by our own seal that we have asked it for something later."""
+    if refusal.code not in ("stale", "changed"):
+        return
+    later = refusal.last > refusal.serial
+    other = refusal.last == refusal.serial and refusal.content != content
+    sealed = hmac.compare_digest(
+        known.tag(agent, refusal.last, refusal.content).encode(), refusal.proof.encode()
+    )
+    if sealed and (later or other):
         raise ProtocolError(
-            f"{behind} agents refuse round {known.serial + 1} and {len(inbox)} accept it: "
-            f"{_summary(exchanged.failures)}. The server's record is older than the federation, or "
-            "the run was started anew under an old name: restore the newest record, or choose "
-            "another name for the run."
+            f"Agent {agent!r} proves that this server has asked it in round {refusal.last} already "
+            f"and is now in round {refusal.serial}: the server's record is older than the "
+            "federation. Restore the newest record."
         )
+
+
+def _with_costs(exchanged: Exchanged, past: Exchanged) -> Exchanged:
+    """The last attempt of a round, with what all attempts have cost."""
+
+    def total(new: Mapping[AgentId, Any], old: Mapping[AgentId, Any]) -> dict[AgentId, Any]:
+        return {agent: new.get(agent, 0) + old.get(agent, 0) for agent in {**old, **new}}
+
+    return replace(
+        exchanged,
+        bytes_down=total(exchanged.bytes_down, past.bytes_down),
+        bytes_up=total(exchanged.bytes_up, past.bytes_up),
+        cpu_seconds=total(exchanged.cpu_seconds, past.cpu_seconds),
+    )
 
 
 def _summary(failures: Mapping[AgentId, Failure]) -> str:
@@ -227,15 +309,20 @@ def _saved(known: ServerRecord, state: Any, save: Callable[[bytes], None] | None
 
 
 def _opened(record: bytes, run: str, server: Server[Any]) -> ServerRecord:
-    try:
-        known: ServerRecord = decode(record, ServerRecord, max_bytes=2 * STATE_BYTES)
-    except MessageError as error:
-        raise ProtocolError(f"The server's record cannot be read: {error}") from error
+    known = _read_record(record)
     if (known.run, known.fingerprint) != (run, server.fingerprint):
         raise ProtocolError(
             f"The record is of run {known.run!r} with settings {known.fingerprint[:12]}…, not of "
             f"{run!r} with {server.fingerprint[:12]}…: use the settings that it was made with."
         )
+    return known
+
+
+def _read_record(record: bytes) -> ServerRecord:
+    try:
+        known: ServerRecord = decode(record, ServerRecord, max_bytes=2 * STATE_BYTES)
+    except MessageError as error:
+        raise ProtocolError(f"The server's record cannot be read: {error}") from error
     return known
 
 

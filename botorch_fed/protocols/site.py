@@ -10,10 +10,15 @@ restored from an older copy is noticed.
 
 from __future__ import annotations
 
+import contextlib
+import hashlib
+import logging
 import threading
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -28,12 +33,21 @@ from botorch_fed.protocols.base import (
     Reply,
     Request,
 )
-from botorch_fed.protocols.store import Journal, MemoryStore, Observation, Released, Store
+from botorch_fed.protocols.store import (
+    FileJournal,
+    FileStore,
+    Journal,
+    MemoryStore,
+    Observation,
+    Released,
+    Store,
+)
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
+
+logger = logging.getLogger(__name__)
 
 FRAME_BYTES = 64 * 1024  # what a frame may add to its body
 STATE_BYTES = 2**30  # of one's own state, which nobody else writes
-RECORD = "record"  # its name in the store
 
 
 @dataclass(frozen=True)
@@ -47,8 +61,11 @@ class SiteRecord:
         fingerprint: Hash of its settings.
         serial: The last request that was received.
         request: Hash of that request's bytes.
+        content: Hash of what it asked for.
+        tag: The server's seal on that.
         broadcasts: The public blobs that were in force.
-        evaluating: Whether the objective has started on a point and not finished.
+        observations: How many observations the journal held.
+        evaluating: The points that the objective has started on and not finished, `q x d`.
         state: The agent's encoded state, after that request or after its reply.
         reply: The reply to that request, once there is one.
     """
@@ -59,10 +76,13 @@ class SiteRecord:
     fingerprint: str
     serial: int
     request: str
+    content: str
+    tag: str
     broadcasts: tuple[str, ...]
-    evaluating: bool
-    state: bytes
-    reply: bytes | None
+    observations: int
+    evaluating: Tensor | None = field(repr=False)
+    state: bytes = field(repr=False)
+    reply: bytes | None = field(repr=False)
 
     @property
     def address(self) -> tuple[str, str, int, str]:
@@ -81,11 +101,13 @@ class Site:
     Args:
         name: The agent's name, by which the server addresses it.
         agent: The site's side of the protocol.
-        objective: `q x d` points to `q x 1` values, or `Pending` while it is running: then it is
-            called again with the same points until it has them.
+        objective: `q x d` points to `q x 1` values, or `Pending()` while it is running: then it is
+            called again with the same points until it has them, also after a restart, and newer
+            requests wait. A process that is killed between the start of an evaluation and its
+            first `Pending()` may not come back to it; the objective then still has the value.
         run: The run's name, agreed with the server.
-        store: Where the record is kept; default in memory.
-        journal: Where observations are kept the moment they exist; default in memory.
+        store: Where the record is kept; default in memory. Several sites may share one.
+        journal: Where observations are kept the moment they exist; default in memory. Its own.
         max_bytes: Refuse longer messages.
     """
 
@@ -108,6 +130,13 @@ class Site:
         self._store = MemoryStore() if store is None else store
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
+        if isinstance(self._store, FileStore) != isinstance(self.journal, FileJournal):
+            raise ProtocolError(
+                f"Site {name!r} keeps only one of record and journal on disk: after a crash the "
+                "other would be missing. Give both, or neither."
+            )
+        key = hashlib.sha256(encode_names(run, name)).hexdigest()[:16]
+        self._key = f"record-{key}"
         self._record = self._load()
 
     def __repr__(self) -> str:
@@ -137,8 +166,10 @@ class Site:
         Raises:
             ProtocolError: The site itself cannot go on; nothing was lost.
             Exception: Whatever the objective raises. The request may be repeated.
+
+        The agent computes on one thread, the objective on as many as the process has.
         """
-        with self._lock:
+        with self._lock, one_thread() as self._threads:
             digest = content_hash(request)
             frame = None
             try:
@@ -154,37 +185,41 @@ class Site:
             frame: Request = decode(request, Request, max_bytes=self._max_bytes + FRAME_BYTES)
         except MessageError:
             raise _Refused("invalid") from None
-        if frame.serial < 1:
-            raise _Refused("invalid")
         return frame
 
     def _answer(self, frame: Request, digest: str) -> bytes:
         record = self._record
         if (frame.run, frame.agent) != (self.run, self.name):
             raise _Refused("foreign")
-        if record is None:
-            state = self.agent.start()
-        else:
+        if record is not None:
             if frame.instance != record.instance:
                 raise _Refused("foreign")
             if frame.serial < record.serial:
                 raise _Refused("stale")
-            if frame.serial == record.serial:
-                if digest != record.request:
-                    raise _Refused("changed")
-                return record.reply if record.reply is not None else self._go_on(record)
-            state = self._unfinished(record)
+            if frame.serial == record.serial and digest != record.request:
+                raise _Refused("changed")
+            if frame.serial == record.serial and record.reply is not None:
+                return self._released(record)
+        if frame.heard > self.serial:
+            raise _Refused("behind")
         if not all(self.agent.blobs.has(blob) for blob in frame.broadcasts):
             raise _Refused("missing")
+        if record is not None and frame.serial == record.serial:
+            return self._go_on(record)
+        state = self.agent.start() if record is None else self._unfinished(record)
         try:
             message = decode(frame.body, *self.agent.accepts, max_bytes=self._max_bytes)
             self.agent.check(state, message, frame.broadcasts)
-        except MessageError:
-            raise _Refused("invalid") from None
-        try:
             state = self.agent.receive(state, message, frame.broadcasts)
-        except BudgetExceeded:
+        except MessageError as error:
+            logger.warning("site %r refuses round %d: %s", self.name, frame.serial, error)
+            raise _Refused("invalid") from None
+        except BudgetExceeded as error:
+            logger.warning("site %r refuses round %d: %s", self.name, frame.serial, error)
             raise _Refused("budget") from None
+        except Exception as error:  # a hostile request may raise anything; nothing is saved yet
+            logger.exception("site %r cannot take round %d", self.name, frame.serial)
+            raise _Refused("invalid") from error
         record = SiteRecord(
             run=frame.run,
             instance=frame.instance,
@@ -192,8 +227,11 @@ class Site:
             fingerprint=self.agent.fingerprint,
             serial=frame.serial,
             request=digest,
+            content=request_content(frame),
+            tag=frame.tag,
             broadcasts=frame.broadcasts,
-            evaluating=False,
+            observations=len(self.journal),
+            evaluating=None,
             state=self._encoded(state),
             reply=None,
         )
@@ -201,14 +239,20 @@ class Site:
         return self._go_on(record)
 
     def _unfinished(self, record: SiteRecord) -> Any:
-        """The state before a newer request: with all that the older one has brought."""
+        """The state before a newer request: with all that the older one has brought.
+
+        The agent is asked nothing: an unanswered request that it cannot cope with is left behind.
+        """
         state = self._decoded(record)
         if record.reply is not None:
             return state
-        state, index, asked = self._replayed(record, state)
-        if record.evaluating and isinstance(asked, Tensor):
+        index = 0
+        while (known := self.journal.find(*record.address, index)) is not None:
+            state = self.agent.tell(state, known.X.clone(), known.Y.clone())
+            index += 1
+        if record.evaluating is not None:
             # The objective has started on it: the newer request waits until it is finished.
-            state, _ = self._evaluate(record, state, index, asked)
+            state, _ = self._evaluate(record, state, index, record.evaluating)
         return state
 
     def _replayed(self, record: SiteRecord, state: Any) -> tuple[Any, int, Tensor | Pending | None]:
@@ -250,9 +294,16 @@ class Site:
             Reply(record.run, record.instance, self.name, record.serial, record.request, body),
             max_bytes=self._max_bytes + FRAME_BYTES,
         )
-        self._save(replace(record, state=self._encoded(state), reply=reply, evaluating=False))
+        count = len(self.journal)
+        record = replace(record, state=self._encoded(state), reply=reply, observations=count)
+        self._save(record)
+        return self._released(record)
+
+    def _released(self, record: SiteRecord) -> bytes:
+        """The stored reply, after the journal knows that it may leave."""
+        assert record.reply is not None
         self.journal.release(Released(*record.address))
-        return reply
+        return record.reply
 
     def _asked(self, state: Any) -> Tensor | Pending | None:
         asked = self.agent.ask(state)
@@ -271,27 +322,32 @@ class Site:
         self, record: SiteRecord, state: Any, index: int, X: Tensor
     ) -> tuple[Any, SiteRecord]:
         """One evaluation, in the journal before anybody uses it."""
-        answer = self._objective(X.clone())
+        with threads(self._threads):
+            answer = self._objective(X.clone())
         if isinstance(answer, Pending):
-            if not record.evaluating:
-                self._save(replace(record, evaluating=True))
+            if record.evaluating is None:
+                self._save(replace(record, evaluating=X))
             raise _Refused("busy")
         Y = checked_values(X, answer)
         self.journal.record(Observation(*record.address, index, X, Y))
-        if record.evaluating:
-            record = replace(record, evaluating=False)
+        if record.evaluating is not None:
+            record = replace(record, evaluating=None)
             self._save(record)
         return self.agent.tell(state, X.clone(), Y.clone()), record
 
     def _refusal(self, frame: Request | None, digest: str, code: RefusalCode) -> bytes:
         run, instance = (self.run, "") if frame is None else (frame.run, frame.instance)
         serial = 0 if frame is None else frame.serial
-        return encode(Refusal(run, instance, self.name, serial, digest, code, self.serial))
+        known = self._record
+        content, tag = ("", "") if known is None else (known.content, known.tag)
+        return encode(
+            Refusal(run, instance, self.name, serial, digest, code, self.serial, content, tag)
+        )
 
     # -------------------------------------------------------------- the record
 
     def _load(self) -> SiteRecord | None:
-        data = self._store.get(RECORD)
+        data = self._store.get(self._key)
         if data is None:
             if not self.journal.empty:
                 raise ProtocolError(
@@ -315,6 +371,11 @@ class Site:
             )
         last = self.journal.last(record.run, record.instance)
         released = self.journal.released(record.run, record.instance)
+        if len(self.journal) < record.observations:
+            raise ProtocolError(
+                f"The journal of site {self.name!r} has {len(self.journal)} observations, its "
+                f"record knows of {record.observations}: restore the newest journal."
+            )
         if last > record.serial or (released == record.serial and record.reply is None):
             raise ProtocolError(
                 f"The record of site {self.name!r} is older than its journal (round "
@@ -324,7 +385,7 @@ class Site:
         return record
 
     def _save(self, record: SiteRecord) -> None:
-        self._store.put(RECORD, encode(record, max_bytes=2 * STATE_BYTES))
+        self._store.put(self._key, encode(record, max_bytes=2 * STATE_BYTES))
         self._record = record
 
     def _encoded(self, state: Any) -> bytes:
@@ -342,18 +403,47 @@ class Site:
             ) from error
 
 
+def request_content(frame: Request) -> str:
+    """Hash of what a request asks for, over which the server's seal is made."""
+    return content_hash(encode_names(*frame.broadcasts) + frame.body)
+
+
+def encode_names(*names: str) -> bytes:
+    """Names in one string of bytes, from which they can be told apart."""
+    return b"".join(len(name.encode()).to_bytes(8, "little") + name.encode() for name in names)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[int]:
+    """PyTorch on so many threads; yields how many there were."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield before
+    finally:
+        torch.set_num_threads(before)
+
+
+def one_thread() -> contextlib.AbstractContextManager[int]:
+    """Protocols compute on one thread: the bits of a factorisation depend on how many there are."""
+    return threads(1)
+
+
 def checked_values(X: Tensor, Y: object) -> Tensor:
     """An objective's answer as a `q x 1` float64 tensor, or `ProtocolError`."""
     shapes = ((len(X),), (len(X), 1)) if len(X) > 1 else ((), (1,), (1, 1))
-    if isinstance(Y, float | int):
-        Y = torch.tensor(Y, dtype=torch.float64)
+    if isinstance(Y, float | np.ndarray | np.number) or type(Y) is int:
+        with contextlib.suppress(OverflowError, ValueError, TypeError):  # then it is refused below
+            Y = torch.as_tensor(np.asarray(Y, dtype=np.float64))
     if not isinstance(Y, Tensor) or Y.shape not in shapes:
         got = tuple(Y.shape) if isinstance(Y, Tensor) else type(Y).__name__
         raise ProtocolError(
-            f"The objective must return a tensor of shape ({len(X)}, 1) for {len(X)} points, got "
-            f"{got}."
+            f"The objective must return a tensor of shape ({len(X)}, 1) for {len(X)} points, or "
+            f"Pending() while it is running; got {got}."
         )
-    Y = Y.detach().double().reshape(-1, 1)
+    if Y.is_complex():
+        raise ProtocolError("The objective must return real numbers, got complex ones.")
+    Y = Y.detach().double().cpu().reshape(-1, 1)
     if not bool(torch.isfinite(Y).all()):
         raise ProtocolError(
             "The objective returned NaN or infinity. Return the worst value that is plausible, or "

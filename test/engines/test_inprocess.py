@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import time
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -10,10 +12,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from botorch_fed.engines.inprocess import InProcess, one_thread
+from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import Parallel
 from botorch_fed.errors import ProtocolError
-from botorch_fed.protocols.base import Failure, Outbox
+from botorch_fed.protocols.base import Failure, Outbox, Pending
 from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import MemoryBlobs
@@ -99,17 +101,6 @@ def test_names_must_differ() -> None:
         InProcess([make_site("a"), make_site("a")])
 
 
-def test_agents_compute_on_one_thread() -> None:
-    before = torch.get_num_threads()
-    try:
-        torch.set_num_threads(2)
-        with one_thread():
-            assert torch.get_num_threads() == 1
-        assert torch.get_num_threads() == 2
-    finally:
-        torch.set_num_threads(before)
-
-
 def test_several_processes_give_identical_results() -> None:
     rounds: list[Round] = []
     alone = InProcess([make_site(n) for n in NAMES])
@@ -135,3 +126,68 @@ def test_a_worker_reports_what_went_wrong() -> None:
         pytest.raises(ProtocolError, match="ValueError: the oven"),
     ):
         drive(SERVER, engine)
+
+
+def impossible(name: str) -> Site:
+    raise ValueError(f"no site {name}")
+
+
+def test_a_site_that_cannot_be_built_says_so() -> None:
+    with (
+        Parallel(NAMES, impossible, workers=2) as engine,
+        pytest.raises(ProtocolError, match="ValueError: no site"),
+    ):
+        drive(SERVER, engine)
+
+
+def test_a_lambda_cannot_be_sent_and_the_error_says_what_can() -> None:
+    with pytest.raises(ProtocolError, match="no lambdas"):
+        Parallel(NAMES, lambda name: make_site(name), workers=1)
+
+
+def deadly(X: Tensor) -> Tensor:
+    os._exit(3)
+
+
+def test_the_death_of_a_worker_is_an_error_and_leaves_nothing_behind() -> None:
+    maker = partial(make_site, objective=deadly)
+    with Parallel(NAMES, maker, workers=2) as engine:
+        processes = list(engine._processes)
+        with pytest.raises(ProtocolError, match="has died"):
+            drive(SERVER, engine)
+        assert not any(process.is_alive() for process in processes)
+        with pytest.raises(ProtocolError, match="have ended"):
+            engine.observations()
+
+
+class Oven:
+    """Needs a while for every new point."""
+
+    def __init__(self) -> None:
+        self.since: dict[bytes, float] = {}
+
+    def __call__(self, X: Tensor) -> Tensor | Pending:
+        key = X.numpy().tobytes()
+        start = self.since.setdefault(key, time.monotonic())
+        return bowl(X) if time.monotonic() > start + 0.03 else Pending()
+
+
+def test_a_patient_engine_waits_for_slow_objectives() -> None:
+    expected = drive(BoxServer(("a",), rounds=2), InProcess([make_site("a")]))
+    engine = InProcess([make_site("a", objective=Oven())], patience=20.0)
+    state = drive(BoxServer(("a",), rounds=2), engine)
+    assert encode(state) == encode(expected)
+
+
+def test_an_impatient_engine_goes_on_and_loses_nothing() -> None:
+    oven = Oven()
+    engine = InProcess([make_site("a", objective=oven), make_site("b")])
+    rounds: list[Round] = []
+    drive(BoxServer(("a", "b"), rounds=3), engine, on_round=rounds.append)
+    assert [r.heard for r in rounds] == [("b",)] * 3
+    assert rounds[0].exchanged.failures == {"a": Failure("busy")}
+    assert len(oven.since) == 1  # the point of the first round, still waited for
+    site = engine.sites["a"]
+    assert site.broadcasts[0] in {
+        digest for digest in site.broadcasts if site.agent.blobs.has(digest)
+    }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pytest
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import ProtocolError
-from botorch_fed.protocols.base import Exchanged, Failure, Outgoing, Reply
+from botorch_fed.protocols.base import Exchanged, Failure, Outgoing, Refusal, Reply
 from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import MemoryBlobs
-from botorch_fed.wire.codec import decode, encode
-from test.protocols.search import BoxAgent, BoxServer
+from botorch_fed.wire.codec import MAX_BYTES, decode, encode
+from test.protocols.search import Best, BoxAgent, BoxServer, Plan
 
 NAMES = ("a", "b", "c")
 SERVER = BoxServer(NAMES, rounds=4)
@@ -71,7 +71,7 @@ def tampered(change: Any) -> Any:
 
 
 def reframed(data: bytes, **changes: Any) -> bytes:
-    return encode(replace(decode(data, Reply), **changes))
+    return encode(replace(decode(data, Reply), **changes), max_bytes=2 * MAX_BYTES)
 
 
 HOSTILE: dict[str, Any] = {
@@ -84,7 +84,11 @@ HOSTILE: dict[str, Any] = {
     "another start": lambda r, o: {"b": reframed(r["b"], instance="x")},
     "replayed": lambda r, o: {"b": reframed(r["b"], serial=o.serial - 1)},
     "another request": lambda r, o: {"b": reframed(r["b"], request="0" * 64)},
-    "another class": lambda r, o: {"b": reframed(r["b"], body=b"\x93\x01\xa3Ask\x90")},
+    "another class": lambda r, o: {"b": reframed(r["b"], body=encode(Plan(0.5)))},
+    "oversize inside": lambda r, o: {"b": reframed(r["b"], body=b"x" * (MAX_BYTES + 1))},
+    "no dimensions": lambda r, o: {
+        "b": reframed(r["b"], body=encode(_best(torch.tensor(1.0).double())))
+    },
     "wrong shape": lambda r, o: {
         "b": reframed(
             r["b"],
@@ -95,8 +99,6 @@ HOSTILE: dict[str, Any] = {
 
 
 def _best(X: Tensor) -> Any:
-    from test.protocols.search import Best
-
     return Best(X, 1e9, 0)
 
 
@@ -108,6 +110,56 @@ def test_a_hostile_reply_is_its_senders_failure_only(what: str) -> None:
     assert all(r.exchanged.failures["b"].code == "malformed" for r in rounds)
     without_b = drive(SERVER, InProcess(sites(), absent=lambda name, _: name == "b"))
     assert torch.equal(state.best.X, without_b.best.X)
+
+
+@pytest.mark.parametrize("claim", ["stale", "changed", "foreign", "behind"])
+def test_a_forged_refusal_is_its_senders_failure_only(claim: Any) -> None:
+    """Nobody can stop a run by saying that the server is too old."""
+
+    def forge(replies: Mapping[str, bytes], outgoing: Outgoing) -> dict[str, bytes]:
+        true: Reply = decode(replies["b"], Reply)
+        head = (true.run, true.instance, "b", true.serial, true.request)
+        return {"b": encode(Refusal(*head, claim, 10**9, "0" * 64, "0" * 64))}
+
+    engine = tampered(forge)
+
+    def mostly_silent(outgoing: Outgoing) -> Exchanged:
+        exchanged = engine(outgoing)
+        kept = {n: data for n, data in exchanged.replies.items() if n != "c" or outgoing.serial < 3}
+        return replace(exchanged, replies=kept)
+
+    rounds: list[Round] = []
+    state = drive(SERVER, mostly_silent, on_round=rounds.append)
+    assert state.heard == (2, 2, 1, 1)
+    assert {r.exchanged.failures["b"].code for r in rounds} == {claim}
+
+
+def test_who_is_heard_has_not_failed() -> None:
+    engine = InProcess(sites())
+
+    def confused(outgoing: Outgoing) -> Exchanged:
+        return replace(engine(outgoing), failures={"a": Failure("absent")})
+
+    rounds: list[Round] = []
+    drive(SERVER, confused, on_round=rounds.append)
+    assert rounds[0].heard == NAMES
+    assert not rounds[0].exchanged.failures
+
+
+def test_the_order_of_arrival_is_irrelevant() -> None:
+    @dataclass(frozen=True)
+    class Recording(BoxServer):
+        def step(self, state: Any, inbox: Mapping[str, Any]) -> Any:
+            assert list(inbox) == list(NAMES)
+            return super().step(state, inbox)
+
+    engine = InProcess(sites())
+
+    def shuffled(outgoing: Outgoing) -> Exchanged:
+        exchanged = engine(outgoing)
+        return replace(exchanged, replies=dict(reversed(exchanged.replies.items())))
+
+    drive(Recording(NAMES, rounds=2), shuffled)
 
 
 def test_an_unasked_reply_is_ignored() -> None:
@@ -125,8 +177,13 @@ class Crash(Exception):
     pass
 
 
-@pytest.mark.parametrize("at", range(10))
-@pytest.mark.parametrize("where", ["save", "exchange", "round"])
+PLACES = {"save": 5, "exchange": 4, "round": 4}  # how often each comes in four rounds
+
+
+@pytest.mark.parametrize(
+    ("where", "at"),
+    [(where, at) for where, count in PLACES.items() for at in range(count)],
+)
 def test_resume_after_a_crash_changes_nothing(at: int, where: str) -> None:
     expected = drive(SERVER, InProcess(sites()))
     engine, saved, count = InProcess(sites()), [], [0]
@@ -146,10 +203,9 @@ def test_resume_after_a_crash_changes_nothing(at: int, where: str) -> None:
         maybe_crash("exchange")  # the sites have answered, the server has not heard
         return exchanged
 
-    try:
-        state = drive(SERVER, exchange, save=save, on_round=lambda _: maybe_crash("round"))
-    except Crash:
-        state = drive(SERVER, engine, record=saved[-1], save=save)
+    with pytest.raises(Crash):
+        drive(SERVER, exchange, save=save, on_round=lambda _: maybe_crash("round"))
+    state = drive(SERVER, engine, record=saved[-1], save=save)
     assert encode(state) == encode(expected)
 
 
@@ -164,14 +220,76 @@ def test_a_step_is_saved_before_anybody_hears_of_it() -> None:
 def test_a_server_with_an_old_record_stops() -> None:
     engine, saved = InProcess(sites()), []
     drive(SERVER, engine, save=saved.append)
-    with pytest.raises(ProtocolError, match="older than the federation"):
+    with pytest.raises(ProtocolError, match="older than the"):
         drive(SERVER, engine, record=saved[2])
+
+
+def test_one_agent_can_prove_that_the_server_is_old() -> None:
+    """The others were absent and would go on: the run must not fork."""
+    absent = lambda name, serial: name != "a" and serial > 2  # noqa: E731
+    home, saved = sites(), []
+    drive(SERVER, InProcess(home, absent=absent), save=saved.append)
+    with pytest.raises(ProtocolError, match="'a' proves"):
+        drive(SERVER, InProcess(home), record=saved[2])
+
+
+def test_one_agent_can_prove_that_it_was_asked_for_something_else() -> None:
+    home, saved = sites(), []
+    drive(SERVER, InProcess(home), save=saved.append)
+
+    @dataclass(frozen=True)
+    class Other(BoxServer):
+        def outbox(self, state: Any) -> Any:
+            outbox = super().outbox(state)
+            return None if outbox is None else replace(outbox, broadcasts=(Plan(0.123),))
+
+    with pytest.raises(ProtocolError, match="proves"):
+        drive(Other(NAMES, rounds=4), InProcess(home), record=saved[3])
+
+
+def test_a_site_that_has_lost_its_record_is_not_let_in_again() -> None:
+    home, saved = sites(), []
+    drive(BoxServer(NAMES, rounds=2), InProcess(home), save=saved.append)
+    home[1] = Site("b", BoxAgent(seed=1, blobs=home[0].agent.blobs), bowl)
+    rounds: list[Round] = []
+    state = drive(SERVER, InProcess(home), record=saved[-1], on_round=rounds.append)
+    assert state.heard == (3, 3, 2, 2)
+    assert rounds[0].exchanged.failures["b"].code == "behind"
+
+
+def test_books_are_kept_before_a_step_is_saved() -> None:
+    order: list[str] = []
+    drive(
+        BoxServer(NAMES, rounds=1),
+        InProcess(sites()),
+        save=lambda _: order.append("save"),
+        on_exchange=lambda r: order.append(f"exchange {r.serial}"),
+        on_round=lambda r: order.append(f"round {r.serial}"),
+    )
+    assert order == ["save", "exchange 1", "save", "round 1"]
+
+
+def test_a_broadcast_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    from botorch_fed.protocols import drive as module
+
+    plan, made = Plan(0.7), []
+
+    @dataclass(frozen=True)
+    class Steady(BoxServer):
+        def outbox(self, state: Any) -> Any:
+            outbox = super().outbox(state)
+            return None if outbox is None else replace(outbox, broadcasts=(plan,))
+
+    own = module._own
+    monkeypatch.setattr(module, "_own", lambda t, n: (made.append(type(t)), own(t, n))[1])
+    drive(Steady(NAMES, rounds=4), InProcess(sites()))
+    assert made.count(Plan) == 1
 
 
 def test_a_server_that_lost_its_record_stops() -> None:
     engine = InProcess(sites())
     drive(SERVER, engine, save=lambda _: None)
-    with pytest.raises(ProtocolError, match="3 agents refuse round 1"):
+    with pytest.raises(ProtocolError, match="All 3 agents that answer"):
         drive(SERVER, engine)
 
 
@@ -205,6 +323,24 @@ def flaky(engine: InProcess, failures: Mapping[int, int]) -> Any:
 def test_a_round_without_quorum_is_asked_again() -> None:
     state = drive(SERVER, flaky(InProcess(sites()), {2: 2}), quorum=2, retries=2)
     assert state.heard == (3, 3, 3, 3)
+
+
+def test_costs_of_all_attempts_are_counted() -> None:
+    engine, attempts, rounds = InProcess(sites()), [0], []
+
+    def forgetful(outgoing: Outgoing) -> Exchanged:
+        attempts[0] += 1
+        exchanged = engine(outgoing)
+        return replace(exchanged, replies={}) if attempts[0] == 1 else exchanged
+
+    drive(BoxServer(NAMES, rounds=1), forgetful, quorum=1, retries=1, on_round=rounds.append)
+    once: list[Round] = []
+    drive(BoxServer(NAMES, rounds=1), InProcess(sites()), on_round=once.append)
+    plan = len(encode(Plan(1.0)))
+    for name in NAMES:
+        assert rounds[0].exchanged.bytes_up[name] == 2 * once[0].exchanged.bytes_up[name]
+        down = once[0].exchanged.bytes_down[name]
+        assert rounds[0].exchanged.bytes_down[name] == 2 * down - plan
 
 
 def test_a_missed_quorum_stops_and_can_be_resumed() -> None:

@@ -2,18 +2,28 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, ProtocolError
 from botorch_fed.protocols.base import Pending, Refusal, Reply, Request
-from botorch_fed.protocols.site import RECORD, Site, checked_values
-from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.site import Site, checked_values
+from botorch_fed.protocols.store import (
+    FileStore,
+    Journal,
+    MemoryBlobs,
+    MemoryStore,
+)
 from botorch_fed.wire.codec import content_hash, decode, encode
 from test.protocols.search import Ask, Best, BoxAgent, Plan
 
@@ -86,8 +96,15 @@ class Home:
     def request(self, serial: int, **changes: Any) -> bytes:
         digest = self.blobs.put(encode(Plan(0.7**serial)))
         centre = changes.pop("centre", CENTRE)
-        frame = Request("run", "first", "a", serial, (digest,), encode(Ask(centre)))
+        frame = Request("run", "first", "a", serial, 0, (digest,), encode(Ask(centre)), "0" * 64)
         return encode(replace(frame, **changes))
+
+    def record(self) -> tuple[str, bytes]:
+        """The site's record and its name."""
+        (name,) = self.store.names()
+        data = self.store.get(name)
+        assert data is not None
+        return name, data
 
 
 def body(answer: bytes) -> Best:
@@ -170,30 +187,33 @@ def test_killed_while_the_server_goes_on(step: int, after: bool) -> None:
     assert len(kept) >= 9  # the other three rounds
 
 
-@pytest.mark.parametrize(("step", "after"), DEATHS)
+@pytest.mark.parametrize(("step", "after"), DEATHS[: 2 * STEPS])
 def test_a_reply_that_left_is_never_drawn_again(step: int, after: bool) -> None:
     home = Home()
     site = home.site()
     first = site.respond(home.request(1))
     home.fatal = (home.steps + step, after)
-    try:
-        second = site.respond(home.request(2))
-    except Killed:
-        second = None
+    with pytest.raises(Killed):
+        site.respond(home.request(2))
     home.fatal = None
-    site = home.site(BoxAgent(seed=1, draws=10))
-    again = site.respond(home.request(2))
+    before = home.record()
+    again = home.site(BoxAgent(seed=1, draws=10)).respond(home.request(2))
+    if before != home.record():  # an older record is restored after the reply has left
+        now = home.record()
+        home.store.put(*before)
+        with pytest.raises(ProtocolError, match="older than its journal"):
+            home.site()
+        home.store.put(*now)
+    site = home.site(BoxAgent(seed=1, draws=20))
     assert code(site.respond(home.request(1))) == "stale"
     assert site.respond(home.request(2)) == again
-    if second is not None:
-        assert again == second
     assert again != first
 
 
 def test_a_lost_record_is_noticed() -> None:
     home = Home()
     home.site().respond(home.request(1))
-    home.store.delete(RECORD)
+    home.store.delete(home.record()[0])
     with pytest.raises(ProtocolError, match="no record"):
         home.site()
 
@@ -201,23 +221,85 @@ def test_a_lost_record_is_noticed() -> None:
 def test_an_older_record_is_noticed() -> None:
     home = Home()
     site = home.site()
-    snapshots = [site.respond(home.request(1)) and home.store.get(RECORD)]
+    site.respond(home.request(1))
+    old = home.record()
     site.respond(home.request(2))
-    assert snapshots[0] is not None
-    home.store.put(RECORD, snapshots[0])
+    home.store.put(*old)
     with pytest.raises(ProtocolError, match="older than its journal"):
         home.site()
 
 
 def test_a_record_before_its_released_reply_is_noticed() -> None:
     home = Home()
-    unanswered = []
-    put = home.store.put
-    home.store.put = lambda name, data: (unanswered.append(data), put(name, data))[1]  # type: ignore[method-assign]
+    home.fatal = (STEPS - 3, False)  # before the last observation is written down
+    with pytest.raises(Killed):
+        home.site().respond(home.request(1))
+    unanswered = home.record()
+    home.fatal = None
     home.site().respond(home.request(1))
-    put(RECORD, unanswered[0])
+    home.store.put(*unanswered)
     with pytest.raises(ProtocolError, match="older than its journal"):
         home.site()
+
+
+@pytest.mark.parametrize("after", [False, True])
+def test_a_stored_reply_is_marked_before_it_leaves(after: bool) -> None:
+    home = Home()
+    home.fatal = (STEPS - 1, after)  # at the mark itself
+    with pytest.raises(Killed):
+        home.site().respond(home.request(1))
+    assert home.journal.released("run", "first") == after
+    home.fatal = None
+    home.site().respond(home.request(1))
+    assert home.journal.released("run", "first") == 1
+
+
+def test_a_lost_or_shorter_journal_is_noticed() -> None:
+    home = Home()
+    home.site().respond(home.request(1))
+    home.journal = Journal()
+    with pytest.raises(ProtocolError, match="record knows of 3"):
+        home.site()
+
+
+def test_a_site_that_has_lost_everything_is_noticed_by_what_the_server_has_heard() -> None:
+    home = Home()
+    assert code(home.site().respond(home.request(4, heard=3))) == "behind"
+    body(home.site().respond(home.request(4, heard=0)))
+
+
+def test_a_record_without_its_journal_on_disk_is_refused(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "site")
+    with pytest.raises(ProtocolError, match="only one of record and journal"):
+        Site("a", BoxAgent(seed=1), bowl, store=store)
+
+
+def test_sites_may_share_a_store() -> None:
+    store, blobs = MemoryStore(), MemoryBlobs()
+    journals = {"a": Journal(), "b": Journal()}
+    home = Home()
+    home.blobs = blobs
+    for _ in range(2):
+        sites = {
+            n: Site(n, BoxAgent(seed=1, blobs=blobs), bowl, store=store, journal=journals[n])
+            for n in "ab"
+        }
+    for name in "ab":
+        body(sites[name].respond(home.request(1, agent=name)))
+    again = {
+        n: Site(n, BoxAgent(seed=1, blobs=blobs), bowl, store=store, journal=journals[n])
+        for n in "ab"
+    }
+    assert [again[n].serial for n in "ab"] == [1, 1]
+
+
+def test_nothing_private_is_in_a_repr() -> None:
+    home = Home()
+    site = home.site()
+    site.respond(home.request(1))
+    text = repr(site) + repr(site._record)
+    assert "reply" not in text
+    assert "state=" not in text
 
 
 # ------------------------------------------------------------------ refusals
@@ -229,12 +311,12 @@ def test_refusals_have_typed_codes() -> None:
     good = home.request(2)
     assert code(site.respond(b"noise")) == "invalid"
     assert code(site.respond(good[:-1])) == "invalid"
-    assert code(site.respond(home.request(0))) == "invalid"
     assert code(site.respond(home.request(1, run="other"))) == "foreign"
     assert code(site.respond(home.request(1, agent="b"))) == "foreign"
     assert code(site.respond(home.request(1, broadcasts=("0" * 64,)))) == "missing"
     assert code(site.respond(home.request(1, body=encode(Plan(1.0))))) == "invalid"
     assert code(site.respond(home.request(1, centre=torch.zeros(3).double()))) == "invalid"
+    assert code(site.respond(home.request(1, broadcasts=()))) == "invalid"
     assert site.serial == 0  # nothing of that was received
     answer = site.respond(good)
     assert code(site.respond(home.request(1))) == "stale"
@@ -244,6 +326,58 @@ def test_refusals_have_typed_codes() -> None:
     refusal: Refusal = decode(site.respond(home.request(1)), Refusal)
     assert refusal.last == 2
     assert refusal.request == content_hash(home.request(1))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"serial": 0},
+        {"heard": 1},
+        {"heard": -1},
+        {"run": "r" * 101},
+        {"instance": "i" * 70_000},
+        {"broadcasts": ("0" * 64, "0" * 64)},
+        {"broadcasts": ("x" * 64,)},
+        {"broadcasts": tuple(f"{i:064x}" for i in range(65))},
+        {"tag": "short"},
+    ],
+    ids=str,
+)
+def test_frames_are_bounded(changes: dict[str, Any]) -> None:
+    with pytest.raises(InputDataError):
+        Home().request(changes.pop("serial", 1), **changes)
+
+
+@pytest.mark.parametrize("method", ["check", "receive"])
+def test_whatever_a_hostile_request_raises_is_a_refusal(method: str) -> None:
+    agent = BoxAgent(seed=1)
+
+    def fail(*_: Any) -> Any:
+        raise RuntimeError("a surprise")
+
+    setattr(agent, method, fail)
+    home = Home()
+    site = home.site(agent)
+    assert code(site.respond(home.request(1))) == "invalid"
+    delattr(agent, method)
+    body(site.respond(home.request(1)))
+
+
+def test_a_request_that_the_agent_cannot_cope_with_is_left_behind() -> None:
+    class Choosy(BoxAgent):
+        def ask(self, state: Any) -> Any:
+            if state.t == 2 and state.todo == 2:
+                raise ArithmeticError("a poisoned round")
+            return super().ask(state)
+
+    home = Home()
+    site = home.site(Choosy(seed=1))
+    body(site.respond(home.request(1)))
+    with pytest.raises(ArithmeticError):
+        site.respond(home.request(2))
+    site = home.site(Choosy(seed=1))
+    body(site.respond(home.request(3)))
+    assert len(site.state.X) == 7  # the observation of the poisoned round as well
 
 
 def test_an_oversize_request_is_refused() -> None:
@@ -264,6 +398,19 @@ def test_an_exhausted_budget_is_a_refusal_and_costs_nothing() -> None:
     assert code(site.respond(home.request(1))) == "budget"
     assert site.serial == 0
     assert not home.evaluations
+
+
+def test_an_exhausted_budget_at_the_reply_keeps_the_observations() -> None:
+    class Spent(BoxAgent):
+        def reply(self, *_: Any) -> Any:
+            raise BudgetExceeded("epsilon 1.2 of 1.0")
+
+    home = Home()
+    site = home.site(Spent(seed=1))
+    assert code(site.respond(home.request(1))) == "budget"
+    assert code(site.respond(home.request(2))) == "budget"
+    assert len(home.journal) == 6
+    assert len(home.evaluations) == 6
 
 
 # ------------------------------------------------------------------ slow objectives
@@ -291,6 +438,27 @@ class Slow:
             self.started.append(X)
             self.ready = False
         return bowl(X) if self.ready else Pending()
+
+
+def test_a_late_value_needs_neither_the_agent_nor_an_old_broadcast() -> None:
+    home, slow = Home(), Slow()
+    site = home.site(BoxAgent(seed=1, per_round=1), slow)
+    assert code(site.respond(home.request(1))) == "busy"
+    slow.ready = True
+    newer = home.request(2)
+    home.blobs.keep(decode(newer, Request).broadcasts)  # the old one is gone
+
+    class Changed(BoxAgent):
+        def ask(self, state: Any) -> Any:
+            assert state.t != 1, "the agent was asked again"
+            return super().ask(state)
+
+    site = home.site(Changed(seed=1, per_round=1), slow)
+    assert code(site.respond(newer)) == "busy"  # a new point is being evaluated
+    slow.ready = True
+    body(site.respond(newer))
+    assert torch.equal(site.state.X, torch.cat(slow.started))
+    assert len(slow.started) == 2
 
 
 def test_a_slow_objective_delivers_late_and_nothing_is_lost() -> None:
@@ -378,8 +546,18 @@ def test_a_changed_agent_is_noticed_at_replay() -> None:
 
 @pytest.mark.parametrize(
     "Y",
-    [None, torch.zeros(2), torch.zeros(3, 2), torch.full((3, 1), torch.inf), [1.0, 2.0, 3.0]],
-    ids=["none", "too few", "two columns", "infinite", "list"],
+    [
+        None,
+        Pending,
+        10**400,
+        torch.zeros(2),
+        torch.zeros(3, 2),
+        torch.full((3, 1), torch.inf),
+        torch.zeros(3, dtype=torch.complex128),
+        np.array(["a", "b", "c"]),
+        [1.0, 2.0, 3.0],
+    ],
+    ids=str,
 )
 def test_bad_values_are_refused(Y: Any) -> None:
     with pytest.raises(ProtocolError):
@@ -389,3 +567,49 @@ def test_bad_values_are_refused(Y: Any) -> None:
 def test_good_values_become_a_column() -> None:
     assert checked_values(torch.zeros(3, 2), torch.arange(3)).tolist() == [[0.0], [1.0], [2.0]]
     assert checked_values(torch.zeros(1, 2), 0.5).tolist() == [[0.5]]
+    assert checked_values(torch.zeros(1, 2), np.float32(0.5)).tolist() == [[0.5]]
+    assert checked_values(torch.zeros(2, 2), np.array([1, 2])).tolist() == [[1.0], [2.0]]
+
+
+def test_the_agent_computes_on_one_thread_and_the_objective_on_all() -> None:
+    seen: dict[str, int] = {}
+
+    class Counting(BoxAgent):
+        def ask(self, state: Any) -> Any:
+            seen["agent"] = torch.get_num_threads()
+            return super().ask(state)
+
+    def objective(X: Tensor) -> Tensor:
+        seen["objective"] = torch.get_num_threads()
+        return bowl(X)
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        home = Home()
+        home.site(Counting(seed=1), objective).respond(home.request(1))
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
+    assert seen == {"agent": 1, "objective": 2}
+
+
+def test_only_one_request_is_answered_at_a_time() -> None:
+    inside, most = [0], [0]
+
+    def slow(X: Tensor) -> Tensor:
+        inside[0] += 1
+        most[0] = max(most[0], inside[0])
+        time.sleep(0.01)
+        inside[0] -= 1
+        return bowl(X)
+
+    home = Home()
+    site = home.site(objective=slow)
+    threads = [threading.Thread(target=site.respond, args=(home.request(1),)) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert most == [1]
+    assert len(home.journal) == 3
