@@ -1,0 +1,279 @@
+"""A whole run: its result, its files, and a process that is killed in the middle of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from botorch_fed.acquisition import Constant
+from botorch_fed.errors import ProtocolError
+from botorch_fed.protocols.base import Pending
+from botorch_fed.protocols.fts import FTS, Strategy
+from botorch_fed.rng import generator
+from botorch_fed.run import RunResult, run
+from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.test_functions import FederatedTestProblem, SyntheticGPAgents
+
+SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
+CHEAP = Strategy(num_raw=32, num_restarts=2, num_features=32, schedule=Constant(0.5), prior_until=2)
+
+
+class Bowls(FederatedTestProblem):
+    """Three bowls with known optima, observed with noise."""
+
+    def __init__(self, noise_std: float | None = None) -> None:
+        self.space = SPACE
+        self.noise_std = noise_std
+
+    def __len__(self) -> int:
+        return 3
+
+    def evaluate(self, agent: int, X: Tensor) -> Tensor:
+        return -(X - 0.2 - 0.1 * agent).square().sum(dim=-1)
+
+    @property
+    def optimal_values(self) -> Tensor:
+        return torch.zeros(3).double()
+
+
+def study(**options: Any) -> FTS:
+    data = {}
+    for n in (1, 2):
+        X = generator(n, "data").uniform(5, 2)
+        data[f"agent{n}"] = (X, Bowls().evaluate(n, X).reshape(-1, 1))
+    return FTS(**{"rounds": 4, "strategy": CHEAP, "data": data, "every": 2, **options})
+
+
+def essence(result: RunResult) -> list[Any]:
+    return [{k: v for k, v in row.items() if k != "cpu_seconds"} for row in result.records]
+
+
+def rounds(result: RunResult) -> list[Any]:
+    return [{k: v for k, v in row.items() if k != "cpu_seconds"} for row in result.rounds]
+
+
+# ------------------------------------------------------------------ the result
+
+
+def test_rows_are_tidy_and_curves_follow_from_them() -> None:
+    result = run(study(), Bowls(noise_std=0.1), seed=3)
+    assert len(result.records) == 12
+    assert {row["agent"] for row in result.records} == {"agent0", "agent1", "agent2"}
+    X, Y = result.history("agent1")
+    assert X.shape == (4, 2)
+    assert Y.shape == (4, 1)
+    true = Bowls().evaluate(1, X)
+    assert torch.allclose(result.best("agent1"), true.cummax(dim=0).values)
+    assert not torch.equal(Y[:, 0], true)  # noise was added, and curves are of true values
+    assert torch.allclose(result.regret("agent1"), -true.cummax(dim=0).values)
+    assert torch.allclose(result.cumulative_regret("agent1"), -true.cumsum(dim=0))
+    assert result.cpu_seconds_per_query("agent1") > 0
+    assert set(result.bytes_per_round()) == {1, 2, 3, 4, 5}
+    assert all(total > 0 for total in result.bytes_per_round().values())
+    assert all(row["heard"] for row in result.rounds)
+    assert "agents=3" in repr(result)
+    with pytest.raises(InputDataError, match="no agent 'nobody'"):
+        result.history("nobody")
+
+
+def test_a_seed_fixes_a_run_and_another_seed_is_another_run() -> None:
+    first = run(study(), Bowls(noise_std=0.1), seed=3)
+    assert essence(run(study(), Bowls(noise_std=0.1), seed=3)) == essence(first)
+    assert rounds(run(study(), Bowls(noise_std=0.1), seed=3)) == rounds(first)
+    assert essence(run(study(), Bowls(noise_std=0.1), seed=4)) != essence(first)
+
+
+def test_noise_is_independent_from_query_to_query() -> None:
+    problem = SyntheticGPAgents(2, seed=0, noise_var=1.0)
+    strategy = Strategy(own="random", schedule=Constant(1.0), portfolio=0, prior_until=0)
+    points = problem.points[:1]
+    result = run(FTS(rounds=200, strategy=strategy, candidates=points), problem, seed=0)
+    _, Y = result.history("agent0")
+    noise = Y - float(problem.values[0, 0])
+    assert abs(float(noise.mean())) < 5 / 200**0.5
+    assert abs(float(noise.std()) - 1) < 0.3
+    assert abs(float((noise[1:] * noise[:-1]).mean())) < 5 / 200**0.5
+
+
+def test_workers_change_nothing() -> None:
+    alone = run(study(), Bowls(noise_std=0.1), seed=3)
+    shared = run(study(), Bowls(noise_std=0.1), seed=3, workers=2)
+    assert essence(shared) == essence(alone)
+    assert rounds(shared) == rounds(alone)
+
+
+def test_objectives_by_name_and_minimisation() -> None:
+    space = SearchSpace(SPACE.parameters, Outcome(minimize=True))
+    objectives = {"oven": lambda X: (X - 0.5).square().sum(dim=-1, keepdim=True)}
+    result = run(FTS(rounds=6, strategy=CHEAP), objectives, seed=0, space=space)
+    best = result.best("oven")
+    assert bool((best[1:] <= best[:-1]).all())
+    assert result.optimal_values is None
+    with pytest.raises(InputDataError, match="not known"):
+        result.regret("oven")
+    with pytest.raises(InputDataError, match="space="):
+        run(FTS(rounds=1), objectives, seed=0)
+    with pytest.raises(InputDataError, match="own search space"):
+        run(FTS(rounds=1), Bowls(), seed=0, space=space)
+
+
+def test_an_absent_agent_shows_in_the_rows() -> None:
+    absent = lambda name, serial: (name, serial) == ("agent2", 3)  # noqa: E731
+    result = run(study(), Bowls(), seed=0, absent=absent)
+    (row,) = [row for row in result.rounds if not row["heard"]]
+    assert (row["agent"], row["round"], row["failure"]) == ("agent2", 3, "absent")
+    assert len(result.history("agent2")[0]) == 3
+
+
+def test_slow_objectives_are_waited_for() -> None:
+    expected = run(FTS(rounds=3, strategy=CHEAP), {"a": fast}, seed=0, space=SPACE)
+    result = run(FTS(rounds=3, strategy=CHEAP), {"a": Slow()}, seed=0, space=SPACE)
+    assert essence(result) == essence(expected)
+
+
+def fast(X: Tensor) -> Tensor:
+    return X.sum(dim=-1, keepdim=True)
+
+
+class Slow:
+    def __init__(self) -> None:
+        self.since: dict[bytes, float] = {}
+
+    def __call__(self, X: Tensor) -> Tensor | Pending:
+        start = self.since.setdefault(X.numpy().tobytes(), time.monotonic())
+        return fast(X) if time.monotonic() > start + 0.03 else Pending()
+
+
+def test_a_failing_objective_stops_the_run_or_only_its_agent() -> None:
+    def broken(X: Tensor) -> Tensor:
+        raise OSError("no power")
+
+    objectives = {"a": fast, "b": broken}
+    with pytest.raises(OSError, match="no power"):
+        run(FTS(rounds=2, strategy=CHEAP), objectives, seed=0, space=SPACE)
+    result = run(FTS(rounds=2, strategy=CHEAP), objectives, seed=0, space=SPACE, raise_errors=False)
+    assert len(result.history("a")[0]) == 2
+    assert {row["failure"] for row in result.rounds if row["agent"] == "b"} == {None, "failed"}
+
+
+# ------------------------------------------------------------------ files
+
+
+def test_save_and_load(tmp_path: Path) -> None:
+    result = run(study(), Bowls(noise_std=0.1), seed=3)
+    result.save(tmp_path / "result")
+    again = RunResult.load(tmp_path / "result")
+    assert again.records == result.records
+    assert again.rounds == result.rounds
+    assert again.space == result.space
+    assert again.versions == result.versions
+    assert torch.equal(again.regret("agent0"), result.regret("agent0"))
+    lines = (tmp_path / "result" / "records.jsonl").read_text().splitlines()
+    assert json.loads(lines[0])["agent"] == "agent0"
+    head = json.loads((tmp_path / "result" / "result.json").read_text())
+    head["format"] = 99
+    (tmp_path / "result" / "result.json").write_text(json.dumps(head))
+    with pytest.raises(InputDataError, match="format 99"):
+        RunResult.load(tmp_path / "result")
+
+
+def test_a_folder_is_not_overwritten_and_settings_are_compared(tmp_path: Path) -> None:
+    run(study(), Bowls(), seed=3, out=tmp_path / "run")
+    with pytest.raises(ProtocolError, match="resume=True"):
+        run(study(), Bowls(), seed=3, out=tmp_path / "run")
+    for other, name in (
+        ({"protocol": study(noise_var=0.5)}, "settings"),
+        ({"protocol": study(strategy=Strategy(own="ei"))}, "settings"),
+        ({"seed": 4}, "seed"),
+        ({"problem": Bowls(noise_std=5.0)}, "noise_std"),
+    ):
+        arguments: dict[str, Any] = {"protocol": study(), "problem": Bowls(), "seed": 3, **other}
+        with pytest.raises(ProtocolError, match=name):
+            run(**arguments, out=tmp_path / "run", resume=True)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").write_text("")
+    with pytest.raises(ProtocolError, match="not empty"):
+        run(study(), Bowls(), seed=3, out=tmp_path / "full")
+    with pytest.raises(InputDataError, match="out="):
+        run(study(), Bowls(), seed=3, resume=True)
+
+
+def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
+    expected = run(study(rounds=6), Bowls(noise_std=0.1), seed=3)
+    run(study(rounds=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
+    longer = run(study(rounds=6), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run", resume=True)
+    # The shorter run asked for no message after its last round: only up to there they agree.
+    assert essence(longer)[:3] == essence(expected)[:3]
+    assert len(longer.records) == len(expected.records)
+
+
+SCRIPT = """
+import os, sys
+import torch
+torch.set_num_threads(1)
+from botorch_fed.protocols import site
+from botorch_fed.run import run
+from test.test_run import Bowls, study
+
+steps, fatal = 0, int(sys.argv[2])
+
+def dying(action):
+    def step(*args):
+        global steps
+        steps += 1
+        if steps == fatal:
+            os._exit(9)
+        result = action(*args)
+        steps += 1
+        if steps == fatal:
+            os._exit(9)
+        return result
+    return step
+
+from botorch_fed import run as module
+from botorch_fed.protocols.store import FileJournal, FileStore
+FileStore.put = dying(FileStore.put)
+FileJournal.record = dying(FileJournal.record)
+FileJournal.release = dying(FileJournal.release)
+module._append = dying(module._append)
+run(study(), Bowls(noise_std=0.1), seed=3, out=sys.argv[1], resume=True)
+"""
+
+
+@pytest.mark.parametrize("fatal", [14, 39, 117])
+def test_killed_and_resumed_is_as_if_never_killed(tmp_path: Path, fatal: int) -> None:
+    expected = run(study(), Bowls(noise_std=0.1), seed=3)
+    out = tmp_path / "run"
+    root = Path(__file__).parent.parent
+    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, str(out), str(fatal)]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    died = subprocess.run(command, env=environment, check=False, capture_output=True)
+    assert died.returncode == 9, died.stderr.decode()
+    if (out / "rounds.jsonl").exists():
+        with (out / "rounds.jsonl").open("a") as file:
+            file.write('{"round": 99, "age')  # as if a line had been cut short
+    result = run(study(), Bowls(noise_std=0.1), seed=3, out=out, resume=True)
+    assert essence(result) == essence(expected)
+    assert {(row["round"], row["agent"], row["heard"]) for row in result.rounds} == {
+        (row["round"], row["agent"], row["heard"]) for row in expected.rounds
+    }
+    assert len(result.rounds) == len(expected.rounds)
+    again = run(study(), Bowls(noise_std=0.1), seed=3, out=out, resume=True)
+    assert essence(again) == essence(expected)
+
+
+def test_progress_is_silent_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:
+    run(study(), Bowls(), seed=3)
+    captured = capfd.readouterr()
+    assert captured.out == ""
+    assert captured.err == ""
