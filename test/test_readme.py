@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -19,8 +20,17 @@ def _blocks(language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```$", text, flags=re.MULTILINE | re.DOTALL)
 
 
+def test_the_study_runs() -> None:
+    code, _ = _blocks("python")
+    names: dict[str, Any] = {}
+    exec(code.replace("rounds=12", "rounds=4"), names)
+    result = names["result"]
+    assert len(result.records) == 32
+    assert bool((result.best("agent3") > 0.5).all())
+
+
 def test_the_example_runs() -> None:
-    (code,) = _blocks("python")
+    _, code = _blocks("python")
     names = {
         "their_X": uniform(10, 2),
         "their_Y": normal(10, 1),

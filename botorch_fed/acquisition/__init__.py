@@ -11,6 +11,7 @@ Any BoTorch acquisition function works on the package's models as well.
 """
 
 from botorch_fed.acquisition.constructors import (
+    construct_inputs_portfolio,
     construct_inputs_thompson_sampling,
     construct_inputs_transfer,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "ThompsonSampling",
     "TransferAcquisition",
     "check_schedule",
+    "construct_inputs_portfolio",
     "construct_inputs_thompson_sampling",
     "construct_inputs_transfer",
     "maximize",

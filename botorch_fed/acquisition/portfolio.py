@@ -15,10 +15,10 @@ from __future__ import annotations
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
-from botorch.models.deterministic import GenericDeterministicModel
 from botorch.utils.transforms import t_batch_mode_transform
 from torch import Tensor
 
+from botorch_fed.acquisition.thompson import PathModel, weight_path
 from botorch_fed.models import FeatureMap
 from botorch_fed.models.numerics import as_double, check_finite
 
@@ -45,14 +45,14 @@ class PortfolioImprovement(AcquisitionFunction):
         tried: Tensor,
         agent_weights: Tensor | None = None,
     ) -> None:
-        super().__init__(model=GenericDeterministicModel(lambda X: feature_map(X) @ weights.mT))
-        weights = as_double(weights, "weights")
+        weights = as_double(weights, "weights").detach()
         check_finite(weights, "weights")
         if weights.dim() != 2 or weights.shape[-1] != feature_map.num_features or not len(weights):
             raise BotorchTensorDimensionError(
                 f"weights must be `N x {feature_map.num_features}` with N > 0 for this feature "
                 f"map, got shape {tuple(weights.shape)}."
             )
+        super().__init__(model=PathModel(weight_path(feature_map, weights)))
         N = len(weights)
         if agent_weights is None:
             agent_weights = torch.ones(N, dtype=torch.float64)
@@ -64,7 +64,7 @@ class PortfolioImprovement(AcquisitionFunction):
         if not float(agent_weights.sum()) > 0:
             raise InputDataError("At least one agent must have a positive weight.")
         self.feature_map = feature_map
-        self.register_buffer("weights", weights.detach())
+        self.register_buffer("weights", weights)
         self.register_buffer("agent_weights", agent_weights.double() / agent_weights.sum())
         best = None
         if len(tried):

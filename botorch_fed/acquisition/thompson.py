@@ -48,7 +48,7 @@ class ThompsonSampling(AcquisitionFunction):
                 f"path must be a BoTorch SamplePath, got {type(path).__name__}: draw one by "
                 "draw_path(model), or make one of received weights by weight_path."
             )
-        super().__init__(model=_PathModel(path))
+        super().__init__(model=PathModel(path))
         self.set_X_pending(None)
         self._sample_shape: Size | None = None
 
@@ -91,7 +91,7 @@ class ThompsonSampling(AcquisitionFunction):
         return self._sample_shape
 
 
-class _PathModel(DeterministicModel):
+class PathModel(DeterministicModel):
     """A path as a BoTorch model; draws come first, like batch dimensions."""
 
     def __init__(self, path: SamplePath) -> None:

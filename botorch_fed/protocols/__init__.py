@@ -4,6 +4,5 @@ base      Agent, Server, and the frames around their messages
 store     what must survive a crash: observations, records, secrets, broadcasts
 site      Site.respond: one request in, one reply out, whatever happens in between
 drive     drive: the server's loop
-fts       federated Thompson sampling, and what each agent does without it
-transfer  RGPE and TAF on the same messages
+fts       federated Thompson sampling; RGPE and TAF on the same messages
 """

@@ -27,7 +27,12 @@ from botorch.posteriors import GPyTorchPosterior
 from botorch.sampling import SobolQMCNormalSampler
 from torch import Size, Tensor
 
-from botorch_fed.acquisition import ThompsonSampling, TransferAcquisition, weight_path
+from botorch_fed.acquisition import (
+    PortfolioImprovement,
+    ThompsonSampling,
+    TransferAcquisition,
+    weight_path,
+)
 from botorch_fed.models import BasisGP, FeatureMap, Summary, draw_path, summarize
 from botorch_fed.models.ensemble import RankingEnsemble
 from botorch_fed.models.message_prior import MessagePriorGP
@@ -105,6 +110,10 @@ def transfer(q: int) -> AcquisitionFunction:
     )
 
 
+def portfolio(q: int) -> AcquisitionFunction:
+    return PortfolioImprovement(random_fourier(), 0.5 * normal(N, 60), tried=_data()[0])
+
+
 def improvement_of_ensemble(q: int) -> AcquisitionFunction:
     return LogExpectedImprovement(ensemble(), _data()[1].max())
 
@@ -131,7 +140,7 @@ BATCHES: list[Any] = [
     batch_improvement_of_ensemble,
     batch_improvement_of_messages,
 ]
-SINGLES: list[Any] = [transfer, improvement_of_ensemble, improvement_of_messages]
+SINGLES: list[Any] = [portfolio, transfer, improvement_of_ensemble, improvement_of_messages]
 CASES = [(make, q) for make in BATCHES for q in (1, 2)] + [(make, 1) for make in SINGLES]
 acquisitions = pytest.mark.parametrize(
     ("make", "q"), CASES, ids=[f"{make.__name__}-{q}" for make, q in CASES]
@@ -193,7 +202,7 @@ def test_copies(make: Any, q: int) -> None:
         torch.testing.assert_close(other(X), acquisition(X))
 
 
-@pytest.mark.parametrize("cls", [ThompsonSampling, TransferAcquisition])
+@pytest.mark.parametrize("cls", [PortfolioImprovement, ThompsonSampling, TransferAcquisition])
 def test_input_constructors_are_found(cls: type[AcquisitionFunction]) -> None:
     assert callable(get_acqf_input_constructor(cls))
 
