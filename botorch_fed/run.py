@@ -247,7 +247,7 @@ def run(
         versions=_versions(),
     )
     server = protocol.server(space, names)
-    blobs = MemoryBlobs()  # the server sends them again when a run is resumed
+    blobs = MemoryBlobs(max_bytes=max_bytes)  # the server sends them again when a run is resumed
     folder = None
     if out is not None:
         agents = [_agent(protocol, name, space, seed, blobs) for name in names]

@@ -6,12 +6,19 @@ Over the cube: 1,000 uniform points, the best 20 of them improved by L-BFGS-B th
 
 from __future__ import annotations
 
+import contextlib
+
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.exceptions.errors import (
+    BotorchTensorDimensionError,
+    InputDataError,
+    OptimizationGradientError,
+)
 from botorch.optim.optimize import optimize_acqf
 from torch import Tensor
 
+from botorch_fed.models.features import log_unwarp, log_warp
 from botorch_fed.rng import Generator
 
 CHUNK = 4096  # points of a discrete domain that are looked at together
@@ -23,6 +30,9 @@ def maximize(
     *,
     generator: Generator,
     candidates: Tensor | None = None,
+    offsets: Tensor | None = None,
+    tried: Tensor | None = None,
+    min_distance: float = 0.0,
     num_raw: int = 1000,
     num_restarts: int = 20,
 ) -> tuple[Tensor, float]:
@@ -33,6 +43,11 @@ def maximize(
         dim: The dimension `d`.
         generator: The stream of the raw points.
         candidates: A `K x d` tensor: the only points that may be chosen. Ties go to the first.
+        offsets: A `d` tensor of offsets of a logarithmic warp (`SearchSpace.log_offsets`): half of
+            the raw points are then uniform on the warped scale, where distances are measured too.
+        tried: An `n x d` tensor of points that were evaluated before.
+        min_distance: How far the point must be from all of those (in the unit cube): without
+            noise a second look at the same place is wasted. Not for lists of candidates.
         num_raw: How many uniform points to look at.
         num_restarts: How many of the best of them to improve.
 
@@ -52,21 +67,34 @@ def maximize(
             f"num_restarts must lie between 1 and num_raw = {num_raw}, got {num_restarts}."
         )
     raw = generator.uniform(num_raw, dim)
+    if offsets is not None:
+        raw[1::2] = log_unwarp(raw[1::2], offsets)
     values = _values(acquisition, raw)
     starts = raw[values.topk(num_restarts).indices]
     bounds = torch.stack([torch.zeros(dim), torch.ones(dim)]).double()
-    point, best_value = optimize_acqf(
-        acquisition,
-        bounds,
-        q=1,
-        num_restarts=num_restarts,
-        batch_initial_conditions=starts.unsqueeze(-2),
-    )
-    assert best_value is not None
-    if float(best_value) < float(values.max()):  # the improvement has failed numerically
-        best = int(values.argmax())
-        return raw[best : best + 1], float(values[best])
-    return point.detach(), float(best_value)
+    points = raw
+    # Where improvement fails, e.g. at a function that is NaN in a part of the cube, raw points do.
+    with contextlib.suppress(OptimizationGradientError):
+        found, found_values = optimize_acqf(
+            acquisition,
+            bounds,
+            q=1,
+            num_restarts=num_restarts,
+            batch_initial_conditions=starts.unsqueeze(-2),
+            return_best_only=False,
+        )
+        assert found_values is not None
+        points = torch.cat([found.detach().squeeze(-2), raw])
+        values = torch.nan_to_num(torch.cat([found_values.detach(), values]), nan=-torch.inf)
+    if tried is not None and len(tried) and min_distance > 0:
+        here, there = points, tried
+        if offsets is not None:
+            here, there = log_warp(points, offsets), log_warp(tried, offsets)
+        near = torch.cdist(here, there).amin(dim=-1) < min_distance
+        if not bool(near.all()):
+            values = values.masked_fill(near, -torch.inf)
+    best = int(values.argmax())
+    return points[best : best + 1], float(values[best])
 
 
 def _values(acquisition: AcquisitionFunction, points: Tensor) -> Tensor:

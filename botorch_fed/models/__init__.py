@@ -28,6 +28,7 @@ from botorch_fed.models.message_prior import MessagePriorGP
 from botorch_fed.models.own import (
     LogWarp,
     OwnHyperparameters,
+    WarpedKernel,
     default_hyperparameters,
     fit_own_gp,
     needs_fit,
@@ -60,6 +61,7 @@ __all__ = [
     "StationaryKernel",
     "Summary",
     "WarpedFeatures",
+    "WarpedKernel",
     "WeightPosterior",
     "default_hyperparameters",
     "draw_path",

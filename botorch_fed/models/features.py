@@ -1052,6 +1052,14 @@ def log_warp(X: Tensor, offsets: Tensor) -> Tensor:
     return torch.where(logarithmic, warped, X)
 
 
+def log_unwarp(U: Tensor, offsets: Tensor) -> Tensor:
+    """The inverse of `log_warp` on the unit cube."""
+    logarithmic = offsets > 0
+    scale = torch.where(logarithmic, offsets, torch.ones_like(offsets))
+    unwarped = scale * torch.expm1(U.double() * torch.log1p(1 / scale))
+    return torch.where(logarithmic, unwarped, U).clamp(0.0, 1.0)
+
+
 def feature_map_from_tensors(tensors: Mapping[str, Tensor]) -> FeatureMap:
     """Rebuild a map from `FeatureMap.to_tensors`; every tensor is validated as at construction."""
     kinds = {name.split("/", 1)[0] for name in tensors}

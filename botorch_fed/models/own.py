@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -34,7 +35,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from gpytorch.constraints import Positive
-from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from numpy.typing import NDArray
@@ -123,6 +124,15 @@ def fit_own_gp(
     if restarts is not None and restarts.shape[1:] != (d + 2,):
         raise InputDataError(f"restarts must be `r x {d + 2}`, got {tuple(restarts.shape)}.")
     known = None if prior_covariance is None else as_double(prior_covariance, "covariance").numpy()
+    n = len(X)
+    for name, part, shape in (
+        ("prior_mean", prior_mean, (n, 1)),
+        ("prior_covariance", prior_covariance, (n, n)),
+    ):
+        if part is not None and part.shape != shape:
+            raise BotorchTensorDimensionError(
+                f"{name} must have shape {shape}, got {tuple(part.shape)}."
+            )
     residuals = Y if prior_mean is None else Y - as_double(prior_mean, "prior_mean")
     objective = _Posterior(
         X.numpy(), residuals.numpy()[:, 0], known, outputscale_prior, paper=paper
@@ -166,6 +176,27 @@ class LogWarp(InputTransform):
         return log_warp(X, self.offsets)
 
 
+class WarpedKernel(Kernel):
+    """A kernel on inputs that are warped as by `LogWarp`.
+
+    Args:
+        base: The kernel on warped inputs.
+        offsets: As in `LogWarp`.
+    """
+
+    offsets: Tensor
+
+    def __init__(self, base: Kernel, offsets: Tensor) -> None:
+        super().__init__()
+        self.base = base
+        self.register_buffer("offsets", as_double(offsets, "offsets"), persistent=False)
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
+        """The base kernel's covariances at warped points."""
+        warped = log_warp(x1, self.offsets), log_warp(x2, self.offsets)
+        return self.base.forward(*warped, diag=diag, **params)
+
+
 def own_gp(
     X: Tensor,
     Y: Tensor,
@@ -183,11 +214,14 @@ def own_gp(
     """
     kernel = ScaleKernel(RBFKernel(ard_num_dims=X.shape[-1])).double()
     kernel.base_kernel.lengthscale = hyperparameters.lengthscale
-    kernel.outputscale = hyperparameters.outputscale
+    # As float64 tensors: GPyTorch's setters take numbers as float32.
+    values = hyperparameters.outputscale, hyperparameters.noise_var, hyperparameters.mean
+    outputscale, noise_var, constant = torch.tensor(values, dtype=torch.float64)
+    kernel.outputscale = outputscale
     likelihood = GaussianLikelihood(noise_constraint=Positive()).double()
-    likelihood.noise = hyperparameters.noise_var
+    likelihood.noise = noise_var
     mean = ConstantMean().double()
-    mean.constant = hyperparameters.mean
+    mean.constant = constant
     model = SingleTaskGP(
         X,
         Y,

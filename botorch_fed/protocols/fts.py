@@ -37,14 +37,14 @@ from typing import Any, Literal
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.analytic import LogExpectedImprovement
-from botorch.exceptions.errors import InputDataError
+from botorch.exceptions.errors import BotorchError, InputDataError
 from botorch.models import SingleTaskGP
 from torch import Tensor
 
 from botorch_fed.acquisition import (
+    Constant,
     InverseSquare,
     MixingSchedule,
-    Polynomial,
     ThompsonSampling,
     TransferAcquisition,
     check_schedule,
@@ -52,7 +52,7 @@ from botorch_fed.acquisition import (
 )
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.acquisition.portfolio import PortfolioImprovement
-from botorch_fed.errors import MessageError, NumericalError
+from botorch_fed.errors import FederatedError, MessageError, NumericalError
 from botorch_fed.models import (
     FeatureMap,
     LogWarp,
@@ -63,6 +63,7 @@ from botorch_fed.models import (
     StationaryKernel,
     Summary,
     WarpedFeatures,
+    WarpedKernel,
     WeightPosterior,
     draw_path,
     feature_map_from_tensors,
@@ -73,6 +74,7 @@ from botorch_fed.models import (
     summarize,
 )
 from botorch_fed.models.features import log_warp
+from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
 from botorch_fed.protocols.store import Blobs, MemoryBlobs
 from botorch_fed.rng import Generator, generator
@@ -112,10 +114,10 @@ class Setup:
     prior_weights: Tensor | None
 
     def __post_init__(self) -> None:
-        if not self.noise_var > 0 or not self.beta >= 0:
+        if not (1e-12 <= self.noise_var <= 1e6 and 0 <= self.beta <= 1e3):
             raise InputDataError(
-                f"noise_var must be positive and beta not negative, got {self.noise_var} and "
-                f"{self.beta}."
+                "noise_var must lie between 1e-12 and 1e6 and beta between 0 and 1,000, got "
+                f"{self.noise_var} and {self.beta}."
             )
         if (self.message == "shared_prior") != (self.prior_weights is not None):
             raise InputDataError('prior_weights go with message="shared_prior", and only with it.')
@@ -206,20 +208,23 @@ class Strategy:
         paper_gp: The paper's own model: zero mean, one length scale, maximum likelihood.
         refit_every: With `paper_gp`, how many queries pass between fits.
         learned: Weigh agents by how well their messages rank the own observations.
+        min_distance: How far a query stays from earlier ones, in the unit cube; 0 where noise makes
+            a second look worth its price. Not for lists of candidates.
         num_raw: Random points that the optimiser looks at.
         num_restarts: How many of the best of them it improves.
         num_features: Features of the prior part of an own sample.
     """
 
-    schedule: MixingSchedule = Polynomial(0.5)  # noqa: RUF009 - frozen
+    schedule: MixingSchedule = Constant(1.0)  # noqa: RUF009 - frozen
     transfer: Literal["mixture", "rgpe", "taf"] = "mixture"
-    own: Literal["thompson", "ei", "random"] = "thompson"
+    own: Literal["thompson", "ei", "random"] = "ei"
     portfolio: int = 1
-    prior_until: int | None = None
-    warp: bool = False
+    prior_until: int | None = 10
+    warp: bool = True
     paper_gp: bool = False
     refit_every: int = 5
     learned: bool = False
+    min_distance: float = 0.01
     num_raw: int = 1000
     num_restarts: int = 20
     num_features: int = 512
@@ -232,6 +237,17 @@ class Strategy:
             raise InputDataError(
                 f'transfer must be "mixture", "rgpe" or "taf", got {self.transfer!r}.'
             )
+        if self.own == "random" and self.transfer != "mixture":
+            raise InputDataError("RGPE and TAF need an own model: own must not be random.")
+        if not 1 <= self.num_restarts <= self.num_raw:
+            raise InputDataError(
+                f"num_restarts must lie between 1 and num_raw = {self.num_raw}, got "
+                f"{self.num_restarts}."
+            )
+        if self.num_features < 2 or self.num_features % 2:
+            raise InputDataError(f"num_features must be even, got {self.num_features}.")
+        if not 0 <= self.min_distance < 1:
+            raise InputDataError(f"min_distance must lie in [0, 1), got {self.min_distance}.")
         if self.portfolio < 0 or (self.prior_until or 0) < 0 or self.refit_every < 1:
             raise InputDataError("portfolio and prior_until count from 0, refit_every from 1.")
 
@@ -242,7 +258,10 @@ def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
         schedule=InverseSquare() if schedule is None else schedule,
         portfolio=0,
         prior_until=0,
+        own="thompson",
+        warp=False,
         paper_gp=True,
+        min_distance=0.0,
         num_features=200,
     )
 
@@ -258,6 +277,7 @@ class FTSAgentState:
         setup: Hash of the `Setup`.
         received: Hash of `Received`, if there is one.
         used: The round in which the last used message of an agent was made.
+        using: The same of the messages that the round's query uses.
         X: Own points in the unit cube, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
         own: Hyperparameters of the own model.
@@ -269,6 +289,7 @@ class FTSAgentState:
     setup: str
     received: str | None
     used: Mapping[str, int]
+    using: Mapping[str, int]
     X: Tensor
     Y: Tensor
     own: OwnHyperparameters | None
@@ -320,8 +341,8 @@ class FTSAgent:
                 f"The initial design has {len(self.initial_design)} points, no multiple of "
                 f"q = {self.q}."
             )
-        if self.candidates is not None and len(self.candidates) < self.q:
-            raise InputDataError(f"There are fewer candidates than q = {self.q}.")
+        if self.candidates is not None and len(torch.unique(self.candidates, dim=0)) < self.q:
+            raise InputDataError(f"There are fewer different candidates than q = {self.q}.")
         if self.data is not None:
             X, Y = self.data
             _check_points(X, d, "data")
@@ -329,8 +350,8 @@ class FTSAgent:
                 raise InputDataError(
                     f"Outcomes must be a finite `{len(X)} x 1` tensor, got shape {tuple(Y.shape)}."
                 )
-        if self.agent_weights is not None and any(w < 0 for w in self.agent_weights.values()):
-            raise InputDataError("Weights of agents must not be negative.")
+        if any(not 0 <= w <= MAX_WEIGHT for w in (self.agent_weights or {}).values()):
+            raise InputDataError(f"Weights of agents must lie between 0 and {MAX_WEIGHT:g}.")
 
     @property
     def fingerprint(self) -> str:
@@ -348,7 +369,7 @@ class FTSAgent:
         X, Y = torch.zeros(0, d).double(), torch.zeros(0, 1).double()
         if self.data is not None:
             X, Y = self.data[0].double(), self.space.outcome.to_public(self.data[1])
-        return self._fitted(FTSAgentState(0, False, False, "", None, {}, X, Y, None))
+        return self._fitted(FTSAgentState(0, False, False, "", None, {}, {}, X, Y, None))
 
     def check(self, state: FTSAgentState, request: Query, broadcasts: tuple[str, ...]) -> None:
         """Raise `MessageError` unless the request and what it broadcasts fit."""
@@ -378,13 +399,18 @@ class FTSAgent:
         self, state: FTSAgentState, request: Query, broadcasts: tuple[str, ...]
     ) -> FTSAgentState:
         """The state after a request: what to do, and where the broadcasts lie."""
-        return replace(
+        state = replace(
             state,
             querying=request.query,
             uploading=request.upload,
             setup=broadcasts[0],
             received=broadcasts[1] if len(broadcasts) > 1 else None,
         )
+        others = self._others(state)
+        if not request.query or others is None:
+            return replace(state, using={})
+        rows = [origin for origin in self._origins(state, others) if isinstance(origin, int)]
+        return replace(state, using={others.agents[row]: others.made[row] for row in rows})
 
     def ask(self, state: FTSAgentState) -> Tensor | Pending | None:
         """The next `q x d` points, or None if the round asks for none or they were told."""
@@ -394,24 +420,23 @@ class FTSAgent:
         chosen = torch.zeros(0, self.space.dim).double()
         for slot, origin in enumerate(self._origins(state, others)):
             point = self._point(state, others, slot, origin, chosen)
-            chosen = torch.cat(
-                [chosen, point if self.candidates is not None else self.space.snap(point)]
-            )
+            if self.candidates is None:
+                point = self.space.snap(point)
+                if len(chosen) and bool((chosen == point).all(dim=-1).any()):
+                    # Two points of a query on one integer or choice: a random one instead.
+                    stream = generator(self.seed, "again", state.t, slot)
+                    point = self.space.snap(stream.uniform(1, self.space.dim))
+            chosen = torch.cat([chosen, point])
         return chosen
 
     def tell(self, state: FTSAgentState, X: Tensor, Y: Tensor) -> FTSAgentState:
-        """The state after a query."""
-        others = self._others(state)
-        used = dict(state.used)
-        for origin in self._origins(state, others):
-            if isinstance(origin, int):
-                assert others is not None
-                used[others.agents[origin]] = others.made[origin]
+        """The state after a query; needs no broadcast, so that a late value can always be told."""
         state = replace(
             state,
             t=state.t + 1,
             querying=False,
-            used=used,
+            used={**state.used, **state.using},
+            using={},
             X=torch.cat([state.X, X]),
             Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
         )
@@ -430,7 +455,7 @@ class FTSAgent:
     def _origins(self, state: FTSAgentState, others: _Others | None) -> list[_Origin]:
         """For every point of the next query where it comes from; a number is a row of messages.
 
-        A function of the state alone, so that `tell` knows what `ask` has done.
+        A function of the state alone, so that `receive` knows what `ask` will do.
         """
         t, strategy = state.t + 1, self.strategy
         if self.initial_design is not None and t * self.q <= len(self.initial_design):
@@ -448,9 +473,10 @@ class FTSAgent:
         for slot in range(self.q):
             stream = generator(self.seed, "coin", state.t, slot)
             coin, which = stream.uniform(2).tolist()
-            total = float(weights.sum())
+            cumulative = weights.cumsum(0)
+            total = float(cumulative[-1]) if len(weights) else 0.0
             if coin >= strategy.schedule(t) and total > 0:
-                row = int(torch.searchsorted(weights.cumsum(0), which * total, right=True))
+                row = int(torch.searchsorted(cumulative, which * total, right=True))
                 origins.append(row)
                 weights[row] = 0  # each message once
             else:
@@ -493,6 +519,9 @@ class FTSAgent:
             self.space.dim,
             generator=stream,
             candidates=candidates,
+            offsets=self._offsets,
+            tried=torch.cat([state.X, chosen]),
+            min_distance=self.strategy.min_distance,
             num_raw=self.strategy.num_raw,
             num_restarts=self.strategy.num_restarts,
         )
@@ -515,7 +544,7 @@ class FTSAgent:
             return ThompsonSampling(draw_path(model, feature_map=phi, generator=stream))
         assert others is not None
         if isinstance(origin, int):
-            return ThompsonSampling(weight_path(others.feature_map, others.weights[origin]))
+            return ThompsonSampling(weight_path(others.feature_map, others.message(origin)))
         if origin == "portfolio":
             return PortfolioImprovement(
                 others.feature_map,
@@ -525,11 +554,19 @@ class FTSAgent:
             )
         if origin == "ensemble":
             return self._ensemble(state, others, stream)
-        model = prior_model(others.feature_map, others.weights, state.X, state.Y)
+        model = prior_model(
+            others.feature_map, others.weights, state.X, state.Y, offsets=self._offsets
+        )
         return _improvement(model, state.X, chosen)
 
+    @property
+    def _offsets(self) -> Tensor | None:
+        """Of the warp that the own model sees inputs by."""
+        offsets = self.space.log_offsets
+        return offsets if self.strategy.warp and bool((offsets > 0).any()) else None
+
     def _own_gp(self, state: FTSAgentState) -> SingleTaskGP:
-        transform = LogWarp(self.space.log_offsets) if self.strategy.warp else None
+        transform = None if self._offsets is None else LogWarp(self._offsets)
         return own_gp(state.X, state.Y, _known(state), input_transform=transform)
 
     def _ensemble(
@@ -572,7 +609,8 @@ class FTSAgent:
             phi,
             tuple(received.agents[row] for row in rows),
             tuple(received.made[row] for row in rows),
-            received.weights[rows],
+            received.weights,
+            tuple(rows),
             torch.tensor([weights[row] for row in rows], dtype=torch.float64),
         )
         if self.strategy.learned and len(state.X) > 2 and self.strategy.transfer == "mixture":
@@ -584,7 +622,8 @@ class FTSAgent:
                 phi,
                 tuple(others.agents[row] for row in keep),
                 tuple(others.made[row] for row in keep),
-                others.weights[keep],
+                others.received,
+                tuple(others.rows[row] for row in keep),
                 (others.agent_weights * agreement)[keep],
             )
         return others
@@ -594,7 +633,7 @@ class FTSAgent:
         n = len(state.X)
         if n == 0 or self.strategy.own == "random":
             return state
-        X = log_warp(state.X, self.space.log_offsets) if self.strategy.warp else state.X
+        X = state.X if self._offsets is None else log_warp(state.X, self._offsets)
         if not self.strategy.paper_gp:
             if not needs_fit(n, state.own):
                 return state
@@ -615,8 +654,18 @@ class _Others:
     feature_map: FeatureMap
     agents: tuple[AgentId, ...]
     made: tuple[int, ...]
-    weights: Tensor
+    received: Tensor  # of all agents: a copy for every agent would fill the memory
+    rows: tuple[int, ...]
     agent_weights: Tensor
+
+    def message(self, index: int) -> Tensor:
+        """The weight vector of one of `agents`."""
+        return self.received[self.rows[index]]
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """The weight vectors of `agents`, one per row."""
+        return self.received[list(self.rows)]
 
 
 def make_message(
@@ -654,7 +703,7 @@ def make_message(
 def rank_agreement(values: Tensor, Y: Tensor) -> Tensor:
     r"""How far each message ranks the own observations better than by chance.
 
-    Kendall's :math:`	au` minus its standard deviation under independence, at least 0.
+    Kendall's :math:`\tau` minus its standard deviation under independence, at least 0.
 
     Args:
         values: The messages at the own points, `n x N`.
@@ -668,7 +717,14 @@ def rank_agreement(values: Tensor, Y: Tensor) -> Tensor:
     return (tau - deviation).clamp_min(0)
 
 
-def prior_model(feature_map: FeatureMap, weights: Tensor, X: Tensor, Y: Tensor) -> MessagePriorGP:
+def prior_model(
+    feature_map: FeatureMap,
+    weights: Tensor,
+    X: Tensor,
+    Y: Tensor,
+    *,
+    offsets: Tensor | None = None,
+) -> MessagePriorGP:
     """The model whose prior is the messages' mean and covariance, fitted to the own data.
 
     Args:
@@ -676,25 +732,28 @@ def prior_model(feature_map: FeatureMap, weights: Tensor, X: Tensor, Y: Tensor) 
         weights: The messages, `N x M`.
         X: Own points, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
+        offsets: Of a logarithmic warp that the residual kernel sees inputs by.
     """
     messages = feature_map(X) @ weights.mT  # n x N
     mean = messages.mean(dim=-1, keepdim=True)
     root = (messages - mean) / max(len(weights) - 1, 1) ** 0.5
+    Z = X if offsets is None else log_warp(X, offsets)
     known = fit_own_gp(
-        X,
+        Z,
         Y,
         prior_mean=mean,
         prior_covariance=root @ root.mT,
         outputscale_prior=RESIDUAL_PRIOR,
     )
-    own = own_gp(X, Y, known)
+    own = own_gp(Z, Y, known)
+    residual = own.covar_module
     model = MessagePriorGP(
         X,
         Y,
         feature_map=feature_map,
         weights=weights,
         mean=known.mean,
-        residual_kernel=own.covar_module,
+        residual_kernel=residual if offsets is None else WarpedKernel(residual, offsets),
     )
     model.likelihood = own.likelihood
     model.requires_grad_(False)
@@ -731,11 +790,22 @@ def _without(candidates: Tensor | None, chosen: Tensor) -> Tensor | None:
 def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
     """A setup and its feature map; public, and the same for all agents of a process."""
     setup: Setup = blobs.load(digest, Setup)
+    dim, limit = setup.space.dim, MAX_WEIGHT
     try:
         phi = feature_map_from_tensors(setup.features)
-    except (InputDataError, MessageError) as error:
+        if phi.input_dim == dim:
+            probes = torch.cat([setup.space.bounds, generator(0, "probe").uniform(64, dim)])
+            phi.check_domain(probes)
+            if not bool((phi(probes).square().sum(dim=-1) <= limit).all()):
+                raise MessageError("its features are not finite, or too large")
+    except (BotorchError, FederatedError) as error:
         raise MessageError(f"The shared basis is no feature map: {error}") from error
-    if setup.prior_weights is not None and setup.prior_weights.shape != (phi.num_features,):
+    prior = setup.prior_weights
+    if prior is not None and (
+        prior.shape != (phi.num_features,)
+        or prior.dtype != torch.float64
+        or not bool((prior.abs() <= limit).all())
+    ):
         raise MessageError("The common prior draw does not fit the shared basis.")
     return setup, phi
 
@@ -770,9 +840,10 @@ def check_message(setup: Setup, feature_map: FeatureMap, weights: Tensor) -> Non
     if not bool((weights.abs() <= limit).all()):
         raise MessageError(f"A number exceeds {limit:g}: outcomes must be on the public scale.")
     if setup.message in SUMMARIES:
-        vector = weights[: M * (M + 3) // 2]
+        summary = Summary.unpack(weights[: M * (M + 3) // 2], basis=feature_map.fingerprint)
+        jitter = 1e-9 * (1 + summary.gram.diagonal().abs().max())
         try:
-            WeightPosterior.from_total(Summary.unpack(vector, basis=feature_map.fingerprint))
+            cholesky(summary.gram + jitter * torch.eye(M).double(), "a received summary")
         except NumericalError as error:
             raise MessageError("The summary is no sum of squares of features.") from error
 
@@ -811,9 +882,10 @@ class FTSServer:
     Args:
         setup: What all agents agree upon.
         agents: Names of all agents.
-        rounds: How many queries the active agents make.
+        rounds: How many queries the active agents make. A run may be resumed with more.
         active: Who queries; default all. The others give a message before the start.
         every: A new message of the active agents every so many rounds; 0 for none after the start.
+            The last round asks for none.
     """
 
     setup: Setup
@@ -944,6 +1016,9 @@ class FTS:
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FTSServer:
         """The server of a study."""
+        unknown = sorted({*self.data, *(self.agent_weights or {})} - set(names))
+        if unknown:
+            raise InputDataError(f"Data or weights of agents that are no agents: {unknown[:8]}.")
         return FTSServer(
             setup=self.setup(space),
             agents=names,
@@ -968,14 +1043,18 @@ class FTS:
         )
 
 
-def default_feature_map(space: SearchSpace) -> FeatureMap:
+def default_kernel(dim: int) -> StationaryKernel:
+    """The public SE kernel of messages; length scales grow as the root of the dimension."""
+    return StationaryKernel(float("inf"), [LENGTHSCALE * (dim / 2) ** 0.5] * dim)
+
+
+def default_feature_map(space: SearchSpace, *, num_features: int = NUM_FEATURES) -> FeatureMap:
     """Features of a public SE kernel that were chosen for transfer, not for resolution.
 
     Parameters that act by their ratio are seen on a logarithmic scale, whatever scale the agents
-    search on; length scales grow as the root of the dimension.
+    search on.
     """
-    lengthscale = LENGTHSCALE * (space.dim / 2) ** 0.5
-    kernel = StationaryKernel(float("inf"), [lengthscale] * space.dim)
-    phi = RandomFourierFeatures.draw(kernel, NUM_FEATURES, generator=generator(0, "features"))
+    stream = generator(0, "features")
+    phi = RandomFourierFeatures.draw(default_kernel(space.dim), num_features, generator=stream)
     offsets = space.log_offsets
     return WarpedFeatures(phi, offsets) if bool((offsets > 0).any()) else phi

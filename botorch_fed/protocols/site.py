@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
@@ -413,13 +414,17 @@ def encode_names(*names: str) -> bytes:
     return b"".join(len(name.encode()).to_bytes(8, "little") + name.encode() for name in names)
 
 
+_CONTROLLER = ThreadpoolController()  # of the libraries behind numpy and scipy
+
+
 @contextlib.contextmanager
 def threads(count: int) -> Iterator[int]:
-    """PyTorch on so many threads; yields how many there were."""
+    """PyTorch, and the libraries behind numpy, on so many threads; yields how many PyTorch had."""
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        yield before
+        with _CONTROLLER.limit(limits=count):
+            yield before
     finally:
         torch.set_num_threads(before)
 

@@ -493,10 +493,16 @@ def _framed(data: bytes) -> bytes:
 
 
 class Blobs:
-    """Public bytes in a `Store`, named by their hash; in-process agents should share one object."""
+    """Public bytes in a `Store`, named by their hash; in-process agents should share one object.
 
-    def __init__(self, store: Store) -> None:
+    Args:
+        store: Where they lie.
+        max_bytes: Refuse to decode more than this.
+    """
+
+    def __init__(self, store: Store, *, max_bytes: int = MAX_BYTES) -> None:
         self._store = store
+        self._max_bytes = max_bytes
         self._decoded: dict[Any, Any] = {}  # replaced, never changed: threads may share it
 
     def put(self, data: bytes) -> str:
@@ -525,15 +531,15 @@ class Blobs:
                 self._store.delete(name)
         self._decoded = {key: made for key, made in self._decoded.items() if key[0] in kept}
 
-    def load(self, digest: str, *types: type, max_bytes: int = MAX_BYTES) -> Any:
+    def load(self, digest: str, *types: type) -> Any:
         """The object in the bytes of a hash, of one of these types, as `decode` makes it.
 
         The last few objects are remembered and given out again: do not change their tensors.
         """
-        key, known = (digest, types, max_bytes), self._decoded
+        key, known = (digest, types), self._decoded
         if key in known:
             return known[key]
-        made = decode(self.get(digest), *types, max_bytes=max_bytes)
+        made = decode(self.get(digest), *types, max_bytes=self._max_bytes)
         self._decoded = dict([*known.items(), (key, made)][-_REMEMBERED:])
         return made
 
@@ -544,8 +550,8 @@ class Blobs:
 class MemoryBlobs(Blobs):
     """Blobs for as long as the process lives."""
 
-    def __init__(self) -> None:
-        super().__init__(MemoryStore())
+    def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
+        super().__init__(MemoryStore(), max_bytes=max_bytes)
 
 
 class FileBlobs(Blobs):
@@ -553,10 +559,11 @@ class FileBlobs(Blobs):
 
     Args:
         folder: A folder of their own, created if it does not exist.
+        max_bytes: Refuse to decode more than this.
     """
 
-    def __init__(self, folder: str | Path) -> None:
-        super().__init__(FileStore(folder))
+    def __init__(self, folder: str | Path, *, max_bytes: int = MAX_BYTES) -> None:
+        super().__init__(FileStore(folder), max_bytes=max_bytes)
 
 
 def _checked_digest(digest: str) -> str:

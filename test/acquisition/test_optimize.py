@@ -1,0 +1,246 @@
+"""The optimiser of acquisition functions: never worse than what it has looked at."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.models.deterministic import GenericDeterministicModel
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from botorch_fed.acquisition import ThompsonSampling, weight_path
+from botorch_fed.acquisition.optimize import CHUNK, maximize
+from botorch_fed.rng import generator
+from test.cases import normal, random_fourier, uniform
+
+
+class Given(AcquisitionFunction):
+    """A function of points `… x d`, and the points it was asked for."""
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        super().__init__(GenericDeterministicModel(function))
+        self.function = function
+        self.asked: list[Tensor] = []
+
+    def forward(self, X: Tensor) -> Tensor:
+        assert X.shape[-2] == 1
+        self.asked.append(X.detach().reshape(-1, X.shape[-1]).clone())
+        return self.function(X.squeeze(-2))
+
+
+def bowl(centre: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda X: -(X - centre).square().sum(dim=-1)
+
+
+def draw(seed: int) -> ThompsonSampling:
+    return ThompsonSampling(weight_path(random_fourier(), normal(60, seed=seed)))
+
+
+# ------------------------------------------------------------------ over the cube
+
+
+@pytest.mark.parametrize("d", [1, 2, 6, 20])
+def test_finds_an_inner_maximum(d: int) -> None:
+    centre = 0.1 + 0.8 * uniform(d, seed=d)
+    point, value = maximize(
+        Given(bowl(centre)), d, generator=generator(0), num_raw=64, num_restarts=4
+    )
+    assert point.shape == (1, d)
+    torch.testing.assert_close(point[0], centre, rtol=0, atol=1e-6)
+    assert value == pytest.approx(0, abs=1e-6)
+
+
+def test_finds_the_best_of_several_maxima() -> None:
+    def waves(X: Tensor) -> Tensor:
+        return (12 * X).sin().sum(dim=-1) + X.sum(dim=-1)
+
+    _, value = maximize(Given(waves), 2, generator=generator(0), num_raw=256, num_restarts=8)
+    grid = torch.linspace(0, 1, 200_001, dtype=torch.float64)
+    best = 2 * float(((12 * grid).sin() + grid).max())  # the function is separable
+    assert value == pytest.approx(best, abs=1e-6)
+
+
+def test_finds_a_corner() -> None:
+    point, value = maximize(
+        Given(lambda X: X[..., 0] - X[..., 1]),
+        2,
+        generator=generator(0),
+        num_raw=16,
+        num_restarts=2,
+    )
+    assert point.tolist() == [[1.0, 0.0]]
+    assert value == 1.0
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_never_worse_than_what_it_has_looked_at(seed: int) -> None:
+    acquisition = draw(seed)
+    point, value = maximize(
+        acquisition, 2, generator=generator(seed, "raw"), num_raw=64, num_restarts=4
+    )
+    raw = generator(seed, "raw").uniform(64, 2)
+    with torch.no_grad():
+        assert value >= float(acquisition(raw.unsqueeze(-2)).max())
+        assert float(acquisition(point)) == pytest.approx(value, rel=1e-12)
+
+
+def test_never_worse_where_the_improvement_fails() -> None:
+    def fails(X: Tensor) -> Tensor:  # whatever few points are looked at together
+        return X[..., 0] - (100 if len(X) <= 4 else 0)
+
+    point, value = maximize(Given(fails), 1, generator=generator(1), num_raw=64, num_restarts=4)
+    raw = generator(1).uniform(64, 1)
+    assert value == float(raw.max())
+    assert float(point) == value
+
+
+@pytest.mark.parametrize("d", [1, 3])
+def test_never_leaves_the_cube(d: int) -> None:
+    outside = torch.full((d,), 3.0).double()
+    acquisition = Given(bowl(outside))
+    point, _ = maximize(acquisition, d, generator=generator(0), num_raw=32, num_restarts=4)
+    asked = torch.cat(acquisition.asked)
+    assert bool(((asked >= 0) & (asked <= 1)).all())
+    assert point.tolist() == [[1.0] * d]
+
+
+def test_the_same_generator_gives_the_same_point() -> None:
+    points = []
+    for seed in (1, 2):
+        torch.manual_seed(seed)  # PyTorch's global generator has no say
+        points.append(maximize(draw(0), 2, generator=generator(5), num_raw=64, num_restarts=4))
+    assert torch.equal(points[0][0], points[1][0])
+    assert points[0][1] == points[1][1]
+
+
+def test_a_flat_function_has_a_maximum_anywhere() -> None:
+    point, value = maximize(
+        Given(lambda X: 0 * X.sum(dim=-1)), 2, generator=generator(0), num_raw=8, num_restarts=2
+    )
+    assert value == 0
+    assert bool(((point >= 0) & (point <= 1)).all())
+
+
+# ------------------------------------------------------------------ away from earlier points
+
+
+@pytest.mark.parametrize("distance", [0.01, 0.2])
+def test_keeps_a_distance_from_earlier_points(distance: float) -> None:
+    centre = torch.tensor([0.5, 0.5]).double()
+    point, value = maximize(
+        Given(bowl(centre)),
+        2,
+        generator=generator(0),
+        num_raw=256,
+        num_restarts=4,
+        tried=centre.unsqueeze(0),
+        min_distance=distance,
+    )
+    assert float((point - centre).norm()) >= distance
+    assert value == pytest.approx(float(bowl(centre)(point)))
+    raw = generator(0).uniform(256, 2)
+    allowed = bowl(centre)(raw)[(raw - centre).norm(dim=-1) >= distance]
+    assert value >= float(allowed.max())
+
+
+def test_where_no_room_is_left_the_best_point_is_looked_at_again() -> None:
+    centre = torch.tensor([0.5, 0.5]).double()
+    point, _ = maximize(
+        Given(bowl(centre)),
+        2,
+        generator=generator(0),
+        num_raw=32,
+        num_restarts=4,
+        tried=centre.unsqueeze(0),
+        min_distance=5.0,
+    )
+    torch.testing.assert_close(point[0], centre, rtol=0, atol=1e-6)
+
+
+def test_half_of_the_raw_points_are_uniform_on_the_warped_scale() -> None:
+    offsets = torch.tensor([1e-6, 0.0]).double()
+    acquisition = Given(lambda X: 0 * X.sum(dim=-1))
+    maximize(acquisition, 2, generator=generator(0), num_raw=1000, num_restarts=1, offsets=offsets)
+    raw = acquisition.asked[0]
+    assert raw.shape == (1000, 2)
+    small = float((raw[:, 0] < 1e-3).double().mean())  # half of the logarithmic scale
+    assert small == pytest.approx(0.25, abs=5 * (0.25 * 0.75 / 1000) ** 0.5)
+    assert float(raw[:, 1].mean()) == pytest.approx(0.5, abs=5 * (1 / 12 / 1000) ** 0.5)
+    assert bool(((raw >= 0) & (raw <= 1)).all())
+
+
+# ------------------------------------------------------------------ over a list
+
+
+def test_a_list_of_points_is_searched_in_full() -> None:
+    candidates = uniform(CHUNK + 100, 2)  # in more than one part
+    acquisition = draw(3)
+    point, value = maximize(acquisition, 2, generator=generator(0), candidates=candidates)
+    with torch.no_grad():
+        values = acquisition(candidates.unsqueeze(-2))
+    best = int(values.argmax())
+    assert torch.equal(point, candidates[best : best + 1])
+    assert value == pytest.approx(float(values[best]), rel=1e-12)
+
+
+@given(values=st.lists(st.integers(0, 3), min_size=1, max_size=20))
+def test_ties_go_to_the_first(values: list[int]) -> None:
+    candidates = torch.arange(len(values)).double().unsqueeze(-1) / len(values)
+    table = torch.tensor(values).double()
+
+    def look_up(X: Tensor) -> Tensor:
+        return table[(X[..., 0] * len(values)).round().long()]
+
+    point, value = maximize(Given(look_up), 1, generator=generator(0), candidates=candidates)
+    first = values.index(max(values))
+    assert torch.equal(point[0], candidates[first])
+    assert value == max(values)
+
+
+def test_a_point_of_the_list_is_a_copy() -> None:
+    candidates = uniform(5, 2)
+    point, _ = maximize(draw(0), 2, generator=generator(0), candidates=candidates)
+    point += 1
+    assert float(candidates.max()) <= 1
+
+
+def test_undefined_points_are_passed_over() -> None:
+    candidates = torch.tensor([[0.9], [0.2], [0.4]], dtype=torch.float64)
+
+    def root(X: Tensor) -> Tensor:
+        return (0.5 - X[..., 0]).sqrt()  # NaN beyond one half
+
+    point, _ = maximize(Given(root), 1, generator=generator(0), candidates=candidates)
+    assert torch.equal(point, candidates[1:2])
+
+
+# ------------------------------------------------------------------ what cannot be done
+
+
+@pytest.mark.parametrize("candidates", [None, torch.ones(3, 2).double()])
+def test_a_function_that_is_finite_nowhere(candidates: Tensor | None) -> None:
+    nowhere = Given(lambda X: X.sum(dim=-1) * torch.nan)
+    with pytest.raises(InputDataError, match="Given is finite nowhere"):
+        maximize(
+            nowhere,
+            2,
+            generator=generator(0),
+            candidates=candidates,
+            num_raw=8,
+            num_restarts=2,
+        )
+
+
+def test_bad_input() -> None:
+    acquisition = draw(0)
+    with pytest.raises(BotorchTensorDimensionError, match="K > 0"):
+        maximize(acquisition, 2, generator=generator(0), candidates=uniform(0, 2))
+    with pytest.raises(BotorchTensorDimensionError, match="K x 2"):
+        maximize(acquisition, 2, generator=generator(0), candidates=uniform(5, 3))
+    with pytest.raises(InputDataError, match="num_raw = 4"):
+        maximize(acquisition, 2, generator=generator(0), num_raw=4, num_restarts=5)
