@@ -164,6 +164,8 @@ class Outcome:
                 f"An outcome needs a finite centre and a positive scale, got {self.centre} and "
                 f"{self.scale}."
             )
+        object.__setattr__(self, "centre", float(self.centre))  # 0 and 0.0 are one map
+        object.__setattr__(self, "scale", float(self.scale))
 
     def to_public(self, Y: Tensor) -> Tensor:
         """Outcomes as the site measures them to the shared scale, larger is better."""

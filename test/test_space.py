@@ -166,3 +166,10 @@ def test_offsets_of_a_logarithmic_warp_are_those_of_the_log_scale() -> None:
         e = float(offsets[0])
         warped = math.log1p(x / e) / math.log1p(1 / e)
         assert abs(warped - float(log.to_unit([{"wide": value}]))) < 1e-12
+
+
+def test_whole_numbers_make_the_same_outcome() -> None:
+    a = SearchSpace(SPACE.parameters, Outcome(0, 2))
+    b = SearchSpace(SPACE.parameters, Outcome(0.0, 2.0))
+    assert a.fingerprint == b.fingerprint
+    assert decode(encode(a), SearchSpace).fingerprint == a.fingerprint

@@ -234,7 +234,7 @@ def _exchange(
             continue
         if isinstance(answer, Refusal):
             _check_age(known, agent, answer, content_of(request))
-            strangers += answer.code == "foreign"
+            strangers += answer.code in ("foreign", "invalid")
             failures[agent] = Failure(answer.code)
             continue
         try:
@@ -249,8 +249,9 @@ def _exchange(
             inbox[agent] = message
     if strangers and strangers == len(exchanged.replies) and not known.heard:
         raise ProtocolError(
-            f"All {strangers} agents that answer take part in another start of run {known.run!r}: "
-            "restore the server's record, or choose another name for the run."
+            f"All {strangers} agents that answer refuse to begin: {_summary(failures)}. If they "
+            "take part in another start of this run, restore the server's record or choose another "
+            "name for the run; if the request does not fit, their logs say why."
         )
     return inbox, replace(exchanged, failures=failures)
 

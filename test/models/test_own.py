@@ -247,6 +247,7 @@ def test_the_fit_is_the_same_every_time() -> None:
 
 # ------------------------------------------------------------------ the model
 
+
 def test_the_model_has_the_fitted_hyperparameters() -> None:
     X, Y = data(15, 2)
     known = fit_own_gp(X, Y + 1000)

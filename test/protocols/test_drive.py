@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from botorch_fed.engines.inprocess import InProcess
-from botorch_fed.errors import ProtocolError
+from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.protocols.base import Exchanged, Failure, Outgoing, Refusal, Reply
 from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.site import Site
@@ -289,8 +289,18 @@ def test_a_broadcast_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_server_that_lost_its_record_stops() -> None:
     engine = InProcess(sites())
     drive(SERVER, engine, save=lambda _: None)
-    with pytest.raises(ProtocolError, match="All 3 agents that answer"):
+    with pytest.raises(ProtocolError, match="All 3 agents that answer refuse to begin: 3 foreign"):
         drive(SERVER, engine)
+
+
+def test_a_run_that_everybody_refuses_to_begin_stops() -> None:
+    class Picky(BoxAgent):
+        def check(self, *_: Any) -> None:
+            raise MessageError("not with me")
+
+    home = [Site(n, Picky(seed=0), bowl) for n in NAMES]
+    with pytest.raises(ProtocolError, match="refuse to begin: 3 invalid"):
+        drive(SERVER, InProcess(home))
 
 
 def test_a_record_of_another_run_or_other_settings_is_refused() -> None:
