@@ -273,12 +273,15 @@ def run(
             patience=patience,
         )
     else:
-        engine = InProcess(
-            [make_site(name) for name in names],
-            absent=absent,
-            raise_errors=raise_errors,
-            patience=patience,
-        )
+        sites: list[Site] = []
+        try:
+            for name in names:
+                sites.append(make_site(name))
+        except BaseException:
+            for site in sites:
+                site.journal.close()
+            raise
+        engine = InProcess(sites, absent=absent, raise_errors=raise_errors, patience=patience)
     with engine, _watched(protocol.rounds, progress) as advance:
 
         def on_exchange(round_: Round) -> None:
@@ -375,7 +378,11 @@ def _make_site(
     journal = FileJournal(home / "journal")
     if isinstance(objective, _AgentObjective):
         objective.calls = len(journal)
-    return Site(name, agent, objective, store=store, journal=journal, max_bytes=max_bytes)
+    try:
+        return Site(name, agent, objective, store=store, journal=journal, max_bytes=max_bytes)
+    except BaseException:
+        journal.close()
+        raise
 
 
 def _agent(
@@ -441,13 +448,22 @@ def _settings(
 ) -> dict[str, Any]:
     """What must be the same when a run is resumed."""
     prints = [server.fingerprint, *(agent.fingerprint for agent in agents)]
-    known = isinstance(problem, FederatedTestProblem)
     return {
         "settings": hashlib.sha256("".join(prints).encode()).hexdigest(),
-        "problem": repr(problem) if known else "objectives by name",
+        "problem": _described(problem)
+        if isinstance(problem, FederatedTestProblem)
+        else "objectives by name",
         "noise_std": problem.noise_std if isinstance(problem, FederatedTestProblem) else None,
         "seed": seed,
     }
+
+
+def _described(problem: FederatedTestProblem) -> str:
+    try:
+        optima = problem.optimal_values.tolist()
+    except NotImplementedError:
+        optima = []
+    return f"{problem!r} {hashlib.sha256(repr(optima).encode()).hexdigest()[:16]}"
 
 
 def _folder(out: Path, mine: dict[str, Any], *, resume: bool) -> Path:
@@ -455,7 +471,8 @@ def _folder(out: Path, mine: dict[str, Any], *, resume: bool) -> Path:
     head = folder / "run.json"
     if not head.exists():
         folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()) and not resume:
+        strange = {path.name for path in folder.iterdir()} - {"server", "sites", "run.json.draft"}
+        if strange:
             raise ProtocolError(f"{folder} is not empty and holds no run: choose another folder.")
         _write(head, json.dumps(mine))
         return folder

@@ -6,26 +6,36 @@
     landmine          Figs. 2, 3, 5, 6: 29 fields; decision-function AUC at tolerance 1e-6
     landmine-tol      the same at libsvm's default tolerance
     landmine-log      the same at tolerance 1e-6, C and gamma on a log scale
-    synthetic         Fig. 1
-    har               Figs. 2, 3, 7: activity recognition
-    har-growing       Fig. 4: others' observations fixed, or growing by one a round
+    synthetic         Fig. 1: functions at distance d_n, t_n observations, messages of M numbers
+    har               Figs. 2, 3, 7: activity recognition, the paper's ranges
+    har-dp            the same with the ranges of DP-FTS-DE, on which subjects differ more
+    har-growing       Fig. 4: others' observations fixed at 50, or growing by one a round
+    har-dp-growing    the same with the ranges of DP-FTS-DE
     gleam             not run: the data cannot be obtained, and no stand-in is claimed
 
 Landmine and HAR need ``BOTORCH_FED_DATA``. What the papers leave unstated was fixed before any run:
-others' 50 observations are 3 random points and 47 queries of their own Thompson sampling with the
-good own GP, five independent sets of them, repeat r uses set r mod 5; starts of the targets are
-uniform and common to all rows.
+
+- others' 50 observations are 3 random points and 47 queries of their own Thompson sampling with the
+  good own GP, five independent sets of them, repeat r uses set r mod 5; in Fig. 4 they go on so;
+- starts of the targets are uniform and common to all rows;
+- HAR is tabulated once on the first 1,024 Sobol points and the corners (`tabulated`), batch sizes
+  rounded, and all agents choose among those; starts are points of that domain;
+- synthetic: 20 functions with one start each instead of 5 with 5, as functions, not starts, are
+  the independent units of the intervals; the sign of d_n is drawn for every agent and point; the
+  faster p_t is 1 - 1/t^2; messages are made with the true kernel and noise, features are drawn
+  anew for every run, and common to all its agents. Outcomes are seen as (y - 0.5) / 0.2.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import os
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cache
+from dataclasses import dataclass, fields, replace
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +46,36 @@ from rich.table import Table
 from scipy.stats import wilcoxon
 from torch import Tensor
 
-from benchmarks.papers.ledger import Line, Results, at_checkpoints, interval, versions
-from botorch_fed.acquisition import Constant, Polynomial
-from botorch_fed.models import RandomFourierFeatures, StationaryKernel
-from botorch_fed.protocols.fts import FTS, Strategy, default_feature_map, paper_strategy
+from benchmarks.papers.ledger import Line, Results, at_checkpoints, holm, interval, versions
+from benchmarks.papers.tabulated import Tabulated, tabulate
+from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
+from botorch_fed.models import (
+    InducingFeatures,
+    OwnHyperparameters,
+    RandomFourierFeatures,
+    StationaryKernel,
+    WarpedFeatures,
+)
+from botorch_fed.protocols.base import AgentId
+from botorch_fed.protocols.fts import (
+    FTS,
+    FTSAgent,
+    FTSAgentState,
+    Strategy,
+    default_feature_map,
+    default_kernel,
+    paper_strategy,
+)
+from botorch_fed.protocols.store import Blobs
 from botorch_fed.rng import generator
 from botorch_fed.run import Study, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.test_functions import FederatedTestProblem, Landmine
+from botorch_fed.test_functions import (
+    ActivityRecognition,
+    FederatedTestProblem,
+    Landmine,
+    SyntheticGPAgents,
+)
 
 CACHE = Path(os.environ.get("BOTORCH_FED_CACHE", Path(__file__).parent.parent / ".cache"))
 SEED = 20260101
@@ -52,8 +84,9 @@ STARTS = 3
 QUERIES = 50
 OTHERS = 50  # observations of every other agent
 LOGS = 5
+GROWTH = 50  # observations that the others of Fig. 4 add, one a round
 
-ALONE = Strategy(schedule=Constant(1.0), portfolio=0, prior_until=0)
+ALONE = Strategy(own="thompson", warp=False, portfolio=0, prior_until=0)
 Data = dict[str, tuple[Tensor, Tensor]]
 
 
@@ -66,18 +99,25 @@ def agent(n: int) -> str:
 
 def starts(problem: FederatedTestProblem, n: int, *path: int | str) -> tuple[Tensor, Tensor]:
     """Uniform starting points of an agent and their values."""
-    X = generator(SEED, "starts", n, *path).uniform(STARTS, problem.dim)
+    stream = generator(SEED, "starts", n, *path)
+    if isinstance(problem, Tabulated):
+        X = problem.points[(stream.uniform(STARTS) * len(problem.points)).long()]
+    else:
+        X = stream.uniform(STARTS, problem.dim)
     return X, problem.evaluate(n, X).reshape(-1, 1)
 
 
 @cache
-def logs(name: str, index: int) -> Data:
-    """Fifty observations of every agent by its own Thompson sampling, made once."""
+def logs(name: str, index: int, count: int = OTHERS) -> Data:
+    """Observations of every agent by its own Thompson sampling, made once.
+
+    Longer logs begin as shorter ones do.
+    """
     problem = PROBLEMS[name]()
-    path = CACHE / f"logs-{name}-{index}.npz"
+    path = CACHE / f"logs-{name}-{index}{'' if count == OTHERS else f'-{count}'}.npz"
     if not path.exists():
         data = {agent(n): starts(problem, n, "log", index) for n in range(len(problem))}
-        study = FTS(rounds=OTHERS - STARTS, strategy=ALONE, data=data)
+        study = FTS(rounds=count - STARTS, strategy=ALONE, data=data, candidates=domain_of(problem))
         result = run(study, problem, seed=SEED + index)
         arrays = {}
         for who, (X, Y) in data.items():
@@ -86,7 +126,7 @@ def logs(name: str, index: int) -> Data:
             arrays[f"Y-{who}"] = torch.cat([Y, new_Y]).numpy()
         path.parent.mkdir(parents=True, exist_ok=True)
         draft = path.with_suffix(".draft.npz")
-        np.savez(draft, **arrays)
+        np.savez(draft, **arrays)  # type: ignore[arg-type]
         draft.replace(path)
     with np.load(path) as archive:
         return {
@@ -96,6 +136,11 @@ def logs(name: str, index: int) -> Data:
             )
             for n in range(len(problem))
         }
+
+
+def domain_of(problem: FederatedTestProblem) -> Tensor | None:
+    """The only points that can be evaluated, if not all of the unit cube can."""
+    return problem.points if isinstance(problem, (Tabulated, SyntheticGPAgents)) else None
 
 
 class _Only(FederatedTestProblem):
@@ -116,7 +161,13 @@ PROBLEMS: dict[str, Callable[[], FederatedTestProblem]] = {
     "landmine": cache(lambda: Landmine(tol=1e-6)),
     "landmine-tol": cache(lambda: Landmine(tol=1e-3)),
     "landmine-log": cache(lambda: Landmine(tol=1e-6, scale="log")),
+    "har": cache(lambda: tabulate(ActivityRecognition(ranges="fts"), "har-fts")),
+    "har-dp": cache(lambda: tabulate(ActivityRecognition(ranges="dp-fts-de"), "har-dp-fts-de")),
 }
+HAR_ROWS = (
+    *("ts", "ours", "fts-mean", "fts-paper", "ts-raw"),
+    *("field", "sobol-ts", "random", "ei", "ei-warped", "ours-then-ei", "ours-always"),
+)
 
 
 def corners(dim: int) -> Tensor:
@@ -139,18 +190,37 @@ def paper_features(dim: int, num_features: int = 100) -> RandomFourierFeatures:
     return RandomFourierFeatures.paper_cosine(kernel, num_features, generator=stream)
 
 
-def rows(dim: int) -> dict[str, tuple[bool, Callable[[Data, int], Study]]]:
+class _OneActive(FTS):
+    """A study whose inactive agents fit no model of their own: they never query.
+
+    Messages do not depend on that model, so the results are the same, sooner.
+    """
+
+    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:
+        made = super().agent(name, space, seed, blobs)
+        if self.active is None or name in self.active:
+            return made
+        return replace(made, strategy=replace(made.strategy, own="random"))
+
+
+def rows(
+    space: SearchSpace, points: Tensor | None = None
+) -> dict[str, tuple[bool, Callable[[Data, int], Study]]]:
     """Every method: whether outcomes stay raw, and its study for some data."""
+    study, dim = FTS if points is None else _OneActive, space.dim
 
     def fts(**options: Any) -> Callable[[Data, int], Study]:
-        return lambda data, n: FTS(rounds=QUERIES, active=(agent(n),), data=data, **options)
+        return lambda data, n: study(
+            rounds=QUERIES, active=(agent(n),), data=data, candidates=points, **options
+        )
 
-    random = Strategy(schedule=Constant(1.0), own="random", portfolio=0, prior_until=0)
-    one = Constant(1.0)
-    raw = Strategy(schedule=Constant(1.0), portfolio=0, prior_until=0, paper_gp=True)
-    ei = Strategy(schedule=Constant(1.0), own="ei", portfolio=0, prior_until=0)
+    first = sobol(dim) if points is None else points[1 : STARTS + 1]
+    random = replace(ALONE, own="random")
+    raw = paper_strategy(Constant(1.0))
+    ei = replace(ALONE, own="ei")
     paper = {"message": "sample", "feature_map": paper_features(dim), "noise_var": 1e-6}
-    mixed = Strategy(schedule=Polynomial(0.5), portfolio=0, prior_until=0)
+    mixed = replace(ALONE, schedule=Polynomial(0.5))
+    support = InducingFeatures(default_kernel(dim), sobol(dim, 64))
     return {
         "random": (False, fts(strategy=random)),
         "ts-raw": (True, fts(strategy=raw)),
@@ -163,20 +233,39 @@ def rows(dim: int) -> dict[str, tuple[bool, Callable[[Data, int], Study]]]:
             fts(strategy=replace(ei, warp=True), initial_design=corners(dim)),
         ),
         "corners-ts": (False, fts(strategy=ALONE, initial_design=corners(dim))),
-        "sobol-ts": (False, fts(strategy=ALONE, initial_design=sobol(dim))),
+        "sobol-ts": (False, fts(strategy=ALONE, initial_design=first)),
         "fts-paper": (True, fts(strategy=paper_strategy(), **paper)),
         "fts-mean": (False, fts(strategy=mixed)),
-        "rgpe": (False, fts(strategy=Strategy(transfer="rgpe"), message="summary")),
-        "taf": (False, fts(strategy=Strategy(transfer="taf"), message="summary_and_incumbent")),
+        "rgpe": (False, fts(strategy=replace(ALONE, transfer="rgpe"), message="summary")),
+        "taf": (
+            False,
+            fts(strategy=replace(ALONE, transfer="taf"), message="summary_and_incumbent"),
+        ),
         "ours": (False, fts()),
         "field": (False, fts()),
-        "ours-portfolio-5": (False, fts(strategy=replace(ALONE, portfolio=5))),
-        "ours-until-10": (False, fts(strategy=Strategy(prior_until=10, own="ei", schedule=one))),
+        "ours-portfolio-5-ts": (False, fts(strategy=replace(ALONE, portfolio=5))),
+        "ours-always": (False, fts(strategy=Strategy(prior_until=None))),
         "ours-no-portfolio": (False, fts(strategy=Strategy(portfolio=0))),
+        "ours-own-unwarped": (False, fts(strategy=Strategy(warp=False))),
+        "ours-then-ei": (False, fts(strategy=Strategy(own="ei"))),
+        "field-then-ei": (False, fts(strategy=Strategy(own="ei"))),
         "ours-learned": (False, fts(strategy=Strategy(learned=True))),
         "ours-sample": (False, fts(message="sample")),
         "ours-shared-prior": (False, fts(message="shared_prior")),
         "ours-unwarped": (False, fts(feature_map=default_feature_map(plain(dim)))),
+        "ours-support-64": (
+            False,
+            fts(feature_map=WarpedFeatures(support, space.log_offsets)),
+        ),
+        "ours-50": (False, fts(feature_map=default_feature_map(space, num_features=50))),
+        "ours-200": (False, fts(feature_map=default_feature_map(space, num_features=200))),
+        **{
+            f"fts-paper-{M}": (
+                True,
+                fts(strategy=paper_strategy(), **{**paper, "feature_map": paper_features(dim, M)}),
+            )
+            for M in (50, 150, 200)
+        },
         "fts-learned": (False, fts(strategy=replace(mixed, learned=True))),
     }
 
@@ -202,11 +291,11 @@ def field(data: Data, outcome: Outcome, repeat: int) -> Data:
 def one_run(entry: str, row: str, target: int, repeat: int) -> Line:
     """One target's 50 queries."""
     problem = PROBLEMS[entry]()
-    raw, study = rows(problem.dim)[row]
+    raw, study = rows(problem.space, domain_of(problem))[row]
     data: Data = {}
     if row.startswith(NEEDS_OTHERS):
         data = dict(logs(entry, repeat % LOGS))
-    if row == "field":
+    if row.startswith("field"):
         data = field(data, problem.space.outcome, repeat)
     start = starts(problem, target, "target", repeat)
     data[agent(target)] = start
@@ -214,10 +303,197 @@ def one_run(entry: str, row: str, target: int, repeat: int) -> Line:
     result = run(study(data, target), shown, seed=SEED + 1000 + repeat)
     values = [float(start[1].max()), *(line["y"] for line in result.records)]
     mean_value = np.cumsum(values[1:]) / np.arange(1, len(values))
+    known = {}
+    if isinstance(problem, Tabulated):
+        known["optimum"] = round(float(problem.optimal_values[target]), 5)
     return {
+        **known,
         "best": at_checkpoints(np.maximum.accumulate(values)),
         "mean": at_checkpoints([values[0], *mean_value]),
         "cpu_ms": round(1e3 * result.cpu_seconds_per_query(agent(target)), 2),
+        "versions": versions(),
+    }
+
+
+# ------------------------------------------------------------------ Fig. 4: others that go on
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class _Growing(FTS):
+    """All agents query: the target as it likes, the others where their logs went on.
+
+    Args:
+        target: The agent that uses messages.
+        designs: The next points of every other agent, as its own Thompson sampling chose them.
+    """
+
+    target: AgentId
+    designs: Data
+
+    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:
+        made = super().agent(name, space, seed, blobs)
+        if name == self.target:
+            return made
+        alone = replace(ALONE, own="random")
+        return replace(made, strategy=alone, initial_design=self.designs[name][0])
+
+
+GROWING = {"har-growing": "har", "har-dp-growing": "har-dp"}
+GROWING_KEYS = ("row", "others", "target", "repeat")
+GROWING_ROWS: dict[str, dict[str, Any]] = {
+    "fts-mean": {"strategy": replace(ALONE, schedule=Polynomial(0.5))},
+    "ours": {},
+}
+
+
+def growing_run(entry: str, row: str, others: str, target: int, repeat: int) -> Line:
+    """One target's 50 queries, the others ``"fixed"`` at 50 observations or ``"growing"``."""
+    problem = PROBLEMS[GROWING[entry]]()
+    points = domain_of(problem)
+    log = logs(GROWING[entry], repeat % LOGS, OTHERS + GROWTH)
+    data = {who: (X[:OTHERS], Y[:OTHERS]) for who, (X, Y) in log.items()}
+    data[agent(target)] = start = starts(problem, target, "target", repeat)
+    options = {"rounds": QUERIES, "data": data, "candidates": points, **GROWING_ROWS[row]}
+    study: FTS
+    if others == "fixed":
+        study = _OneActive(active=(agent(target),), **options)
+    else:
+        later = {who: (X[OTHERS:], Y[OTHERS:]) for who, (X, Y) in log.items()}
+        study = _Growing(target=agent(target), designs=later, every=1, **options)
+    result = run(study, problem, seed=SEED + 1000 + repeat)
+    values = [float(start[1].max()), *result.history(agent(target))[1].flatten().tolist()]
+    return {
+        "best": at_checkpoints(np.maximum.accumulate(values)),
+        "optimum": round(float(problem.optimal_values[target]), 5),
+        "cpu_ms": round(1e3 * result.cpu_seconds_per_query(agent(target)), 2),
+        "versions": versions(),
+    }
+
+
+# ------------------------------------------------------------------ Fig. 1: synthetic functions
+
+SYNTHETIC_KEYS = ("row", "distance", "observed", "features", "function", "start")
+DISTANCES = (0.02, 1.2)
+OBSERVED = (40, 100)
+MESSAGE_LENGTHS = (50, 100)
+NUM_OTHERS = 50
+LENGTHSCALE = 0.03
+# Settings (distance, observations, features) of a row; nothing of them matters without messages.
+NO_SETTING: tuple[float | None, int, int] = (None, 0, 0)
+FIELD_SETTING = (None, 100, 100)  # others know independent functions of the same process
+MIXED = replace(ALONE, schedule=Polynomial(0.5))
+FASTER = replace(MIXED, schedule=InverseSquare())
+
+
+class _KnownAgent(FTSAgent):
+    """An agent that knows the kernel and the noise of its function."""
+
+    def _fitted(self, state: FTSAgentState) -> FTSAgentState:
+        scale = self.space.outcome.scale
+        lengthscale = torch.full((1,), LENGTHSCALE, dtype=torch.float64)
+        known = OwnHyperparameters(lengthscale, 1.0, 0.01 / scale**2, 0.0, len(state.X))
+        return replace(state, own=known)
+
+
+class _Known(_OneActive):
+    """A study whose agents know the kernel and the noise of their functions."""
+
+    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:
+        made = super().agent(name, space, seed, blobs)
+        return _KnownAgent(**{f.name: getattr(made, f.name) for f in fields(made)})
+
+
+def synthetic_rows() -> dict[str, tuple[type[FTS], dict[str, Any]]]:
+    """Every method: its study and that study's options; messages of a public basis."""
+    mean = {"message": "mean"}
+    sample = {"message": "sample"}
+    then_ei = Strategy(own="ei")
+    always = Strategy(prior_until=None)
+    ei = replace(ALONE, own="ei")
+    return {
+        "ts": (_OneActive, {"strategy": ALONE}),
+        "ts-known": (_Known, {"strategy": ALONE}),
+        "ei": (_OneActive, {"strategy": ei}),
+        "sobol-ts": (_OneActive, {"strategy": ALONE, "initial_design": None}),
+        "random": (_OneActive, {"strategy": replace(ALONE, own="random")}),
+        "fts": (_OneActive, {"strategy": MIXED, **sample}),
+        "fts-fast": (_OneActive, {"strategy": FASTER, **sample}),
+        "ours": (_OneActive, mean),
+        "ours-learned": (_OneActive, {"strategy": Strategy(learned=True), **mean}),
+        "ours-then-ei": (_OneActive, {"strategy": then_ei, **mean}),
+        "ours-always": (_OneActive, {"strategy": always, **mean}),
+        "fts-learned": (_OneActive, {"strategy": replace(MIXED, learned=True), **sample}),
+        "fts-fast-learned": (_OneActive, {"strategy": replace(FASTER, learned=True), **sample}),
+        "fts-known": (_Known, {"strategy": MIXED, **sample}),
+        "fts-known-fast": (_Known, {"strategy": FASTER, **sample}),
+        "fts-mean": (_OneActive, {"strategy": MIXED, **mean}),
+        "fts-field": (_OneActive, {"strategy": MIXED, **sample}),
+        "ours-field": (_OneActive, mean),
+        "ours-then-ei-field": (_OneActive, {"strategy": then_ei, **mean}),
+        "ours-always-field": (_OneActive, {"strategy": always, **mean}),
+        "ours-default-basis": (_OneActive, mean),
+        "ours-then-ei-default-basis": (_OneActive, {"strategy": then_ei, **mean}),
+        "ours-always-default-basis": (_OneActive, {"strategy": always, **mean}),
+    }
+
+
+def synthetic_settings(row: str) -> list[tuple[float | None, int, int]]:
+    """The settings a row is run in."""
+    if row in ("ts", "ts-known", "ei", "sobol-ts", "random"):
+        return [NO_SETTING]
+    if row.endswith("-field"):
+        return [FIELD_SETTING]
+    every = list(itertools.product(DISTANCES, OBSERVED, MESSAGE_LENGTHS))
+    if row in ("fts", "fts-fast", "fts-known", "ours", "ours-always"):
+        return list(every)
+    return [setting for setting in every if setting[-1] == 100]
+
+
+def synthetic_run(
+    row: str, distance: float | None, observed: int, features: int, function: int, start: int
+) -> Line:
+    """One target's 50 queries of a sample of a Gaussian process."""
+    near = DISTANCES[0] if distance is None else distance
+    problem = SyntheticGPAgents(NUM_OTHERS + 1, seed=function, distance=near)
+    stream = generator(SEED, "synthetic start", function, start)
+    X = problem.points[(stream.uniform(1) * len(problem.points)).long()]
+    noise_std = math.sqrt(problem.noise_var)
+    Y = problem[0](X, noise=False).reshape(1, 1) + noise_std * stream.normal(1, 1)
+    data: Data = {agent(0): (X, Y)}
+    if observed:
+        known = problem
+        if row.endswith("-field"):
+            known = SyntheticGPAgents(NUM_OTHERS + 1, seed=function + 10**6, heterogeneity=1.0)
+        for n in range(1, len(problem)):
+            data[agent(n)] = known.observations(n, observed, seed=SEED + start)
+    kernel = StationaryKernel(math.inf, [LENGTHSCALE])
+    draw = generator(SEED, "synthetic features", function, start)
+    method, given = synthetic_rows()[row]
+    options: dict[str, Any] = {"noise_var": problem.noise_var / problem.space.outcome.scale**2}
+    if features and not row.endswith("-default-basis"):
+        # The paper's cosines for the paper's messages, pairs of cosine and sine for ours.
+        paper = given["message"] == "sample"
+        make: Callable[..., RandomFourierFeatures] = (
+            RandomFourierFeatures.paper_cosine if paper else RandomFourierFeatures.draw
+        )
+        options["feature_map"] = make(kernel, features, generator=draw)
+    elif features:
+        options.pop("noise_var")
+    options.update(given)
+    if row == "sobol-ts":
+        nearest = (problem.points - sobol(1).mT).abs().argmin(dim=0)
+        options["initial_design"] = problem.points[nearest]
+    study = method(
+        rounds=QUERIES, active=(agent(0),), data=data, candidates=problem.points, **options
+    )
+    result = run(study, problem, seed=SEED + 1000 * function + start)
+    true = [float(problem[0](X, noise=False)), *(line["true"] for line in result.records)]
+    regrets = float(problem.optimal_values[0]) - np.array(true)
+    sums = np.concatenate([[0.0], np.cumsum(regrets[1:])])
+    return {
+        "regret": at_checkpoints(np.minimum.accumulate(regrets), 4),
+        "cumulative": at_checkpoints(sums, 3),
+        "cpu_ms": round(1e3 * result.cpu_seconds_per_query(agent(0)), 2),
         "versions": versions(),
     }
 
@@ -282,27 +558,330 @@ def summary(entry: str, *, as_json: bool, row: str = "ours") -> None:
     Console(width=200).print(table)
 
 
+Gap = dict[str, float]
+
+
+def gap_of(gaps: np.ndarray) -> Gap:
+    """Mean of paired differences, its 95 % interval, and Wilcoxon's p value."""
+    low, high = interval(gaps)
+    p = float(wilcoxon(gaps).pvalue) if gaps.any() else 1.0
+    return {
+        "mean": round(float(gaps.mean()), 4),
+        "low": round(low, 4),
+        "high": round(high, 4),
+        "p": p,
+    }
+
+
+def shown(gap: Gap) -> str:
+    """A difference in a cell of a table."""
+    return f"{gap['mean']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}]"
+
+
+def by_function(results: Results, what: str, at: int, **fields_: Any) -> dict[int, float]:
+    """Mean over starts of a row's regret, by function."""
+    found: dict[int, list[float]] = {}
+    for line in results.select(**fields_):
+        found.setdefault(line["function"], []).append(line[what][str(at)])
+    return {function: float(np.mean(values)) for function, values in found.items()}
+
+
+def synthetic_gap(
+    results: Results, what: str, at: int, one: dict[str, Any], other: dict[str, Any]
+) -> Gap | None:
+    """A row minus another, paired by function; None if one of them was not run."""
+    mine, theirs = by_function(results, what, at, **one), by_function(results, what, at, **other)
+    both = sorted(mine.keys() & theirs.keys())
+    return gap_of(np.array([mine[f] - theirs[f] for f in both])) if both else None
+
+
+SYNTHETIC_TIMES = (
+    ("regret", 5),
+    ("regret", 10),
+    ("regret", 20),
+    ("regret", 50),
+    ("cumulative", 50),
+)
+
+
+DESIGNS = (
+    *("ours", "ours-learned", "ours-then-ei", "ours-always"),
+    *("fts-learned", "fts-fast-learned"),
+    *("ours-default-basis", "ours-then-ei-default-basis", "ours-always-default-basis"),
+)
+
+
+def synthetic_claims(results: Results) -> dict[str, dict[str, dict[str, Gap]]]:
+    """Differences behind every claim of Fig. 1: claim, setting, time."""
+    claims: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {}
+
+    def add(claim: str, row: str, other: str | None, distance: float) -> None:
+        for observed, features in itertools.product(OBSERVED, MESSAGE_LENGTHS):
+            here = {"distance": distance, "observed": observed, "features": features}
+            against = {"row": "ts"} if other in (None, "ts") else {"row": other, **here}
+            if other == "ts-known":
+                against = {"row": "ts-known"}
+            name = f"t_n={observed} M={features}"
+            claims.setdefault(claim, []).append((name, {"row": row, **here}, against))
+
+    add("d_n=0.02: fts - ts", "fts", "ts", 0.02)
+    add("d_n=0.02: fts-known - ts-known", "fts-known", "ts-known", 0.02)
+    for row in ("fts", "fts-known"):
+        claims[f"d_n=0.02: {row}, M=100 - M=50"] = [
+            (
+                f"t_n={observed}",
+                {"row": row, "distance": 0.02, "observed": observed, "features": 100},
+                {"row": row, "distance": 0.02, "observed": observed, "features": 50},
+            )
+            for observed in OBSERVED
+        ]
+    add("d_n=1.2: fts (slow p_t) - ts", "fts", "ts", 1.2)
+    add("d_n=1.2: fts-fast - ts", "fts-fast", "ts", 1.2)
+    add("d_n=1.2: fts - fts-fast", "fts", "fts-fast", 1.2)
+    add("d_n=1.2: fts-known - ts-known", "fts-known", "ts-known", 1.2)
+    add("d_n=1.2: fts-known-fast - ts-known", "fts-known-fast", "ts-known", 1.2)
+    for distance in DISTANCES:
+        for row in DESIGNS:
+            add(f"d_n={distance}: {row} - ts", row, "ts", distance)
+    field_ = dict(zip(("distance", "observed", "features"), FIELD_SETTING, strict=True))
+    for row in ("fts-field", "ours-field", "ours-then-ei-field", "ours-always-field"):
+        claims[f"independent functions: {row} - ts"] = [
+            ("t_n=100 M=100", {"row": row, **field_}, {"row": "ts"})
+        ]
+    found: dict[str, dict[str, dict[str, Gap]]] = {}
+    for claim, pairs in claims.items():
+        for name, one, other in pairs:
+            for what, at in SYNTHETIC_TIMES:
+                gap = synthetic_gap(results, what, at, one, other)
+                if gap is not None:
+                    found.setdefault(claim, {}).setdefault(name, {})[f"{what}_{at}"] = gap
+    for settings in found.values():  # Holm over the settings of a claim
+        for what, at in SYNTHETIC_TIMES:
+            gaps = [times[f"{what}_{at}"] for times in settings.values()]
+            for gap, p in zip(gaps, holm(gap["p"] for gap in gaps), strict=True):
+                gap["p"] = float(f"{p:.2g}")
+    return found
+
+
+def synthetic_summary(entry: str, *, as_json: bool) -> None:
+    """Regret of every row and setting, and the differences behind the claims."""
+    results = Results(f"fts/{entry}", SYNTHETIC_KEYS)
+    claims = synthetic_claims(results)
+    functions = len({line["function"] for line in results.lines})
+    if as_json:
+        print(json.dumps({"functions": functions, "claims": claims}))
+        return
+    console = Console(width=170)
+    table = Table(title=f"{entry}: simple regret (noise-free), mean over {functions} functions")
+    times = (1, 2, 5, 10, 20, 30, 50)
+    for column in ("row", "d_n", "t_n", "M", "runs", *map(str, times), "cumulative 50", "ms/query"):
+        table.add_column(column)
+    for row in synthetic_rows():
+        for distance, observed, features in synthetic_settings(row):
+            here = {"row": row, "distance": distance, "observed": observed, "features": features}
+            lines = results.select(**here)
+            if not lines:
+                continue
+            mean = [f"{np.mean([line['regret'][str(t)] for line in lines]):.3f}" for t in times]
+            total = np.mean([line["cumulative"]["50"] for line in lines])
+            cpu = np.mean([line["cpu_ms"] for line in lines])
+            setting = [row, str(distance), str(observed), str(features), str(len(lines))]
+            table.add_row(*setting, *mean, f"{total:.2f}", f"{cpu:.0f}")
+    console.print(table)
+    table = Table(
+        title="paired differences, negative is better: mean [95 % bootstrap over functions], "
+        "p of Wilcoxon's test adjusted by Holm over the settings of a claim"
+    )
+    for column in ("claim", "setting", *(f"{what} {at}" for what, at in SYNTHETIC_TIMES)):
+        table.add_column(column)
+    for claim, settings in claims.items():
+        for name, gaps in settings.items():
+            cells = [f"{shown(gap)} p={gap['p']:.1g}" for gap in gaps.values()]
+            table.add_row(claim, name, *cells)
+    Console(width=210).print(table)
+
+
+def har_summary(entry: str, *, as_json: bool) -> None:
+    """Accuracy of every row: over all targets, and per target."""
+    results = Results(f"fts/{entry}", keys_of(entry))
+    names = [row for row in HAR_ROWS if results.select(row=row)]
+    times = (1, 5, 10, 20, 50)
+    out: dict[str, Any] = {}
+    for row in names:
+        out[row] = {"runs": len(results.select(row=row))}
+        for t in times:
+            out[row][f"at_{t}"] = round(float(np.mean(list(paired(results, row, t).values()))), 4)
+            for other in ("ts", "field"):
+                gaps, _ = compare(results, row, other, t)
+                if row != other and len(gaps):
+                    out[row][f"minus_{other}_at_{t}"] = gap_of(gaps)
+    if as_json:
+        print(json.dumps(out))
+        return
+    optimum = {line["target"]: line["optimum"] for line in results.lines}
+    optimum = dict(sorted(optimum.items()))
+    mean_optimum = np.mean(list(optimum.values()))
+    table = Table(
+        title=f"{entry}: best accuracy, mean over targets and repeats (optimum {mean_optimum:.4f})"
+    )
+    gaps_shown = [(other, t) for other in ("ts", "field") for t in (5, 10, 50)]
+    for column in ("row", "runs", *map(str, times), *(f"- {o} at {t}" for o, t in gaps_shown)):
+        table.add_column(column)
+    for row, values in out.items():
+        cells = [f"{values[f'at_{t}']:.4f}" for t in times]
+        for other, t in gaps_shown:
+            gap = values.get(f"minus_{other}_at_{t}")
+            cells.append("" if gap is None else f"{shown4(gap)} p={gap['p']:.1g}")
+        table.add_row(row, str(values["runs"]), *cells)
+    Console(width=200).print(table)
+    table = Table(title=f"{entry}: best accuracy per target at 5 / 10 / 50 queries")
+    for column in ("row", *(f"subject {target + 1}" for target in optimum)):
+        table.add_column(column)
+    table.add_row("optimum", *(f"{optimum[target]:.4f}" for target in optimum))
+    for row in names:
+        cells = []
+        for target in optimum:
+            lines = results.select(row=row, target=target)
+            means = [np.mean([line["best"][str(t)] for line in lines]) for t in (5, 10, 50)]
+            cells.append(" ".join(f"{mean:.4f}" for mean in means))
+        table.add_row(row, *cells)
+    for row in ("ours", "fts-mean", "fts-paper"):
+        per_target = [compare(results.only(target=t), row, "ts", 10)[0] for t in optimum]
+        if not all(map(len, per_target)):
+            continue
+        found = [gap_of(gap) for gap in per_target]
+        adjusted = holm(gap["p"] for gap in found)
+        table.add_row(
+            f"{row} - ts at 10, p by Holm",
+            *(f"{shown4(gap)} {p:.1g}" for gap, p in zip(found, adjusted, strict=True)),
+        )
+    Console(width=200).print(table)
+
+
+def shown4(gap: Gap) -> str:
+    """A difference in a cell of a table, to four digits."""
+    return f"{gap['mean']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]"
+
+
+def growing_summary(entry: str, *, as_json: bool) -> None:
+    """Growing minus fixed, paired by target and repeat."""
+    results = Results(f"fts/{entry}", keys_of(entry))
+    times = (1, 5, 10, 20, 50)
+    out: dict[str, Any] = {}
+    for row in GROWING_ROWS:
+        values: dict[str, dict[tuple[int, int], dict[str, float]]] = {"fixed": {}, "growing": {}}
+        for line in results.select(row=row):
+            values[line["others"]][line["target"], line["repeat"]] = line["best"]
+        both = sorted(values["fixed"].keys() & values["growing"].keys())
+        if not both:
+            continue
+        out[row] = {"runs": len(both)}
+        for t in times:
+            fixed, growing = (
+                np.array([values[others][key][str(t)] for key in both])
+                for others in ("fixed", "growing")
+            )
+            out[row][f"fixed_at_{t}"] = round(float(fixed.mean()), 4)
+            out[row][f"growing_at_{t}"] = round(float(growing.mean()), 4)
+            out[row][f"growing_minus_fixed_at_{t}"] = gap_of(growing - fixed)
+    if as_json:
+        print(json.dumps(out))
+        return
+    table = Table(title=f"{entry}: best accuracy with others' observations fixed at 50 or growing")
+    for column in ("row", "pairs", "query", "fixed", "growing", "growing - fixed"):
+        table.add_column(column)
+    for row, found in out.items():
+        for t in times:
+            gap = found[f"growing_minus_fixed_at_{t}"]
+            cells = [f"{found[f'{others}_at_{t}']:.4f}" for others in ("fixed", "growing")]
+            table.add_row(
+                row, str(found["runs"]), str(t), *cells, f"{shown4(gap)} p={gap['p']:.1g}"
+            )
+    Console(width=150).print(table)
+
+
+SUMMARIES: dict[str, Callable[..., None]] = {
+    "synthetic": synthetic_summary,
+    **dict.fromkeys(("har", "har-dp"), har_summary),
+    **dict.fromkeys(GROWING, growing_summary),
+}
+
+
+def runs_of(entry: str, options: argparse.Namespace) -> dict[str, list[Line]]:
+    """The runs of every row that was asked for."""
+    if entry == "synthetic":
+        repeats = 20 if options.repeats is None else options.repeats
+        starts_ = 1 if options.starts is None else options.starts
+        return {
+            row: [
+                dict(zip(SYNTHETIC_KEYS, (row, *setting, function, start), strict=True))
+                for start in range(starts_)
+                for setting in synthetic_settings(row)
+                for function in range(repeats)
+            ]
+            for row in options.rows or synthetic_rows()
+        }
+    if entry in GROWING:
+        return {
+            row: [
+                {"row": row, "others": others, "target": target, "repeat": repeat}
+                for repeat in range(10 if options.repeats is None else options.repeats)
+                for others in ("fixed", "growing")
+                for target in range(options.targets)
+            ]
+            for row in options.rows or GROWING_ROWS
+        }
+    chosen = HAR_ROWS if entry.startswith("har") else list(rows(PROBLEMS[entry]().space))
+    return {
+        row: [
+            {"row": row, "target": target, "repeat": repeat}
+            for repeat in range(20 if options.repeats is None else options.repeats)
+            for target in range(options.targets)
+        ]
+        for row in options.rows or chosen
+    }
+
+
+NOT_RUN = {
+    "gleam": "GLEAM (38 wearers of Google glasses) cannot be obtained here, so the entry is not "
+    "run; no stand-in is claimed."
+}
+ENTRIES = (*PROBLEMS, *GROWING, "synthetic", *NOT_RUN)
+
+
+def keys_of(entry: str) -> tuple[str, ...]:
+    """What identifies a run of an entry."""
+    if entry == "synthetic":
+        return SYNTHETIC_KEYS
+    return GROWING_KEYS if entry in GROWING else ("row", "target", "repeat")
+
+
+def work_of(entry: str) -> Callable[..., Line]:
+    """What does a run of an entry."""
+    if entry == "synthetic":
+        return synthetic_run
+    return partial(growing_run if entry in GROWING else one_run, entry)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
-    parser.add_argument("entry", choices=[*PROBLEMS])
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("entry", choices=ENTRIES)
+    parser.add_argument("--repeats", type=int, help="functions, for synthetic")
+    parser.add_argument("--starts", type=int, help="for synthetic: starts of every function")
     parser.add_argument("--targets", type=int, default=TARGETS)
     parser.add_argument("--rows", nargs="*")
     parser.add_argument("--summary", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    if options.summary:
-        summary(options.entry, as_json=options.json)
+    if options.entry in NOT_RUN:
+        print(NOT_RUN[options.entry])
         return
-    results = Results(f"fts/{options.entry}", ("row", "target", "repeat"))
-    chosen = options.rows or list(rows(PROBLEMS[options.entry]().dim))
-    for row in chosen:
-        runs = [
-            {"row": row, "target": target, "repeat": repeat}
-            for repeat in range(options.repeats)
-            for target in range(options.targets)
-        ]
-        results.fill(runs, lambda **key: one_run(options.entry, **key), row)
+    if options.summary:
+        SUMMARIES.get(options.entry, summary)(options.entry, as_json=options.json)
+        return
+    results = Results(f"fts/{options.entry}", keys_of(options.entry))
+    for row, runs in runs_of(options.entry, options).items():
+        results.fill(runs, work_of(options.entry), row)
 
 
 class _Plain(argparse.RawDescriptionHelpFormatter):

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 from collections.abc import Callable, Iterable
+from copy import copy
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,12 @@ class Results:
         """The lines with these fields."""
         return [line for line in self.lines if all(line[k] == v for k, v in fields.items())]
 
+    def only(self, **fields: Any) -> Results:
+        """The same with these lines alone, to look at."""
+        part = copy(self)
+        part.lines = self.select(**fields)
+        return part
+
 
 def at_checkpoints(curve: Iterable[float], digits: int = 5) -> dict[str, float]:
     """A curve from query 0 on, at a few queries."""
@@ -77,3 +84,13 @@ def interval(values: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[fl
     means = rng.choice(values, size=(4000, len(values))).mean(axis=1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
+
+
+def holm(p_values: Iterable[float]) -> list[float]:
+    """Holm's adjusted p values: valid for all tests together."""
+    p = np.array(list(p_values), dtype=float)
+    order = np.argsort(p)
+    scaled = p[order] * np.arange(len(p), 0, -1)
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
+    return adjusted.tolist()

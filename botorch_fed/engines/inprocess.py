@@ -86,6 +86,7 @@ class InProcess:
                         raise
                     logger.warning("agent %r has failed", name, exc_info=True)
                     failures[name] = Failure("failed", type(error).__name__)
+                    replies.pop(name, None)  # that it was busy before
                 cpu_seconds[name] += time.thread_time() - start
             left = [name for name in left if name in replies and _is_busy(replies[name])]
             if not left or time.monotonic() + pause > deadline:
@@ -137,7 +138,7 @@ class InProcess:
 
 
 def _is_busy(answer: bytes) -> bool:
-    if len(answer) > 1024:
+    if len(answer) > 8192:
         return False  # no refusal is so long
     try:
         refusal = decode(answer, Refusal)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import multiprocessing
+import multiprocessing.util
 import os
 import threading
 import time
@@ -109,7 +110,9 @@ class Parallel:
         self._processes: list[BaseProcess] = []
         self._pipes: list[Pipe[Any, Any]] = []
         # Also when the engine is forgotten: Python waits for its children at exit.
-        self.close = weakref.finalize(self, _end, self._processes, self._pipes)
+        ending = self._processes, self._pipes, os.getpid()
+        self.close = weakref.finalize(self, _end, *ending)
+        multiprocessing.util.Finalize(None, _end, ending, exitpriority=10)  # before Python waits
         context = multiprocessing.get_context("spawn")
         for i in range(min(workers, len(names))):
             ours, theirs = context.Pipe()
@@ -171,7 +174,8 @@ class Parallel:
         answers: list[Any] = []
         try:
             for pipe, message in zip(self._pipes, messages, strict=True):
-                pipe.send_bytes(encode(message, max_bytes=STATE_BYTES))
+                with contextlib.suppress(OSError):  # it has ended, and may have said why
+                    pipe.send_bytes(encode(message, max_bytes=STATE_BYTES))
             for pipe in self._pipes:
                 last = False
                 while not last:
@@ -201,7 +205,9 @@ class Parallel:
         self.close()
 
 
-def _end(processes: list[BaseProcess], pipes: list[Pipe[Any, Any]]) -> None:
+def _end(processes: list[BaseProcess], pipes: list[Pipe[Any, Any]], owner: int) -> None:
+    if os.getpid() != owner:
+        return  # a fork of the process that made the engine
     for pipe in pipes:
         pipe.close()  # a worker reads the end of its pipe and stops
     deadline = time.monotonic() + GRACE
@@ -228,15 +234,20 @@ def _work(
         try:
             sites = [make_site(name) for name in names]
             with InProcess(sites, raise_errors=raise_errors, patience=patience) as engine:
-                while True:
-                    data = pipe.recv_bytes()
+                while (data := _received(pipe)) is not None:
                     message = decode(data, _Carry, _Drain, max_bytes=STATE_BYTES)
                     for answer in _answers(engine, message):
                         pipe.send_bytes(encode(answer, max_bytes=STATE_BYTES))
-        except (EOFError, BrokenPipeError):
-            raise
         except Exception:  # told to the parent, which raises
             pipe.send_bytes(encode(_Broken(traceback.format_exc())))
+
+
+def _received(pipe: Pipe[Any, Any]) -> bytes | None:
+    """The next message, or None when the parent has closed the pipe."""
+    try:
+        return pipe.recv_bytes()
+    except EOFError:
+        return None
 
 
 def _answers(engine: InProcess, message: _Carry | _Drain) -> list[Any]:

@@ -164,6 +164,8 @@ class Request:
             another one, and is refused.
         agent: Whom it is for.
         serial: Rounds are counted from 1 and never go back.
+        asked: The last round before in which the server has asked this agent, 0 if none: a site
+            that knows a later one has met this server before it lost its record.
         heard: The last round in which the server has heard this agent, 0 if none: a site whose
             record is older has lost something.
         broadcasts: Hashes of the public blobs that are in force.
@@ -176,6 +178,7 @@ class Request:
     instance: str
     agent: AgentId
     serial: int
+    asked: int
     heard: int
     broadcasts: tuple[str, ...]
     body: bytes = field(repr=False)
@@ -183,7 +186,7 @@ class Request:
 
     def __post_init__(self) -> None:
         _check_names(self.run, self.instance, self.agent)
-        if not 0 <= self.heard < self.serial:
+        if not 0 <= self.heard <= self.asked < self.serial:
             raise InputDataError("Rounds count from 1, and none is heard before it is asked.")
         if len(self.broadcasts) > MAX_BROADCASTS or len(set(self.broadcasts)) < len(
             self.broadcasts

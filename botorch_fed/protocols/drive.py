@@ -34,6 +34,7 @@ from botorch_fed.protocols.site import (
     encode_names,
     one_thread,
     request_content,
+    threads,
 )
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 
@@ -50,6 +51,7 @@ class ServerRecord:
         fingerprint: Hash of the server's settings.
         key: What the server seals its requests with.
         serial: The last round that is finished.
+        asked: The last round in which each agent was asked.
         heard: The last round in which each agent was heard.
         state: The server's encoded state after it.
     """
@@ -59,6 +61,7 @@ class ServerRecord:
     fingerprint: str
     key: bytes = field(repr=False)
     serial: int
+    asked: Mapping[AgentId, int]
     heard: Mapping[AgentId, int]
     state: bytes = field(repr=False)
 
@@ -116,9 +119,14 @@ def drive(
             later round, which means that the server's record is too old; or in the first round all
             who answer belong to another start of the run. The record saved last is still good.
     """
-    with one_thread():
+    with one_thread() as own:
+
+        def carry(outgoing: Outgoing) -> Exchanged:
+            with threads(own):
+                return exchange(outgoing)
+
         return _drive(
-            server, exchange, run, record, save, on_exchange, on_round, quorum, retries, max_bytes
+            server, carry, run, record, save, on_exchange, on_round, quorum, retries, max_bytes
         )
 
 
@@ -136,7 +144,7 @@ def _drive(
 ) -> Any:
     if record is None:
         key = secrets.token_bytes(32)
-        known = ServerRecord(run, secrets.token_hex(16), server.fingerprint, key, 0, {}, b"")
+        known = ServerRecord(run, secrets.token_hex(16), server.fingerprint, key, 0, {}, {}, b"")
         state = server.start()
         known = _saved(known, state, save)
     else:
@@ -162,8 +170,13 @@ def _drive(
         round_ = Round(outgoing.serial, exchanged, tuple(sorted(inbox)))
         if on_exchange is not None:
             on_exchange(round_)
-        heard = {**known.heard, **dict.fromkeys(inbox, outgoing.serial)}
-        known = _saved(replace(known, serial=outgoing.serial, heard=heard), state, save)
+        known = replace(
+            known,
+            serial=outgoing.serial,
+            asked={**known.asked, **dict.fromkeys(outgoing.requests, outgoing.serial)},
+            heard={**known.heard, **dict.fromkeys(inbox, outgoing.serial)},
+        )
+        known = _saved(known, state, save)
         logger.info(
             "round %d: %d of %d agents heard", known.serial, len(inbox), len(outgoing.requests)
         )
@@ -198,8 +211,10 @@ def _outgoing(
     requests = {}
     for agent, message in outbox.messages.items():
         body = _own(message, max_bytes)
-        heard = known.heard.get(agent, 0)
-        frame = Request(known.run, known.instance, agent, serial, heard, hashes, body, tag="0" * 64)
+        asked, heard = known.asked.get(agent, 0), known.heard.get(agent, 0)
+        frame = Request(
+            known.run, known.instance, agent, serial, asked, heard, hashes, body, tag="0" * 64
+        )
         frame = replace(frame, tag=known.tag(agent, serial, request_content(frame)))
         requests[agent] = encode(frame, max_bytes=max_bytes + FRAME_BYTES)
     return Outgoing(serial, requests, {digest: data for _, data, digest in blobs})
@@ -266,7 +281,7 @@ def _check_age(known: ServerRecord, agent: AgentId, refusal: Refusal, content: s
     """Stop if an agent proves by our own seal that we have asked it for something later."""
     if refusal.code not in ("stale", "changed"):
         return
-    later = refusal.last > refusal.serial
+    later = refusal.last > known.asked.get(agent, 0) and refusal.last != refusal.serial
     other = refusal.last == refusal.serial and refusal.content != content
     sealed = hmac.compare_digest(
         known.tag(agent, refusal.last, refusal.content).encode(), refusal.proof.encode()

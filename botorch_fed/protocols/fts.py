@@ -29,6 +29,7 @@ and `message="sample"` are the paper's.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -65,6 +66,7 @@ from botorch_fed.models import (
     WarpedFeatures,
     WarpedKernel,
     WeightPosterior,
+    default_hyperparameters,
     draw_path,
     feature_map_from_tensors,
     fit_own_gp,
@@ -80,6 +82,8 @@ from botorch_fed.protocols.store import Blobs, MemoryBlobs
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import content_hash, encode
+
+logger = logging.getLogger(__name__)
 
 MAX_WEIGHT = 1e6  # of a message's entries: beyond it nothing is a function of scaled outcomes
 RESIDUAL_PRIOR = (-1.2, 1.0)  # of what messages leave open: normal, of the log output scale
@@ -217,7 +221,7 @@ class Strategy:
 
     schedule: MixingSchedule = Constant(1.0)  # noqa: RUF009 - frozen
     transfer: Literal["mixture", "rgpe", "taf"] = "mixture"
-    own: Literal["thompson", "ei", "random"] = "ei"
+    own: Literal["thompson", "ei", "random"] = "thompson"
     portfolio: int = 1
     prior_until: int | None = 10
     warp: bool = True
@@ -637,7 +641,11 @@ class FTSAgent:
         if not self.strategy.paper_gp:
             if not needs_fit(n, state.own):
                 return state
-            return replace(state, own=fit_own_gp(X, state.Y, start=state.own))
+            try:
+                return replace(state, own=fit_own_gp(X, state.Y, start=state.own))
+            except NumericalError:  # an outcome beyond all scales: the agent must not be stuck
+                logger.warning("agent %r keeps its old hyperparameters", self.name)
+                return replace(state, own=state.own or default_hyperparameters(self.space.dim))
         if state.own is not None and n < state.own.num_data + self.strategy.refit_every:
             return state
         restarts = generator(self.seed, "fit", n).uniform(10, self.space.dim + 2)
@@ -885,7 +893,6 @@ class FTSServer:
         rounds: How many queries the active agents make. A run may be resumed with more.
         active: Who queries; default all. The others give a message before the start.
         every: A new message of the active agents every so many rounds; 0 for none after the start.
-            The last round asks for none.
     """
 
     setup: Setup
@@ -929,7 +936,7 @@ class FTSServer:
     def _query(self, state: FTSServerState) -> Query:
         if state.t == 0:
             return Query(query=False, upload=True)
-        upload = self.every > 0 and state.t % self.every == 0 and state.t < self.rounds
+        upload = self.every > 0 and state.t % self.every == 0
         return Query(query=True, upload=upload)
 
     def check(self, state: FTSServerState, sender: AgentId, message: Upload) -> None:

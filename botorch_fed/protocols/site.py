@@ -19,6 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import scipy.linalg  # noqa: F401 - loads its libraries, which the controller below must see
 import torch
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
@@ -48,6 +49,7 @@ from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 logger = logging.getLogger(__name__)
 
 FRAME_BYTES = 64 * 1024  # what a frame may add to its body
+MAX_VALUE = 1e30  # of an objective: beyond it squares and sums of squares overflow
 STATE_BYTES = 2**30  # of one's own state, which nobody else writes
 
 
@@ -67,6 +69,7 @@ class SiteRecord:
         broadcasts: The public blobs that were in force.
         observations: How many observations the journal held.
         evaluating: The points that the objective has started on and not finished, `q x d`.
+        index: Which evaluation of the request they are.
         state: The agent's encoded state, after that request or after its reply.
         reply: The reply to that request, once there is one.
     """
@@ -82,6 +85,7 @@ class SiteRecord:
     broadcasts: tuple[str, ...]
     observations: int
     evaluating: Tensor | None = field(repr=False)
+    index: int
     state: bytes = field(repr=False)
     reply: bytes | None = field(repr=False)
 
@@ -105,7 +109,8 @@ class Site:
         objective: `q x d` points to `q x 1` values, or `Pending()` while it is running: then it is
             called again with the same points until it has them, also after a restart, and newer
             requests wait. A process that is killed between the start of an evaluation and its
-            first `Pending()` may not come back to it; the objective then still has the value.
+            first `Pending()` may not come back to it; the objective then still has the value. What
+            has answered `Pending()` must come to an end: newer requests wait for it.
         run: The run's name, agreed with the server.
         store: Where the record is kept; default in memory. Several sites may share one.
         journal: Where observations are kept the moment they exist; default in memory. Its own.
@@ -199,6 +204,8 @@ class Site:
                 raise _Refused("stale")
             if frame.serial == record.serial and digest != record.request:
                 raise _Refused("changed")
+            if frame.asked < record.serial < frame.serial:
+                raise _Refused("stale")  # the server does not remember the round of the record
             if frame.serial == record.serial and record.reply is not None:
                 return self._released(record)
         if frame.heard > self.serial:
@@ -233,6 +240,7 @@ class Site:
             broadcasts=frame.broadcasts,
             observations=len(self.journal),
             evaluating=None,
+            index=0,
             state=self._encoded(state),
             reply=None,
         )
@@ -251,7 +259,7 @@ class Site:
         while (known := self.journal.find(*record.address, index)) is not None:
             state = self.agent.tell(state, known.X.clone(), known.Y.clone())
             index += 1
-        if record.evaluating is not None:
+        if record.evaluating is not None and record.index == index:
             # The objective has started on it: the newer request waits until it is finished.
             state, _ = self._evaluate(record, state, index, record.evaluating)
         return state
@@ -326,8 +334,8 @@ class Site:
         with threads(self._threads):
             answer = self._objective(X.clone())
         if isinstance(answer, Pending):
-            if record.evaluating is None:
-                self._save(replace(record, evaluating=X))
+            if record.evaluating is None or record.index != index:
+                self._save(replace(record, evaluating=X, index=index))
             raise _Refused("busy")
         Y = checked_values(X, answer)
         self.journal.record(Observation(*record.address, index, X, Y))
@@ -353,8 +361,8 @@ class Site:
             if not self.journal.empty:
                 raise ProtocolError(
                     f"Site {self.name!r} has a journal with entries and no record: restore "
-                    "the record, or start again with a new journal and pass the observations of "
-                    "the old one to the agent as data of its own."
+                    "the record; or join as a new agent, under another name and with a new "
+                    "journal, and pass the observations of the old one to it as data of its own."
                 )
             return None
         try:
@@ -449,9 +457,9 @@ def checked_values(X: Tensor, Y: object) -> Tensor:
     if Y.is_complex():
         raise ProtocolError("The objective must return real numbers, got complex ones.")
     Y = Y.detach().double().cpu().reshape(-1, 1)
-    if not bool(torch.isfinite(Y).all()):
+    if not bool((Y.abs() <= MAX_VALUE).all()):  # false for NaN
         raise ProtocolError(
-            "The objective returned NaN or infinity. Return the worst value that is plausible, or "
-            "raise an exception for a point that must be tried again."
+            f"The objective returned NaN, infinity or a value beyond {MAX_VALUE:g}. Return the worst "
+            "value that is plausible, or raise an exception for a point that must be tried again."
         )
     return Y.clone()

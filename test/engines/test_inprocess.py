@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import tempfile
 import time
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,7 +17,7 @@ import torch
 from torch import Tensor
 
 from botorch_fed.engines.inprocess import InProcess
-from botorch_fed.engines.parallel import Parallel
+from botorch_fed.engines.parallel import CHUNK, Parallel
 from botorch_fed.errors import ProtocolError
 from botorch_fed.protocols.base import Failure, Outbox, Pending
 from botorch_fed.protocols.drive import Round, drive
@@ -143,6 +147,63 @@ def test_a_site_that_cannot_be_built_says_so() -> None:
 def test_a_lambda_cannot_be_sent_and_the_error_says_what_can() -> None:
     with pytest.raises(ProtocolError, match="no lambdas"):
         Parallel(NAMES, lambda name: make_site(name), workers=1)
+
+
+def ended(X: Tensor) -> Tensor:
+    raise EOFError("the spool of paper has ended")
+
+
+def test_an_error_that_looks_like_the_end_of_a_pipe_is_reported() -> None:
+    maker = partial(make_site, objective=ended)
+    with (
+        Parallel(NAMES, maker, workers=1) as engine,
+        pytest.raises(ProtocolError, match="the spool"),
+    ):
+        drive(SERVER, engine)
+
+
+def test_many_observations_come_in_parts() -> None:
+    names = ("a",)
+    with Parallel(names, many, workers=1) as engine:
+        drive(BoxServer(names, rounds=1), engine)
+        found = engine.observations()
+    assert len(found) == CHUNK + 10
+    assert len({tuple(seen.X[0].tolist()) for _, seen in found}) == CHUNK + 10
+
+
+def many(name: str) -> Site:
+    return Site(name, BoxAgent(seed=0, per_round=CHUNK + 10), bowl)
+
+
+def test_an_engine_that_was_never_closed_does_not_hold_python_up() -> None:
+    script = (
+        "import tempfile; folder = tempfile.TemporaryDirectory()\n"
+        "from test.engines.test_inprocess import NAMES, Parallel, make_site\n"
+        "if __name__ == '__main__':\n"
+        "    engine = Parallel(NAMES, make_site, workers=1)\n"
+        "    engine.observations()\n"
+    )
+    root = Path(__file__).parent.parent.parent
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "forgetful.py"
+        path.write_text(script)
+        environment = {**os.environ, "PYTHONPATH": str(root)}
+        subprocess.run([sys.executable, str(path)], env=environment, check=True, timeout=60)
+
+
+def test_busy_and_then_broken_is_a_failure() -> None:
+    calls = []
+
+    def objective(X: Tensor) -> Tensor | Pending:
+        calls.append(X)
+        if len(calls) == 1:
+            return Pending()
+        raise OSError("no power")
+
+    engine = InProcess([make_site("a", objective=objective)], raise_errors=False, patience=30.0)
+    rounds: list[Round] = []
+    drive(BoxServer(("a",), rounds=1), engine, on_round=rounds.append)
+    assert rounds[0].exchanged.failures == {"a": Failure("failed", "OSError")}
 
 
 def deadly(X: Tensor) -> Tensor:

@@ -233,6 +233,23 @@ def test_one_agent_can_prove_that_the_server_is_old() -> None:
         drive(SERVER, InProcess(home), record=saved[2])
 
 
+def test_who_is_asked_again_only_later_proves_it_then() -> None:
+    """Rounds 3 and 4 are lost, and agent a, who knows of them, is asked again in round 6."""
+    home, saved = sites(), []
+    drive(SERVER, InProcess(home), save=saved.append)
+
+    @dataclass(frozen=True)
+    class Sparing(BoxServer):
+        def outbox(self, state: Any) -> Any:
+            outbox = super().outbox(state)
+            if outbox is None or state.t >= 5:
+                return outbox
+            return replace(outbox, messages={})
+
+    with pytest.raises(ProtocolError, match="'a' proves"):
+        drive(Sparing(NAMES, rounds=8), InProcess(home[:1]), record=saved[2])
+
+
 def test_one_agent_can_prove_that_it_was_asked_for_something_else() -> None:
     home, saved = sites(), []
     drive(SERVER, InProcess(home), save=saved.append)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
 from botorch_fed.engines.inprocess import InProcess
-from botorch_fed.errors import MessageError
+from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.models import FeatureMap, WeightPosterior, fit_own_gp, summarize
 from botorch_fed.protocols.base import (
     Exchanged,
@@ -545,7 +545,7 @@ def test_an_absent_agent_keeps_its_old_message() -> None:
     )
     federation.drive()
     assert federation.end.received is not None
-    assert federation.end.received.made == (2, 0, 2)
+    assert federation.end.received.made == (3, 0, 3)
     assert len(federation.sites["bob"].state.X) == 8
 
 
@@ -986,9 +986,9 @@ def test_the_baselines_use_summaries(strategy: Strategy) -> None:
     [(SMALL, "summary"), (RGPE, "mean"), (TAF, "summary"), (TAF, "sample")],
 )
 def test_kinds_that_do_not_fit_are_refused(strategy: Strategy, kind: str) -> None:
-    federation = finished(strategy, message=kind)
-    assert federation.failures("ann") == ["invalid"] * 4
-    assert federation.end.received is None
+    federation = Federation(study(strategy, message=kind, data=with_data()))
+    with pytest.raises(ProtocolError, match="refuse to begin: 3 invalid"):
+        federation.drive()
     assert federation.sites["ann"].serial == 0
     assert federation.sites["ann"].journal.empty
 
@@ -1031,7 +1031,7 @@ def test_a_bad_upload_is_its_senders_failure_only(bad: str) -> None:
 
     federation.tamper = tamper
     federation.drive()
-    assert federation.failures("bob") == ["malformed", "malformed", "malformed", ""]
+    assert federation.failures("bob") == ["malformed"] * 4
     assert federation.failures("ann") == federation.failures("cem") == [""] * 4
     assert federation.end.received is not None
     assert federation.end.received.agents == ("ann", "cem")
@@ -1139,7 +1139,9 @@ def asked_by(server_says: Setup, strategy: Strategy = SMALL) -> list[str]:
     blob = agent.blobs.put(encode(server_says))
     codes: list[str] = []
     for serial, message in enumerate((Query(False, True), Query(True, False)), start=1):
-        request = Request("run", "first", "ann", serial, 0, (blob,), encode(message), tag="0" * 64)
+        request = Request(
+            "run", "first", "ann", serial, serial - 1, 0, (blob,), encode(message), tag="0" * 64
+        )
         answer = decode(site.respond(encode(request)), Reply, Refusal)
         codes.append(answer.code if isinstance(answer, Refusal) else "")
     assert len(site.state.X) == 3 + codes.count("") // 2
@@ -1217,7 +1219,7 @@ def test_bad_settings() -> None:
         agent(initial_design=uniform(3, 2), q=2)
     with pytest.raises(InputDataError, match="finite"):
         agent(data=(uniform(2, 2), torch.full((2, 1), torch.nan)))
-    with pytest.raises(InputDataError, match="negative"):
+    with pytest.raises(InputDataError, match="between 0 and"):
         agent(agent_weights={"bob": -1.0})
     with pytest.raises(InputDataError, match="noise_var"):
         setup(noise_var=0.0)

@@ -96,7 +96,9 @@ class Home:
     def request(self, serial: int, **changes: Any) -> bytes:
         digest = self.blobs.put(encode(Plan(0.7**serial)))
         centre = changes.pop("centre", CENTRE)
-        frame = Request("run", "first", "a", serial, 0, (digest,), encode(Ask(centre)), "0" * 64)
+        frame = Request(
+            "run", "first", "a", serial, serial - 1, 0, (digest,), encode(Ask(centre)), "0" * 64
+        )
         return encode(replace(frame, **changes))
 
     def record(self) -> tuple[str, bytes]:
@@ -333,6 +335,7 @@ def test_refusals_have_typed_codes() -> None:
     [
         {"serial": 0},
         {"heard": 1},
+        {"asked": 1},
         {"heard": -1},
         {"run": "r" * 101},
         {"instance": "i" * 70_000},
@@ -438,6 +441,60 @@ class Slow:
             self.started.append(X)
             self.ready = False
         return bowl(X) if self.ready else Pending()
+
+
+class Kiln:
+    """Starts an evaluation at the first call and has it at the third."""
+
+    def __init__(self) -> None:
+        self.calls: dict[bytes, int] = {}
+
+    def __call__(self, X: Tensor) -> Tensor | Pending:
+        key = X.numpy().tobytes()
+        self.calls[key] = self.calls.get(key, 0) + 1
+        return bowl(X) if self.calls[key] >= 3 else Pending()
+
+
+def slow_steps() -> int:
+    home, kiln = Home(), Kiln()
+    site = home.site(BoxAgent(seed=1, per_round=2), lambda X: home.step(lambda: kiln(X)))
+    while len(decode_or_none(site.respond(home.request(1)))) == 0:
+        pass
+    return home.steps
+
+
+def decode_or_none(answer: bytes) -> bytes:
+    answer_ = decode(answer, Reply, Refusal)
+    return answer_.body if isinstance(answer_, Reply) else b""
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+@pytest.mark.parametrize(("step", "after"), [(s, a) for s in range(slow_steps()) for a in (0, 1)])
+def test_killed_around_a_slow_objective(step: int, after: bool, goes_on: bool) -> None:
+    home, kiln = Home(), Kiln()
+    home.fatal = (step, bool(after))
+
+    def site() -> Site:
+        return home.site(BoxAgent(seed=1, per_round=2), lambda X: home.step(lambda: kiln(X)))
+
+    here, serial, died = site(), 1, False
+    for _ in range(60):
+        try:
+            if decode_or_none(here.respond(home.request(serial))):
+                serial += 1
+        except Killed:
+            died, home.fatal, here = True, None, site()
+            serial += goes_on
+        if serial > 3:
+            break
+    assert died
+    assert serial > 3
+    kept = [tuple(row) for seen in home.journal for row in seen.X.tolist()]
+    assert len(set(kept)) == len(kept)  # nothing was paid for twice
+    assert told(here) == kept
+    collected = {seen.X.numpy().tobytes() for seen in home.journal}
+    # What the objective has started on is collected, but for a first `Pending` that was not saved.
+    assert len(set(kiln.calls) - collected) <= (1 if goes_on else 0)
 
 
 def test_a_late_value_needs_neither_the_agent_nor_an_old_broadcast() -> None:
@@ -550,6 +607,7 @@ def test_a_changed_agent_is_noticed_at_replay() -> None:
         None,
         Pending,
         10**400,
+        torch.full((3, 1), 1e200, dtype=torch.float64),
         torch.zeros(2),
         torch.zeros(3, 2),
         torch.full((3, 1), torch.inf),
