@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -35,7 +36,7 @@ class Results:
         self.lines: list[Line] = []
         if self.path.exists():
             text = self.path.read_text().splitlines(keepends=True)
-            self.lines = [json.loads(line) for line in text if line.endswith("\n")]
+            self.lines = [_unfolded(json.loads(line)) for line in text if line.endswith("\n")]
         self._known = {self._key(line) for line in self.lines}
 
     def _key(self, line: Line) -> tuple[Any, ...]:
@@ -48,11 +49,32 @@ class Results:
         for run in track(todo, label, console=Console(stderr=True), disable=not todo):
             line = {**run, **work(**run)}
             with self.path.open("a") as file:
-                file.write(json.dumps(line) + "\n")
+                file.write(json.dumps(self._folded(line)) + "\n")
                 file.flush()
                 os.fsync(file.fileno())
             self.lines.append(line)
             self._known.add(self._key(run))
+
+    def _folded(self, line: Line) -> Line:
+        """A line as it is stored: curves over `CHECKPOINTS` as lists, versions by their hash."""
+        stored = {
+            key: list(value.values()) if isinstance(value, dict) else value
+            for key, value in line.items()
+        }
+        if " " in line["versions"]:  # in words: they go into a file beside
+            name = hashlib.sha256(line["versions"].encode()).hexdigest()[:8]
+            beside = self.path.with_suffix(".versions.txt")
+            known = beside.read_text() if beside.exists() else ""
+            if name not in known:
+                beside.write_text(f"{known}{name} {line['versions']}\n")
+            stored["versions"] = name
+        return stored
+
+    def compact(self) -> None:
+        """Write the whole file anew in the form in which lines are stored."""
+        draft = self.path.with_suffix(".draft")
+        draft.write_text("".join(json.dumps(self._folded(line)) + "\n" for line in self.lines))
+        draft.replace(self.path)
 
     def select(self, **fields: Any) -> list[Line]:
         """The lines with these fields."""
@@ -63,6 +85,15 @@ class Results:
         part = copy(self)
         part.lines = self.select(**fields)
         return part
+
+
+def _unfolded(line: Line) -> Line:
+    return {
+        key: dict(zip(map(str, CHECKPOINTS), value, strict=False))
+        if isinstance(value, list)
+        else value
+        for key, value in line.items()
+    }
 
 
 def at_checkpoints(curve: Iterable[float], digits: int = 5) -> dict[str, float]:

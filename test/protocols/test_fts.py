@@ -496,7 +496,7 @@ def test_only_the_active_agents_query() -> None:
     assert [len(federation.sites[name].state.X) for name in NAMES] == [8, 11, 8]
     received = federation.end.received
     assert received is not None
-    assert received.made == (0, 2, 0)
+    assert received.made == (0, 3, 0)
     assert all(round_.heard == ("bob",) for round_ in federation.rounds[1:])
 
 
