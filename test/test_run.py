@@ -19,6 +19,7 @@ from botorch_fed.acquisition import Constant
 from botorch_fed.errors import ProtocolError
 from botorch_fed.protocols.base import Pending
 from botorch_fed.protocols.fts import FTS, Strategy
+from botorch_fed.protocols.store import FileStore
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
@@ -275,3 +276,33 @@ def test_progress_is_silent_where_there_is_no_terminal(capfd: pytest.CaptureFixt
     captured = capfd.readouterr()
     assert captured.out == ""
     assert captured.err == ""
+
+
+def test_books_of_a_round_that_was_not_saved_are_cut_back(tmp_path: Path) -> None:
+    """Killed between the books and the save: the round comes again, and is counted once."""
+    out = tmp_path / "run"
+    expected = run(study(rounds=3), Bowls(), seed=3, out=out)
+    records = FileStore(out / "server")
+    last = records.get("record")
+    assert last is not None
+    extra = [{**row, "round": 5} for row in expected.rounds[-3:]]
+    with (out / "rounds.jsonl").open("a") as file:
+        file.writelines(json.dumps(row) + "\n" for row in extra)
+        file.write('{"round": 5, "age')
+    again = run(study(rounds=3), Bowls(), seed=3, out=out, resume=True)
+    assert again.rounds == expected.rounds
+    assert (out / "rounds.jsonl").read_text().count("\n") == len(expected.rounds)
+
+
+def test_resume_with_another_problem_of_the_same_shape_is_refused(tmp_path: Path) -> None:
+    strategy = Strategy(own="random", portfolio=0, prior_until=0)
+    first = SyntheticGPAgents(2, seed=0)
+    run(FTS(rounds=1, strategy=strategy), first, seed=0, out=tmp_path / "run")
+    with pytest.raises(ProtocolError, match="another problem"):
+        run(
+            FTS(rounds=2, strategy=strategy),
+            SyntheticGPAgents(2, seed=1),
+            seed=0,
+            out=tmp_path / "run",
+            resume=True,
+        )

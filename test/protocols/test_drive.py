@@ -12,9 +12,9 @@ from torch import Tensor
 
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.protocols.base import Exchanged, Failure, Outgoing, Refusal, Reply
+from botorch_fed.protocols.base import Exchanged, Failure, Outgoing, Refusal, Reply, Request
 from botorch_fed.protocols.drive import Round, drive
-from botorch_fed.protocols.site import Site
+from botorch_fed.protocols.site import Site, request_content
 from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.wire.codec import MAX_BYTES, decode, encode
 from test.protocols.search import Best, BoxAgent, BoxServer, Plan
@@ -132,6 +132,24 @@ def test_a_forged_refusal_is_its_senders_failure_only(claim: Any) -> None:
     state = drive(SERVER, mostly_silent, on_round=rounds.append)
     assert state.heard == (2, 2, 1, 1)
     assert {r.exchanged.failures["b"].code for r in rounds} == {claim}
+
+
+def test_the_seal_of_another_agent_proves_nothing() -> None:
+    """Agent b shows the seal on a's request of this very round, or on its own of a past one."""
+    seen: dict[str, Request] = {}
+
+    def forge(replies: Mapping[str, bytes], outgoing: Outgoing) -> dict[str, bytes]:
+        frames = {name: decode(data, Request) for name, data in outgoing.requests.items()}
+        past, seen["b"] = seen.get("b", frames["a"]), frames["b"]
+        true: Reply = decode(replies["b"], Reply)
+        head = (true.run, true.instance, "b", true.serial, true.request, "stale")
+        last = true.serial + 1 if past.agent == "a" else past.serial
+        return {"b": encode(Refusal(*head, last, request_content(past), past.tag))}
+
+    rounds: list[Round] = []
+    state = drive(SERVER, tampered(forge), on_round=rounds.append)
+    assert state.heard == (2, 2, 2, 2)
+    assert all(r.exchanged.failures["b"].code == "stale" for r in rounds)
 
 
 def test_who_is_heard_has_not_failed() -> None:
