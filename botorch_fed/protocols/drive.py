@@ -125,64 +125,49 @@ def drive(
             with threads(own):
                 return exchange(outgoing)
 
-        return _drive(
-            server, carry, run, record, save, on_exchange, on_round, quorum, retries, max_bytes
-        )
-
-
-def _drive(
-    server: Server[Any],
-    exchange: Exchange,
-    run: str,
-    record: bytes | None,
-    save: Callable[[bytes], None] | None,
-    on_exchange: Callable[[Round], None] | None,
-    on_round: Callable[[Round], None] | None,
-    quorum: int,
-    retries: int,
-    max_bytes: int,
-) -> Any:
-    if record is None:
-        key = secrets.token_bytes(32)
-        known = ServerRecord(run, secrets.token_hex(16), server.fingerprint, key, 0, {}, {}, b"")
-        state = server.start()
-        known = _saved(known, state, save)
-    else:
-        known = _opened(record, run, server)
-        state = decode(known.state, server.state_type, max_bytes=STATE_BYTES)
-    cache: list[tuple[Any, bytes, str]] = []
-    while (outbox := server.outbox(state)) is not None:
-        cache = _encoded_broadcasts(outbox, cache, max_bytes=max_bytes)
-        outgoing = _outgoing(known, outbox, cache, max_bytes=max_bytes)
-        past: Exchanged | None = None
-        for attempt in range(retries + 1):
-            inbox, exchanged = _exchange(server, state, known, outgoing, exchange, max_bytes)
-            exchanged = past = exchanged if past is None else _with_costs(exchanged, past)
-            if not outgoing.requests or len(inbox) >= quorum:
-                break
-            if attempt == retries:
-                raise ProtocolError(
-                    f"Round {outgoing.serial} was answered by {len(inbox)} of "
-                    f"{len(outgoing.requests)} agents, {quorum} are needed: "
-                    f"{_summary(exchanged.failures)}. Resume when they are back."
-                )
-        state = server.step(state, inbox)
-        round_ = Round(outgoing.serial, exchanged, tuple(sorted(inbox)))
-        if on_exchange is not None:
-            on_exchange(round_)
-        known = replace(
-            known,
-            serial=outgoing.serial,
-            asked={**known.asked, **dict.fromkeys(outgoing.requests, outgoing.serial)},
-            heard={**known.heard, **dict.fromkeys(inbox, outgoing.serial)},
-        )
-        known = _saved(known, state, save)
-        logger.info(
-            "round %d: %d of %d agents heard", known.serial, len(inbox), len(outgoing.requests)
-        )
-        if on_round is not None:
-            on_round(round_)
-    return state
+        if record is None:
+            key = secrets.token_bytes(32)
+            known = ServerRecord(
+                run, secrets.token_hex(16), server.fingerprint, key, 0, {}, {}, b""
+            )
+            state = server.start()
+            known = _saved(known, state, save)
+        else:
+            known = _opened(record, run, server)
+            state = decode(known.state, server.state_type, max_bytes=STATE_BYTES)
+        cache: list[tuple[Any, bytes, str]] = []
+        while (outbox := server.outbox(state)) is not None:
+            cache = _encoded_broadcasts(outbox, cache, max_bytes=max_bytes)
+            outgoing = _outgoing(known, outbox, cache, max_bytes=max_bytes)
+            past: Exchanged | None = None
+            for attempt in range(retries + 1):
+                inbox, exchanged = _exchange(server, state, known, outgoing, carry, max_bytes)
+                exchanged = past = exchanged if past is None else _with_costs(exchanged, past)
+                if not outgoing.requests or len(inbox) >= quorum:
+                    break
+                if attempt == retries:
+                    raise ProtocolError(
+                        f"Round {outgoing.serial} was answered by {len(inbox)} of "
+                        f"{len(outgoing.requests)} agents, {quorum} are needed: "
+                        f"{_summary(exchanged.failures)}. Resume when they are back."
+                    )
+            state = server.step(state, inbox)
+            round_ = Round(outgoing.serial, exchanged, tuple(sorted(inbox)))
+            if on_exchange is not None:
+                on_exchange(round_)
+            known = replace(
+                known,
+                serial=outgoing.serial,
+                asked={**known.asked, **dict.fromkeys(outgoing.requests, outgoing.serial)},
+                heard={**known.heard, **dict.fromkeys(inbox, outgoing.serial)},
+            )
+            known = _saved(known, state, save)
+            logger.info(
+                "round %d: %d of %d agents heard", known.serial, len(inbox), len(outgoing.requests)
+            )
+            if on_round is not None:
+                on_round(round_)
+        return state
 
 
 def finished_rounds(record: bytes) -> int:

@@ -86,6 +86,7 @@ from botorch_fed.wire.codec import content_hash, encode
 logger = logging.getLogger(__name__)
 
 MAX_WEIGHT = 1e6  # of a message's entries: beyond it nothing is a function of scaled outcomes
+NOISE_VAR = 0.05  # that messages are made with by default, on the public scale
 RESIDUAL_PRIOR = (-1.2, 1.0)  # of what messages leave open: normal, of the log output scale
 MessageKind = Literal["sample", "mean", "shared_prior", "summary", "summary_and_incumbent"]
 SUMMARIES = ("summary", "summary_and_incumbent")
@@ -132,7 +133,7 @@ class Setup:
         space: SearchSpace,
         feature_map: FeatureMap,
         *,
-        noise_var: float = 0.05,
+        noise_var: float = NOISE_VAR,
         message: MessageKind = "mean",
         beta: float = 1.0,
         seed: int = 0,
@@ -974,7 +975,6 @@ class FTSServer:
 
 LENGTHSCALE = 0.2  # of the default shared basis, in two dimensions of the unit cube
 NUM_FEATURES = 100
-NOISE_VAR = 0.05
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

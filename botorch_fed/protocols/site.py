@@ -459,7 +459,8 @@ def checked_values(X: Tensor, Y: object) -> Tensor:
     Y = Y.detach().double().cpu().reshape(-1, 1)
     if not bool((Y.abs() <= MAX_VALUE).all()):  # false for NaN
         raise ProtocolError(
-            f"The objective returned NaN, infinity or a value beyond {MAX_VALUE:g}. Return the worst "
-            "value that is plausible, or raise an exception for a point that must be tried again."
+            f"The objective returned NaN, infinity or a value beyond {MAX_VALUE:g}. Return the "
+            "worst value that is plausible, or raise an exception for a point that must be tried "
+            "again."
         )
     return Y.clone()
