@@ -78,6 +78,8 @@ class RunResult:
             seconds.
         optimal_values: The largest noise-free value of each agent, where it is known.
         versions: Versions of Python and of the packages that matter.
+        privacy: What the run reveals and how noisy its releases were, as the protocol's server says
+            it; None for protocols without privacy.
     """
 
     names: tuple[AgentId, ...]
@@ -88,6 +90,7 @@ class RunResult:
     rounds: list[Record] = field(default_factory=list)
     optimal_values: dict[AgentId, float] | None = None
     versions: dict[str, str] = field(default_factory=dict)
+    privacy: dict[str, Any] | None = None
 
     def __repr__(self) -> str:
         return (
@@ -167,6 +170,7 @@ class RunResult:
             "protocol": self.protocol,
             "optimal_values": self.optimal_values,
             "versions": self.versions,
+            "privacy": self.privacy,
         }
         _write(folder / "result.json", json.dumps(head, indent=1))
         for name in ("records", "rounds"):
@@ -198,6 +202,7 @@ class RunResult:
             rounds=_lines(folder / "rounds.jsonl"),
             optimal_values=head["optimal_values"],
             versions=head["versions"],
+            privacy=head.get("privacy"),
         )
 
 
@@ -290,7 +295,7 @@ def run(
             if folder is not None:
                 _append(folder / "rounds.jsonl", rows)
 
-        drive(
+        last = drive(
             server,
             engine,
             record=record,
@@ -303,6 +308,8 @@ def run(
         found: dict[AgentId, list[Observation]] = {name: [] for name in names}
         for name, observation in engine.observations():
             found[name].append(observation)
+    account = getattr(server, "privacy", None)  # of protocols that promise something
+    result.privacy = None if account is None else account(last)
     for name in names:
         result.records += _observation_rows(name, found[name], objectives[name], optima)
     if folder is not None:

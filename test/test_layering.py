@@ -24,9 +24,11 @@ ROOMS: dict[str, set[str]] = {
     "models": {"errors", "rng"},
     "acquisition": {"errors", "rng", "models"},
     "wire": {"errors"},
-    "protocols": {"errors", "rng", "space", "models", "acquisition", "wire"},
+    "privacy": {"errors", "rng"},
+    "protocols": {"errors", "rng", "space", "models", "acquisition", "privacy", "wire"},
     "engines": {"errors", "protocols", "wire"},
     "test_functions": {"errors", "rng", "space"},
+    "report": {"errors", "privacy"},
     "run": {"errors", "rng", "space", "wire", "protocols", "engines", "test_functions"},
 }
 # Third-party packages that have one owner: nobody else imports them.

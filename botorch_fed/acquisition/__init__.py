@@ -1,6 +1,7 @@
 r"""Acquisition: where to look next. Torch only; imports `models`, knows no protocol.
 
 schedules      p_t, the weight of the agent's own model, and the checks of the theory
+regions        `Partition` of the cube, and the agents' weights in each region
 thompson       `ThompsonSampling` on a drawn function, own or received
 portfolio      `PortfolioImprovement`: the first queries against all messages at once
 transfer       `TransferAcquisition` (TAF); its companion RGPE is `models.RankingEnsemble`
@@ -17,6 +18,15 @@ from botorch_fed.acquisition.constructors import (
 )
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.acquisition.portfolio import PortfolioImprovement
+from botorch_fed.acquisition.regions import (
+    EqualWeights,
+    ExplorationSchedule,
+    FixedContrast,
+    Partition,
+    PowerLawSchedule,
+    SoftmaxSchedule,
+    exploration_weights,
+)
 from botorch_fed.acquisition.schedules import (
     ConditionReport,
     Constant,
@@ -33,16 +43,23 @@ from botorch_fed.acquisition.transfer import TransferAcquisition
 __all__ = [
     "ConditionReport",
     "Constant",
+    "EqualWeights",
+    "ExplorationSchedule",
+    "FixedContrast",
     "InverseSquare",
     "MixingSchedule",
+    "Partition",
     "Polynomial",
     "PortfolioImprovement",
+    "PowerLawSchedule",
+    "SoftmaxSchedule",
     "ThompsonSampling",
     "TransferAcquisition",
     "check_schedule",
     "construct_inputs_portfolio",
     "construct_inputs_thompson_sampling",
     "construct_inputs_transfer",
+    "exploration_weights",
     "maximize",
     "theory_beta",
     "theory_condition",

@@ -2,6 +2,9 @@ r"""Maximise an acquisition function over the unit cube or over a list of points
 
 Over the cube: 1,000 uniform points, the best 20 of them improved by L-BFGS-B through BoTorch's
 `optimize_acqf`. All randomness comes from the caller's generator.
+
+A function that jumps between the regions of a `Partition` is improved region by region, all starts
+together and each within its own.
 """
 
 from __future__ import annotations
@@ -18,6 +21,7 @@ from botorch.exceptions.errors import (
 from botorch.optim.optimize import optimize_acqf
 from torch import Tensor
 
+from botorch_fed.acquisition.regions import Partition
 from botorch_fed.models.features import log_unwarp, log_warp
 from botorch_fed.rng import Generator
 
@@ -33,6 +37,7 @@ def maximize(
     offsets: Tensor | None = None,
     tried: Tensor | None = None,
     min_distance: float = 0.0,
+    partition: Partition | None = None,
     num_raw: int = 1000,
     num_restarts: int = 20,
 ) -> tuple[Tensor, float]:
@@ -48,6 +53,9 @@ def maximize(
         tried: An `n x d` tensor of points that were evaluated before.
         min_distance: How far the point must be from all of those (in the unit cube): without
             noise a second look at the same place is wasted. Not for lists of candidates.
+        partition: The regions between which the function may jump. Improvement starts from the
+            best raw point of every region first, of the best regions if there are more than
+            `num_restarts`; then from the best of the others. A list needs none.
         num_raw: How many uniform points to look at.
         num_restarts: How many of the best of them to improve.
 
@@ -70,22 +78,17 @@ def maximize(
     if offsets is not None:
         raw[1::2] = log_unwarp(raw[1::2], offsets)
     values = _values(acquisition, raw)
-    starts = raw[values.topk(num_restarts).indices]
-    bounds = torch.stack([torch.zeros(dim), torch.ones(dim)]).double()
     points = raw
     # Where improvement fails, e.g. at a function that is NaN in a part of the cube, raw points do.
     with contextlib.suppress(OptimizationGradientError):
-        found, found_values = optimize_acqf(
-            acquisition,
-            bounds,
-            q=1,
-            num_restarts=num_restarts,
-            batch_initial_conditions=starts.unsqueeze(-2),
-            return_best_only=False,
-        )
-        assert found_values is not None
-        points = torch.cat([found.detach().squeeze(-2), raw])
-        values = torch.nan_to_num(torch.cat([found_values.detach(), values]), nan=-torch.inf)
+        if partition is None or partition.num_regions == 1:
+            starts = raw[values.topk(num_restarts).indices]
+            found, found_values = _improve(acquisition, starts, upper=torch.ones(dim).double())
+        else:
+            starts = raw[_best_by_region(values, partition.region_of(raw), num_restarts)]
+            found, found_values = _improve_in_regions(acquisition, starts, partition)
+        points = torch.cat([found, raw])
+        values = torch.nan_to_num(torch.cat([found_values, values]), nan=-torch.inf)
     if tried is not None and len(tried) and min_distance > 0:
         here, there = points, tried
         if offsets is not None:
@@ -95,6 +98,63 @@ def maximize(
             values = values.masked_fill(near, -torch.inf)
     best = int(values.argmax())
     return points[best : best + 1], float(values[best])
+
+
+class _InOwnRegion(AcquisitionFunction):
+    """A function on `… x 1 x (d + 1)` points: a point of the cube, and the region it stands for."""
+
+    def __init__(self, acquisition: AcquisitionFunction, partition: Partition) -> None:
+        super().__init__(model=acquisition.model)
+        self.acquisition = acquisition
+        self.partition = partition
+
+    def forward(self, X: Tensor) -> Tensor:
+        return self.acquisition(self.point(X))
+
+    def point(self, X: Tensor) -> Tensor:
+        return self.partition.to_region(X[..., -1].round().long(), X[..., :-1])
+
+
+def _improve(
+    acquisition: AcquisitionFunction, starts: Tensor, *, upper: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Improve every one of `n x d` points between zero and `upper`: points and their values."""
+    found, values = optimize_acqf(
+        acquisition,
+        torch.stack([torch.zeros_like(upper), upper]),
+        q=1,
+        num_restarts=len(starts),
+        batch_initial_conditions=starts.unsqueeze(-2),
+        return_best_only=False,
+    )
+    assert values is not None
+    return found.detach().squeeze(-2), values.detach()
+
+
+def _improve_in_regions(
+    acquisition: AcquisitionFunction, starts: Tensor, partition: Partition
+) -> tuple[Tensor, Tensor]:
+    """Improve every one of `n x d` points within its own region."""
+    regions = partition.region_of(starts)
+    # BoTorch has one box for all starts: each region is stretched to the cube, and a last
+    # coordinate carries its number. Nothing depends on it smoothly: its gradient is zero, and
+    # L-BFGS-B leaves it where it is.
+    stretched = partition.from_region(regions, starts)
+    inner = _InOwnRegion(acquisition, partition)
+    upper = torch.ones(partition.dim + 1, dtype=torch.float64)
+    upper[-1] = partition.num_regions - 1
+    coordinates = torch.cat([stretched, regions.unsqueeze(-1).double()], dim=-1)
+    found, values = _improve(inner, coordinates, upper=upper)
+    return inner.point(found), values
+
+
+def _best_by_region(values: Tensor, regions: Tensor, count: int) -> Tensor:
+    """Indices of the best point of every region, then of the best of the others."""
+    order = values.argsort(descending=True, stable=True)
+    ranked = regions[order]
+    seen = torch.nn.functional.one_hot(ranked).cumsum(dim=0)
+    first = seen.gather(-1, ranked.unsqueeze(-1)).squeeze(-1) == 1
+    return torch.cat([order[first], order[~first]])[:count]
 
 
 def _values(acquisition: AcquisitionFunction, points: Tensor) -> Tensor:

@@ -22,6 +22,7 @@ from botorch.utils.transforms import t_batch_mode_transform
 from gpytorch.means import ConstantMean
 from torch import Size, Tensor
 
+from botorch_fed.acquisition.regions import Partition
 from botorch_fed.models import FeatureMap
 from botorch_fed.models.numerics import as_double, check_finite
 
@@ -36,25 +37,31 @@ class ThompsonSampling(AcquisitionFunction):
     Args:
         path: The drawn functions, any BoTorch path of one output and without batch dimensions:
             of `draw_path`, `draw_matheron_paths` or `weight_path`.
+        partition: Regions of the unit cube, one for each of `P` functions: the sample shape of
+            the path is `(P,)`, and the value at a point is that of the function of its region.
+            For `q = 1`. It jumps between regions: `maximize(…, partition=partition)` knows.
 
     Example:
         >>> path = draw_path(SingleTaskGP(train_X, train_Y), generator=generator(0, t, "own"))
         >>> X_next, _ = optimize_acqf(ThompsonSampling(path), bounds, q=1, …)
     """
 
-    def __init__(self, path: SamplePath) -> None:
+    def __init__(self, path: SamplePath, partition: Partition | None = None) -> None:
         if not isinstance(path, SamplePath):
             raise InputDataError(
                 f"path must be a BoTorch SamplePath, got {type(path).__name__}: draw one by "
                 "draw_path(model), or make one of received weights by weight_path."
             )
+        if partition is not None:
+            path = _RegionalPath(path, partition)
         super().__init__(model=PathModel(path))
+        self.partition = partition
         self.set_X_pending(None)
         self._sample_shape: Size | None = None
 
     @property
     def path(self) -> SamplePath:
-        """The drawn functions."""
+        """The drawn functions; with a partition one function, theirs region by region."""
         path: Any = self.model.path
         return path
 
@@ -70,6 +77,11 @@ class ThompsonSampling(AcquisitionFunction):
         """
         X = X.double()
         *batch_shape, q, d = X.shape
+        if self.partition is not None and q > 1:
+            raise BotorchTensorDimensionError(
+                f"Thompson sampling by regions is for q = 1, got q = {q}: choose the points one "
+                "after the other."
+            )
         if self._draws(X) == ():
             if q == 1:
                 return self.path(X.reshape(-1, d)).reshape(batch_shape)  # one kernel matrix
@@ -89,6 +101,30 @@ class ThompsonSampling(AcquisitionFunction):
             with torch.no_grad():
                 self._sample_shape = self.path(X.reshape(-1, X.shape[-1])[:1]).shape[:-1]
         return self._sample_shape
+
+
+class _RegionalPath(SamplePath):
+    """At every point, the function of the region in which it lies."""
+
+    def __init__(self, path: SamplePath, partition: Partition) -> None:
+        super().__init__()
+        self.path = path
+        self.partition = partition
+
+    def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
+        self.path.set_ensemble_as_batch(ensemble_as_batch)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Values at `batch_shape x d` points, a `batch_shape` tensor."""
+        points = X.reshape(-1, X.shape[-1])
+        regions = self.partition.region_of(points)
+        values = self.path(points)  # P x n
+        if values.shape[:-1] != (self.partition.num_regions,):
+            raise BotorchTensorDimensionError(
+                f"A partition of {self.partition.num_regions} regions needs as many functions, the "
+                f"path has sample shape {tuple(values.shape[:-1])}."
+            )
+        return values.gather(0, regions.unsqueeze(0)).reshape(X.shape[:-1])
 
 
 class PathModel(DeterministicModel):

@@ -29,7 +29,6 @@ and `message="sample"` are the paper's.
 from __future__ import annotations
 
 import hashlib
-import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -37,26 +36,21 @@ from typing import Any, Literal
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
-from botorch.acquisition.analytic import LogExpectedImprovement
 from botorch.exceptions.errors import BotorchError, InputDataError
 from botorch.models import SingleTaskGP
 from torch import Tensor
 
 from botorch_fed.acquisition import (
-    Constant,
     InverseSquare,
     MixingSchedule,
     ThompsonSampling,
     TransferAcquisition,
-    check_schedule,
     weight_path,
 )
-from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.acquisition.portfolio import PortfolioImprovement
 from botorch_fed.errors import FederatedError, MessageError, NumericalError
 from botorch_fed.models import (
     FeatureMap,
-    LogWarp,
     MessagePriorGP,
     OwnHyperparameters,
     RandomFourierFeatures,
@@ -66,11 +60,8 @@ from botorch_fed.models import (
     WarpedFeatures,
     WarpedKernel,
     WeightPosterior,
-    default_hyperparameters,
-    draw_path,
     feature_map_from_tensors,
     fit_own_gp,
-    needs_fit,
     own_gp,
     sample_weights_dual,
     summarize,
@@ -78,12 +69,17 @@ from botorch_fed.models import (
 from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.own_step import (
+    OwnStrategy,
+    check_points,
+    expected_improvement,
+    random_point,
+    tensor_hash,
+)
 from botorch_fed.protocols.store import Blobs, MemoryBlobs
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import content_hash, encode
-
-logger = logging.getLogger(__name__)
 
 MAX_WEIGHT = 1e6  # of a message's entries: beyond it nothing is a function of scaled outcomes
 NOISE_VAR = 0.05  # that messages are made with by default, on the public scale
@@ -193,7 +189,7 @@ class Received:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Strategy:
+class Strategy(OwnStrategy):
     r"""How an agent uses messages and its own data; its own business, nobody else needs to know.
 
     Queries are counted from 1. The first `portfolio` of them are greedy choices against all
@@ -202,59 +198,28 @@ class Strategy:
     between the own model alone and one message.
 
     Attributes:
-        schedule: :math:`p_t`.
         transfer: ``"mixture"`` as above; ``"rgpe"`` and ``"taf"`` are the baselines, which take
             summaries as messages and use them in every query.
-        own: What an own step is: a Thompson sample, expected improvement, or a random point.
         portfolio: How many queries are chosen against all messages at once.
         prior_until: The last query with messages as a prior; None for all, 0 for none.
-        warp: Let the own model see parameters that act by their ratio on a logarithmic scale
-            (`SearchSpace.log_offsets`), even if the search is on a linear one.
-        paper_gp: The paper's own model: zero mean, one length scale, maximum likelihood.
-        refit_every: With `paper_gp`, how many queries pass between fits.
         learned: Weigh agents by how well their messages rank the own observations.
-        min_distance: How far a query stays from earlier ones, in the unit cube; 0 where noise makes
-            a second look worth its price. Not for lists of candidates.
-        num_raw: Random points that the optimiser looks at.
-        num_restarts: How many of the best of them it improves.
-        num_features: Features of the prior part of an own sample.
     """
 
-    schedule: MixingSchedule = Constant(1.0)  # noqa: RUF009 - frozen
     transfer: Literal["mixture", "rgpe", "taf"] = "mixture"
-    own: Literal["thompson", "ei", "random"] = "thompson"
     portfolio: int = 1
     prior_until: int | None = 10
-    warp: bool = True
-    paper_gp: bool = False
-    refit_every: int = 5
     learned: bool = False
-    min_distance: float = 0.01
-    num_raw: int = 1000
-    num_restarts: int = 20
-    num_features: int = 512
 
     def __post_init__(self) -> None:
-        check_schedule(self.schedule, 1000)
-        if self.own not in ("thompson", "ei", "random"):
-            raise InputDataError(f'own must be "thompson", "ei" or "random", got {self.own!r}.')
+        super().__post_init__()
         if self.transfer not in ("mixture", "rgpe", "taf"):
             raise InputDataError(
                 f'transfer must be "mixture", "rgpe" or "taf", got {self.transfer!r}.'
             )
         if self.own == "random" and self.transfer != "mixture":
             raise InputDataError("RGPE and TAF need an own model: own must not be random.")
-        if not 1 <= self.num_restarts <= self.num_raw:
-            raise InputDataError(
-                f"num_restarts must lie between 1 and num_raw = {self.num_raw}, got "
-                f"{self.num_restarts}."
-            )
-        if self.num_features < 2 or self.num_features % 2:
-            raise InputDataError(f"num_features must be even, got {self.num_features}.")
-        if not 0 <= self.min_distance < 1:
-            raise InputDataError(f"min_distance must lie in [0, 1), got {self.min_distance}.")
-        if self.portfolio < 0 or (self.prior_until or 0) < 0 or self.refit_every < 1:
-            raise InputDataError("portfolio and prior_until count from 0, refit_every from 1.")
+        if self.portfolio < 0 or (self.prior_until or 0) < 0:
+            raise InputDataError("portfolio and prior_until count from 0.")
 
 
 def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
@@ -340,7 +305,7 @@ class FTSAgent:
         for what in ("candidates", "initial_design"):
             points = getattr(self, what)
             if points is not None:
-                _check_points(points, d, what)
+                check_points(points, d, what)
         if self.initial_design is not None and len(self.initial_design) % self.q:
             raise InputDataError(
                 f"The initial design has {len(self.initial_design)} points, no multiple of "
@@ -350,7 +315,7 @@ class FTSAgent:
             raise InputDataError(f"There are fewer different candidates than q = {self.q}.")
         if self.data is not None:
             X, Y = self.data
-            _check_points(X, d, "data")
+            check_points(X, d, "data")
             if Y.shape != (len(X), 1) or not bool(torch.isfinite(Y).all()):
                 raise InputDataError(
                     f"Outcomes must be a finite `{len(X)} x 1` tensor, got shape {tuple(Y.shape)}."
@@ -361,7 +326,7 @@ class FTSAgent:
     @property
     def fingerprint(self) -> str:
         """Hash of the settings that determine what it asks for."""
-        tensors = [_hash(self.candidates), _hash(self.initial_design)]
+        tensors = [tensor_hash(self.candidates), tensor_hash(self.initial_design)]
         weights = None if self.agent_weights is None else sorted(self.agent_weights.items())
         settings = (self.name, self.space.fingerprint, self.seed, self.strategy, self.q, weights)
         return hashlib.sha256(repr((settings, tensors)).encode()).hexdigest()
@@ -514,23 +479,12 @@ class FTSAgent:
             return self.initial_design[row : row + 1].double()
         candidates = _without(self.candidates, chosen)
         if origin == "random":
-            if candidates is None:
-                return stream.uniform(1, self.space.dim)
-            row = int(stream.uniform(1) * len(candidates))
-            return candidates[row : row + 1].double()
+            return random_point(self.space, candidates, stream)
         acquisition = self._acquisition(state, others, origin, chosen, stream)
-        point, _ = maximize(
-            acquisition,
-            self.space.dim,
-            generator=stream,
-            candidates=candidates,
-            offsets=self._offsets,
-            tried=torch.cat([state.X, chosen]),
-            min_distance=self.strategy.min_distance,
-            num_raw=self.strategy.num_raw,
-            num_restarts=self.strategy.num_restarts,
+        tried = torch.cat([state.X, chosen])
+        return self.strategy.maximizer(
+            acquisition, self.space, tried, candidates=candidates, stream=stream
         )
-        return point
 
     def _acquisition(
         self,
@@ -541,12 +495,7 @@ class FTSAgent:
         stream: Generator,
     ) -> AcquisitionFunction:
         if origin == "own":
-            model = self._own_gp(state)
-            if self.strategy.own == "ei":
-                return _improvement(model, state.X, chosen)
-            kernel = StationaryKernel.from_gpytorch(model.covar_module, self.space.dim)
-            phi = RandomFourierFeatures.draw(kernel, self.strategy.num_features, generator=stream)
-            return ThompsonSampling(draw_path(model, feature_map=phi, generator=stream))
+            return self.strategy.acquisition(self._own_gp(state), state.X, chosen, stream)
         assert others is not None
         if isinstance(origin, int):
             return ThompsonSampling(weight_path(others.feature_map, others.message(origin)))
@@ -559,20 +508,12 @@ class FTSAgent:
             )
         if origin == "ensemble":
             return self._ensemble(state, others, stream)
-        model = prior_model(
-            others.feature_map, others.weights, state.X, state.Y, offsets=self._offsets
-        )
-        return _improvement(model, state.X, chosen)
-
-    @property
-    def _offsets(self) -> Tensor | None:
-        """Of the warp that the own model sees inputs by."""
-        offsets = self.space.log_offsets
-        return offsets if self.strategy.warp and bool((offsets > 0).any()) else None
+        offsets = self.strategy.offsets(self.space)
+        model = prior_model(others.feature_map, others.weights, state.X, state.Y, offsets=offsets)
+        return expected_improvement(model, state.X, chosen)
 
     def _own_gp(self, state: FTSAgentState) -> SingleTaskGP:
-        transform = None if self._offsets is None else LogWarp(self._offsets)
-        return own_gp(state.X, state.Y, _known(state), input_transform=transform)
+        return self.strategy.model(self.space, state.X, state.Y, _known(state))
 
     def _ensemble(
         self, state: FTSAgentState, others: _Others, stream: Generator
@@ -583,7 +524,7 @@ class FTSAgent:
         if self.strategy.transfer == "rgpe":
             summaries = Summary.unpack(vectors, basis=phi.fingerprint)
             ensemble = RankingEnsemble(model, summaries, feature_map=phi, generator=stream)
-            return _improvement(ensemble, state.X, torch.zeros(0, self.space.dim).double())
+            return expected_improvement(ensemble, state.X, torch.zeros(0, self.space.dim).double())
         summaries = Summary.unpack(vectors[:, :-1], basis=phi.fingerprint)
         return TransferAcquisition(
             model,
@@ -635,22 +576,10 @@ class FTSAgent:
 
     def _fitted(self, state: FTSAgentState) -> FTSAgentState:
         """The state with the hyperparameters that its data ask for."""
-        n = len(state.X)
-        if n == 0 or self.strategy.own == "random":
-            return state
-        X = state.X if self._offsets is None else log_warp(state.X, self._offsets)
-        if not self.strategy.paper_gp:
-            if not needs_fit(n, state.own):
-                return state
-            try:
-                return replace(state, own=fit_own_gp(X, state.Y, start=state.own))
-            except NumericalError:  # an outcome beyond all scales: the agent must not be stuck
-                logger.warning("agent %r keeps its old hyperparameters", self.name)
-                return replace(state, own=state.own or default_hyperparameters(self.space.dim))
-        if state.own is not None and n < state.own.num_data + self.strategy.refit_every:
-            return state
-        restarts = generator(self.seed, "fit", n).uniform(10, self.space.dim + 2)
-        return replace(state, own=fit_own_gp(X, state.Y, paper=True, restarts=restarts))
+        own = self.strategy.refit(
+            self.space, state.X, state.Y, state.own, seed=self.seed, name=self.name
+        )
+        return replace(state, own=own)
 
 
 _Origin = Literal["design", "random", "portfolio", "prior", "own", "ensemble"] | int
@@ -692,21 +621,56 @@ def make_message(
     if setup.message in SUMMARIES:
         vector = summarize(feature_map, X, Y, noise_var=setup.noise_var).pack()
         return vector if setup.message == "summary" else torch.cat([vector, Y.max().reshape(1)])
-    if setup.message == "mean":
-        total = summarize(feature_map, X, Y, noise_var=setup.noise_var)
+    return weight_message(
+        setup.message,
+        feature_map,
+        X,
+        Y,
+        noise_var=setup.noise_var,
+        beta=setup.beta,
+        prior_weights=setup.prior_weights,
+        generator=generator,
+    )
+
+
+def weight_message(
+    kind: MessageKind,
+    feature_map: FeatureMap,
+    X: Tensor,
+    Y: Tensor,
+    *,
+    noise_var: float,
+    beta: float,
+    prior_weights: Tensor | None,
+    generator: Generator,
+) -> Tensor:
+    """The posterior mean of the shared basis' weights or a sample of them, `M` numbers.
+
+    Args:
+        kind: ``"mean"``, ``"sample"`` or ``"shared_prior"``, as in `Setup`.
+        feature_map: The shared basis.
+        X: Own points, `n x d`.
+        Y: Own outcomes on the public scale, `n x 1`.
+        noise_var: Noise variance on that scale.
+        beta: Scale of a sample's deviation.
+        prior_weights: The common prior draw of ``"shared_prior"``.
+        generator: The agent's own stream, for samples.
+    """
+    if kind == "mean":
+        total = summarize(feature_map, X, Y, noise_var=noise_var)
         return WeightPosterior.from_total(total).mean
-    if setup.message == "shared_prior" or len(X) < feature_map.num_features:
+    if kind == "shared_prior" or len(X) < feature_map.num_features:
         return sample_weights_dual(
             feature_map,
             X,
             Y,
-            noise_var=setup.noise_var,
-            scale=setup.beta,
-            prior_weights=setup.prior_weights,
+            noise_var=noise_var,
+            scale=beta,
+            prior_weights=prior_weights,
             generator=generator,
         )
-    total = summarize(feature_map, X, Y, noise_var=setup.noise_var)
-    return WeightPosterior.from_total(total).sample(scale=setup.beta, generator=generator)
+    total = summarize(feature_map, X, Y, noise_var=noise_var)
+    return WeightPosterior.from_total(total).sample(scale=beta, generator=generator)
 
 
 def rank_agreement(values: Tensor, Y: Tensor) -> Tensor:
@@ -769,20 +733,6 @@ def prior_model(
     return model.eval()
 
 
-def _improvement(model: Any, X: Tensor, chosen: Tensor) -> AcquisitionFunction:
-    """Expected improvement over the best posterior mean of a tried point.
-
-    With points that the same query has chosen already, their outcomes are taken to be the mean.
-    """
-    with torch.no_grad():
-        best = model.posterior(X).mean.max()
-        if len(chosen):
-            means = model.posterior(chosen).mean
-            model = model.condition_on_observations(chosen, means)
-            best = torch.maximum(best, means.max())
-    return LogExpectedImprovement(model, best_f=best)
-
-
 def _known(state: FTSAgentState) -> OwnHyperparameters:
     assert state.own is not None
     return state.own
@@ -799,24 +749,29 @@ def _without(candidates: Tensor | None, chosen: Tensor) -> Tensor | None:
 def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
     """A setup and its feature map; public, and the same for all agents of a process."""
     setup: Setup = blobs.load(digest, Setup)
-    dim, limit = setup.space.dim, MAX_WEIGHT
-    try:
-        phi = feature_map_from_tensors(setup.features)
-        if phi.input_dim == dim:
-            probes = torch.cat([setup.space.bounds, generator(0, "probe").uniform(64, dim)])
-            phi.check_domain(probes)
-            if not bool((phi(probes).square().sum(dim=-1) <= limit).all()):
-                raise MessageError("its features are not finite, or too large")
-    except (BotorchError, FederatedError) as error:
-        raise MessageError(f"The shared basis is no feature map: {error}") from error
+    phi = received_features(setup.features, setup.space)
     prior = setup.prior_weights
     if prior is not None and (
         prior.shape != (phi.num_features,)
         or prior.dtype != torch.float64
-        or not bool((prior.abs() <= limit).all())
+        or not bool((prior.abs() <= MAX_WEIGHT).all())
     ):
         raise MessageError("The common prior draw does not fit the shared basis.")
     return setup, phi
+
+
+def received_features(features: Mapping[str, Tensor], space: SearchSpace) -> FeatureMap:
+    """The feature map that a server sent, or `MessageError` if it is none over this space."""
+    try:
+        phi = feature_map_from_tensors(features)
+        if phi.input_dim == space.dim:
+            probes = torch.cat([space.bounds, generator(0, "probe").uniform(64, space.dim)])
+            phi.check_domain(probes)
+            if not bool((phi(probes).square().sum(dim=-1) <= MAX_WEIGHT).all()):
+                raise MessageError("its features are not finite, or too large")
+    except (BotorchError, FederatedError) as error:
+        raise MessageError(f"The shared basis is no feature map: {error}") from error
+    return phi
 
 
 @lru_cache(maxsize=16)
@@ -855,19 +810,6 @@ def check_message(setup: Setup, feature_map: FeatureMap, weights: Tensor) -> Non
             cholesky(summary.gram + jitter * torch.eye(M).double(), "a received summary")
         except NumericalError as error:
             raise MessageError("The summary is no sum of squares of features.") from error
-
-
-def _check_points(X: Tensor, dim: int, what: str) -> None:
-    if X.dim() != 2 or X.shape[-1] != dim:
-        raise InputDataError(f"{what} must be `n x {dim}` points, got shape {tuple(X.shape)}.")
-    if not bool(((X >= 0) & (X <= 1)).all()):
-        raise InputDataError(f"{what} must lie in the unit cube: map points by `space.to_unit`.")
-
-
-def _hash(tensor: Tensor | None) -> str:
-    if tensor is None:
-        return ""
-    return hashlib.sha256(tensor.double().contiguous().numpy().tobytes()).hexdigest()
 
 
 # ------------------------------------------------------------------ the server

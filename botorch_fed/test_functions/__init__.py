@@ -5,11 +5,13 @@ data             where data sets that are not bundled are looked for
 synthetic        Gaussian process samples at a known distance from each other
 landmine         29 landmine fields, tune a support vector machine
 activity         30 wearers of a smartphone, tune the training of a logistic regression
+digits           50 writers of digits, tune the training of a convolutional network
 sklearn_tuning   scikit-learn's bundled data dealt to agents, tune a support vector machine
 """
 
 from botorch_fed.test_functions.activity import ActivityRecognition
 from botorch_fed.test_functions.base import FederatedTestProblem
+from botorch_fed.test_functions.digits import WriterDigits
 from botorch_fed.test_functions.landmine import Landmine
 from botorch_fed.test_functions.sklearn_tuning import SklearnTuning
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
@@ -20,4 +22,5 @@ __all__ = [
     "Landmine",
     "SklearnTuning",
     "SyntheticGPAgents",
+    "WriterDigits",
 ]

@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from botorch_fed.acquisition import ThompsonSampling, weight_path
-from botorch_fed.acquisition.optimize import CHUNK, maximize
+from botorch_fed.acquisition import Partition, ThompsonSampling, weight_path
+from botorch_fed.acquisition.optimize import CHUNK, _improve_in_regions, maximize
 from botorch_fed.rng import generator
 from test.cases import normal, random_fourier, uniform
 
@@ -172,6 +172,165 @@ def test_half_of_the_raw_points_are_uniform_on_the_warped_scale() -> None:
     assert small == pytest.approx(0.25, abs=5 * (0.25 * 0.75 / 1000) ** 0.5)
     assert float(raw[:, 1].mean()) == pytest.approx(0.5, abs=5 * (1 / 12 / 1000) ** 0.5)
     assert bool(((raw >= 0) & (raw <= 1)).all())
+
+
+# ------------------------------------------------------------------ region by region
+
+
+def regional_draw(partition: Partition, seed: int) -> ThompsonSampling:
+    w = normal(partition.num_regions, 60, seed=seed)
+    return ThompsonSampling(weight_path(random_fourier(), w), partition)
+
+
+def stairs(slopes: list[float], heights: list[float]) -> Callable[[Tensor], Tensor]:
+    """On the halves of a line: other heights and other slopes."""
+
+    def function(X: Tensor) -> Tensor:
+        above = X[..., 0] >= 0.5
+        low = heights[0] + slopes[0] * X[..., 0]
+        return torch.where(above, heights[1] + slopes[1] * X[..., 0], low)
+
+    return function
+
+
+@pytest.mark.parametrize("num_regions", [2, 3, 4, 16, 64])
+@pytest.mark.parametrize("seed", range(3))
+def test_finds_the_best_of_all_regions(num_regions: int, seed: int) -> None:
+    partition = Partition.regular(num_regions, 2)
+    phi, w = random_fourier(), normal(num_regions, 60, seed=seed)
+    acquisition = ThompsonSampling(weight_path(phi, w), partition)
+    point, value = maximize(acquisition, 2, generator=generator(seed), partition=partition)
+    # Every region's own function on a grid of the region, faces included.
+    side = torch.linspace(0, 1, 800 // num_regions + 20).double()
+    grid = torch.cartesian_prod(side, side)
+    best = [float((phi(partition.to_region(i, grid)) @ w[i]).max()) for i in range(num_regions)]
+    assert value >= max(best) - 1e-6
+    assert value <= max(best) + 1e-3 * abs(max(best))  # between the points of the grid
+    assert int(partition.region_of(point)) == best.index(max(best))
+    with torch.no_grad():
+        assert float(acquisition(point)) == pytest.approx(value, rel=1e-12)
+
+
+@pytest.mark.parametrize("num_regions", [2, 4, 64])
+def test_no_start_leaves_its_region(num_regions: int) -> None:
+    partition = Partition.regular(num_regions, 2)
+    acquisition, starts = regional_draw(partition, 0), uniform(40, 2, seed=3)
+    found, values = _improve_in_regions(acquisition, starts, partition)
+    regions = partition.region_of(starts)
+    assert torch.equal(partition.region_of(found), regions)
+    path = acquisition.path.path
+    with torch.no_grad():
+        own = path(found).gather(0, regions.unsqueeze(0)).squeeze(0)
+        before = path(starts).gather(0, regions.unsqueeze(0)).squeeze(0)
+    torch.testing.assert_close(values, own, rtol=1e-9, atol=1e-12)
+    assert bool((values >= before - 1e-9).all())
+
+
+def test_a_better_value_beyond_the_boundary_is_another_starts_business() -> None:
+    # Both halves rise towards the upper one, which is better everywhere.
+    partition = Partition.regular(2, 1)
+    function = stairs(slopes=[1.0, 1.0], heights=[0.0, 5.0])
+    starts = torch.tensor([[0.1], [0.45], [0.6]], dtype=torch.float64)
+    found, values = _improve_in_regions(Given(function), starts, partition)
+    last = 0.5 - 2.0**-54  # the last number before the boundary
+    torch.testing.assert_close(
+        found.flatten(), torch.tensor([last, last, 1.0], dtype=torch.float64)
+    )
+    assert bool((found[:2] < 0.5).all())
+    torch.testing.assert_close(values, torch.tensor([0.5, 0.5, 6.0], dtype=torch.float64))
+
+
+def test_a_maximum_at_an_open_face() -> None:
+    # The lower half is best just before the boundary, where the other function begins.
+    partition = Partition.regular(2, 1)
+    function = stairs(slopes=[10.0, -1.0], heights=[0.0, 0.0])
+    point, value = maximize(Given(function), 1, generator=generator(0), partition=partition)
+    assert float(point) < 0.5
+    assert value == pytest.approx(5.0, abs=1e-9)
+    assert float(function(point)) == value
+
+
+def test_every_region_has_a_start() -> None:
+    # The lower half is the better one at all raw points; the upper has a narrow peak.
+    partition = Partition.regular(2, 1)
+
+    def function(X: Tensor) -> Tensor:
+        peak = 3 - 20 * (X[..., 0] - 0.75).abs()
+        return torch.where(X[..., 0] >= 0.5, peak, 2.9 + 0 * X[..., 0])
+
+    point, _ = maximize(
+        Given(function),
+        1,
+        generator=generator(2),
+        partition=partition,
+        num_raw=32,
+        num_restarts=2,
+    )
+    raw = generator(2).uniform(32, 1)
+    assert float(function(raw[raw[:, 0] >= 0.5]).max()) < 2.9
+    assert float(point) == pytest.approx(0.75, abs=1e-3)
+
+
+def test_one_region_changes_nothing() -> None:
+    for seed in range(3):
+        acquisition = draw(seed)
+        plain = maximize(acquisition, 2, generator=generator(seed))
+        whole = maximize(
+            acquisition, 2, generator=generator(seed), partition=Partition.regular(1, 2)
+        )
+        assert torch.equal(plain[0], whole[0])
+        assert plain[1] == whole[1]
+
+
+def test_regions_that_do_not_matter_do_no_harm() -> None:
+    centre = torch.tensor([0.3, 0.8], dtype=torch.float64)
+    point, value = maximize(
+        Given(bowl(centre)), 2, generator=generator(0), partition=Partition.regular(6, 2)
+    )
+    torch.testing.assert_close(point[0], centre, rtol=0, atol=1e-6)
+    assert value == pytest.approx(0, abs=1e-6)
+
+
+def test_regions_and_earlier_points() -> None:
+    partition = Partition.regular(4, 2)
+    acquisition = regional_draw(partition, 1)
+    first, best = maximize(acquisition, 2, generator=generator(0), partition=partition)
+    second, value = maximize(
+        acquisition,
+        2,
+        generator=generator(0),
+        partition=partition,
+        tried=first,
+        min_distance=0.1,
+        offsets=torch.tensor([0.01, 0.0], dtype=torch.float64),
+    )
+    assert value < best
+    with torch.no_grad():
+        assert float(acquisition(second)) == pytest.approx(value, rel=1e-12)
+
+
+def test_never_worse_where_the_improvement_of_a_region_fails() -> None:
+    partition = Partition.regular(2, 1)
+
+    def root(X: Tensor) -> Tensor:
+        return (0.7 - X[..., 0]).sqrt()  # NaN in a part of the upper half
+
+    point, value = maximize(Given(root), 1, generator=generator(0), partition=partition)
+    raw = generator(0).uniform(1000, 1)
+    assert value >= float(root(raw).nan_to_num(nan=-1).max())
+    assert float(root(point)) == pytest.approx(value)
+
+
+def test_a_list_of_points_by_regions() -> None:
+    partition = Partition.regular(3, 2)
+    acquisition, candidates = regional_draw(partition, 2), uniform(500, 2)
+    point, value = maximize(
+        acquisition, 2, generator=generator(0), candidates=candidates, partition=partition
+    )
+    values = acquisition.path.path(candidates)
+    own = values.gather(0, partition.region_of(candidates).unsqueeze(0)).squeeze(0)
+    assert torch.equal(point[0], candidates[own.argmax()])
+    assert value == pytest.approx(float(own.max()), rel=1e-12)
 
 
 # ------------------------------------------------------------------ over a list

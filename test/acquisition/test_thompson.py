@@ -13,7 +13,7 @@ from botorch.optim import optimize_acqf
 from botorch.sampling.pathwise import draw_matheron_paths
 from torch import Size, Tensor
 
-from botorch_fed.acquisition import ThompsonSampling, weight_path
+from botorch_fed.acquisition import Partition, ThompsonSampling, weight_path
 from botorch_fed.models import BasisGP, draw_path
 from botorch_fed.rng import generator
 from test.cases import UNIT, normal, random_fourier, uniform
@@ -73,6 +73,53 @@ def test_pending_points_and_copies_change_nothing() -> None:
     assert torch.equal(acquisition(X), before)
     model_values = acquisition.model.posterior(X).mean.squeeze(-1).squeeze(-1)
     torch.testing.assert_close(model_values, before)
+
+
+@pytest.mark.parametrize("num_regions", [1, 3, 4, 64])
+def test_every_region_has_its_own_function(num_regions: int) -> None:
+    phi, w, X = random_fourier(), normal(num_regions, 60), uniform(4, 50, 1, 2)
+    partition = Partition.regular(num_regions, 2)
+    acquisition = ThompsonSampling(weight_path(phi, w, mean=0.7), partition)
+    own = w[partition.region_of(X.squeeze(-2))]  # 4 x 50 x 60
+    expected = 0.7 + (phi(X.squeeze(-2)) * own).sum(dim=-1)
+    torch.testing.assert_close(acquisition(X), expected)
+    torch.testing.assert_close(acquisition.model.posterior(X).mean.flatten(), expected.flatten())
+
+
+def test_regions_of_posterior_draws() -> None:
+    X, partition = uniform(40, 1, 2), Partition.regular(2, 2)
+    path = draw_path(SingleTaskGP(*_data()), Size([2]), generator=generator(0, "draw"))
+    values = path(X.squeeze(-2))
+    expected = torch.where(X[:, 0, 0] < 0.5, values[0], values[1])
+    torch.testing.assert_close(ThompsonSampling(path, partition)(X), expected)
+
+
+def test_one_region_is_the_whole_cube() -> None:
+    phi, w, X = random_fourier(), normal(60), uniform(30, 1, 2)
+    regional = ThompsonSampling(weight_path(phi, w.unsqueeze(0)), Partition.regular(1, 2))
+    torch.testing.assert_close(regional(X), ThompsonSampling(weight_path(phi, w))(X))
+
+
+def test_gradients_are_those_of_the_own_function() -> None:
+    phi, w, partition = random_fourier(), normal(4, 60), Partition.regular(4, 2)
+    X = uniform(20, 1, 2).requires_grad_()
+    (gradient,) = torch.autograd.grad(ThompsonSampling(weight_path(phi, w), partition)(X).sum(), X)
+    for i in range(4):
+        (own,) = torch.autograd.grad(ThompsonSampling(weight_path(phi, w[i]))(X).sum(), X)
+        mine = partition.region_of(X.squeeze(-2)) == i
+        torch.testing.assert_close(gradient[mine], own[mine])
+
+
+def test_bad_regions() -> None:
+    phi, partition = random_fourier(), Partition.regular(4, 2)
+    for w in [normal(60), normal(3, 60), normal(1, 60), normal(4, 4, 60)]:
+        with pytest.raises(BotorchTensorDimensionError, match="4 regions needs as many functions"):
+            ThompsonSampling(weight_path(phi, w), partition)(uniform(4, 1, 2))
+    regional = ThompsonSampling(weight_path(phi, normal(4, 60)), partition)
+    with pytest.raises(BotorchTensorDimensionError, match="is for q = 1, got q = 4"):
+        regional(uniform(4, 4, 2))
+    with pytest.raises(InputDataError, match="lie in no region"):
+        regional(1 + uniform(4, 1, 2))
 
 
 def test_input_constructor_draws_reproducibly() -> None:

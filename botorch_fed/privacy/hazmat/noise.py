@@ -1,0 +1,213 @@
+r"""Hazardous: privacy noise and secret coins, without any accounting. Prefer the mechanisms.
+
+Floating-point noise leaks: the low-order bits of `x + noise` can reveal `x` [Mironov2012]_.
+`lattice_gaussian` therefore releases multiples of a power of two. With the step :math:`\gamma`,
+
+.. math:: \gamma\,(\mathrm{round}(x/\gamma) + \mathrm{round}(z)), \qquad
+          z \sim N(0, (s/\gamma)^2).
+
+For an integer `k`, `k + round(z) = round(k + z)`: the release is post-processing of a Gaussian one
+of the point `γ round(x/γ)`, so the Gaussian mechanism's guarantee holds as it stands, for a
+sensitivity that is larger by at most :math:`\gamma\sqrt{\dim}`. Sums of integers below
+:math:`2^{53}` and products with a power of two are exact in float64.
+
+Not covered: the time that drawing and rounding take, and the finite resolution of the uniform
+numbers, :math:`2^{-53}`.
+
+.. [Mironov2012] I. Mironov. On significance of the least significant bits for differential
+   privacy. CCS 2012.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from typing import Protocol
+
+import numpy as np
+import torch
+from botorch.exceptions.errors import InputDataError
+from numpy.typing import NDArray
+from scipy.special import ndtri
+from torch import Tensor
+
+from botorch_fed.rng import generator
+
+Path = tuple[int | str, ...]
+LARGEST = 2.0**52  # in steps of the lattice: sums of two such integers are exact
+_STEP_EXPONENT = 20  # the step is between 2^-20 and 2^-21 of the standard deviation
+_COIN_LEVELS = 2**8  # a coin reads eight bits, and more only where they do not decide
+_COINS_PER_NUMBER = 6
+
+
+class NoiseSource(Protocol):
+    """Where random numbers of a release come from.
+
+    Attributes:
+        private: Whether nobody else can know the numbers. False says so in every result.
+    """
+
+    @property
+    def private(self) -> bool: ...
+
+    def uniform(self, *shape: int, path: Path) -> Tensor:
+        r"""Independent uniforms :math:`(k + 1/2)\,2^{-53}` in the open unit interval, float64.
+
+        Args:
+            shape: The shape.
+            path: What the numbers are for, e.g. ``(t, "noise")``. One path for one use.
+        """
+
+
+class OSNoise:
+    """Random numbers of the operating system: secret, and never the same again.
+
+    Example:
+        >>> normal(OSNoise(), 2, 3, path=()).shape
+        torch.Size([2, 3])
+    """
+
+    @property
+    def private(self) -> bool:
+        """True."""
+        return True
+
+    def uniform(self, *shape: int, path: Path) -> Tensor:
+        """See `NoiseSource`; the path is not used."""
+        words = np.frombuffer(os.urandom(8 * math.prod(shape)), dtype="<u8")
+        values = ((words >> np.uint64(11)).astype(np.float64) + 0.5) * 2.0**-53
+        # (2^53 - 1) + 1/2 rounds up to 2^53; the last cell keeps its place below one.
+        np.minimum(values, np.nextafter(1.0, 0.0), out=values)
+        return torch.from_numpy(values).reshape(shape)
+
+    def __repr__(self) -> str:
+        return "OSNoise()"
+
+
+class InsecureSeededNoise:
+    """Replayable numbers for tests and simulations: whoever knows the seed can subtract them.
+
+    What is released with them says `private=False`.
+
+    Args:
+        seed: The seed; the same seed and path give the same numbers.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    @property
+    def private(self) -> bool:
+        """False."""
+        return False
+
+    def uniform(self, *shape: int, path: Path) -> Tensor:
+        """See `NoiseSource`."""
+        return generator(self.seed, "privacy noise", *path).uniform(*shape)
+
+    def __repr__(self) -> str:
+        return f"InsecureSeededNoise(seed={self.seed})"
+
+
+def normal(noise: NoiseSource, *shape: int, path: Path) -> Tensor:
+    """Independent standard normals, float64; both tails are finite.
+
+    Args:
+        noise: The source.
+        shape: The shape.
+        path: What the numbers are for.
+    """
+    return torch.from_numpy(np.asarray(ndtri(noise.uniform(*shape, path=path).numpy())))
+
+
+def lattice_step(std: float) -> float:
+    r"""The step :math:`\gamma = 2^{\lfloor\log_2 s\rfloor - 20}` of a lattice Gaussian.
+
+    Args:
+        std: The standard deviation :math:`s` of the noise.
+    """
+    if not 1e-200 <= std <= 1e200:
+        raise InputDataError(
+            f"The standard deviation of noise must lie between 1e-200 and 1e200, got {std}: "
+            "choose other units."
+        )
+    _, exponent = math.frexp(std)  # std = m 2^exponent, m in [1/2, 1)
+    return math.ldexp(1.0, exponent - 1 - _STEP_EXPONENT)
+
+
+def lattice_gaussian(x: Tensor, std: float, *, noise: NoiseSource, path: Path) -> Tensor:
+    r"""Add Gaussian noise on a lattice; see the module.
+
+    Args:
+        x: A tensor of any shape, finite.
+        std: The standard deviation :math:`s` of the noise. The caller has made it large enough for
+            a sensitivity that grows by :math:`\gamma\sqrt{\dim}` through rounding.
+        noise: The source.
+        path: What the numbers are for.
+
+    Returns:
+        A float64 tensor of the shape of `x`, of multiples of `lattice_step(std)`.
+    """
+    step = lattice_step(std)
+    cells = x.detach().double() / step
+    if not bool((cells.abs() <= LARGEST).all()):  # not a number compares as False
+        raise InputDataError(
+            "A value to be released must be finite and at most 2^52 steps of the lattice, got one "
+            f"that is not (the step for a standard deviation of {std:.3g} is {step:.3g}): clip the "
+            "contributions, or use more noise."
+        )
+    draws = normal(noise, *x.shape, path=path).mul_(std / step).round_()
+    return cells.round_().add_(draws).mul_(step)
+
+
+def coins(count: int, rate: float, *, noise: NoiseSource, path: Path) -> Tensor:
+    r"""Independent coins that show True with a given probability, exact to :math:`2^{-53}`.
+
+    A uniform number serves six coins: each compares eight bits with the rate's, and only where they
+    are equal another number decides.
+
+    Args:
+        count: How many.
+        rate: The probability, in `[0, 1]`.
+        noise: The source.
+        path: What the coins are for.
+
+    Returns:
+        A `count` tensor of bool.
+    """
+    if not 0 <= rate <= 1:
+        raise InputDataError(f"The probability of a coin must lie in [0, 1], got {rate}.")
+    level, rest = divmod(rate * _COIN_LEVELS, 1.0)  # exact: a power of two
+    words = noise.uniform(-(-count // _COINS_PER_NUMBER), path=(*path, "digits"))
+    digits = _eight_bits(words)[:count]
+    heads = digits < int(level)
+    undecided = np.flatnonzero(digits == int(level))
+    more = noise.uniform(len(undecided), path=(*path, "undecided")).numpy()
+    heads[undecided] = more < rest
+    return torch.from_numpy(heads)
+
+
+def _eight_bits(uniforms: Tensor) -> NDArray[np.uint8]:
+    """Six independent integers below 256 from the leading 48 bits of every uniform number."""
+    words = (uniforms.numpy() * 2.0**48).astype("<u8")
+    return words.view("u1").reshape(-1, 8)[:, :_COINS_PER_NUMBER].reshape(-1)
+
+
+def subset(count: int, size: int, *, noise: NoiseSource, path: Path) -> Tensor:
+    """A uniformly drawn subset of exactly a given size.
+
+    Args:
+        count: How many there are to choose from.
+        size: How many are chosen.
+        noise: The source.
+        path: What the subset is for.
+
+    Returns:
+        A `count` tensor of bool with `size` True values.
+    """
+    if not 0 <= size <= count:
+        raise InputDataError(f"A subset of {count} has between 0 and {count} members, got {size}.")
+    keys = noise.uniform(count, path=path)
+    chosen = torch.zeros(count, dtype=torch.bool)
+    chosen[keys.topk(size, largest=False).indices] = True
+    return chosen

@@ -1,0 +1,1167 @@
+r"""Differentially private federated Thompson sampling with distributed exploration [Dai2021]_.
+
+    message    from -> to       content                                        readable by
+    Setup      server -> agent  search space, shared basis, regions, promise   all
+    Query      server -> agent  start, query or rest; whether to upload        that agent
+    Upload     agent -> server  one weight vector, M numbers                   server
+    Released   server -> agent  one noisy weight vector per region, P x M      all agents
+
+Round 0 lets every agent explore its own region; rounds 1 to `T` are one query each. After a round
+of `releases` the server samples agents, clips their vectors, weighs them per region, adds noise and
+releases `P` vectors, which every agent reads as a function that is reconstructed region by region.
+Round `t` uses what was released after round `t - 1`, so that nothing is released after round `T`.
+
+Guarantee: for public rosters, regions, weights, features, clip norm, sampling rate, noise
+multiplier and rounds, everything that any coalition of *other* agents sees in the whole run is
+:math:`(\epsilon, \delta)`-indistinguishable from a run in which all of an agent's messages are zero
+(`privacy.mechanisms` has the proof, `DPFTSDEServer.promise` the numbers). Agents that contribute
+but never listen are covered as well.
+
+Trust: the server is trusted with every message. Not covered: who sees an agent's own queries and
+results; settings that were tuned on the agents' data without paying for it (a `LedgerFile` can span
+the pilot runs); agents that learn who was sampled in a round.
+
+Differs from the paper. By default:
+
+- noise is correlated between regions, :math:`\sqrt P` less of it at the same privacy;
+- a message is the agent's *expected improvement* as a function on the shared basis, scaled to the
+  clip norm, so that nothing is lost by clipping. A posterior sample is mostly prior randomness;
+- few and early releases, everyone takes part in each, and agents follow them greedily in their
+  first queries; afterwards they are alone and nothing more is spent;
+- a round without any sampled agent releases noise like every other one. The paper's code releases
+  uniform numbers, which says that nobody was sampled.
+
+`paper_settings` are the paper's.
+
+.. [Dai2021] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+   optimization with distributed exploration. NeurIPS 2021. https://arxiv.org/abs/2110.14153
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any, Literal
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from botorch.models import SingleTaskGP
+from torch import Tensor
+
+from botorch_fed.acquisition import (
+    ExplorationSchedule,
+    Partition,
+    Polynomial,
+    SoftmaxSchedule,
+    ThompsonSampling,
+    exploration_weights,
+    weight_path,
+)
+from botorch_fed.errors import BudgetExceeded, MessageError
+from botorch_fed.models import (
+    FeatureMap,
+    KLFeatures,
+    OwnHyperparameters,
+    QuadratureFourierFeatures,
+    RandomFourierFeatures,
+    StationaryKernel,
+    WarpedFeatures,
+    feature_map_from_tensors,
+)
+from botorch_fed.models.features import log_unwarp
+from botorch_fed.models.numerics import cholesky
+from botorch_fed.privacy import (
+    Budget,
+    CorrelatedGaussianSum,
+    Event,
+    FixedSizeSampling,
+    GaussianMechanism,
+    Guarantee,
+    Ledger,
+    LedgerFile,
+    NoiseSource,
+    OSNoise,
+    PoissonSampling,
+    Release,
+    SignalWarning,
+    WeightedGaussianSum,
+    clip,
+    compose,
+    noise_multiplier_for,
+)
+from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.fts import received_features, weight_message
+from botorch_fed.protocols.own_step import OwnStrategy, check_points, random_point, tensor_hash
+from botorch_fed.protocols.store import Blobs, MemoryBlobs
+from botorch_fed.rng import Generator, generator
+from botorch_fed.space import SearchSpace
+from botorch_fed.wire.codec import content_hash, encode
+
+logger = logging.getLogger(__name__)
+
+MAX_WEIGHT = 1e6  # of a release's entries: beyond it nothing is a mean of clipped messages
+NUM_REFERENCE = 512  # public points on which a gain is projected
+RIDGE = 0.1  # of that projection: keeps what the basis resolves badly out of a message
+MessageKind = Literal["gain", "mean", "shared_prior", "sample"]
+NoiseKind = Literal["correlated", "tight", "paper"]
+Sampling = PoissonSampling | FixedSizeSampling
+
+
+# ------------------------------------------------------------------ messages
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    r"""What all agents agree upon, in public.
+
+    Attributes:
+        space: The map of inputs and outcomes.
+        features: The shared basis, as `FeatureMap.to_tensors` gives it.
+        noise_var: :math:`\sigma^2` of the model that weight messages are made with.
+        message: ``"gain"``: the agent's expected improvement, scaled to the clip norm; or a weight
+            vector of its posterior, the ``"mean"``, a ``"sample"`` or a sample whose prior draw is
+            common (``"shared_prior"``) and left out.
+        beta: :math:`\beta_t`: scales the deviation of a sample from the mean.
+        prior_weights: The common prior draw, an `M` tensor.
+        clip_norm: The bound on a message's norm.
+        partition: The regions.
+        regions: Every agent's own region.
+        num_initial: How many points an agent evaluates in its own region first.
+        promise: What the whole run reveals about one agent at most; None if it is not private.
+    """
+
+    space: SearchSpace
+    features: Mapping[str, Tensor]
+    noise_var: float
+    message: MessageKind
+    beta: float
+    prior_weights: Tensor | None
+    clip_norm: float
+    partition: Partition
+    regions: Mapping[AgentId, int]
+    num_initial: int
+    promise: Guarantee | None
+
+    def __post_init__(self) -> None:
+        if not (1e-12 <= self.noise_var <= 1e6 and 0 <= self.beta <= 1e3):
+            raise InputDataError(
+                "noise_var must lie between 1e-12 and 1e6 and beta between 0 and 1,000, got "
+                f"{self.noise_var} and {self.beta}."
+            )
+        if not 1e-6 <= self.clip_norm <= MAX_WEIGHT:
+            raise InputDataError(
+                f"clip_norm must lie between 1e-6 and {MAX_WEIGHT:g}, got {self.clip_norm}."
+            )
+        if (self.message == "shared_prior") != (self.prior_weights is not None):
+            raise InputDataError('prior_weights go with message="shared_prior", and only with it.')
+        if self.partition.dim != self.space.dim:
+            raise InputDataError(
+                f"The regions have {self.partition.dim} dimensions, the space {self.space.dim}."
+            )
+        if not all(0 <= region < self.partition.num_regions for region in self.regions.values()):
+            raise InputDataError(f"Regions are 0..{self.partition.num_regions - 1}.")
+        if not 0 <= self.num_initial <= 10_000:
+            raise InputDataError(f"num_initial must lie in 0..10,000, got {self.num_initial}.")
+
+
+@dataclass(frozen=True)
+class Query:
+    """What an agent is to do in a round."""
+
+    phase: Literal["start", "query", "rest"]
+    upload: bool
+
+
+@dataclass(frozen=True, eq=False)
+class Upload:
+    """An agent's message, if it was asked for one and has data."""
+
+    weights: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class Released:
+    """The newest release: made after round `made`, one row of `weights` per region, `P x M`."""
+
+    made: int
+    weights: Tensor
+
+
+# ------------------------------------------------------------------ the agent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Following(OwnStrategy):
+    r"""How an agent uses releases and its own data; its own business, nobody else needs to know.
+
+    The first `follow` queries after the start go where the newest release is largest. From then on
+    a coin with probability :math:`p_t` decides between an own step and the release.
+
+    Attributes:
+        follow: How many queries follow the releases.
+    """
+
+    follow: int = 4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.follow < 0:
+            raise InputDataError(f"follow counts from 0, got {self.follow}.")
+
+
+def paper_following() -> Following:
+    """What an agent does in [Dai2021]_: :math:`1 - p_t = 1/t`, its own GP by maximum likelihood."""
+    return Following(
+        schedule=Polynomial(1.0),
+        follow=0,
+        warp=False,
+        paper_gp=True,
+        min_distance=0.0,
+        num_features=100,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class DPFTSDEAgentState:
+    """An agent's private state.
+
+    Attributes:
+        t: Queries told so far, the start not counted.
+        phase: What is still to be asked in this round.
+        uploading: Whether the round asks for a message.
+        setup: Hash of the `Setup`.
+        released: Hash of `Released`, if there is one to listen to.
+        X: Own points in the unit cube, `n x d`.
+        Y: Own outcomes on the public scale, `n x 1`.
+        own: Hyperparameters of the own model.
+    """
+
+    t: int
+    phase: Literal["start", "query", "rest"]
+    uploading: bool
+    setup: str
+    released: str | None
+    X: Tensor
+    Y: Tensor
+    own: OwnHyperparameters | None
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DPFTSDEAgent:
+    """One site of DP-FTS-DE.
+
+    Args:
+        name: Its name; the server's roster has it.
+        space: The map of inputs and outcomes; must be the server's.
+        seed: Its own seed, private.
+        strategy: How it uses releases and data.
+        require: The most that a run may reveal about it: a server that promises less privacy, or
+            none, is refused.
+        data: Observations that it has already: points in the unit cube `n x d` and outcomes as
+            the site measures them `n x 1`.
+        candidates: The only points that it can evaluate, `K x d`; default the whole unit cube.
+        initial_design: Points `k x d` that it evaluates at the start, instead of random ones in its
+            own region.
+        blobs: Where broadcasts lie.
+    """
+
+    name: AgentId
+    space: SearchSpace
+    seed: int
+    strategy: Following = Following()
+    require: Budget | None = None
+    data: tuple[Tensor, Tensor] | None = None
+    candidates: Tensor | None = None
+    initial_design: Tensor | None = None
+    blobs: Blobs = field(default_factory=MemoryBlobs)
+
+    state_type = DPFTSDEAgentState
+    accepts = (Query,)
+
+    def __post_init__(self) -> None:
+        d = self.space.dim
+        for what in ("candidates", "initial_design"):
+            points = getattr(self, what)
+            if points is not None:
+                check_points(points, d, what)
+                if not len(points):
+                    raise InputDataError(f"{what} must not be empty: leave it out.")
+        if self.data is not None:
+            X, Y = self.data
+            check_points(X, d, "data")
+            if Y.shape != (len(X), 1) or not bool(torch.isfinite(Y).all()):
+                raise InputDataError(
+                    f"Outcomes must be a finite `{len(X)} x 1` tensor, got shape {tuple(Y.shape)}."
+                )
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the settings that determine what it asks for."""
+        tensors = [tensor_hash(self.candidates), tensor_hash(self.initial_design)]
+        settings = (self.name, self.space.fingerprint, self.seed, self.strategy, self.require)
+        return hashlib.sha256(repr((settings, tensors)).encode()).hexdigest()
+
+    # -------------------------------------------------------------- four verbs
+
+    def start(self) -> DPFTSDEAgentState:
+        """The state before the first request: with the data that the site has already."""
+        d = self.space.dim
+        X, Y = torch.zeros(0, d).double(), torch.zeros(0, 1).double()
+        if self.data is not None:
+            X, Y = self.data[0].double(), self.space.outcome.to_public(self.data[1])
+        return self._fitted(DPFTSDEAgentState(0, "rest", False, "", None, X, Y, None))
+
+    def check(self, state: DPFTSDEAgentState, request: Query, broadcasts: tuple[str, ...]) -> None:
+        """Raise `MessageError` unless the request and what it broadcasts fit."""
+        if len(broadcasts) not in (1, 2):
+            raise MessageError(f"Expected a setup and a release, got {len(broadcasts)} broadcasts.")
+        setup, phi = _setup(self.blobs, broadcasts[0])
+        if setup.space.fingerprint != self.space.fingerprint:
+            raise MessageError(
+                "The server's search space is not this site's: names, bounds, scales and outcome "
+                "must agree."
+            )
+        if phi.input_dim != self.space.dim:
+            raise MessageError("The shared basis is over another number of inputs.")
+        if state.setup not in ("", broadcasts[0]):
+            raise MessageError("The setup has changed during the run.")
+        if self.name not in setup.regions:
+            raise MessageError("This site is not on the roster: it has no region.")
+        self._check_promise(setup.promise)
+        if len(broadcasts) == 2:
+            _released(self.blobs, broadcasts[1], broadcasts[0])
+
+    def _check_promise(self, promise: Guarantee | None) -> None:
+        if self.require is None:
+            return
+        wanted = f"({self.require.epsilon:g}, {self.require.delta:g})"
+        if promise is None or not promise.private:
+            raise MessageError(f"This site requires {wanted}-DP, the server promises none.")
+        if promise.epsilon > self.require.epsilon or promise.delta > self.require.delta:
+            raise MessageError(
+                f"This site requires {wanted}-DP, the server promises "
+                f"({promise.epsilon:.4g}, {promise.delta:.4g})."
+            )
+
+    def receive(
+        self, state: DPFTSDEAgentState, request: Query, broadcasts: tuple[str, ...]
+    ) -> DPFTSDEAgentState:
+        """The state after a request: what to do, and where the broadcasts lie."""
+        return replace(
+            state,
+            phase=request.phase,
+            uploading=request.upload,
+            setup=broadcasts[0],
+            released=broadcasts[1] if len(broadcasts) > 1 else None,
+        )
+
+    def ask(self, state: DPFTSDEAgentState) -> Tensor | Pending | None:
+        """The initial points `n x d`, the next one `1 x d`, or None if nothing is to be done."""
+        if state.phase == "rest":
+            return None
+        if state.phase == "start":
+            design = self._design(state)
+            return design if len(design) else None
+        point = self._point(state)
+        return point if self.candidates is not None else self.space.snap(point)
+
+    def tell(self, state: DPFTSDEAgentState, X: Tensor, Y: Tensor) -> DPFTSDEAgentState:
+        """The state after a query; needs no broadcast, so that a late value can always be told."""
+        state = replace(
+            state,
+            t=state.t + (state.phase == "query"),
+            phase="rest",
+            X=torch.cat([state.X, X]),
+            Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
+        )
+        return self._fitted(state)
+
+    def reply(self, state: DPFTSDEAgentState) -> tuple[DPFTSDEAgentState, Upload]:
+        """The agent's message, a function of all its data."""
+        state = replace(state, phase="rest")
+        if not state.uploading or len(state.X) == 0:
+            return state, Upload(None)
+        setup, phi = _setup(self.blobs, state.setup)
+        stream = generator(self.seed, "message", state.t)
+        if setup.message != "gain":
+            return state, Upload(make_message(setup, phi, state.X, state.Y, generator=stream))
+        if state.own is None:
+            raise InputDataError('message="gain" needs an own model: own must not be "random".')
+        model = self.strategy.model(self.space, state.X, state.Y, state.own)
+        return state, Upload(gain_message(setup, phi, model, state.X))
+
+    # -------------------------------------------------------------- where the next points come from
+
+    def _design(self, state: DPFTSDEAgentState) -> Tensor:
+        """Random points of the own region; of the candidates in it, if there are any."""
+        if self.initial_design is not None:
+            return self.initial_design.double()
+        setup, _ = _setup(self.blobs, state.setup)
+        region, count = setup.regions[self.name], setup.num_initial
+        stream = generator(self.seed, "initial")
+        if self.candidates is None:
+            points = setup.partition.to_region(region, stream.uniform(count, self.space.dim))
+            return self.space.snap(points)
+        inside = self.candidates[setup.partition.region_of(self.candidates) == region]
+        pool = inside if len(inside) else self.candidates
+        order = stream.uniform(len(pool)).argsort(stable=True)
+        rows = order.repeat(-(-count // len(pool)))[:count]  # again from the first if they run out
+        return pool[rows].double()
+
+    def _point(self, state: DPFTSDEAgentState) -> Tensor:
+        """The next point, `1 x d`."""
+        t = state.t + 1
+        stream = generator(self.seed, "point", t)
+        follow = state.released is not None and (
+            t <= self.strategy.follow
+            or float(generator(self.seed, "coin", t).uniform(1)) >= self.strategy.schedule(t)
+        )
+        if follow:
+            setup, phi = _setup(self.blobs, state.setup)
+            assert state.released is not None
+            released = _released(self.blobs, state.released, state.setup)
+            acquisition = ThompsonSampling(weight_path(phi, released.weights), setup.partition)
+            return self._maximizer(acquisition, state, stream, setup.partition)
+        if state.own is None or self.strategy.own == "random":
+            return random_point(self.space, self.candidates, stream)
+        model = self.strategy.model(self.space, state.X, state.Y, state.own)
+        chosen = torch.zeros(0, self.space.dim).double()
+        return self._maximizer(
+            self.strategy.acquisition(model, state.X, chosen, stream), state, stream, None
+        )
+
+    def _maximizer(
+        self,
+        acquisition: Any,
+        state: DPFTSDEAgentState,
+        stream: Generator,
+        partition: Partition | None,
+    ) -> Tensor:
+        candidates = self.candidates
+        if candidates is not None and self.strategy.min_distance > 0:
+            candidates = untried(candidates, state.X)
+        return self.strategy.maximizer(
+            acquisition,
+            self.space,
+            state.X,
+            candidates=candidates,
+            stream=stream,
+            partition=partition,
+        )
+
+    def _fitted(self, state: DPFTSDEAgentState) -> DPFTSDEAgentState:
+        """The state with the hyperparameters that its data ask for."""
+        own = self.strategy.refit(
+            self.space, state.X, state.Y, state.own, seed=self.seed, name=self.name
+        )
+        return replace(state, own=own)
+
+
+def untried(candidates: Tensor, tried: Tensor) -> Tensor:
+    """The candidates `K x d` that are not among `n x d` points; all of them if none is left."""
+    known = {row.tobytes() for row in (tried.double() + 0.0).numpy()}
+    rows = (candidates.double() + 0.0).numpy()
+    fresh = torch.tensor([row.tobytes() not in known for row in rows])
+    return candidates[fresh] if bool(fresh.any()) else candidates
+
+
+def make_message(
+    setup: Setup, feature_map: FeatureMap, X: Tensor, Y: Tensor, *, generator: Generator
+) -> Tensor:
+    """An agent's posterior on the shared basis, `M` weights: what every kind but a gain sends.
+
+    Args:
+        setup: Says which kind of message.
+        feature_map: The basis of the setup.
+        X: Own points, `n x d`.
+        Y: Own outcomes on the public scale, `n x 1`.
+        generator: The agent's own stream, for samples.
+    """
+    assert setup.message != "gain"
+    weights = weight_message(
+        setup.message,
+        feature_map,
+        X,
+        Y,
+        noise_var=setup.noise_var,
+        beta=setup.beta,
+        prior_weights=setup.prior_weights,
+        generator=generator,
+    )
+    # The common draw is public: what the agent adds to it is all that needs room under the clip.
+    return weights if setup.prior_weights is None else weights - setup.prior_weights
+
+
+def gain_message(
+    setup: Setup, feature_map: FeatureMap, model: SingleTaskGP, tried: Tensor
+) -> Tensor:
+    r"""An agent's expected improvement as a function on the shared basis, of norm `clip_norm`.
+
+    The weights solve :math:`\min_w \frac1R \sum_r (\phi(x_r)^\top w - g(x_r))^2 + \lambda \|w\|^2`
+    over public points :math:`x_r`, and are scaled to the clip norm: an agent has one voice, however
+    much it hopes to improve.
+
+    Args:
+        setup: Of the run.
+        feature_map: The basis of the setup.
+        model: The agent's own Gaussian process.
+        tried: Points it has tried, `n x d`.
+    """
+    reference, projection = _projection(feature_map, setup.space.log_offsets)
+    with torch.no_grad():
+        best = model.posterior(tried).mean.max()
+        posterior = model.posterior(reference)
+        mean, std = posterior.mean.squeeze(-1), posterior.variance.squeeze(-1).sqrt()
+    weights = projection @ expected_gain(mean, std, best)
+    norm = weights.norm()
+    if not bool(norm > 0):  # nothing to gain anywhere: an agent without a voice
+        return torch.zeros_like(weights)
+    return weights * (setup.clip_norm / norm)
+
+
+def expected_gain(mean: Tensor, std: Tensor, best: Tensor) -> Tensor:
+    r"""Expected improvement over `best`: :math:`\sigma (u \Phi(u) + \varphi(u))`."""
+    std = std.clamp_min(1e-12)
+    u = (mean - best) / std
+    density = torch.exp(-u.square() / 2) / math.sqrt(2 * math.pi)
+    return std * (u * torch.special.ndtr(u) + density)
+
+
+def reference_points(offsets: Tensor, count: int = NUM_REFERENCE) -> Tensor:
+    """Public points that represent the cube: Sobol, half of them on the logarithmic scale."""
+    points = torch.quasirandom.SobolEngine(len(offsets), scramble=False).draw(
+        count, dtype=torch.float64
+    )
+    if bool((offsets > 0).any()):
+        points[1::2] = log_unwarp(points[1::2], offsets)
+    return points
+
+
+_PROJECTIONS: dict[str, tuple[Tensor, Tensor]] = {}
+
+
+def _projection(feature_map: FeatureMap, offsets: Tensor) -> tuple[Tensor, Tensor]:
+    """Reference points `R x d`, and the matrix `M x R` from values there to weights."""
+    key = f"{feature_map.fingerprint} {offsets.tolist()}"
+    if key not in _PROJECTIONS:
+        if len(_PROJECTIONS) >= 16:
+            _PROJECTIONS.clear()
+        reference = reference_points(offsets)
+        Phi = feature_map(reference)
+        gram = Phi.mT @ Phi / len(Phi) + RIDGE * torch.eye(Phi.shape[-1]).double()
+        factor = cholesky(gram, "the projection on the shared basis")
+        _PROJECTIONS[key] = reference, torch.cholesky_solve(Phi.mT / len(Phi), factor)
+    return _PROJECTIONS[key]
+
+
+@lru_cache(maxsize=16)
+def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
+    """A setup and its feature map; public, and the same for all agents of a process."""
+    setup: Setup = blobs.load(digest, Setup)
+    phi = received_features(setup.features, setup.space)
+    prior = setup.prior_weights
+    if prior is not None:
+        _check_vectors(prior.unsqueeze(0), 1, phi.num_features, "The common prior draw")
+    return setup, phi
+
+
+@lru_cache(maxsize=16)
+def _released(blobs: Blobs, digest: str, setup_digest: str) -> Released:
+    """A release, checked; the same for all agents of a process."""
+    released: Released = blobs.load(digest, Released)
+    setup, phi = _setup(blobs, setup_digest)
+    _check_vectors(released.weights, setup.partition.num_regions, phi.num_features, "A release")
+    return released
+
+
+def _check_vectors(weights: Tensor, rows: int, columns: int, what: str) -> None:
+    if weights.shape != (rows, columns) or weights.dtype != torch.float64:
+        raise MessageError(
+            f"{what} must be a float64 `{rows} x {columns}` tensor, got {weights.dtype} of shape "
+            f"{tuple(weights.shape)}."
+        )
+    if not bool((weights.abs() <= MAX_WEIGHT).all()):
+        raise MessageError(f"{what} has a number beyond {MAX_WEIGHT:g}, or one that is not finite.")
+
+
+# ------------------------------------------------------------------ the server
+
+
+@dataclass(frozen=True, eq=False)
+class DPFTSDEServerState:
+    """What the server keeps.
+
+    Attributes:
+        t: Finished rounds, the start included.
+        released: The newest release.
+        ledger: What this run has paid.
+        signal: The signal-to-noise ratio of every release and region, as the release itself shows
+            it.
+        exhausted: Whether a budget has run out: nothing more is released.
+    """
+
+    t: int
+    released: Released | None
+    ledger: Ledger
+    signal: tuple[tuple[float, ...], ...]
+    exhausted: bool
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DPFTSDEServer:
+    """The server of DP-FTS-DE: collects weight vectors and releases their noisy weighted sums.
+
+    Args:
+        setup: What all agents agree upon, without its promise: the server makes it.
+        agents: Names of all agents, the public roster.
+        rounds: How many queries each agent makes, `T`.
+        releases: After which rounds something is released, of `0, …, T - 1`.
+        exploration: How much an agent counts in its own region, release by release.
+        noise_multiplier: Noise over the norm of one agent's contribution; None for no privacy.
+        noise_kind: ``"correlated"``, ``"tight"`` for independent noise of the right size, or
+            ``"paper"`` for the published size.
+        sampling: Who takes part in a release.
+        delta: Of the promise; default `N ** -1.1`.
+        switch_to_local_after: From which round on agents no longer listen; default never.
+        ledger: What was paid before, and the budget of this run.
+        books: A durable ledger, which pays as well: it may span several runs.
+        noise: Where noise and secret coins come from.
+    """
+
+    setup: Setup
+    agents: tuple[AgentId, ...]
+    rounds: int
+    releases: tuple[int, ...]
+    exploration: ExplorationSchedule
+    noise_multiplier: float | None
+    noise_kind: NoiseKind = "correlated"
+    sampling: Sampling = PoissonSampling()  # noqa: RUF009 - frozen
+    delta: float | None = None
+    switch_to_local_after: int | None = None
+    ledger: Ledger = Ledger()  # noqa: RUF009 - frozen
+    books: LedgerFile | None = None
+    noise: NoiseSource = field(default_factory=OSNoise)
+
+    state_type = DPFTSDEServerState
+    accepts = (Upload,)
+
+    def __post_init__(self) -> None:
+        if self.rounds < 0:
+            raise InputDataError("rounds count from 0.")
+        if len(set(self.agents)) < len(self.agents) or not self.agents:
+            raise InputDataError("There must be at least one agent, and names must differ.")
+        if set(self.setup.regions) != set(self.agents):
+            raise InputDataError("Every agent needs a region, and nobody else may have one.")
+        if list(self.releases) != sorted({*self.releases} & {*range(self.rounds)}):
+            raise InputDataError(
+                f"releases must ascend within 0..{self.rounds - 1}: what is released after the "
+                f"last round is never used. Got {self.releases}."
+            )
+        if self.noise_kind not in ("correlated", "tight", "paper"):
+            raise InputDataError(
+                f'noise_kind must be "correlated", "tight" or "paper", got {self.noise_kind!r}.'
+            )
+        if self.setup.promise is not None:
+            raise InputDataError("The server makes the promise: leave it out of the setup.")
+        last = self.switch_to_local_after
+        if last is not None and self.releases and max(self.releases) >= last:
+            raise InputDataError(
+                f"Agents stop listening after round {last}: release nothing from then on."
+            )
+        if self.noise_multiplier is not None:
+            # The whole plan is paid on paper first: a budget that does not cover it is refused now.
+            ledger = self.ledger.spend(self.event, count=len(self.releases) or 1)
+            if self.books is not None and (self.books.adjacency, self.books.unit) != (
+                ledger.adjacency,
+                ledger.unit,
+            ):
+                raise InputDataError("The books are for another adjacency or unit.")
+        elif self.books is not None or self.ledger.budget is not None:
+            raise InputDataError("Without noise nothing can be paid: give a noise_multiplier.")
+
+    def __repr__(self) -> str:
+        promise = "no privacy" if self.promise is None else str(self.promise)
+        return (
+            f"DPFTSDEServer(agents={len(self.agents)}, rounds={self.rounds}, "
+            f"releases={len(self.releases)}, noise={self.noise_kind}, {promise})"
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of its settings."""
+        settings = (
+            content_hash(encode(self.setup)),
+            self.agents,
+            self.releases,
+            self.exploration,
+            self.noise_multiplier,
+            self.noise_kind,
+            self.sampling,
+            self.switch_to_local_after,
+            self.noise.private,
+        )
+        return hashlib.sha256(repr(settings).encode()).hexdigest()
+
+    # -------------------------------------------------------------- what it costs
+
+    @property
+    def event(self) -> Event:
+        """What one release costs."""
+        assert self.noise_multiplier is not None
+        return self.sampling.event(self.noise_multiplier, len(self.agents))
+
+    @cached_property
+    def promise(self) -> Guarantee | None:
+        """What all releases of a run reveal about one agent at most; None without noise."""
+        if self.noise_multiplier is None:
+            return None
+        delta = default_delta(len(self.agents)) if self.delta is None else self.delta
+        return replace(
+            compose(
+                [self.event] * len(self.releases),
+                delta=delta,
+                adjacency=self.ledger.adjacency,
+                unit=self.ledger.unit,
+            ),
+            private=self.noise.private,
+        )
+
+    def privacy(self, state: DPFTSDEServerState) -> dict[str, Any]:
+        """What a report needs: the promise, what was paid, the noise and the signal beside it."""
+        if self.promise is None:
+            return {"mechanism": "none", "releases": len(self.releases)}
+        spent = replace(
+            state.ledger.guarantee(delta=self.promise.delta), private=self.noise.private
+        )
+        first = self.releases[0] if self.releases else 0
+        return {
+            "epsilon": spent.epsilon,
+            "delta": spent.delta,
+            "adjacency": spent.adjacency,
+            "unit": spent.unit,
+            "accountant": spent.accountant,
+            "private": spent.private,
+            "releases": spent.releases,
+            "promised_epsilon": self.promise.epsilon,
+            "mechanism": repr(self.mechanism(first)),
+            "signal_to_noise": [list(row) for row in state.signal],
+        }
+
+    def mechanism(self, t: int) -> GaussianMechanism:
+        """The noisy sum that is released after round `t`."""
+        assert self.noise_multiplier is not None
+        regions = tuple(self.setup.regions[agent] for agent in self.agents)
+        contrast = self.exploration(t + 1)  # the release of round t is the (t + 1)-th the paper has
+        common: dict[str, Any] = {
+            "num_agents": len(self.agents),
+            "dim": self._feature_map.num_features,
+            "clip_norm": self.setup.clip_norm,
+            "noise_multiplier": self.noise_multiplier,
+            "sampling": self.sampling,
+            "adjacency": self.ledger.adjacency,
+            "unit": self.ledger.unit,
+        }
+        P = self.setup.partition.num_regions
+        with warnings.catch_warnings():
+            if t != self.releases[0]:  # said once
+                warnings.simplefilter("ignore", SignalWarning)
+            if self.noise_kind == "correlated":
+                return CorrelatedGaussianSum(
+                    regions=regions, num_regions=P, contrast=contrast, **common
+                )
+            return WeightedGaussianSum(
+                weights=exploration_weights(regions, P, contrast),
+                paper_noise=self.noise_kind == "paper",
+                **common,
+            )
+
+    @cached_property
+    def _feature_map(self) -> FeatureMap:
+        return feature_map_from_tensors(self.setup.features)
+
+    # -------------------------------------------------------------- the rounds
+
+    def start(self) -> DPFTSDEServerState:
+        """The state before the start."""
+        return DPFTSDEServerState(0, None, self.ledger, (), False)
+
+    def outbox(self, state: DPFTSDEServerState) -> Outbox | None:
+        """The start, then one query per agent and round."""
+        if state.t > self.rounds:
+            return None
+        query = Query("start" if state.t == 0 else "query", self._uploading(state))
+        broadcasts: tuple[Any, ...] = (replace(self.setup, promise=self.promise),)
+        last = self.switch_to_local_after
+        if state.released is not None and (last is None or state.t <= last):
+            broadcasts += (state.released,)
+        return Outbox(dict.fromkeys(self.agents, query), broadcasts)
+
+    def _uploading(self, state: DPFTSDEServerState) -> bool:
+        return state.t in self.releases and not state.exhausted
+
+    def check(self, state: DPFTSDEServerState, sender: AgentId, message: Upload) -> None:
+        """Raise `MessageError` unless an upload fits the basis and was asked for."""
+        if message.weights is None:
+            return
+        if not self._uploading(state):
+            raise MessageError("A weight vector that nobody asked for.")
+        M = self._feature_map.num_features
+        weights = message.weights
+        if weights.shape != (M,) or weights.dtype != torch.float64:
+            raise MessageError(
+                f"A message has {M} float64 numbers, got {weights.dtype} of shape "
+                f"{tuple(weights.shape)}."
+            )
+        if not bool(torch.isfinite(weights).all()):
+            raise MessageError("A message has a number that is not finite.")
+
+    def step(
+        self, state: DPFTSDEServerState, inbox: Mapping[AgentId, Upload]
+    ) -> DPFTSDEServerState:
+        """Release, if the round says so; an absent agent counts as a zero contribution."""
+        after = replace(state, t=state.t + 1)
+        if not self._uploading(state):
+            return after
+        given = {
+            index: message.weights
+            for index, agent in enumerate(self.agents)
+            if (message := inbox.get(agent)) is not None and message.weights is not None
+        }
+        if self.noise_multiplier is None:
+            return replace(after, released=Released(state.t, self._plain(state.t, given)))
+        try:
+            release, ledger = self._release(state, given)
+        except BudgetExceeded as error:
+            logger.warning("round %d releases nothing: %s", state.t, error)
+            return replace(after, exhausted=True)
+        return replace(
+            after,
+            released=Released(state.t, release.values + self._common_draw()),
+            ledger=ledger,
+            signal=(*state.signal, tuple(release.signal_to_noise.tolist())),
+        )
+
+    def _release(
+        self, state: DPFTSDEServerState, given: Mapping[int, Tensor]
+    ) -> tuple[Release, Ledger]:
+        mechanism = self.mechanism(state.t)
+        if self.books is not None:  # first what survives a crash
+            self.books.spend(mechanism.event, note=f"DP-FTS-DE, round {state.t}")
+        return mechanism.release(
+            given, ledger=state.ledger, noise=self.noise, path=("release", state.t)
+        )
+
+    def _plain(self, t: int, given: Mapping[int, Tensor]) -> Tensor:
+        """The weighted sums without noise or sampling, for the comparison that is not private."""
+        P, M = self.setup.partition.num_regions, self._feature_map.num_features
+        regions = [self.setup.regions[agent] for agent in self.agents]
+        weights = exploration_weights(regions, P, self.exploration(t + 1))
+        rows = torch.zeros(len(self.agents), M, dtype=torch.float64)
+        for index, vector in given.items():
+            rows[index] = clip(vector, self.setup.clip_norm)
+        return weights @ rows + self._common_draw()
+
+    def _common_draw(self) -> Tensor | float:
+        """The public prior draw, which agents leave out of their messages."""
+        prior = self.setup.prior_weights
+        return 0.0 if prior is None else prior
+
+
+def default_delta(num_agents: int) -> float:
+    r"""The papers' :math:`\delta = N^{-1.1}`; large: look at :math:`10^{-5}` beside it."""
+    return float(max(num_agents, 2) ** -1.1)
+
+
+# ------------------------------------------------------------------ a federation for `run`
+
+NUM_FEATURES = 20
+LENGTHSCALE = 0.5  # of the unit cube, in two dimensions
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DPFTSDE:
+    """DP-FTS-DE as a study: the settings of all agents and of the server.
+
+    Args:
+        rounds: How many queries each agent makes, `T`.
+        epsilon: What the whole run may reveal about one agent; the noise follows from it.
+        noise_multiplier: Instead of `epsilon`, the noise itself. With neither the run is not
+            private: FTS-DE.
+        delta: Beside `epsilon`; default `N ** -1.1`.
+        releases: After which rounds something is released; default 0, 1, 2 and 3. ``"all"`` for
+            0, …, T - 1.
+        num_regions: The number `P` of regions; 1 is DP-FTS.
+        exploration: How much an agent counts in its own region.
+        sampling: Who takes part in a release.
+        noise_kind: See `DPFTSDEServer`.
+        message: What agents send, see `Setup`.
+        clip_norm: The bound on a message's norm; default 1 for gains, which fill it, and
+            `suggested_clip_norm` for others.
+        feature_map: The shared basis; default `default_private_features`.
+        noise_var: Noise variance that weight messages are made with, on the public scale.
+        beta: Scale of a sample's deviation from the mean.
+        num_initial: How many points every agent evaluates in its own region first.
+        strategy: How agents use releases and data.
+        switch_to_local_after: From which round on agents no longer listen; default never.
+        adjacency: What a neighbouring world is.
+        require: The most that agents let a run reveal about them.
+        books: A durable ledger that pays as well, e.g. for pilot runs too.
+        noise: Where noise and secret coins come from. The default is the operating system, so a run
+            cannot be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
+        data: What agents have observed before, by name.
+        candidates: The only points that can be evaluated, `K x d`.
+        initial_design: Public points that every agent evaluates at the start, instead of random
+            ones in its own region.
+
+    Example:
+        >>> result = run(DPFTSDE(rounds=20, epsilon=2.0), Landmine(), seed=0)
+        >>> result.privacy["epsilon"] <= 2.0
+        True
+    """
+
+    rounds: int
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    releases: tuple[int, ...] | Literal["all"] = (0, 1, 2, 3)
+    num_regions: int = 1
+    exploration: ExplorationSchedule = SoftmaxSchedule()  # noqa: RUF009 - frozen
+    sampling: Sampling = PoissonSampling()  # noqa: RUF009 - frozen
+    noise_kind: NoiseKind = "correlated"
+    message: MessageKind = "gain"
+    clip_norm: float | None = None
+    feature_map: FeatureMap | None = None
+    noise_var: float = 0.05
+    beta: float = 1.0
+    num_initial: int = 10
+    strategy: Following = Following()
+    switch_to_local_after: int | None = None
+    adjacency: Literal["zero-out", "replace-one"] = "zero-out"
+    require: Budget | None = None
+    books: LedgerFile | None = None
+    noise: NoiseSource = field(default_factory=OSNoise)
+    data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    candidates: Tensor | None = None
+    initial_design: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise InputDataError("Give epsilon or noise_multiplier: each follows from the other.")
+
+    def release_rounds(self) -> tuple[int, ...]:
+        """After which rounds something is released."""
+        if self.releases == "all":
+            return tuple(range(self.rounds))
+        return tuple(t for t in self.releases if t < self.rounds)
+
+    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> DPFTSDEServer:
+        """The server of a study."""
+        unknown = sorted(set(self.data) - set(names))
+        if unknown:
+            raise InputDataError(f"Data of agents that are no agents: {unknown[:8]}.")
+        partition = Partition.regular(self.num_regions, space.dim)
+        delta = default_delta(len(names)) if self.delta is None else self.delta
+        releases = self.release_rounds()
+        z, budget = self.noise_multiplier, None
+        if self.epsilon is not None:
+            budget = Budget(self.epsilon, delta)
+            z = self._noise_for(len(names), len(releases), delta)
+        return DPFTSDEServer(
+            setup=self._setup(space, partition, names),
+            agents=names,
+            rounds=self.rounds,
+            releases=releases,
+            exploration=self.exploration,
+            noise_multiplier=z,
+            noise_kind=self.noise_kind,
+            sampling=self.sampling,
+            delta=delta,
+            switch_to_local_after=self.switch_to_local_after,
+            ledger=Ledger(adjacency=self.adjacency, budget=budget),
+            books=self.books,
+            noise=self.noise,
+        )
+
+    def _noise_for(self, num_agents: int, releases: int, delta: float) -> float:
+        assert self.epsilon is not None
+        if not isinstance(self.sampling, PoissonSampling):
+            raise InputDataError(
+                "Samples of a fixed size have no calibration: give a noise_multiplier."
+            )
+        return noise_multiplier_for(
+            epsilon=self.epsilon,
+            delta=delta,
+            sampling_rate=self.sampling.rate,
+            num_releases=max(releases, 1),
+            adjacency=self.adjacency,
+        )
+
+    def _setup(self, space: SearchSpace, partition: Partition, names: tuple[AgentId, ...]) -> Setup:
+        phi = default_private_features(space) if self.feature_map is None else self.feature_map
+        if phi.input_dim != space.dim:
+            raise InputDataError(
+                f"The feature map has {phi.input_dim} inputs, the search space {space.dim} columns."
+            )
+        norm = self.clip_norm
+        if norm is None:
+            norm = 1.0
+            if self.message != "gain":
+                norm = suggested_clip_norm(
+                    phi, self.message, self.num_initial, noise_var=self.noise_var, beta=self.beta
+                )
+        prior = None
+        if self.message == "shared_prior":
+            prior = generator(0, "shared prior").normal(phi.num_features)
+        return Setup(
+            space=space,
+            features=phi.to_tensors(),
+            noise_var=self.noise_var,
+            message=self.message,
+            beta=self.beta,
+            prior_weights=prior,
+            clip_norm=norm,
+            partition=partition,
+            regions=dict(zip(names, partition.assign(len(names)), strict=True)),
+            num_initial=self.num_initial,
+            promise=None,
+        )
+
+    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> DPFTSDEAgent:
+        """An agent of a study."""
+        return DPFTSDEAgent(
+            name=name,
+            space=space,
+            seed=seed,
+            strategy=self.strategy,
+            require=self.require,
+            data=self.data.get(name),
+            candidates=self.candidates,
+            initial_design=self.initial_design,
+            blobs=blobs,
+        )
+
+
+def default_private_features(
+    space: SearchSpace, *, num_features: int = NUM_FEATURES, lengthscale: float | None = None
+) -> FeatureMap:
+    """A small public basis: every feature costs noise.
+
+    The leading eigenfunctions of a smooth public kernel on `reference_points`. Parameters that act
+    by their ratio are seen on a logarithmic scale.
+
+    Args:
+        space: The search space.
+        num_features: Its size `M`.
+        lengthscale: Of the kernel, in the unit cube; the default grows with the dimension.
+    """
+    if lengthscale is None:
+        lengthscale = LENGTHSCALE * (space.dim / 2) ** 0.5
+    kernel = StationaryKernel(math.inf, [lengthscale] * space.dim)
+    base: FeatureMap
+    if space.dim <= 3:
+        base = QuadratureFourierFeatures.from_kernel(kernel, space.bounds, tol=1e-3)
+    else:
+        base = RandomFourierFeatures.draw(kernel, 1024, generator=generator(0, "private features"))
+    count = min(num_features, base.num_features)
+    # On the scale that the kernel sees, half of the reference is uniform and half uniform before.
+    offsets = space.log_offsets
+    warped = bool((offsets > 0).any())
+    plain = torch.zeros_like(offsets)
+    basis = KLFeatures.from_map(base, reference_points(plain), num_features=count)
+    return WarpedFeatures(basis, offsets) if warped else basis
+
+
+def suggested_clip_norm(
+    feature_map: FeatureMap,
+    message: MessageKind,
+    num_observations: int,
+    *,
+    noise_var: float = 0.05,
+    beta: float = 1.0,
+    quantile: float = 0.99,
+) -> float:
+    """A clip norm from public quantities alone: messages of agents drawn from the public prior.
+
+    Args:
+        feature_map: The shared basis.
+        message: What agents send.
+        num_observations: How many observations a simulated agent has, at uniform points.
+        noise_var: Noise variance on the public scale.
+        beta: Scale of a sample's deviation.
+        quantile: The share of simulated messages that are not clipped.
+    """
+    if message == "gain":
+        return 1.0
+    stream = generator(0, "clip norm")
+    prior = stream.normal(feature_map.num_features) if message == "shared_prior" else None
+    norms = []
+    for _ in range(200):
+        X = stream.uniform(max(num_observations, 1), feature_map.input_dim)
+        truth = stream.normal(feature_map.num_features, 1)
+        Y = feature_map(X) @ truth + noise_var**0.5 * stream.normal(len(X), 1)
+        weights = weight_message(
+            message,
+            feature_map,
+            X,
+            Y,
+            noise_var=noise_var,
+            beta=beta,
+            prior_weights=prior,
+            generator=stream,
+        )
+        norms.append(float((weights if prior is None else weights - prior).norm()))
+    return float(torch.tensor(norms).double().quantile(quantile))
+
+
+def paper_settings(
+    dim: int,
+    *,
+    rounds: int = 60,
+    num_regions: int = 4,
+    clip_norm: float = 22.0,
+    sampling_rate: float = 0.35,
+    noise_multiplier: float | None = 1.0,
+    exploration: ExplorationSchedule | None = None,
+    num_features: int = 100,
+    num_initial: int = 10,
+    seed: int = 0,
+    **options: Any,
+) -> DPFTSDE:
+    r"""The settings of [Dai2021]_ for its real tasks; published noise, so labelled everywhere.
+
+    Args:
+        dim: Dimension of the unit cube.
+        rounds: :math:`T`.
+        num_regions: :math:`P`.
+        clip_norm: The paper's `S`; a vector is clipped to :math:`S / \sqrt P`.
+        sampling_rate: :math:`q`.
+        noise_multiplier: :math:`z`; None for FTS-DE.
+        exploration: Default the paper's softmax, :math:`T_c = 10`, :math:`T_d = 30`.
+        num_features: :math:`M`, cosines with random phases, length scale 0.01.
+        num_initial: Points at the start.
+        seed: Public, of the features.
+        options: Further settings of `DPFTSDE`, or others in the place of the paper's.
+    """
+    kernel = StationaryKernel(math.inf, [0.01] * dim)
+    stream = generator(seed, "paper features")
+    settings: dict[str, Any] = {
+        "rounds": rounds,
+        "noise_multiplier": noise_multiplier,
+        "releases": "all",
+        "num_regions": num_regions,
+        "exploration": SoftmaxSchedule(15, 10, 30) if exploration is None else exploration,
+        "sampling": PoissonSampling(sampling_rate),
+        "noise_kind": "paper",
+        "message": "sample",
+        "clip_norm": clip_norm / math.sqrt(num_regions),
+        "feature_map": RandomFourierFeatures.paper_cosine(kernel, num_features, generator=stream),
+        "noise_var": 1e-6,
+        "num_initial": num_initial,
+        "strategy": paper_following(),
+    }
+    return DPFTSDE(**{**settings, **options})

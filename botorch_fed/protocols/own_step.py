@@ -1,0 +1,221 @@
+r"""An agent's step on its own data, the same in every protocol: fit, draw or expect, maximise.
+
+Everything here is a function of public settings, the agent's private data and a stream of random
+numbers that is addressed by what it is for, so that a crash changes nothing.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.acquisition.analytic import LogExpectedImprovement
+from botorch.exceptions.errors import InputDataError
+from botorch.models import SingleTaskGP
+from torch import Tensor
+
+from botorch_fed.acquisition import (
+    Constant,
+    MixingSchedule,
+    Partition,
+    ThompsonSampling,
+    check_schedule,
+)
+from botorch_fed.acquisition.optimize import maximize
+from botorch_fed.errors import NumericalError
+from botorch_fed.models import (
+    LogWarp,
+    OwnHyperparameters,
+    RandomFourierFeatures,
+    StationaryKernel,
+    default_hyperparameters,
+    draw_path,
+    fit_own_gp,
+    needs_fit,
+    own_gp,
+)
+from botorch_fed.models.features import log_warp
+from botorch_fed.protocols.base import AgentId
+from botorch_fed.rng import Generator, generator
+from botorch_fed.space import SearchSpace
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnStrategy:
+    r"""How an agent uses its own data; its own business, nobody else needs to know.
+
+    Attributes:
+        schedule: :math:`p_t`, the probability of an own step, queries counted from 1.
+        own: What an own step is: a Thompson sample, expected improvement, or a random point.
+        warp: Let the own model see parameters that act by their ratio on a logarithmic scale
+            (`SearchSpace.log_offsets`), even if the search is on a linear one.
+        paper_gp: The papers' own model: zero mean, one length scale, maximum likelihood.
+        refit_every: With `paper_gp`, how many queries pass between fits.
+        min_distance: How far a query stays from earlier ones, in the unit cube; 0 where noise makes
+            a second look worth its price. Not for lists of candidates.
+        num_raw: Random points that the optimiser looks at.
+        num_restarts: How many of the best of them it improves.
+        num_features: Features of the prior part of an own sample.
+    """
+
+    schedule: MixingSchedule = Constant(1.0)  # noqa: RUF009 - frozen
+    own: Literal["thompson", "ei", "random"] = "thompson"
+    warp: bool = True
+    paper_gp: bool = False
+    refit_every: int = 5
+    min_distance: float = 0.01
+    num_raw: int = 1000
+    num_restarts: int = 20
+    num_features: int = 512
+
+    def __post_init__(self) -> None:
+        check_schedule(self.schedule, 1000)
+        if self.own not in ("thompson", "ei", "random"):
+            raise InputDataError(f'own must be "thompson", "ei" or "random", got {self.own!r}.')
+        if not 1 <= self.num_restarts <= self.num_raw:
+            raise InputDataError(
+                f"num_restarts must lie between 1 and num_raw = {self.num_raw}, got "
+                f"{self.num_restarts}."
+            )
+        if self.num_features < 2 or self.num_features % 2:
+            raise InputDataError(f"num_features must be even, got {self.num_features}.")
+        if not 0 <= self.min_distance < 1:
+            raise InputDataError(f"min_distance must lie in [0, 1), got {self.min_distance}.")
+        if self.refit_every < 1:
+            raise InputDataError(f"refit_every counts from 1, got {self.refit_every}.")
+
+    def offsets(self, space: SearchSpace) -> Tensor | None:
+        """Of the warp that the own model sees inputs by; None if there is none."""
+        offsets = space.log_offsets
+        return offsets if self.warp and bool((offsets > 0).any()) else None
+
+    def refit(
+        self,
+        space: SearchSpace,
+        X: Tensor,
+        Y: Tensor,
+        known: OwnHyperparameters | None,
+        *,
+        seed: int,
+        name: AgentId,
+    ) -> OwnHyperparameters | None:
+        """Hyperparameters for the data: new ones where they have grown enough, else those known.
+
+        Args:
+            space: The map of inputs and outcomes.
+            X: Own points, `n x d`.
+            Y: Own outcomes on the public scale, `n x 1`.
+            known: The last fit.
+            seed: The agent's.
+            name: The agent's, for the log.
+        """
+        n = len(X)
+        if n == 0 or self.own == "random":
+            return known
+        offsets = self.offsets(space)
+        X = X if offsets is None else log_warp(X, offsets)
+        if not self.paper_gp:
+            if not needs_fit(n, known):
+                return known
+            try:
+                return fit_own_gp(X, Y, start=known)
+            except NumericalError:  # an outcome beyond all scales: the agent must not be stuck
+                logger.warning("agent %r keeps its old hyperparameters", name)
+                return known or default_hyperparameters(space.dim)
+        if known is not None and n < known.num_data + self.refit_every:
+            return known
+        restarts = generator(seed, "fit", n).uniform(10, space.dim + 2)
+        return fit_own_gp(X, Y, paper=True, restarts=restarts)
+
+    def model(
+        self, space: SearchSpace, X: Tensor, Y: Tensor, known: OwnHyperparameters
+    ) -> SingleTaskGP:
+        """The own Gaussian process."""
+        offsets = self.offsets(space)
+        transform = None if offsets is None else LogWarp(offsets)
+        return own_gp(X, Y, known, input_transform=transform)
+
+    def acquisition(
+        self, model: SingleTaskGP, X: Tensor, chosen: Tensor, stream: Generator
+    ) -> AcquisitionFunction:
+        """What an own step maximises.
+
+        Args:
+            model: The own Gaussian process.
+            X: Own points, `n x d`.
+            chosen: Points that the same query has already, `k x d`.
+            stream: Of the sample.
+        """
+        if self.own == "ei":
+            return expected_improvement(model, X, chosen)
+        kernel = StationaryKernel.from_gpytorch(model.covar_module, X.shape[-1])
+        phi = RandomFourierFeatures.draw(kernel, self.num_features, generator=stream)
+        return ThompsonSampling(draw_path(model, feature_map=phi, generator=stream))
+
+    def maximizer(
+        self,
+        acquisition: AcquisitionFunction,
+        space: SearchSpace,
+        tried: Tensor,
+        *,
+        candidates: Tensor | None,
+        stream: Generator,
+        partition: Partition | None = None,
+    ) -> Tensor:
+        """The best point, `1 x d`, as far from those tried as the strategy says."""
+        point, _ = maximize(
+            acquisition,
+            space.dim,
+            generator=stream,
+            candidates=candidates,
+            offsets=self.offsets(space),
+            tried=tried,
+            min_distance=self.min_distance,
+            partition=partition,
+            num_raw=self.num_raw,
+            num_restarts=self.num_restarts,
+        )
+        return point
+
+
+def expected_improvement(model: Any, X: Tensor, chosen: Tensor) -> AcquisitionFunction:
+    """Expected improvement over the best posterior mean of a tried point.
+
+    With points that the same query has chosen already, their outcomes are taken to be the mean.
+    """
+    with torch.no_grad():
+        best = model.posterior(X).mean.max()
+        if len(chosen):
+            means = model.posterior(chosen).mean
+            model = model.condition_on_observations(chosen, means)
+            best = torch.maximum(best, means.max())
+    return LogExpectedImprovement(model, best_f=best)
+
+
+def random_point(space: SearchSpace, candidates: Tensor | None, stream: Generator) -> Tensor:
+    """A uniform point of the cube or of the candidates, `1 x d`."""
+    if candidates is None:
+        return stream.uniform(1, space.dim)
+    row = int(stream.uniform(1) * len(candidates))
+    return candidates[row : row + 1].double()
+
+
+def check_points(X: Tensor, dim: int, what: str) -> None:
+    """Raise `InputDataError` unless `X` holds `n x dim` points of the unit cube."""
+    if X.dim() != 2 or X.shape[-1] != dim:
+        raise InputDataError(f"{what} must be `n x {dim}` points, got shape {tuple(X.shape)}.")
+    if not bool(((X >= 0) & (X <= 1)).all()):
+        raise InputDataError(f"{what} must lie in the unit cube: map points by `space.to_unit`.")
+
+
+def tensor_hash(tensor: Tensor | None) -> str:
+    """SHA-256 of a tensor's values; empty for None."""
+    if tensor is None:
+        return ""
+    return hashlib.sha256(tensor.double().contiguous().numpy().tobytes()).hexdigest()
