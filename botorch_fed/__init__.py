@@ -7,6 +7,7 @@ Rooms (each imports only from rooms above it; `test/test_layering.py` keeps it s
     space     the public map between a site's parameters and the shared unit cube
     models    feature maps, additive summaries, and the BoTorch models made of them
     acquisition  where to look next: schedules, Thompson sampling, transfer
+    privacy   noisy sums, what they cost, and the audit of both
     wire      the codec of messages and state files
     protocols  agents and servers as pure state machines, and the one loop that drives them
     engines   what carries their bytes

@@ -1,8 +1,10 @@
 """A federated problem evaluated once on a public discrete domain, so that runs only look it up.
 
 The domain is the first 1,024 unscrambled Sobol points, the all-zero one included (it is a corner),
-and for d <= 3 the remaining corners of the unit cube. The papers' theory assumes a discrete domain
-too, and on one simple regret is exact: the best value of every agent is known.
+and for d <= 3 the remaining corners of the unit cube. A warped domain has the same Sobol points
+once more, on the logarithmic scale of parameters that act by their ratio. The papers' theory
+assumes a discrete domain too, and on one simple regret is exact: the best value of every agent is
+known.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor
 
+from botorch_fed.models.features import log_unwarp
 from botorch_fed.space import SearchSpace
 from botorch_fed.test_functions.base import FederatedTestProblem, check_points
 
@@ -83,13 +86,20 @@ class Tabulated(FederatedTestProblem):
         return self.values[agent, self.index(X)]
 
 
-def domain(space: SearchSpace) -> Tensor:
-    """The public discrete domain of a space, `K x d`: Sobol points, then corners, none twice."""
+def domain(space: SearchSpace, *, warped: bool = False) -> Tensor:
+    """The public discrete domain of a space, `K x d`: Sobol points, then corners, none twice.
+
+    Args:
+        space: The search space.
+        warped: Whether the Sobol points follow once more on the scale of `space.log_offsets`.
+    """
     d = space.dim
     X = torch.quasirandom.SobolEngine(d, scramble=False).draw(NUM_SOBOL, dtype=torch.float64)
     if d <= MAX_CORNER_DIM:
         corners = torch.tensor(list(itertools.product((0.0, 1.0), repeat=d)), dtype=torch.float64)
         X = torch.cat([X, corners])
+    if warped:
+        X = torch.cat([X, log_unwarp(X[:NUM_SOBOL], space.log_offsets)])
     if any(parameter.kind != "real" for parameter in space.parameters):
         X = space.snap(X)
     first = {row.tobytes(): k for k, row in reversed(list(enumerate((X + 0.0).numpy())))}
@@ -101,6 +111,7 @@ def tabulate(
     name: str,
     folder: str | Path | None = None,
     *,
+    warped: bool = False,
     progress: bool = True,
 ) -> Tabulated:
     """Evaluate every agent on the domain, or read what an earlier call has written.
@@ -113,11 +124,12 @@ def tabulate(
         name: The folder's name within the cache, one per problem and setting.
         folder: The cache; default the one named by ``BOTORCH_FED_CACHE``, else
             ``benchmarks/.cache``.
+        warped: See `domain`.
         progress: Whether to show a progress bar.
     """
     place = (Path(folder) if folder is not None else default_cache()) / name
     place.mkdir(parents=True, exist_ok=True)
-    points = domain(problem.space)
+    points = domain(problem.space, warped=warped)
     file = place / "points.npy"
     if not file.is_file():
         _write(file, points.numpy())

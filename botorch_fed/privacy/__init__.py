@@ -2,7 +2,7 @@ r"""Privacy: tensors in, private tensors and a ledger out. Knows no models, agen
 
 accounting  what releases cost together: events, guarantees, budgets, ledgers
 mechanisms  noisy sums: bound, noise and event in one object; clipping and sampling
-audit       does a mechanism do what its event says? Two worlds, many runs
+audit       does a mechanism do what its event says? `audit` is imported from there
 hazmat      raw parts: where noise and secret coins come from
 """
 
@@ -28,7 +28,6 @@ from botorch_fed.privacy.audit import (
     Check,
     Claim,
     OperatingPoint,
-    audit,
     audit_transcripts,
     noise_checks,
 )
@@ -72,7 +71,6 @@ __all__ = [
     "SignalWarning",
     "Unit",
     "WeightedGaussianSum",
-    "audit",
     "audit_transcripts",
     "chi_clip_norm",
     "clip",

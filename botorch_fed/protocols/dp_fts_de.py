@@ -39,6 +39,7 @@ Differs from the paper. By default:
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 import math
@@ -62,6 +63,7 @@ from botorch_fed.acquisition import (
     exploration_weights,
     weight_path,
 )
+from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import BudgetExceeded, MessageError
 from botorch_fed.models import (
     FeatureMap,
@@ -70,10 +72,9 @@ from botorch_fed.models import (
     QuadratureFourierFeatures,
     RandomFourierFeatures,
     StationaryKernel,
-    WarpedFeatures,
     feature_map_from_tensors,
 )
-from botorch_fed.models.features import log_unwarp
+from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.privacy import (
     Budget,
@@ -106,7 +107,8 @@ logger = logging.getLogger(__name__)
 
 MAX_WEIGHT = 1e6  # of a release's entries: beyond it nothing is a mean of clipped messages
 NUM_REFERENCE = 512  # public points on which a gain is projected
-RIDGE = 0.1  # of that projection: keeps what the basis resolves badly out of a message
+REDRAWS = 100  # of initial points that snapping moved out of their region
+RIDGE = 1e-3  # of that projection: keeps what the basis resolves badly out of a message
 MessageKind = Literal["gain", "mean", "shared_prior", "sample"]
 NoiseKind = Literal["correlated", "tight", "paper"]
 Sampling = PoissonSampling | FixedSizeSampling
@@ -181,7 +183,7 @@ class Query:
 class Upload:
     """An agent's message, if it was asked for one and has data."""
 
-    weights: Tensor | None
+    weights: Tensor | None = field(repr=False)
 
 
 @dataclass(frozen=True, eq=False)
@@ -204,14 +206,18 @@ class Following(OwnStrategy):
 
     Attributes:
         follow: How many queries follow the releases.
+        spread: How far they stay from each other, in the unit cube.
     """
 
-    follow: int = 4
+    follow: int = 6
+    spread: float = 0.1
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.follow < 0:
             raise InputDataError(f"follow counts from 0, got {self.follow}.")
+        if not 0 <= self.spread < 1:
+            raise InputDataError(f"spread must lie in [0, 1), got {self.spread}.")
 
 
 def paper_following() -> Following:
@@ -219,6 +225,7 @@ def paper_following() -> Following:
     return Following(
         schedule=Polynomial(1.0),
         follow=0,
+        spread=0.0,
         warp=False,
         paper_gp=True,
         min_distance=0.0,
@@ -246,9 +253,9 @@ class DPFTSDEAgentState:
     uploading: bool
     setup: str
     released: str | None
-    X: Tensor
-    Y: Tensor
-    own: OwnHyperparameters | None
+    X: Tensor = field(repr=False)
+    Y: Tensor = field(repr=False)
+    own: OwnHyperparameters | None = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -272,10 +279,10 @@ class DPFTSDEAgent:
 
     name: AgentId
     space: SearchSpace
-    seed: int
+    seed: int = field(repr=False)
     strategy: Following = Following()
     require: Budget | None = None
-    data: tuple[Tensor, Tensor] | None = None
+    data: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     candidates: Tensor | None = None
     initial_design: Tensor | None = None
     blobs: Blobs = field(default_factory=MemoryBlobs)
@@ -332,6 +339,10 @@ class DPFTSDEAgent:
             raise MessageError("The setup has changed during the run.")
         if self.name not in setup.regions:
             raise MessageError("This site is not on the roster: it has no region.")
+        if request.phase == "start" and state.setup:
+            raise MessageError("The start is asked for first, and once.")
+        if request.upload and setup.message == "gain" and self.strategy.own == "random":
+            raise MessageError('message="gain" needs an own model: own must not be "random".')
         self._check_promise(setup.promise)
         if len(broadcasts) == 2:
             _released(self.blobs, broadcasts[1], broadcasts[0])
@@ -342,6 +353,11 @@ class DPFTSDEAgent:
         wanted = f"({self.require.epsilon:g}, {self.require.delta:g})"
         if promise is None or not promise.private:
             raise MessageError(f"This site requires {wanted}-DP, the server promises none.")
+        if promise.unit != "agent":
+            raise MessageError(
+                f"This site requires {wanted}-DP for all that it sends, the server promises it per "
+                f"{promise.unit}."
+            )
         if promise.epsilon > self.require.epsilon or promise.delta > self.require.delta:
             raise MessageError(
                 f"This site requires {wanted}-DP, the server promises "
@@ -390,8 +406,7 @@ class DPFTSDEAgent:
         stream = generator(self.seed, "message", state.t)
         if setup.message != "gain":
             return state, Upload(make_message(setup, phi, state.X, state.Y, generator=stream))
-        if state.own is None:
-            raise InputDataError('message="gain" needs an own model: own must not be "random".')
+        assert state.own is not None  # `check` has seen to it
         model = self.strategy.model(self.space, state.X, state.Y, state.own)
         return state, Upload(gain_message(setup, phi, model, state.X))
 
@@ -405,54 +420,85 @@ class DPFTSDEAgent:
         region, count = setup.regions[self.name], setup.num_initial
         stream = generator(self.seed, "initial")
         if self.candidates is None:
-            points = setup.partition.to_region(region, stream.uniform(count, self.space.dim))
-            return self.space.snap(points)
+            return self._uniform_in(setup.partition, region, count, stream)
         inside = self.candidates[setup.partition.region_of(self.candidates) == region]
         pool = inside if len(inside) else self.candidates
         order = stream.uniform(len(pool)).argsort(stable=True)
         rows = order.repeat(-(-count // len(pool)))[:count]  # again from the first if they run out
         return pool[rows].double()
 
+    def _uniform_in(
+        self, partition: Partition, region: int, count: int, stream: Generator
+    ) -> Tensor:
+        """Random points of a region that the site can evaluate, `count x d`.
+
+        Integers and choices lie on a grid: what snapping moves to a neighbour is drawn again. A
+        region without any such point is left for the nearest ones.
+        """
+        points = torch.zeros(count, self.space.dim).double()
+        outside = torch.ones(count, dtype=torch.bool)
+        for _ in range(REDRAWS):
+            fresh = stream.uniform(int(outside.sum()), self.space.dim)
+            points[outside] = self.space.snap(partition.to_region(region, fresh))
+            outside = partition.region_of(points) != region
+            if not bool(outside.any()):
+                break
+        return points
+
     def _point(self, state: DPFTSDEAgentState) -> Tensor:
         """The next point, `1 x d`."""
         t = state.t + 1
         stream = generator(self.seed, "point", t)
-        follow = state.released is not None and (
-            t <= self.strategy.follow
-            or float(generator(self.seed, "coin", t).uniform(1)) >= self.strategy.schedule(t)
-        )
-        if follow:
-            setup, phi = _setup(self.blobs, state.setup)
-            assert state.released is not None
-            released = _released(self.blobs, state.released, state.setup)
-            acquisition = ThompsonSampling(weight_path(phi, released.weights), setup.partition)
-            return self._maximizer(acquisition, state, stream, setup.partition)
+        if state.released is not None and t <= self.strategy.follow:
+            # Several queries may follow one release: each looks at another part of it.
+            return self._released_point(state, stream, self.strategy.spread)
+        coin = float(generator(self.seed, "coin", t).uniform(1))
+        if state.released is not None and coin >= self.strategy.schedule(t):
+            return self._released_point(state, stream, 0.0)
         if state.own is None or self.strategy.own == "random":
-            return random_point(self.space, self.candidates, stream)
+            return random_point(self.space, self._candidates(state, 0.0), stream)
         model = self.strategy.model(self.space, state.X, state.Y, state.own)
         chosen = torch.zeros(0, self.space.dim).double()
-        return self._maximizer(
-            self.strategy.acquisition(model, state.X, chosen, stream), state, stream, None
-        )
-
-    def _maximizer(
-        self,
-        acquisition: Any,
-        state: DPFTSDEAgentState,
-        stream: Generator,
-        partition: Partition | None,
-    ) -> Tensor:
-        candidates = self.candidates
-        if candidates is not None and self.strategy.min_distance > 0:
-            candidates = untried(candidates, state.X)
         return self.strategy.maximizer(
-            acquisition,
+            self.strategy.acquisition(model, state.X, chosen, stream),
             self.space,
             state.X,
-            candidates=candidates,
+            candidates=self._candidates(state, 0.0),
             stream=stream,
-            partition=partition,
         )
+
+    def _released_point(self, state: DPFTSDEAgentState, stream: Generator, spread: float) -> Tensor:
+        """Where the newest release is largest, `spread` away from earlier queries."""
+        assert state.released is not None
+        setup, phi = _setup(self.blobs, state.setup)
+        released = _released(self.blobs, state.released, state.setup)
+        point, _ = maximize(
+            ThompsonSampling(weight_path(phi, released.weights), setup.partition),
+            self.space.dim,
+            generator=stream,
+            candidates=self._candidates(state, spread),
+            offsets=self.strategy.offsets(self.space),
+            tried=state.X[len(state.X) - state.t :],
+            min_distance=max(spread, self.strategy.min_distance),
+            partition=setup.partition,
+            num_raw=self.strategy.num_raw,
+            num_restarts=self.strategy.num_restarts,
+        )
+        return point
+
+    def _candidates(self, state: DPFTSDEAgentState, spread: float) -> Tensor | None:
+        """The candidates that are worth a look: not tried before, and away from earlier queries."""
+        if self.candidates is None or self.strategy.min_distance == 0:
+            return self.candidates
+        fresh = untried(self.candidates, state.X)
+        if spread == 0 or state.t == 0:
+            return fresh
+        offsets = self.strategy.offsets(self.space)
+        here, there = fresh, state.X[len(state.X) - state.t :]
+        if offsets is not None:
+            here, there = log_warp(here, offsets), log_warp(there, offsets)
+        far = torch.cdist(here, there).amin(dim=-1) >= spread
+        return fresh[far] if bool(far.any()) else fresh
 
     def _fitted(self, state: DPFTSDEAgentState) -> DPFTSDEAgentState:
         """The state with the hyperparameters that its data ask for."""
@@ -512,7 +558,7 @@ def gain_message(
         model: The agent's own Gaussian process.
         tried: Points it has tried, `n x d`.
     """
-    reference, projection = _projection(feature_map, setup.space.log_offsets)
+    reference, projection = _projection(feature_map)
     with torch.no_grad():
         best = model.posterior(tried).mean.max()
         posterior = model.posterior(reference)
@@ -532,31 +578,19 @@ def expected_gain(mean: Tensor, std: Tensor, best: Tensor) -> Tensor:
     return std * (u * torch.special.ndtr(u) + density)
 
 
-def reference_points(offsets: Tensor, count: int = NUM_REFERENCE) -> Tensor:
-    """Public points that represent the cube: Sobol, half of them on the logarithmic scale."""
-    points = torch.quasirandom.SobolEngine(len(offsets), scramble=False).draw(
-        count, dtype=torch.float64
-    )
-    if bool((offsets > 0).any()):
-        points[1::2] = log_unwarp(points[1::2], offsets)
-    return points
+def reference_points(dim: int, count: int = NUM_REFERENCE) -> Tensor:
+    """Public points that represent the cube: the first of Sobol's sequence."""
+    return torch.quasirandom.SobolEngine(dim, scramble=False).draw(count, dtype=torch.float64)
 
 
-_PROJECTIONS: dict[str, tuple[Tensor, Tensor]] = {}
-
-
-def _projection(feature_map: FeatureMap, offsets: Tensor) -> tuple[Tensor, Tensor]:
+@lru_cache(maxsize=16)
+def _projection(feature_map: FeatureMap) -> tuple[Tensor, Tensor]:
     """Reference points `R x d`, and the matrix `M x R` from values there to weights."""
-    key = f"{feature_map.fingerprint} {offsets.tolist()}"
-    if key not in _PROJECTIONS:
-        if len(_PROJECTIONS) >= 16:
-            _PROJECTIONS.clear()
-        reference = reference_points(offsets)
-        Phi = feature_map(reference)
-        gram = Phi.mT @ Phi / len(Phi) + RIDGE * torch.eye(Phi.shape[-1]).double()
-        factor = cholesky(gram, "the projection on the shared basis")
-        _PROJECTIONS[key] = reference, torch.cholesky_solve(Phi.mT / len(Phi), factor)
-    return _PROJECTIONS[key]
+    reference = reference_points(feature_map.input_dim)
+    Phi = feature_map(reference)
+    gram = Phi.mT @ Phi / len(Phi) + RIDGE * torch.eye(Phi.shape[-1]).double()
+    factor = cholesky(gram, "the projection on the shared basis")
+    return reference, torch.cholesky_solve(Phi.mT / len(Phi), factor)
 
 
 @lru_cache(maxsize=16)
@@ -627,7 +661,7 @@ class DPFTSDEServer:
             ``"paper"`` for the published size.
         sampling: Who takes part in a release.
         delta: Of the promise; default `N ** -1.1`.
-        switch_to_local_after: From which round on agents no longer listen; default never.
+        switch_to_local_after: The last round in which agents listen; default they always do.
         ledger: What was paid before, and the budget of this run.
         books: A durable ledger, which pays as well: it may span several runs.
         noise: Where noise and secret coins come from.
@@ -675,14 +709,22 @@ class DPFTSDEServer:
             )
         if self.noise_multiplier is not None:
             # The whole plan is paid on paper first: a budget that does not cover it is refused now.
-            ledger = self.ledger.spend(self.event, count=len(self.releases) or 1)
-            if self.books is not None and (self.books.adjacency, self.books.unit) != (
-                ledger.adjacency,
-                ledger.unit,
-            ):
-                raise InputDataError("The books are for another adjacency or unit.")
+            self.ledger.spend(self.event, count=len(self.releases) or 1)
+            self._check_books()
+            assert self.promise is not None  # computed here, so that a bad delta is seen here
+            if self.releases:
+                self._mechanism(self.releases[0])  # warns, once, of releases that are all noise
         elif self.books is not None or self.ledger.budget is not None:
             raise InputDataError("Without noise nothing can be paid: give a noise_multiplier.")
+
+    def _check_books(self) -> None:
+        if self.books is None:
+            return
+        if (self.books.adjacency, self.books.unit) != (self.ledger.adjacency, self.ledger.unit):
+            raise InputDataError("The books are for another adjacency or unit.")
+        # Other runs may use up the books at any time, and a resumed run has paid from them already.
+        with contextlib.suppress(BudgetExceeded):
+            self.books.ledger.spend(self.event)  # a value: nothing is written
 
     def __repr__(self) -> str:
         promise = "no privacy" if self.promise is None else str(self.promise)
@@ -695,7 +737,7 @@ class DPFTSDEServer:
     def fingerprint(self) -> str:
         """Hash of its settings."""
         settings = (
-            content_hash(encode(self.setup)),
+            content_hash(encode(self._promised_setup)),
             self.agents,
             self.releases,
             self.exploration,
@@ -731,6 +773,10 @@ class DPFTSDEServer:
             private=self.noise.private,
         )
 
+    @cached_property
+    def _promised_setup(self) -> Setup:
+        return replace(self.setup, promise=self.promise)
+
     def privacy(self, state: DPFTSDEServerState) -> dict[str, Any]:
         """What a report needs: the promise, what was paid, the noise and the signal beside it."""
         if self.promise is None:
@@ -738,7 +784,6 @@ class DPFTSDEServer:
         spent = replace(
             state.ledger.guarantee(delta=self.promise.delta), private=self.noise.private
         )
-        first = self.releases[0] if self.releases else 0
         return {
             "epsilon": spent.epsilon,
             "delta": spent.delta,
@@ -747,13 +792,19 @@ class DPFTSDEServer:
             "accountant": spent.accountant,
             "private": spent.private,
             "releases": spent.releases,
+            "exhausted": state.exhausted,
             "promised_epsilon": self.promise.epsilon,
-            "mechanism": repr(self.mechanism(first)),
+            "mechanism": repr(self.mechanism(self.releases[0])) if self.releases else "none",
             "signal_to_noise": [list(row) for row in state.signal],
         }
 
     def mechanism(self, t: int) -> GaussianMechanism:
         """The noisy sum that is released after round `t`."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SignalWarning)  # the constructor has warned
+            return self._mechanism(t)
+
+    def _mechanism(self, t: int) -> GaussianMechanism:
         assert self.noise_multiplier is not None
         regions = tuple(self.setup.regions[agent] for agent in self.agents)
         contrast = self.exploration(t + 1)  # the release of round t is the (t + 1)-th the paper has
@@ -767,18 +818,15 @@ class DPFTSDEServer:
             "unit": self.ledger.unit,
         }
         P = self.setup.partition.num_regions
-        with warnings.catch_warnings():
-            if t != self.releases[0]:  # said once
-                warnings.simplefilter("ignore", SignalWarning)
-            if self.noise_kind == "correlated":
-                return CorrelatedGaussianSum(
-                    regions=regions, num_regions=P, contrast=contrast, **common
-                )
-            return WeightedGaussianSum(
-                weights=exploration_weights(regions, P, contrast),
-                paper_noise=self.noise_kind == "paper",
-                **common,
+        if self.noise_kind == "correlated":
+            return CorrelatedGaussianSum(
+                regions=regions, num_regions=P, contrast=contrast, **common
             )
+        return WeightedGaussianSum(
+            weights=exploration_weights(regions, P, contrast),
+            paper_noise=self.noise_kind == "paper",
+            **common,
+        )
 
     @cached_property
     def _feature_map(self) -> FeatureMap:
@@ -795,7 +843,7 @@ class DPFTSDEServer:
         if state.t > self.rounds:
             return None
         query = Query("start" if state.t == 0 else "query", self._uploading(state))
-        broadcasts: tuple[Any, ...] = (replace(self.setup, promise=self.promise),)
+        broadcasts: tuple[Any, ...] = (self._promised_setup,)
         last = self.switch_to_local_after
         if state.released is not None and (last is None or state.t <= last):
             broadcasts += (state.released,)
@@ -833,7 +881,7 @@ class DPFTSDEServer:
             if (message := inbox.get(agent)) is not None and message.weights is not None
         }
         if self.noise_multiplier is None:
-            return replace(after, released=Released(state.t, self._plain(state.t, given)))
+            return replace(after, released=self._released(state.t, self._plain(state.t, given)))
         try:
             release, ledger = self._release(state, given)
         except BudgetExceeded as error:
@@ -841,7 +889,7 @@ class DPFTSDEServer:
             return replace(after, exhausted=True)
         return replace(
             after,
-            released=Released(state.t, release.values + self._common_draw()),
+            released=self._released(state.t, release.values),
             ledger=ledger,
             signal=(*state.signal, tuple(release.signal_to_noise.tolist())),
         )
@@ -864,12 +912,13 @@ class DPFTSDEServer:
         rows = torch.zeros(len(self.agents), M, dtype=torch.float64)
         for index, vector in given.items():
             rows[index] = clip(vector, self.setup.clip_norm)
-        return weights @ rows + self._common_draw()
+        return weights @ rows
 
-    def _common_draw(self) -> Tensor | float:
-        """The public prior draw, which agents leave out of their messages."""
+    def _released(self, t: int, values: Tensor) -> Released:
+        """What agents see: with the public prior draw, which they leave out of their messages."""
         prior = self.setup.prior_weights
-        return 0.0 if prior is None else prior
+        weights = values if prior is None else values + prior
+        return Released(t, weights.clamp(-MAX_WEIGHT, MAX_WEIGHT))  # agents refuse what is larger
 
 
 def default_delta(num_agents: int) -> float:
@@ -907,7 +956,7 @@ class DPFTSDE:
         beta: Scale of a sample's deviation from the mean.
         num_initial: How many points every agent evaluates in its own region first.
         strategy: How agents use releases and data.
-        switch_to_local_after: From which round on agents no longer listen; default never.
+        switch_to_local_after: The last round in which agents listen; default they always do.
         adjacency: What a neighbouring world is.
         require: The most that agents let a run reveal about them.
         books: A durable ledger that pays as well, e.g. for pilot runs too.
@@ -945,13 +994,15 @@ class DPFTSDE:
     require: Budget | None = None
     books: LedgerFile | None = None
     noise: NoiseSource = field(default_factory=OSNoise)
-    data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     candidates: Tensor | None = None
     initial_design: Tensor | None = None
 
     def __post_init__(self) -> None:
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise InputDataError("Give epsilon or noise_multiplier: each follows from the other.")
+        if self.message == "gain" and self.strategy.own == "random" and self.release_rounds():
+            raise InputDataError('message="gain" needs an own model: own must not be "random".')
 
     def release_rounds(self) -> tuple[int, ...]:
         """After which rounds something is released."""
@@ -1051,8 +1102,8 @@ def default_private_features(
 ) -> FeatureMap:
     """A small public basis: every feature costs noise.
 
-    The leading eigenfunctions of a smooth public kernel on `reference_points`. Parameters that act
-    by their ratio are seen on a logarithmic scale.
+    The leading eigenfunctions of a smooth public kernel on `reference_points`, on the scale that is
+    searched on.
 
     Args:
         space: The search space.
@@ -1068,12 +1119,7 @@ def default_private_features(
     else:
         base = RandomFourierFeatures.draw(kernel, 1024, generator=generator(0, "private features"))
     count = min(num_features, base.num_features)
-    # On the scale that the kernel sees, half of the reference is uniform and half uniform before.
-    offsets = space.log_offsets
-    warped = bool((offsets > 0).any())
-    plain = torch.zeros_like(offsets)
-    basis = KLFeatures.from_map(base, reference_points(plain), num_features=count)
-    return WarpedFeatures(basis, offsets) if warped else basis
+    return KLFeatures.from_map(base, reference_points(space.dim), num_features=count)
 
 
 def suggested_clip_norm(

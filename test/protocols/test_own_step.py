@@ -1,0 +1,258 @@
+"""An agent's step on its own data: fitted when it pays, the same from the same stream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from botorch_fed.acquisition import Constant, Partition, ThompsonSampling, weight_path
+from botorch_fed.errors import NumericalError
+from botorch_fed.models import OwnHyperparameters, default_hyperparameters, own_gp
+from botorch_fed.protocols import own_step
+from botorch_fed.protocols.own_step import (
+    OwnStrategy,
+    check_points,
+    expected_improvement,
+    random_point,
+    tensor_hash,
+)
+from botorch_fed.rng import generator
+from botorch_fed.space import Parameter, SearchSpace
+from test.cases import normal, random_fourier, uniform
+
+SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
+RATIO = SearchSpace((Parameter.real("C", 1e-3, 1.0), Parameter.real("b", 0.0, 1.0)))
+LOG = SearchSpace((Parameter.real("C", 1e-3, 1.0, scale="log"), Parameter.real("b", 0.0, 1.0)))
+SMALL = OwnStrategy(num_raw=64, num_restarts=4, num_features=64)
+NONE = torch.zeros(0, 2).double()
+
+
+def hill(X: Tensor) -> Tensor:
+    return 1 - 6 * (X - 0.3).square().sum(dim=-1, keepdim=True)
+
+
+def history(n: int) -> tuple[Tensor, Tensor]:
+    X = uniform(n, 2, seed=n)
+    return X, hill(X) + 0.02 * normal(n, 1, seed=n)
+
+
+def refit(
+    strategy: OwnStrategy, n: int, known: OwnHyperparameters | None = None, **options: Any
+) -> OwnHyperparameters | None:
+    arguments = {"seed": 0, "name": "ann", **options}
+    X, Y = history(12)
+    return strategy.refit(arguments.pop("space", SQUARE), X[:n], Y[:n], known, **arguments)
+
+
+# ------------------------------------------------------------------ hyperparameters
+
+
+def test_nothing_is_fitted_for_nothing() -> None:
+    assert refit(SMALL, 0) is None
+    assert refit(replace(SMALL, own="random"), 5) is None
+    known = refit(SMALL, 5)
+    assert known is not None
+    assert refit(SMALL, 0, known) is known
+    assert refit(SMALL, 5, known) is known
+
+
+def test_the_papers_model_is_refitted_every_few_queries() -> None:
+    paper = replace(SMALL, paper_gp=True, warp=False, refit_every=3)
+    known = refit(paper, 4)
+    assert known is not None
+    assert (known.mean, known.num_data) == (0, 4)
+    assert len(set(known.lengthscale.tolist())) == 1
+    assert refit(paper, 6, known) is known
+    later = refit(paper, 7, known)
+    assert later is not None
+    assert later.num_data == 7
+    again = refit(paper, 7, known)
+    assert again is not None
+    assert torch.equal(again.lengthscale, later.lengthscale)  # restarts are seeded
+    assert refit(paper, 7, known, seed=1) is not None
+
+
+def test_an_agent_is_not_stuck_when_a_fit_fails(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    known = refit(SMALL, 4)
+
+    def broken(*_: Any, **__: Any) -> OwnHyperparameters:
+        raise NumericalError("beyond all scales")
+
+    monkeypatch.setattr(own_step, "fit_own_gp", broken)
+    assert refit(SMALL, 12, known) is known
+    fallback = refit(SMALL, 4)
+    assert fallback is not None
+    assert torch.equal(fallback.lengthscale, default_hyperparameters(2).lengthscale)
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == 2 * ["agent 'ann' keeps its old hyperparameters"]  # and no data
+
+
+def test_an_outcome_beyond_all_scales_leaves_a_model() -> None:
+    X, Y = history(6)
+    Y[2] = 1e30
+    own = SMALL.refit(SQUARE, X, Y, None, seed=0, name="ann")
+    assert own is not None
+    model = SMALL.model(SQUARE, X, Y, own)
+    with torch.no_grad():
+        assert bool(torch.isfinite(model.posterior(X).mean).all())
+
+
+# ------------------------------------------------------------------ the warp
+
+
+def test_the_warp_is_for_ratios_on_a_linear_scale() -> None:
+    assert SMALL.offsets(SQUARE) is None
+    assert SMALL.offsets(LOG) is None
+    offsets = SMALL.offsets(RATIO)
+    assert offsets is not None
+    assert torch.equal(offsets, RATIO.log_offsets)
+    assert replace(SMALL, warp=False).offsets(RATIO) is None
+
+
+def test_a_warped_model_is_the_model_of_warped_points() -> None:
+    X, Y = history(8)
+    own = SMALL.refit(RATIO, X, Y, None, seed=0, name="ann")
+    assert own is not None
+    offsets = RATIO.log_offsets
+    warped = own_step.log_warp(X, offsets)
+    flat = SMALL.refit(SQUARE, warped, Y, None, seed=0, name="ann")
+    assert flat is not None
+    assert torch.equal(own.lengthscale, flat.lengthscale)
+    x = uniform(20, 2, seed=3)
+    with torch.no_grad():
+        found = SMALL.model(RATIO, X, Y, own).posterior(x).mean
+        expected = own_gp(warped, Y, own).posterior(own_step.log_warp(x, offsets)).mean
+    torch.testing.assert_close(found, expected)
+
+
+# ------------------------------------------------------------------ a step
+
+
+@pytest.mark.parametrize("own", ["thompson", "ei"])
+def test_a_step_is_a_function_of_its_stream(own: Any) -> None:
+    strategy = replace(SMALL, own=own)
+    X, Y = history(8)
+    known = refit(strategy, 8)
+    assert known is not None
+
+    def step(seed: int) -> Tensor:
+        model = strategy.model(SQUARE, X, Y, known)
+        stream = generator(seed, "point", 1)
+        acquisition = strategy.acquisition(model, X, NONE, stream)
+        return strategy.maximizer(acquisition, SQUARE, X, candidates=None, stream=stream)
+
+    first = step(0)
+    torch.manual_seed(99)
+    assert torch.equal(step(0), first)
+    assert not torch.equal(step(1), first)
+    assert first.shape == (1, 2)
+    assert bool(((first >= 0) & (first <= 1)).all())
+    assert float(torch.cdist(first, X).min()) >= strategy.min_distance
+
+
+def test_distance_is_kept_where_it_is_asked_for() -> None:
+    phi = random_fourier()
+    acquisition = ThompsonSampling(weight_path(phi, normal(phi.num_features)))
+    near = replace(SMALL, min_distance=0.0)
+    best = near.maximizer(acquisition, SQUARE, NONE, candidates=None, stream=generator(0))
+    again = near.maximizer(acquisition, SQUARE, best, candidates=None, stream=generator(0))
+    assert torch.equal(again, best)
+    far = replace(SMALL, min_distance=0.2)
+    other = far.maximizer(acquisition, SQUARE, best, candidates=None, stream=generator(0))
+    assert float((other - best).norm()) >= 0.2
+    # A list has no distances: its best point stays the best.
+    points = torch.cat([uniform(5, 2), best])
+    chosen = far.maximizer(acquisition, SQUARE, best, candidates=points, stream=generator(0))
+    assert torch.equal(chosen, best)
+
+
+def test_regions_are_searched_one_by_one() -> None:
+    phi, partition = random_fourier(), Partition.regular(4, 2)
+    weights = normal(4, phi.num_features)
+    weights[2] *= 10
+    acquisition = ThompsonSampling(weight_path(phi, weights), partition)
+    point = SMALL.maximizer(
+        acquisition, SQUARE, NONE, candidates=None, stream=generator(0), partition=partition
+    )
+    grid = torch.cartesian_prod(*2 * [torch.linspace(0, 1, 60).double()]).unsqueeze(-2)
+    with torch.no_grad():
+        assert float(acquisition(point.unsqueeze(-2))) >= float(acquisition(grid).max()) - 1e-6
+
+
+def test_expected_improvement_counts_what_the_query_has_chosen() -> None:
+    X, Y = history(8)
+    known = refit(SMALL, 8)
+    assert known is not None
+    model = SMALL.model(SQUARE, X, Y, known)
+    alone = expected_improvement(model, X, NONE)
+    with torch.no_grad():
+        best = model.posterior(X).mean.max()
+        assert torch.equal(torch.as_tensor(alone.best_f), best)
+        x = uniform(64, 1, 2, seed=4)
+        top = x[int(alone(x).argmax())]
+        after = expected_improvement(model, X, top)
+        assert float(after(top.unsqueeze(0))) < float(alone(top.unsqueeze(0)))
+
+
+@pytest.mark.parametrize("candidates", [None, uniform(7, 2, seed=1)], ids=["cube", "list"])
+def test_random_points_are_uniform(candidates: Tensor | None) -> None:
+    points = torch.cat([random_point(SQUARE, candidates, generator(s)) for s in range(700)])
+    assert points.shape == (700, 2)
+    assert points.dtype == torch.float64
+    if candidates is None:
+        assert bool(((points >= 0) & (points <= 1)).all())
+        assert float((points.mean(dim=0) - 0.5).abs().max()) < 5 * (1 / 12 / 700) ** 0.5
+        return
+    counts = (points.unsqueeze(1) == candidates).all(dim=-1).double().sum(dim=0)
+    assert float(counts.sum()) == 700
+    assert float((counts - 100).abs().max()) < 5 * (700 / 7 * 6 / 7) ** 0.5
+
+
+# ------------------------------------------------------------------ settings
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"own": "greedy"}, "own must be"),
+        ({"num_raw": 10, "num_restarts": 11}, "num_restarts"),
+        ({"num_restarts": 0}, "num_restarts"),
+        ({"num_features": 33}, "even"),
+        ({"num_features": 0}, "even"),
+        ({"min_distance": -0.1}, "min_distance"),
+        ({"min_distance": 1.0}, "min_distance"),
+        ({"refit_every": 0}, "refit_every"),
+        ({"schedule": Constant(0.0)}, r"\(0, 1\]"),
+        ({"schedule": lambda t: 1 / t}, "decrease"),
+    ],
+)
+def test_bad_settings(options: dict[str, Any], why: str) -> None:
+    with pytest.raises(InputDataError, match=why):
+        OwnStrategy(**options)
+
+
+def test_points_are_checked() -> None:
+    check_points(uniform(3, 2), 2, "data")
+    check_points(NONE, 2, "data")
+    for X, why in (
+        (uniform(3, 1), "n x 2"),
+        (uniform(2), "n x 2"),
+        (uniform(3, 2) + 1, "unit cube"),
+        (torch.full((1, 2), torch.nan), "unit cube"),
+    ):
+        with pytest.raises(InputDataError, match=why):
+            check_points(X, 2, "data")
+
+
+def test_hashes_of_tensors() -> None:
+    X = uniform(4, 2)
+    assert tensor_hash(None) == ""
+    assert tensor_hash(X) == tensor_hash(X.clone()) == tensor_hash(X.mT.contiguous().mT)
+    assert tensor_hash(X) != tensor_hash(X + 1e-15)
