@@ -185,7 +185,7 @@ def releases(quick: bool) -> Part:
     )
     figures: Figures = {}
     for num_agents in [10**3, 10**4, 10**5] + ([] if quick else [10**6]):
-        best = release_times(num_agents, max(5 if quick else 25, min(300, 10**7 // num_agents)))
+        best = release_times(num_agents, max(5 if quick else 60, min(300, 10**7 // num_agents)))
         (peak,) = in_own_process(
             "import torch, warnings; torch.set_num_threads(1); warnings.simplefilter('ignore')\n"
             "from benchmarks.privacy import extra_memory\n"
@@ -496,7 +496,8 @@ def signals(quick: bool) -> Part:
     table = Table(
         *("design", "M", "P", "releases", "epsilon"),
         *("signal / noise", "outcomes alone", "all but noise", "|noise|"),
-        title=f"{agents_of.__class__.__name__}, {len(agents_of)} agents, 10 starts each",
+        title=f"{type(agents_of).__name__}, {len(agents_of)} agents, 10 starts each; the last rows "
+        "change the published design step by step",
     )
     means: dict[str, float] = {}
     for row, (study, count) in rows.items():

@@ -35,7 +35,7 @@ from torch import Tensor
 
 from botorch_fed.models import FeatureMap, OwnHyperparameters
 from botorch_fed.models.features import log_warp
-from botorch_fed.privacy import Ledger, Release, SignalWarning, clip
+from botorch_fed.privacy import Ledger, Release, SignalWarning, clip, simulated_clip_share
 from botorch_fed.privacy.hazmat.noise import normal
 from botorch_fed.protocols.base import AgentId
 from botorch_fed.protocols.dp_fts_de import (
@@ -53,6 +53,7 @@ from botorch_fed.space import SearchSpace
 
 NUM_FEATURES = 128  # of the prior part of own samples, at most
 MIN_VARIANCE = 1e-10  # of a posterior, as in GPyTorch
+ROUNDING = 1e-9  # of a norm that fills the bound
 
 
 class Table(Protocol):
@@ -134,11 +135,42 @@ class SimulatedServer(DPFTSDEServer):
             ratios.append(float(signal.norm() / (values - clean).norm()))
         return ratios
 
+    def clip_share(self) -> float:
+        """The share of messages that were clipped. Of a simulation: never to be released."""
+        rows = [vector for _, given, _ in self.log for vector in given.values()]
+        if not rows:
+            return 0.0
+        return simulated_clip_share(torch.stack(rows), self.setup.clip_norm * (1 + ROUNDING))
+
 
 def simulated(server: DPFTSDEServer, *, field: bool = False) -> SimulatedServer:
     """A server, watched; see `SimulatedServer`."""
     given = {f.name: getattr(server, f.name) for f in fields(DPFTSDEServer)}
     return SimulatedServer(**given, field=field, log=[])
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class WatchedStudy(DPFTSDE):
+    """A study for `run` whose servers are watched.
+
+    Attributes:
+        control: As `SimulatedServer.field`.
+        servers: The servers that were made, newest last.
+    """
+
+    control: bool = False
+    servers: list[SimulatedServer]
+
+    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> DPFTSDEServer:
+        made = simulated(super().server(space, names), field=self.control)
+        self.servers.append(made)
+        return made
+
+
+def watched(study: DPFTSDE, *, field: bool = False) -> WatchedStudy:
+    """A study whose releases can be measured; see `SimulatedServer`."""
+    given = {f.name: getattr(study, f.name) for f in fields(DPFTSDE)}
+    return WatchedStudy(**given, control=field, servers=[])
 
 
 def messages_without_data(setup: Setup, seeds: Sequence[int], t: int, size: int) -> Tensor:
@@ -560,7 +592,7 @@ class Fleet:
 
     def _gains(self) -> Tensor:
         """`gain_message` of all agents."""
-        reference, projection = _projection(self.feature_map)
+        reference, projection = _projection(self.feature_map, self.setup.ridge)
         mean, std = self.own.posterior(reference)
         weights = expected_gain(mean, std, self.own.best()) @ projection.mT
         norms = weights.norm(dim=-1, keepdim=True)
@@ -591,5 +623,5 @@ class Fleet:
         noise = math.sqrt(setup.noise_var) * torch.stack([stream.normal(n) for stream in streams])
         away = pulled((Phi @ prior[..., None]).squeeze(-1) + noise)
         if setup.message == "shared_prior":
-            return mean + setup.beta * (prior - away) - prior
+            return mean - setup.beta * away
         return mean + setup.beta * (prior - away)

@@ -42,6 +42,7 @@ import math
 import os
 import shlex
 import stat
+import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -66,7 +67,7 @@ Accountant = Literal["pld", "prv", "rdp", "dp-accounting-rdp", "moments", "gdp"]
 
 _MIN_NOISE = 0.01  # below it sampling is ignored: an upper bound, with epsilons in the thousands
 _MAX_ORDER = 255  # of a moment
-_DEPTH = 100  # of a recursion over different releases
+_MAX_BEGINNINGS = 32  # of sequences of different releases, kept composed
 _GENESIS = "0" * 64  # stands for the hash before the first line of a file
 _FORMAT = "botorch_fed privacy ledger 1"
 _SECTOR = 512  # a disk writes this many bytes or none
@@ -553,6 +554,7 @@ def noise_multiplier_for(
         3.730632
     """
     _check_epsilon(epsilon)
+    _check_choice(adjacency, Adjacency, "adjacency")
     _check_count(num_releases, "The number of releases")
     name = _chosen(accountant, ())
 
@@ -670,6 +672,10 @@ class _Part:
     count: int
 
 
+_beginnings: dict[tuple[tuple[_Part, ...], float, Adjacency, bool], Any] = {}
+_lock = threading.Lock()
+
+
 def _parts(mu: float, sampled: Groups) -> tuple[_Part, ...]:
     everyone = (_Part(mu, 1.0, 1),) if mu > 0 else ()
     return (*everyone, *(_Part(1 / e.noise_multiplier, e.sampling_rate, n) for e, n in sampled))
@@ -687,16 +693,24 @@ def _interval(mu: float, sampled: Groups) -> float:
     return 1e-3 * scale * min(1.0, max(0.1, 10 * rate)) * max(1.0, math.sqrt(count / 1e5))
 
 
-@lru_cache(maxsize=32)
 def _composed(
     parts: tuple[_Part, ...], interval: float, adjacency: Adjacency, pessimistic: bool
 ) -> Any:
-    last = _one_kind(parts[-1], interval, adjacency, pessimistic)
-    if len(parts) == 1:
-        return last
-    for k in range(_DEPTH, len(parts) - 1, _DEPTH):
-        _composed(parts[:k], interval, adjacency, pessimistic)
-    return _composed(parts[:-1], interval, adjacency, pessimistic).compose(last)
+    settings = (interval, adjacency, pessimistic)
+    with _lock:  # continue the longest beginning that was composed lately
+        lengths = {len(key[0]) for key in _beginnings}
+        known = [k for k in lengths if k <= len(parts) and (parts[:k], *settings) in _beginnings]
+        start = max(known, default=0)
+        loss = _beginnings.get((parts[:start], *settings))
+    for k in range(start, len(parts)):
+        last = _one_kind(parts[k], *settings)
+        loss = last if loss is None else loss.compose(last)
+        if k >= len(parts) - 2:  # one more part will ask for the last, one more release for both
+            with _lock:
+                _beginnings[parts[: k + 1], *settings] = loss
+                while len(_beginnings) > _MAX_BEGINNINGS:
+                    del _beginnings[next(iter(_beginnings))]
+    return loss
 
 
 def _one_kind(part: _Part, interval: float, adjacency: Adjacency, pessimistic: bool) -> Any:
@@ -861,6 +875,7 @@ class LedgerFile:
         self.path = Path(path).resolve()
         self._fault: str | None = None
         self._process = os.getpid()
+        self._turn = threading.Lock()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(self.path, flags, 0o600)
         self._closing = weakref.finalize(self, os.close, self._file)
@@ -908,20 +923,22 @@ class LedgerFile:
             BudgetExceeded: The budget does not cover them; nothing was written.
             OSError: The disk failed. Release nothing.
         """
-        self._check_usable()
-        after = self._ledger.spend(event, count=count, note=note)
-        line = _entry_line(Entry(event, count, note), self._last)
-        # Whatever interrupts this block, memory and disk may differ until the file is read again.
-        self._fault = "may hold a release that was not confirmed; close it first"
-        try:
-            self._append(line)
-        except OSError:
-            with suppress(OSError):
-                self._truncate()
-                self._fault = None
-            raise
-        self._ledger = after
-        self._fault = None
+        self._check_process()
+        with self._turn:
+            self._check_usable()
+            after = self._ledger.spend(event, count=count, note=note)
+            line = _entry_line(Entry(event, count, note), self._last)
+            # Whatever interrupts this block, memory and disk may differ until it is read again.
+            self._fault = "may hold a release that was not confirmed; close it first"
+            try:
+                self._append(line)
+            except OSError:
+                with suppress(OSError):
+                    self._truncate()
+                    self._fault = None
+                raise
+            self._ledger = after
+            self._fault = None
         return self
 
     def _open(self) -> None:
@@ -939,7 +956,7 @@ class LedgerFile:
             data = reader.read()
         header = _header_line(self._ledger)
         self._last, self._end = _GENESIS, 0
-        if b"\n" not in data and header.startswith(data.rstrip(b"\0")):
+        if len(data) <= len(header) and header.startswith(data.rstrip(b"\0")) and data != header:
             self._truncate()  # new, or a crash while it was created
             self._append(header)
         else:
@@ -1009,14 +1026,26 @@ class LedgerFile:
                 f"{shlex.quote(str(self.path))}, or run as that user."
             )
 
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise ProtocolError(f"The ledger {self.path} was opened before a fork: open it again.")
+
     def _check_usable(self) -> None:
         fault = self._fault
         if not self._closing.alive:
             fault = "is closed"
-        elif os.getpid() != self._process:
-            fault = "was opened before a fork"
+        elif self._was_changed():
+            fault = "was moved, replaced or changed by another hand; close it, look at it"
         if fault is not None:
             raise ProtocolError(f"The ledger {self.path} {fault}: open it again.")
+
+    def _was_changed(self) -> bool:
+        mine = os.fstat(self._file)
+        try:
+            named = os.lstat(self.path)
+        except FileNotFoundError:
+            return True
+        return not os.path.samestat(mine, named) or mine.st_size != self._end
 
     def _append(self, line: bytes) -> None:
         os.lseek(self._file, self._end, os.SEEK_SET)

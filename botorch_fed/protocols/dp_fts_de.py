@@ -64,7 +64,7 @@ from botorch_fed.acquisition import (
     weight_path,
 )
 from botorch_fed.acquisition.optimize import maximize
-from botorch_fed.errors import BudgetExceeded, MessageError
+from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError
 from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
@@ -108,7 +108,7 @@ logger = logging.getLogger(__name__)
 MAX_WEIGHT = 1e6  # of a release's entries: beyond it nothing is a mean of clipped messages
 NUM_REFERENCE = 512  # public points on which a gain is projected
 REDRAWS = 100  # of initial points that snapping moved out of their region
-RIDGE = 1e-3  # of that projection: keeps what the basis resolves badly out of a message
+RIDGE = 1e-3  # of that projection
 MessageKind = Literal["gain", "mean", "shared_prior", "sample"]
 NoiseKind = Literal["correlated", "tight", "paper"]
 Sampling = PoissonSampling | FixedSizeSampling
@@ -134,6 +134,8 @@ class Setup:
         partition: The regions.
         regions: Every agent's own region.
         num_initial: How many points an agent evaluates in its own region first.
+        ridge: :math:`\lambda` of a gain's projection on the basis: larger keeps what the basis
+            resolves badly out of a message.
         promise: What the whole run reveals about one agent at most; None if it is not private.
     """
 
@@ -147,6 +149,7 @@ class Setup:
     partition: Partition
     regions: Mapping[AgentId, int]
     num_initial: int
+    ridge: float
     promise: Guarantee | None
 
     def __post_init__(self) -> None:
@@ -159,6 +162,8 @@ class Setup:
             raise InputDataError(
                 f"clip_norm must lie between 1e-6 and {MAX_WEIGHT:g}, got {self.clip_norm}."
             )
+        if not 1e-9 <= self.ridge <= 1e9:
+            raise InputDataError(f"ridge must lie between 1e-9 and 1e9, got {self.ridge}.")
         if (self.message == "shared_prior") != (self.prior_weights is not None):
             raise InputDataError('prior_weights go with message="shared_prior", and only with it.')
         if self.partition.dim != self.space.dim:
@@ -402,13 +407,21 @@ class DPFTSDEAgent:
         state = replace(state, phase="rest")
         if not state.uploading or len(state.X) == 0:
             return state, Upload(None)
+        try:
+            weights = self._message(state)
+        except NumericalError:  # e.g. tiny noise_var and a point tried twice: others need not wait
+            logger.warning("agent %r has no message for its %d points", self.name, len(state.X))
+            return state, Upload(None)
+        return state, Upload(weights if bool(weights.isfinite().all()) else None)
+
+    def _message(self, state: DPFTSDEAgentState) -> Tensor:
         setup, phi = _setup(self.blobs, state.setup)
-        stream = generator(self.seed, "message", state.t)
         if setup.message != "gain":
-            return state, Upload(make_message(setup, phi, state.X, state.Y, generator=stream))
+            stream = generator(self.seed, "message", state.t)
+            return make_message(setup, phi, state.X, state.Y, generator=stream)
         assert state.own is not None  # `check` has seen to it
         model = self.strategy.model(self.space, state.X, state.Y, state.own)
-        return state, Upload(gain_message(setup, phi, model, state.X))
+        return gain_message(setup, phi, model, state.X)
 
     # -------------------------------------------------------------- where the next points come from
 
@@ -540,7 +553,8 @@ def make_message(
         generator=generator,
     )
     # The common draw is public: what the agent adds to it is all that needs room under the clip.
-    return weights if setup.prior_weights is None else weights - setup.prior_weights
+    prior = setup.prior_weights
+    return weights if prior is None else weights - setup.beta * prior
 
 
 def gain_message(
@@ -558,7 +572,7 @@ def gain_message(
         model: The agent's own Gaussian process.
         tried: Points it has tried, `n x d`.
     """
-    reference, projection = _projection(feature_map)
+    reference, projection = _projection(feature_map, setup.ridge)
     with torch.no_grad():
         best = model.posterior(tried).mean.max()
         posterior = model.posterior(reference)
@@ -584,11 +598,11 @@ def reference_points(dim: int, count: int = NUM_REFERENCE) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _projection(feature_map: FeatureMap) -> tuple[Tensor, Tensor]:
+def _projection(feature_map: FeatureMap, ridge: float) -> tuple[Tensor, Tensor]:
     """Reference points `R x d`, and the matrix `M x R` from values there to weights."""
     reference = reference_points(feature_map.input_dim)
     Phi = feature_map(reference)
-    gram = Phi.mT @ Phi / len(Phi) + RIDGE * torch.eye(Phi.shape[-1]).double()
+    gram = Phi.mT @ Phi / len(Phi) + ridge * torch.eye(Phi.shape[-1]).double()
     factor = cholesky(gram, "the projection on the shared basis")
     return reference, torch.cholesky_solve(Phi.mT / len(Phi), factor)
 
@@ -635,14 +649,14 @@ class DPFTSDEServerState:
         released: The newest release.
         ledger: What this run has paid.
         signal: The signal-to-noise ratio of every release and region, as the release itself shows
-            it.
+            it; one row per release.
         exhausted: Whether a budget has run out: nothing more is released.
     """
 
     t: int
     released: Released | None
     ledger: Ledger
-    signal: tuple[tuple[float, ...], ...]
+    signal: Tensor
     exhausted: bool
 
 
@@ -655,7 +669,7 @@ class DPFTSDEServer:
         agents: Names of all agents, the public roster.
         rounds: How many queries each agent makes, `T`.
         releases: After which rounds something is released, of `0, …, T - 1`.
-        exploration: How much an agent counts in its own region, release by release.
+        exploration: How much an agent counts in its own region, round by round.
         noise_multiplier: Noise over the norm of one agent's contribution; None for no privacy.
         noise_kind: ``"correlated"``, ``"tight"`` for independent noise of the right size, or
             ``"paper"`` for the published size.
@@ -780,7 +794,7 @@ class DPFTSDEServer:
     def privacy(self, state: DPFTSDEServerState) -> dict[str, Any]:
         """What a report needs: the promise, what was paid, the noise and the signal beside it."""
         if self.promise is None:
-            return {"mechanism": "none", "releases": len(self.releases)}
+            return {"mechanism": "none", "private": False, "releases": len(self.releases)}
         spent = replace(
             state.ledger.guarantee(delta=self.promise.delta), private=self.noise.private
         )
@@ -795,7 +809,7 @@ class DPFTSDEServer:
             "exhausted": state.exhausted,
             "promised_epsilon": self.promise.epsilon,
             "mechanism": repr(self.mechanism(self.releases[0])) if self.releases else "none",
-            "signal_to_noise": [list(row) for row in state.signal],
+            "signal_to_noise": state.signal.tolist(),
         }
 
     def mechanism(self, t: int) -> GaussianMechanism:
@@ -836,7 +850,8 @@ class DPFTSDEServer:
 
     def start(self) -> DPFTSDEServerState:
         """The state before the start."""
-        return DPFTSDEServerState(0, None, self.ledger, (), False)
+        signal = torch.zeros(0, self.setup.partition.num_regions).double()
+        return DPFTSDEServerState(0, None, self.ledger, signal, False)
 
     def outbox(self, state: DPFTSDEServerState) -> Outbox | None:
         """The start, then one query per agent and round."""
@@ -891,7 +906,7 @@ class DPFTSDEServer:
             after,
             released=self._released(state.t, release.values),
             ledger=ledger,
-            signal=(*state.signal, tuple(release.signal_to_noise.tolist())),
+            signal=torch.cat([state.signal, release.signal_to_noise.unsqueeze(0)]),
         )
 
     def _release(
@@ -917,7 +932,7 @@ class DPFTSDEServer:
     def _released(self, t: int, values: Tensor) -> Released:
         """What agents see: with the public prior draw, which they leave out of their messages."""
         prior = self.setup.prior_weights
-        weights = values if prior is None else values + prior
+        weights = values if prior is None else values + self.setup.beta * prior
         return Released(t, weights.clamp(-MAX_WEIGHT, MAX_WEIGHT))  # agents refuse what is larger
 
 
@@ -955,6 +970,7 @@ class DPFTSDE:
         noise_var: Noise variance that weight messages are made with, on the public scale.
         beta: Scale of a sample's deviation from the mean.
         num_initial: How many points every agent evaluates in its own region first.
+        ridge: Of a gain's projection on the basis, see `Setup`.
         strategy: How agents use releases and data.
         switch_to_local_after: The last round in which agents listen; default they always do.
         adjacency: What a neighbouring world is.
@@ -988,6 +1004,7 @@ class DPFTSDE:
     noise_var: float = 0.05
     beta: float = 1.0
     num_initial: int = 10
+    ridge: float = RIDGE
     strategy: Following = Following()
     switch_to_local_after: int | None = None
     adjacency: Literal["zero-out", "replace-one"] = "zero-out"
@@ -1079,6 +1096,7 @@ class DPFTSDE:
             partition=partition,
             regions=dict(zip(names, partition.assign(len(names)), strict=True)),
             num_initial=self.num_initial,
+            ridge=self.ridge,
             promise=None,
         )
 
@@ -1160,7 +1178,7 @@ def suggested_clip_norm(
             prior_weights=prior,
             generator=stream,
         )
-        norms.append(float((weights if prior is None else weights - prior).norm()))
+        norms.append(float((weights if prior is None else weights - beta * prior).norm()))
     return float(torch.tensor(norms).double().quantile(quantile))
 
 

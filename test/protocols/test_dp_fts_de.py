@@ -27,7 +27,14 @@ from botorch_fed.acquisition import (
 )
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
-from botorch_fed.models import KLFeatures, WeightPosterior, own_gp, summarize
+from botorch_fed.models import (
+    FeatureMap,
+    KLFeatures,
+    WeightPosterior,
+    feature_map_from_tensors,
+    own_gp,
+    summarize,
+)
 from botorch_fed.privacy import (
     Budget,
     Event,
@@ -42,7 +49,7 @@ from botorch_fed.privacy import (
     compose,
 )
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
-from botorch_fed.protocols.base import Exchanged, Objective, Outgoing, Reply, Request
+from botorch_fed.protocols.base import Exchanged, Objective, Outgoing, Refusal, Reply, Request
 from botorch_fed.protocols.dp_fts_de import (
     DPFTSDE,
     MAX_WEIGHT,
@@ -62,6 +69,7 @@ from botorch_fed.protocols.dp_fts_de import (
     make_message,
     paper_following,
     paper_settings,
+    reference_points,
     suggested_clip_norm,
 )
 from botorch_fed.protocols.drive import Round, drive
@@ -71,7 +79,7 @@ from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.wire.codec import content_hash, decode, encode
-from test.cases import normal, quadrature, uniform
+from test.cases import normal, quadrature, random_fourier, uniform
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 
@@ -296,6 +304,11 @@ def test_states_survive_the_codec(which: str) -> None:
             assert encode(decode(encode(blob), type(blob))) == encode(blob)
         state = decode(encode(server.step(state, {})), DPFTSDEServerState)
     assert server.outbox(state) is None
+    many = replace(state, signal=torch.ones(10_000, 64).double())  # of a long run
+    assert torch.equal(
+        decode(encode(many, max_bytes=2**24), DPFTSDEServerState, max_bytes=2**24).signal,
+        many.signal,
+    )
 
 
 def test_another_seed_is_another_run() -> None:
@@ -452,10 +465,12 @@ def setup(P: int = 1, names: tuple[str, ...] = NAMES, **options: Any) -> Setup:
         "message": "mean",
         "beta": 1.0,
         "prior_weights": None,
+        "ridge": 1e-3,
         "clip_norm": 1.0,
         "partition": partition,
         "regions": dict(zip(names, partition.assign(len(names)), strict=True)),
         "num_initial": 3,
+        "ridge": 1e-3,
         "promise": None,
     }
     return Setup(**{**common, **options})
@@ -607,6 +622,22 @@ def test_a_common_prior_draw_is_added_back_once() -> None:
         torch.testing.assert_close(state.released.weights, weights @ stand_in, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("beta", [1.0, 3.0])
+def test_the_common_draw_is_all_left_out(beta: float) -> None:
+    X, Y = history(4)
+    _, _, rows = torch.linalg.svd(PHI(X), full_matrices=True)
+    made_with = setup(message="shared_prior", prior_weights=normal(M, seed=9), beta=beta)
+    sent = make_message(made_with, PHI, X, Y, generator=generator(0))
+    assert float((rows[4:] @ sent).norm()) < 1e-9  # where the data say nothing
+    assert float((rows[:4] @ sent).norm()) > 0.1
+    assert made_with.prior_weights is not None
+    boss = server(setup=made_with)
+    state = boss.step(boss.start(), {})
+    assert state.released is not None
+    expected = beta * made_with.prior_weights
+    torch.testing.assert_close(state.released.weights[0], expected, rtol=0, atol=1e-5)
+
+
 def test_releases_stay_within_what_agents_accept() -> None:
     boss = server(setup=setup(clip_norm=MAX_WEIGHT), noise_multiplier=50.0, noise=OSNoise())
     state = boss.step(boss.start(), {})
@@ -735,12 +766,14 @@ def test_following_stops_where_the_strategy_says() -> None:
     blobs = (state.setup, state.released)
     second = agent.ask(agent.receive(told, request, blobs))
     assert isinstance(second, Tensor)
-    # A second look at the same release keeps its distance from the first point.
-    assert float((second - first).norm()) >= agent.strategy.min_distance
+    elsewhere = (blobs[0], agent.blobs.put(_other()))
+    assert not torch.equal(agent.ask(agent.receive(told, request, elsewhere)), second)  # type: ignore[arg-type]
+    # A second look at the same release is at another part of it.
+    assert float((second - first).norm()) >= agent.strategy.spread
     told = agent.tell(agent.receive(told, request, blobs), second, hill(second))
     third = [
         agent.ask(agent.receive(told, request, broadcasts))
-        for broadcasts in (blobs, blobs[:1], (blobs[0], agent.blobs.put(_other())))
+        for broadcasts in (blobs, blobs[:1], elsewhere)
     ]
     assert torch.equal(third[0], third[1])  # type: ignore[arg-type]
     assert torch.equal(third[0], third[2])  # type: ignore[arg-type]
@@ -750,16 +783,37 @@ def _other() -> bytes:
     return encode(Released(0, normal(1, M, seed=77)))
 
 
+def test_of_a_list_candidates_are_looked_at_that_are_new_and_apart() -> None:
+    far = torch.tensor([[0.9, 0.1], [0.1, 0.9]]).double()
+    close = torch.tensor([[0.5, 0.5], [0.52, 0.5], [0.5, 0.52]]).double()
+    weights = torch.linalg.lstsq(PHI(close), torch.ones(3, 1).double()).solution.mT
+    weights = weights - torch.linalg.lstsq(PHI(far), torch.ones(2, 1).double()).solution.mT
+    candidates = torch.cat([far, close])
+    agent, state = desk(weights, candidates=candidates)
+    asked = []
+    assert state.released is not None
+    for _ in range(6):
+        point = agent.ask(state)
+        assert isinstance(point, Tensor)
+        asked += [row for row in range(5) if torch.equal(candidates[row : row + 1], point)]
+        state = agent.tell(state, point, hill(point))
+        state = agent.receive(state, Query("query", False), (state.setup, state.released or ""))
+    assert asked[0] in (2, 3, 4)  # the best; then what is apart from it, then the others
+    assert set(asked[1:3]) == {0, 1}
+    assert set(asked[3:5]) | {asked[0]} == {2, 3, 4}
+    assert len(asked) == 6  # and when all are used up, any
+
+
 def test_the_coin_follows_the_schedule() -> None:
     agent, state = desk(
         normal(1, M, seed=1), strategy=replace(RANDOM, follow=0, schedule=Constant(0.3))
     )
     alone = replace(state, released=None)
     followed = 0
-    for seed in range(200):
+    for seed in range(120):
         other = replace(agent, seed=seed)
         followed += not torch.equal(other.ask(state), other.ask(alone))  # type: ignore[arg-type]
-    assert abs(followed / 200 - 0.7) < 5 * (0.21 / 200) ** 0.5
+    assert abs(followed / 120 - 0.7) < 5 * (0.21 / 120) ** 0.5
 
 
 @pytest.mark.parametrize("P", [1, 2, 4])
@@ -864,6 +918,14 @@ def test_a_gain_points_to_where_there_is_hope() -> None:
         gain = expected_gain(posterior.mean[:, 0], posterior.variance[:, 0].sqrt(), best)
     both = torch.stack([phi(grid) @ sent, gain])
     assert float(torch.corrcoef(both)[0, 1]) > 0.7
+    # A heavy ridge is no projection any more: the gain's means over the features themselves.
+    heavy = gain_message(setup(message="gain", ridge=1e9), phi, model, state.X)
+    reference = reference_points(2)
+    with torch.no_grad():
+        posterior = model.posterior(reference)
+        gain = expected_gain(posterior.mean[:, 0], posterior.variance[:, 0].sqrt(), best)
+    means = phi(reference).mT @ gain
+    torch.testing.assert_close(heavy, means / means.norm(), rtol=1e-6, atol=1e-9)
 
 
 def test_nothing_to_gain_is_no_message() -> None:
@@ -919,12 +981,12 @@ def test_a_suggested_clip_norm_fits_and_knows_no_data(message: Any) -> None:
     stream, norms = generator(5, "check"), []
     prior = stream.normal(M) if message == "shared_prior" else None
     made_with = setup(message=message, prior_weights=prior)
-    for _ in range(1000):
+    for _ in range(400):
         X, truth = stream.uniform(8, 2), stream.normal(M, 1)
         Y = PHI(X) @ truth + 0.05**0.5 * stream.normal(8, 1)
         norms.append(make_message(made_with, PHI, X, Y, generator=stream).norm())
     kept = float((torch.stack(norms) <= norm).double().mean())
-    assert kept >= 0.96  # 99 % of 200 draws
+    assert kept >= 0.95  # 99 % of other 200 draws
     assert float(torch.stack(norms).median()) > norm / 5
     with_data = study(message=message, data={"ann": (uniform(9, 2), 1e6 * normal(9, 1))})
     boss, empty = (s.server(SQUARE, NAMES) for s in (with_data, study(message=message)))
@@ -1115,6 +1177,51 @@ def test_what_an_agent_refuses() -> None:
         agent.check(state, start, blobs[:1])
 
 
+@pytest.mark.parametrize("kind", ["gain", "mean", "sample", "shared_prior"])
+@pytest.mark.parametrize(("noise_var", "scale"), [(1e-12, 1e4), (1e6, 1e-6)])
+def test_a_setup_at_its_limits_breaks_no_site(kind: str, noise_var: float, scale: float) -> None:
+    """A server may be mistaken: what comes back is a message or a refusal, and never an error."""
+    made_with = setup(
+        message=kind,
+        features=scaled_map(scale).to_tensors(),
+        noise_var=noise_var,
+        beta=1e3,
+        clip_norm=MAX_WEIGHT,
+        prior_weights=torch.full((60,), MAX_WEIGHT).double() if kind == "shared_prior" else None,
+    )
+    X, Y = history(6)
+    data = torch.cat([X, X]), torch.cat([Y, Y + 1e3])  # two answers at one point
+    agent = DPFTSDEAgent(name="ann", space=SQUARE, seed=0, data=data, strategy=SMALL)
+    site = Site("ann", agent, hill)
+    blob = agent.blobs.put(encode(made_with))
+    body = encode(Query("start", True))
+    request = Request("run", "first", "ann", 1, 0, 0, (blob,), body, tag="0" * 64)
+    answer = decode(site.respond(encode(request)), Reply, Refusal)
+    if isinstance(answer, Reply):
+        sent = decode(answer.body, Upload).weights
+        assert sent is None or sent.shape == (60,)
+
+
+def test_an_agent_without_a_message_goes_on(caplog: pytest.LogCaptureFixture) -> None:
+    X, Y = history(2)
+    twice = torch.cat([X, X]), torch.cat([Y, Y])
+    options = {"message": "mean", "noise_var": 1e-12, "feature_map": scaled_map(1e4)}
+    federation = Federation(study(RANDOM, data={"bob": twice}, num_initial=1, **options))
+    with caplog.at_level(logging.WARNING):
+        end = federation.drive()
+    for name in NAMES:
+        assert federation.failures(name) == [""] * 4
+    assert end.ledger.releases == 2
+    said = [r.getMessage() for r in caplog.records if "no message" in r.getMessage()]
+    assert said == [f"agent 'bob' has no message for its {n} points" for n in (5, 7)]
+
+
+def scaled_map(scale: float) -> FeatureMap:
+    tensors = random_fourier().to_tensors()
+    key = "random_fourier/outputscale"
+    return feature_map_from_tensors({**tensors, key: scale * tensors[key]})
+
+
 # ------------------------------------------------------------------ what it costs
 
 
@@ -1194,7 +1301,8 @@ def test_the_report_of_a_run(tmp_path: Path) -> None:
     assert seeded.privacy is not None
     assert not seeded.privacy["private"]
     bare = replace(plan, epsilon=None, releases=())
-    assert run(bare, problem, seed=0, space=SQUARE).privacy == {"mechanism": "none", "releases": 0}
+    nothing = {"mechanism": "none", "private": False, "releases": 0}
+    assert run(bare, problem, seed=0, space=SQUARE).privacy == nothing
 
 
 def test_samples_of_a_fixed_size_need_replace_one() -> None:
@@ -1295,10 +1403,12 @@ def test_bad_settings() -> None:
         (lambda: agent(data=(uniform(2, 2), torch.full((2, 1), torch.nan))), "finite"),
         (lambda: agent(data=(uniform(2, 2), normal(3, 1))), "2 x 1"),
         (lambda: Following(follow=-1), "counts from 0"),
+        (lambda: Following(spread=1.0), "spread"),
         (lambda: setup(noise_var=0.0), "noise_var"),
         (lambda: setup(beta=-1.0), "beta"),
         (lambda: setup(clip_norm=0.0), "clip_norm"),
         (lambda: setup(clip_norm=math.nan), "clip_norm"),
+        (lambda: setup(ridge=0.0), "ridge"),
         (lambda: setup(message="shared_prior"), "prior_weights"),
         (lambda: setup(prior_weights=torch.ones(M).double()), "prior_weights"),
         (lambda: setup(partition=Partition.regular(2, 1)), "dimensions"),
@@ -1361,6 +1471,7 @@ def test_fingerprints_tell_settings_apart() -> None:
         study(noise=OSNoise()),
         study(message="mean", clip_norm=1.0),
         study(clip_norm=2.0),
+        study(ridge=0.1),
         study(delta=0.01),  # the promise is another one, and agents would refuse it
         study(adjacency="replace-one"),
     ]
