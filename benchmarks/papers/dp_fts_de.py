@@ -121,6 +121,7 @@ def ours(task: Task, space: SearchSpace, epsilon: float | None, seed: int) -> DP
     return DPFTSDE(
         rounds=task.rounds,
         epsilon=epsilon,
+        noise_kind="none" if epsilon is None else "correlated",
         feature_map=our_features(space, task.lengthscale),
         num_initial=0,
         strategy=strategy,
@@ -715,7 +716,8 @@ class Continuous:
     seeds: int = 20
 
 
-OPTIMIZER = {"num_raw": 500, "num_restarts": 8}  # of all rows
+OPTIMIZER = {"num_raw": 500, "num_restarts": 4}  # of all rows
+OWN_FEATURES = 256  # of own samples, but for the paper's 100
 
 
 def continuous_rows() -> dict[str, Row]:
@@ -775,7 +777,11 @@ def continuous_run(
             study,
             data=data,
             initial_design=design,
-            strategy=replace(study.strategy, **OPTIMIZER),
+            strategy=replace(
+                study.strategy,
+                num_features=min(study.strategy.num_features, OWN_FEATURES),
+                **OPTIMIZER,
+            ),
         ),
         field=method.field,
     )

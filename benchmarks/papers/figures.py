@@ -1,25 +1,28 @@
 """Figures from the committed results, one per claim.
 
     python -m benchmarks.papers.figures fts
+    python -m benchmarks.papers.figures dp_fts_de
 
 Writes PNG files to ``benchmarks/papers/figures``. Lines are means, bands 95 % bootstrap intervals
 of the mean, pointwise: over repeats where targets are fixed (landmine, activity recognition), over
-functions where they are drawn (synthetic). Needs matplotlib, which the package itself does not:
+functions where they are drawn (synthetic). Those of ``dp_fts_de`` are over seeds, and drawn from
+whatever has been run. Needs matplotlib, which the package itself does not:
 ``pip install matplotlib``.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from scipy.optimize import isotonic_regression
 
-from benchmarks.papers import fts
+from benchmarks.papers import dp_fts_de, fts
 from benchmarks.papers.ledger import Results, interval
 
 try:
@@ -33,7 +36,9 @@ matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes  # type: ignore[import-not-found, unused-ignore]
+from matplotlib.colors import to_hex, to_rgb  # type: ignore[import-not-found, unused-ignore]
 from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
+from matplotlib.lines import Line2D  # type: ignore[import-not-found, unused-ignore]
 from PIL import Image  # type: ignore[import-not-found, unused-ignore]
 
 FIGURES = Path(__file__).parent / "figures"
@@ -108,13 +113,13 @@ def queries_axis(axes: Axes, *, log: bool) -> None:
     axes.set_xlabel("queries")
 
 
-def save(figure: Figure, name: str) -> None:
-    """Write a figure in 128 colours, without a date, so that equal figures are equal files."""
+def save(figure: Figure, name: str, colours: int = 128) -> None:
+    """Write a figure in few colours, without a date, so that equal figures are equal files."""
     FIGURES.mkdir(parents=True, exist_ok=True)
     path = FIGURES / f"{name}.png"
     buffer = BytesIO()
     figure.savefig(buffer, dpi=DPI, bbox_inches="tight")
-    image = Image.open(buffer).convert("RGB").quantize(128)
+    image = Image.open(buffer).convert("RGB").quantize(colours)
     image.save(path, optimize=True)
     plt.close(figure)
     print(f"{path} ({path.stat().st_size / 1e3:.0f} kB)")
@@ -317,7 +322,587 @@ def all_of_fts() -> None:
         growing(entry)
 
 
-PAPERS: dict[str, Callable[[], None]] = {"fts": all_of_fts}
+# ------------------------------------------------------------------ differentially private
+
+BLACK, GREY, ORANGE, SKY, GREEN = "#000000", "#8a8a8a", "#E69F00", "#56B4E9", "#009E73"
+BLUE, VERMILION, PURPLE = "#0072B2", "#D55E00", "#CC79A7"  # all of Okabe and Ito's palette
+EPS, DELTA = "\N{GREEK SMALL LETTER EPSILON}", "\N{GREEK SMALL LETTER DELTA}"
+AXES = {
+    "one_minus_auc": "1 \N{MINUS SIGN} best AUC so far",
+    "one_minus_mean": "1 \N{MINUS SIGN} mean AUC of queries so far",
+    "regret": "simple regret",
+    "cumulative": "cumulative regret",
+}
+
+
+@dataclass(frozen=True)
+class Style:
+    """A row in all panels.
+
+    Attributes:
+        label: What it is called beside its line.
+        colour: Its colour.
+        dash: Its line style.
+        cost: Whether its epsilon is added to its label.
+    """
+
+    label: str
+    colour: str
+    dash: str = "-"
+    cost: bool = False
+
+
+STYLES = {
+    "ts": Style("TS", BLACK),
+    "ts-warped": Style("TS, log-warped", BLACK, "--"),
+    "ours": Style("ours", VERMILION, cost=True),
+    "ours-2": Style("ours", VERMILION, cost=True),
+    "ours-warped-2": Style("ours, warped", PURPLE, cost=True),
+    "ceiling": Style("ours, not private", VERMILION, ":"),
+    "field": Style("random field", GREEN, "--"),
+    "corners": Style("4 corners", BLUE),
+    "corners-others": Style("4 other corners", BLUE, "--"),
+    "sobol": Style("6 Sobol points", SKY),
+    "sobol-10": Style("10 Sobol points", SKY, "--"),
+    "sobol-20": Style("20 Sobol points", SKY, ":"),
+    "sobol-warped": Style("6 Sobol, warped", SKY, "--"),
+    "paper": Style("paper", ORANGE, cost=True),
+    "paper-q.35-z1": Style("paper", ORANGE, cost=True),
+    "paper-q.25-z1": Style("paper", ORANGE, cost=True),
+    "correlated-q.25-z1": Style("paper, less noise", ORANGE, "--", cost=True),
+}
+
+
+@dataclass(frozen=True)
+class Source:
+    """The runs of an entry with one number of starts."""
+
+    results: Results
+    starts: int
+
+    @classmethod
+    def of(cls, entry: str, starts: int) -> Source:
+        return cls(Results(f"dp_fts_de/{entry}", dp_fts_de.KEYS), starts)
+
+    def lines(self, row: str) -> list[Any]:
+        return self.results.select(row=row, starts=self.starts)
+
+    def curves(self, row: str, what: str) -> tuple[list[int], dict[int, np.ndarray]]:
+        """Queries, and by seed what `AXES` names."""
+        lines = self.lines(row)
+        field = {"one_minus_auc": "best", "one_minus_mean": "mean"}.get(what, what)
+        times = [int(t) for t in lines[0][field]] if lines else []
+        found = {}
+        for line in lines:
+            values = np.array(list(line[field].values()))
+            found[line["seed"]] = values if field == what else 1 - values
+        return times, dict(sorted(found.items()))
+
+    def label(self, row: str, style: Style) -> str:
+        line = self.lines(row)[0]
+        if not style.cost or line["epsilon"] is None:
+            return style.label
+        return f"{style.label}, {EPS} = {line['epsilon']:.2g}"
+
+
+def some(styles: Mapping[str, Style], *rows: str) -> dict[str, Style]:
+    """The styles of some rows."""
+    return {row: styles[row] for row in rows}
+
+
+def draw_rows(
+    axes: Axes,
+    source: Source,
+    what: str,
+    styles: Mapping[str, Style],
+    *,
+    versus: str | None = None,
+    first: int = 1,
+) -> None:
+    """Losses with their bands, or what they are more than another row's, seed by seed.
+
+    Rows that were not run are left out; one with fewer seeds than the others says so.
+    """
+    found = {row: source.curves(row, what) for row in styles}
+    most = max(len(by_seed) for _, by_seed in found.values())
+    other = source.curves(versus, what)[1] if versus is not None else None
+    last = first
+    for row, (times, by_seed) in found.items():
+        if other is not None:
+            by_seed = {s: v - other[s] for s, v in by_seed.items() if s in other}
+        if not by_seed or row == versus:
+            continue
+        keep = [k for k, t in enumerate(times) if t >= first]
+        x = [times[k] for k in keep]
+        values = np.array(list(by_seed.values()))[:, keep]
+        band = np.array([interval(column) for column in values.T])
+        style, label = styles[row], source.label(row, styles[row])
+        if len(by_seed) < most:
+            label += f" ({len(by_seed)} seeds)"
+        axes.plot(x, values.mean(axis=0), style.dash, color=style.colour, label=label, lw=1.5)
+        axes.fill_between(x, band[:, 0], band[:, 1], color=style.colour, alpha=0.13, lw=0)
+        last = max(last, x[-1])
+    if last == first:
+        not_yet(axes)
+        return
+    if versus is not None:
+        axes.axhline(0, color=BLACK, lw=0.8)
+    axes.set_xlim(first, last)
+
+
+def not_yet(axes: Axes) -> None:
+    """A panel without results."""
+    axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color=GREY)
+
+
+def rounds_axis(axes: Axes, *, log: bool) -> None:
+    """The axis of an agent's queries."""
+    axes.set_xlabel("queries per agent")
+    if log:
+        last = axes.get_xlim()[1]
+        ticks = [t for t in (1, 2, 3, 5, 10, 20, 30, 40, 60) if t <= last and t != last * 2 / 3]
+        axes.set_xscale("log")
+        axes.set_xticks(ticks, list(map(str, ticks)))
+        axes.set_xticks([], minor=True)
+
+
+def label_lines(figure: Figure) -> None:
+    """Names at the right ends of lines, moved apart where they would overlap."""
+    figure.draw_without_rendering()
+    for axes in figure.axes:
+        lines = [line for line in axes.lines if not str(line.get_label()).startswith("_")]
+        if not lines:
+            continue
+        to_axes = axes.transData + axes.transAxes.inverted()
+        last = [(1.0, float(np.asarray(line.get_ydata())[-1])) for line in lines]
+        ends = np.clip(to_axes.transform(np.array(last))[:, 1], 0, 1)
+        step = 9.5 / 72 / (axes.get_position().height * figure.get_figheight())
+        order = np.argsort(ends, kind="stable")
+        spaced = np.arange(len(lines)) * step
+        middle = isotonic_regression(ends[order] - spaced).x
+        top = max(1.02, spaced[-1] - 0.1)
+        for k, y in zip(order, np.clip(middle, -0.1, top - spaced[-1]) + spaced, strict=True):
+            colour = 0.75 * np.array(to_rgb(lines[k].get_color()))  # darker: it is text
+            axes.annotate(
+                lines[k].get_label(),
+                xy=(1, ends[k]),
+                xytext=(1.05, y),
+                xycoords="axes fraction",
+                va="center",
+                fontsize=8,
+                color=colour,
+                arrowprops={
+                    "arrowstyle": "-",
+                    "color": colour,
+                    "lw": 0.6,
+                    "relpos": (0, 0.5),
+                    "shrinkA": 1,
+                    "shrinkB": 0,
+                },
+            )
+
+
+def finish(
+    figure: Figure,
+    name: str,
+    sources: Sequence[Source],
+    rows: Iterable[str],
+    of: str,
+    *,
+    bands: bool = True,
+) -> None:
+    """Names of lines, a caption, and the file."""
+    rows = list(rows)
+    lines = [line for source in sources for row in rows for line in source.lines(row)]
+    counts = {len(found) for source in sources for row in rows if (found := source.lines(row))}
+    seeds = [line["seed"] for line in lines]
+    many = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    band = "bands and bars: 95 % bootstrap interval of the mean over seeds, pointwise"
+    label_lines(figure)
+    figure.supxlabel(
+        f"Mean over {many} seeds ({min(seeds)}\N{EN DASH}{max(seeds)}) of {of}"
+        + (f";\n{band}." if bands else "."),
+        x=0.01,
+        ha="left",
+        fontsize=8,
+        color="0.35",
+    )
+    save(figure, f"dp_fts_de-{name}", colours=256)
+
+
+def dp_curves(entry: str, starts: int, rows: Sequence[str], of: str) -> None:
+    """Best so far and all queries; beside it, what it is more than an own TS, paired by seeds."""
+    source = Source.of(entry, starts)
+    styles = some(STYLES, *rows)
+    if not any(map(source.lines, styles)):
+        return
+    regret = "regret" in source.lines("ts")[0]
+    whats = ("regret", "cumulative") if regret else ("one_minus_auc", "one_minus_mean")
+    figure, grid = plt.subplots(2, 2, figsize=(9.5, 7.5))
+    for (left, right), what in zip(grid, whats, strict=True):
+        first, log = int(what != "cumulative"), what != "cumulative"
+        draw_rows(left, source, what, styles, first=first)
+        draw_rows(right, source, what, styles, versus="ts", first=first)
+        if what == "regret":
+            left.set_yscale("log")
+            plain_log(left)
+        left.set_ylabel(AXES[what])
+        right.set_ylabel(f"{AXES[what]}, row \N{MINUS SIGN} TS")
+        for axes in (left, right):
+            rounds_axis(axes, log=log)
+    grid[0, 0].set_title(_starts(starts))
+    grid[0, 1].set_title("difference to TS, same seeds and starts")
+    name = f"{entry}-{starts}" if len(_all_starts(entry)) > 1 else entry
+    finish(figure, name, [source], rows, of)
+
+
+def _all_starts(entry: str) -> tuple[int, ...]:
+    entries: Any = dp_fts_de.TASKS | dp_fts_de.CONTINUOUS
+    starts: tuple[int, ...] = entries[entry].starts
+    return starts
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Rows of one mechanism at several levels of privacy.
+
+    Attributes:
+        label: What the legend calls it.
+        colour: Its colour.
+        marker: Its marker.
+        rows: Its rows.
+        joined: Whether a line joins them.
+    """
+
+    label: str
+    colour: str
+    marker: str
+    rows: tuple[str, ...]
+    joined: bool = False
+
+
+MECHANISMS = (
+    Mechanism("ours", VERMILION, "o", tuple(f"ours-{e:g}" for e in (0.25, 0.5, 1, 2, 4, 8)), True),
+    Mechanism("ours, warped", PURPLE, "D", ("ours-warped-0.5", "ours-warped-2"), True),
+    Mechanism(
+        "paper",
+        ORANGE,
+        "s",
+        ("paper-q.35-z1", "paper-q.1-z1", "paper-q.35-z2", "paper-q.25-z1"),
+    ),
+    Mechanism(
+        "paper, correlated noise",
+        BLUE,
+        "^",
+        ("correlated-q.35-z1", "correlated-q.1-z1", "correlated-q.35-z2", "correlated-q.25-z1"),
+    ),
+)
+
+
+def epsilon_axis(axes: Axes, delta: float) -> None:
+    """The axis of privacy."""
+    ticks = (0.25, 0.5, 1, 2, 4, 8, 16)
+    axes.set_xscale("log")
+    axes.set_xlim(0.2, 20)
+    axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
+    axes.set_xticks([], minor=True)
+    axes.set_xlabel(f"{EPS} of one agent (zero-out), {DELTA} = {delta:.2g}")
+
+
+def draw_plane(axes: Axes, source: Source, what: str, t: int, alone: Mapping[str, Style]) -> float:
+    """Loss after t queries against epsilon, by both accountants; delta is returned."""
+    delta = float("nan")
+    for mechanism in MECHANISMS:
+        points = []
+        for row in mechanism.rows:
+            times, by_seed = source.curves(row, what)
+            if not by_seed:
+                continue
+            line = source.lines(row)[0]
+            delta = line["delta"]
+            values = np.array([curve[times.index(t)] for curve in by_seed.values()])
+            points.append(
+                (line["epsilon"], line["moments_epsilon"], values.mean(), *interval(values))
+            )
+        if not points:
+            continue
+        pld, moments, mean, low, high = np.array(sorted(points)).T
+        axes.errorbar(
+            pld,
+            mean,
+            yerr=[mean - low, high - mean],
+            fmt=f"{mechanism.marker}{'-' if mechanism.joined else ''}",
+            color=mechanism.colour,
+            ms=5,
+            lw=1.2,
+            elinewidth=1,
+            label=f"_{mechanism.label}",
+        )
+        axes.hlines(mean, pld, moments, color=mechanism.colour, lw=0.8, linestyles=":")
+        axes.plot(moments, mean, mechanism.marker, color=mechanism.colour, ms=5, mfc="white")
+    for row, style in alone.items():
+        times, by_seed = source.curves(row, what)
+        if by_seed:
+            values = np.array([curve[times.index(t)] for curve in by_seed.values()])
+            axes.plot(
+                [0.2, 20],
+                [values.mean()] * 2,
+                style.dash,
+                color=style.colour,
+                lw=1.2,
+                label=style.label,
+            )
+            axes.axhspan(*interval(values), color=style.colour, alpha=0.08, lw=0)
+    return delta
+
+
+def mechanisms_legend(figure: Figure, rows: Iterable[str], *, accountants: bool) -> None:
+    """The key of a plane, above it."""
+    known = set(rows)
+    handles = [
+        Line2D([], [], color=m.colour, marker=m.marker, ls="-" if m.joined else "", label=m.label)
+        for m in MECHANISMS
+        if known.intersection(m.rows)
+    ]
+    if accountants:
+        handles += [
+            Line2D([], [], color=GREY, marker="o", ls="", label="PLD accountant"),
+            Line2D(
+                [], [], color=GREY, marker="o", ls="", mfc="white", label="moments, as in the paper"
+            ),
+        ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+
+
+def dp_plane(
+    entry: str, what: str, panels: Sequence[tuple[int, int]], alone: tuple[str, ...], of: str
+) -> None:
+    """Privacy and utility, a panel for a number of starts and of queries."""
+    sources = {starts: Source.of(entry, starts) for starts, _ in panels}
+    rows = _released(sources.values())
+    if not rows:
+        return
+    figure, grid = plt.subplots(1, len(panels), figsize=(9.5, 4.4))
+    for axes, (starts, t) in zip(grid, panels, strict=True):
+        delta = draw_plane(axes, sources[starts], what, t, some(STYLES, *alone))
+        epsilon_axis(axes, delta)
+        axes.set_title(f"{_starts(starts)}, after {t} queries")
+        axes.set_ylabel(AXES[what].removesuffix(" so far"))
+    mechanisms_legend(figure, rows, accountants=True)
+    of += ";\n(q, z) of the paper's rows, from left to right: " + ", ".join(
+        _settings(sources.values())
+    )
+    finish(figure, f"{entry}-plane", list(sources.values()), (*rows, *alone), of)
+
+
+def _settings(sources: Iterable[Source]) -> list[str]:
+    """Sampling rates and noise multipliers of the paper's rows, by epsilon."""
+    lines = [line for s in sources for row in MECHANISMS[2].rows for line in s.lines(row)]
+    found = {line["epsilon"]: f"({line['q']:g}, {line['z']:g})" for line in lines}
+    return [found[epsilon] for epsilon in sorted(found)]
+
+
+def _released(sources: Iterable[Source]) -> list[str]:
+    """The rows of `MECHANISMS` that were run."""
+    known = [row for mechanism in MECHANISMS for row in mechanism.rows]
+    sources = list(sources)
+    return [row for row in known if any(source.lines(row) for source in sources)]
+
+
+def _starts(count: int) -> str:
+    return "1 start" if count == 1 else f"{count} starts"
+
+
+SIGNALS = (
+    ("landmine-table", 10, "landmine, N = 29"),
+    ("har", 3, "activity recognition, N = 30"),
+    ("digits", 3, "digits, N = 50"),
+    ("synthetic-few", 1, "synthetic, N = 200"),
+)
+
+
+def dp_signal() -> None:
+    """What of a release is signal."""
+    sources = {title: Source.of(entry, starts) for entry, starts, title in SIGNALS}
+    rows = _released(sources.values())
+    if not rows:
+        return
+    figure, grid = plt.subplots(2, 2, figsize=(9.5, 7), sharey=True)
+    for axes, (title, source) in zip(grid.flat, sources.items(), strict=True):
+        axes.set_title(title)
+        axes.set_yscale("log")
+        axes.axhline(1, color=BLACK, lw=0.8)
+        delta = _signals(axes, source)
+        if delta is None:
+            not_yet(axes)
+        else:
+            epsilon_axis(axes, delta)
+    plain_log(grid[0, 0])
+    for axes in grid[:, 0]:
+        axes.set_ylabel("signal norm / noise norm of a release")
+    mechanisms_legend(figure, rows, accountants=False)
+    of = "the mean ratio over releases (marker) and of the first and last release (whisker)"
+    finish(figure, "signal", list(sources.values()), rows, of, bands=False)
+
+
+def _signals(axes: Axes, source: Source) -> float | None:
+    delta = None
+    for mechanism in MECHANISMS:
+        points = []
+        for row in mechanism.rows:
+            if lines := source.lines(row):
+                ratios = [[line[k] for k in ("snr", "snr_first", "snr_last")] for line in lines]
+                points.append((lines[0]["epsilon"], *np.mean(ratios, axis=0)))
+                delta = lines[0]["delta"]
+        if points:
+            x, mean, start, end = np.array(sorted(points)).T
+            axes.vlines(x, start, end, color=mechanism.colour, lw=1)
+            dash = "-" if mechanism.joined else ""
+            axes.plot(x, mean, f"{mechanism.marker}{dash}", color=mechanism.colour, ms=5, lw=1.2)
+    return delta
+
+
+def plain_log(axes: Axes) -> None:
+    """Ticks of a logarithmic axis as decimal numbers, dense enough to read values."""
+    low, high = axes.get_ylim()
+    ticks = [f * 10.0**e for e in range(-5, 2) for f in (1, 2, 5) if low <= f * 10.0**e <= high]
+    axes.set_yticks(ticks, [f"{t:g}" for t in ticks])
+    axes.set_yticks([], minor=True)
+
+
+CIVIDIS = tuple(to_hex(plt.get_cmap("cividis")(x)) for x in (0.0, 0.22, 0.45, 0.68, 0.88))
+SYNTHETIC_PANELS: dict[str, dict[str, Style]] = {
+    "Fig. 2: distributed exploration": {
+        "ts": Style("TS", BLACK),
+        "fts": Style("FTS", BLUE, "--"),
+        "fts-de-2": Style("FTS-DE, P = 2", PURPLE, "--"),
+        "fts-de-3": Style("FTS-DE, P = 3", ORANGE, "--"),
+        "dp-fts": Style("DP-FTS", BLUE),
+        "dp-fts-de-2": Style("DP-FTS-DE, P = 2", PURPLE),
+        "dp-fts-de-3": Style("DP-FTS-DE, P = 3", ORANGE),
+    },
+    "Fig. 4: clip level, P = 2": {
+        f"clip-{S:g}" if S != 11 else "dp-fts-de-2": Style(f"S = {S:g}", colour)
+        for S, colour in zip(dp_fts_de.CLIP_LEVELS, CIVIDIS, strict=True)
+    },
+    "Fig. 5: sampling and noise, P = 2": {
+        "q0.15-z1": Style("q = .15, z = 1", CIVIDIS[0], cost=True),
+        "dp-fts-de-2": Style("q = .25, z = 1", CIVIDIS[2], cost=True),
+        "q0.5-z1": Style("q = .5, z = 1", CIVIDIS[4], cost=True),
+        "q0.25-z1.2": Style("q = .25, z = 1.2", CIVIDIS[2], "--", cost=True),
+        "q0.25-z1.5": Style("q = .25, z = 1.5", CIVIDIS[2], ":", cost=True),
+    },
+    "Fig. 6: regions at S = 11": {
+        f"dp-fts-de-{P}": Style(f"DP-FTS-DE, P = {P}", colour)
+        for P, colour in ((1, BLUE), (2, PURPLE), (3, ORANGE))
+    },
+    **{
+        f"Fig. 7: 50 agents, heterogeneity {alpha:g}": {
+            f"alpha{alpha:g}-ts": Style("TS", BLACK),
+            f"alpha{alpha:g}-fts": Style("FTS", BLUE, "--"),
+            f"alpha{alpha:g}-fts-de-2": Style("FTS-DE, P = 2", PURPLE, "--"),
+            f"alpha{alpha:g}-dp-fts": Style("DP-FTS", BLUE),
+            f"alpha{alpha:g}-dp-fts-de-2": Style("DP-FTS-DE, P = 2", PURPLE),
+        }
+        for alpha in dp_fts_de.HETEROGENEITY
+    },
+    "Fig. 12a: weights, P = 2": {
+        "fts-de-2": Style("adaptive, no noise", PURPLE, "--"),
+        "fts-de-2-fixed-weights": Style("fixed, no noise", BLUE, "--"),
+        "fts-de-2-equal-weights": Style("equal, no noise", ORANGE, "--"),
+        "dp-fts-de-2": Style("adaptive", PURPLE),
+        "fixed-weights": Style("fixed", BLUE),
+        "equal-weights": Style("equal", ORANGE),
+    },
+}
+SPENT_BETTER: dict[str, dict[str, Style]] = {
+    "noise of the paper's 40 releases": {
+        "ts": Style("TS", BLACK),
+        "dp-fts-de-2": Style("as published, P = 2", ORANGE),
+        "tight": Style("tight, P = 2", GREEN),
+        "correlated": Style("correlated, P = 2", BLUE),
+        "dp-fts-de-3": Style("as published, P = 3", ORANGE, "--"),
+        "correlated-3": Style("correlated, P = 3", BLUE, "--"),
+    },
+    "message, few releases to all (dashed: 40)": {
+        "ts": Style("TS", BLACK),
+        "correlated": Style("sample, 40", BLUE, "--"),
+        "correlated-shared-prior": Style("shared prior, 40", GREEN, "--"),
+        "correlated-mean": Style("mean, 40", PURPLE, "--"),
+        "few-sample": Style("sample, 4", BLUE),
+        "few-shared-prior": Style("shared prior, 4", GREEN),
+        "few-mean": Style("mean, 4", PURPLE),
+        "few-gain": Style("gain, 4 (ours)", VERMILION),
+        "field": Style("random field", GREY),
+    },
+}
+
+
+def dp_synthetic() -> None:
+    """The paper's figures, a panel each; then the same epsilon spent better."""
+    source = Source.of("synthetic", 10)
+    if not source.results.lines:
+        return
+    of = "the mean over 200 agents, a new function for every seed"
+    first = next(iter(SYNTHETIC_PANELS))
+    panels = [(title, "regret", styles) for title, styles in SYNTHETIC_PANELS.items()]
+    panels.append((f"{first}, cumulative", "cumulative", SYNTHETIC_PANELS[first]))
+    _panels(source, panels, "synthetic", of.replace("200 agents", "200 agents (Fig. 7: 50)"))
+    panels = [(t, w, s) for w in ("regret", "cumulative") for t, s in SPENT_BETTER.items()]
+    if noisy := source.lines("dp-fts-de-2"):
+        of += f"; all messages at {EPS} = {noisy[0]['epsilon']:.2g}"
+    _panels(source, panels, "synthetic-spent-better", of)
+
+
+def _panels(
+    source: Source,
+    panels: Sequence[tuple[str, str, dict[str, Style]]],
+    name: str,
+    of: str,
+) -> None:
+    count = len(panels) // 2
+    figure, grid = plt.subplots(count, 2, figsize=(9.5, 2 + 2.3 * count))
+    for axes, (title, what, styles) in zip(grid.flat, panels, strict=True):
+        axes.set_title(title)
+        axes.set_ylabel(AXES[what])
+        if not any(map(source.lines, styles)):
+            not_yet(axes)
+            continue
+        draw_rows(axes, source, what, styles, first=int(what == "regret"))
+        rounds_axis(axes, log=what == "regret")
+        if what == "regret":
+            axes.set_yscale("log")
+            plain_log(axes)
+    rows = dict.fromkeys(row for _, _, styles in panels for row in styles)
+    finish(figure, name, [source], rows, of)
+
+
+def all_of_dp_fts_de() -> None:
+    """Every figure of the differentially private protocol, from what has been run."""
+    plt.rcParams["figure.constrained_layout.wspace"] = 0.04  # names stand between panels
+    fields = "the mean over 29 fields, 10 starts each"
+    for entry in dp_fts_de.CONTINUOUS:
+        dp_curves(entry, 10, ("ts", "paper", "field", "corners", "ours", "ceiling"), fields)
+    for entry in ("landmine-table", "landmine-table-tol6"):
+        alone = ("ts", "field", "corners", "ceiling")
+        dp_plane(entry, "one_minus_auc", ((10, 10), (10, 60)), alone, fields)
+    dp_signal()
+    agents = "the mean over 200 agents, a new function for every seed"
+    controls = ("ts", "field", "sobol", "sobol-10", "sobol-20", "ceiling")
+    dp_plane("synthetic-few", "regret", ((1, 10), (3, 10)), controls, agents)
+    for starts in (1, 3):
+        dp_curves("synthetic-few", starts, ("paper-q.25-z1", "ours-2", *controls), agents)
+    real = (
+        *("ts", "ts-warped", "paper-q.35-z1", "field", "sobol", "sobol-warped"),
+        *("corners", "corners-others", "ours-2", "ours-warped-2", "ceiling"),
+    )
+    for starts in (1, 3):
+        dp_curves("har", starts, real, "the mean over 30 subjects")
+    dp_curves("digits", 3, real, "the mean over 50 writers")
+    dp_synthetic()
+
+
+PAPERS: dict[str, Callable[[], None]] = {"fts": all_of_fts, "dp_fts_de": all_of_dp_fts_de}
 
 
 def main() -> None:

@@ -222,7 +222,9 @@ Groups = tuple[tuple[Event, int], ...]  # different events in order of appearanc
 class Ledger:
     r"""What was released so far, and what may be.
 
-    A ledger is a value: `spend` gives the next one. Pay before anything is computed.
+    A ledger is a value: `spend` gives the next one. Pay before anything is computed. It adds up
+    releases whose settings were fixed in advance, see `compose`: what a later noise multiplier or
+    sampling rate is must not depend on earlier releases.
 
     Attributes:
         adjacency: What a neighbouring world is, see the module.
@@ -705,7 +707,7 @@ def _composed(
     for k in range(start, len(parts)):
         last = _one_kind(parts[k], *settings)
         loss = last if loss is None else loss.compose(last)
-        if k >= len(parts) - 2:  # one more part will ask for the last, one more release for both
+        if k >= len(parts) - 2:  # what a ledger asks for next ends in another part, or begins so
             with _lock:
                 _beginnings[parts[: k + 1], *settings] = loss
                 while len(_beginnings) > _MAX_BEGINNINGS:
@@ -838,10 +840,12 @@ class LedgerFile:
 
     What `spend` returned from is on the disk: the file never counts too little, and after a crash
     at most the release in flight too much. Several runs, also pilot runs, may share one file, one
-    after the other, and their costs add up.
+    after the other, and their costs add up. Threads may share the object. A file that was moved,
+    replaced or changed by another hand while it was open takes no further payment.
 
     The file is text, one JSON object per line, each with its own hash and that of the line before,
-    so that a changed or a removed line is seen, except for lines cut off at the end. A last line
+    so that a changed or a removed line is seen, except for lines cut off at the end; no hash stops
+    a hand that writes new ones, and an emptied file is a new one. A last line
     that a crash cut short was never acknowledged and is dropped on opening, with a warning. It may
     also end in zeros, from its beginning or a border of a disk sector on, as unwritten sectors do.
 
@@ -958,6 +962,8 @@ class LedgerFile:
         self._last, self._end = _GENESIS, 0
         if len(data) <= len(header) and header.startswith(data.rstrip(b"\0")) and data != header:
             self._truncate()  # new, or a crash while it was created
+            if data:
+                logger.warning("%s: its creation was cut short, begun anew", self.path)
             self._append(header)
         else:
             self._load(data, header)
@@ -1034,8 +1040,10 @@ class LedgerFile:
         fault = self._fault
         if not self._closing.alive:
             fault = "is closed"
-        elif self._was_changed():
-            fault = "was moved, replaced or changed by another hand; close it, look at it"
+        elif fault is None and self._was_changed():
+            fault = (
+                "was moved, replaced or changed by another hand; see what happened, then close it"
+            )
         if fault is not None:
             raise ProtocolError(f"The ledger {self.path} {fault}: open it again.")
 

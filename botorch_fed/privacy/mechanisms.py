@@ -17,7 +17,8 @@ Agent `n` moves `Y` by :math:`a_n \otimes \hat\omega_n / q`, whose norm is at mo
 :math:`s = z \Delta` makes the release one (subsampled) Gaussian mechanism of multiplier `z`, which
 is what `event` says. In floating point :math:`s = z(\Delta' + \gamma\sqrt{PM})`, where
 :math:`\gamma \le 2^{-20} s` is the step of the lattice and :math:`\Delta'` is :math:`\Delta` with
-what rounding can add to a sum [Casacuberta2022]_: together below one part in a thousand.
+what rounding can add to a sum [Casacuberta2022]_: together below one part in a thousand as long as
+:math:`z\sqrt{PM}` stays below a thousand and `N` below :math:`10^8`.
 
 **Trust.** Central: whoever calls `release` sees the contributions and is trusted, and so is the
 secrecy of who was sampled; if uploads are visible, account with `PoissonSampling(1.0)`.
@@ -28,7 +29,9 @@ sees over the whole run (all releases, their own queries and results) is
 :math:`(\varepsilon, \delta)`-indistinguishable from a run in which this agent's contributions are
 all zero. Replace-one: from a run in which they are any other admissible ones. Not covered: who
 observes the agent's own queries or results; the one who runs `release`; settings tuned on the
-agents' data without accounting; strict removal, which changes `N` and the others' weights.
+agents' data without accounting; strict removal, which changes `N` and the others' weights; the
+time a release takes, which depends on who is sampled; and a call that raises, for an agent that
+contributes nonsense can end the run.
 
 **Proof** (sketch). Fix everything but one agent's contributions. Clipping bounds its vector by `c`
 whatever it sends, and not-a-number is refused before (`min` would let it pass). Given the sample,
@@ -677,6 +680,7 @@ class WeightedGaussianSum(GaussianMechanism):
         object.__setattr__(self, "weights", weights.detach().cpu().double().clone())
         if not 1e-50 <= self._largest_column <= 1e50:  # refuses NaN as well
             raise InputDataError("weights must be finite, and not all of them zero.")
+        _ = self._weight_array  # its noise is fixed from here on, and so are its weights
 
     @property
     def _outputs(self) -> int:
@@ -700,7 +704,7 @@ class WeightedGaussianSum(GaussianMechanism):
 
     @cached_property
     def _weight_array(self) -> _Array:
-        return self.weights.numpy()
+        return self.weights.numpy().copy()
 
     def _weighted(self, agents: _Agents, factors: _Array, rows: _Array) -> _Array:
         columns = self._weight_array[:, agents] * factors

@@ -47,7 +47,7 @@ import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -64,7 +64,7 @@ from botorch_fed.acquisition import (
     weight_path,
 )
 from botorch_fed.acquisition.optimize import maximize
-from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError
+from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
 from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
@@ -110,7 +110,7 @@ NUM_REFERENCE = 512  # public points on which a gain is projected
 REDRAWS = 100  # of initial points that snapping moved out of their region
 RIDGE = 1e-3  # of that projection
 MessageKind = Literal["gain", "mean", "shared_prior", "sample"]
-NoiseKind = Literal["correlated", "tight", "paper"]
+NoiseKind = Literal["correlated", "tight", "paper", "none"]
 Sampling = PoissonSampling | FixedSizeSampling
 
 
@@ -180,7 +180,7 @@ class Setup:
 class Query:
     """What an agent is to do in a round."""
 
-    phase: Literal["start", "query", "rest"]
+    phase: Literal["start", "query"]
     upload: bool
 
 
@@ -671,8 +671,8 @@ class DPFTSDEServer:
         releases: After which rounds something is released, of `0, …, T - 1`.
         exploration: How much an agent counts in its own region, round by round.
         noise_multiplier: Noise over the norm of one agent's contribution; None for no privacy.
-        noise_kind: ``"correlated"``, ``"tight"`` for independent noise of the right size, or
-            ``"paper"`` for the published size.
+        noise_kind: ``"correlated"``, ``"tight"`` for independent noise of the right size,
+            ``"paper"`` for the published size, or ``"none"``: no privacy.
         sampling: Who takes part in a release.
         delta: Of the promise; default `N ** -1.1`.
         switch_to_local_after: The last round in which agents listen; default they always do.
@@ -710,10 +710,12 @@ class DPFTSDEServer:
                 f"releases must ascend within 0..{self.rounds - 1}: what is released after the "
                 f"last round is never used. Got {self.releases}."
             )
-        if self.noise_kind not in ("correlated", "tight", "paper"):
+        if self.noise_kind not in get_args(NoiseKind):
             raise InputDataError(
-                f'noise_kind must be "correlated", "tight" or "paper", got {self.noise_kind!r}.'
+                f"noise_kind is one of {get_args(NoiseKind)}, got {self.noise_kind!r}."
             )
+        if (self.noise_kind == "none") != (self.noise_multiplier is None):
+            raise InputDataError('noise_kind="none" is a run without privacy, and without noise.')
         if self.setup.promise is not None:
             raise InputDataError("The server makes the promise: leave it out of the setup.")
         last = self.switch_to_local_after
@@ -943,6 +945,19 @@ def default_delta(num_agents: int) -> float:
 
 # ------------------------------------------------------------------ a federation for `run`
 
+
+class _BooksElsewhere:
+    """Of a copy of a study, e.g. in a worker process: it makes agents, and no server."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ProtocolError(
+            "A copy of a study cannot pay: its books stay with the one they were opened for. Use "
+            "that one, or dataclasses.replace."
+        )
+
+
 NUM_FEATURES = 20
 LENGTHSCALE = 0.5  # of the unit cube, in two dimensions
 
@@ -954,15 +969,14 @@ class DPFTSDE:
     Args:
         rounds: How many queries each agent makes, `T`.
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
-        noise_multiplier: Instead of `epsilon`, the noise itself. With neither the run is not
-            private: FTS-DE.
+        noise_multiplier: Instead of `epsilon`, the noise itself.
         delta: Beside `epsilon`; default `N ** -1.1`.
         releases: After which rounds something is released; default 0, 1, 2 and 3. ``"all"`` for
             0, …, T - 1.
         num_regions: The number `P` of regions; 1 is DP-FTS.
         exploration: How much an agent counts in its own region.
         sampling: Who takes part in a release.
-        noise_kind: See `DPFTSDEServer`.
+        noise_kind: See `DPFTSDEServer`; ``"none"`` is FTS-DE, which is not private.
         message: What agents send, see `Setup`.
         clip_norm: The bound on a message's norm; default 1 for gains, which fill it, and
             `suggested_clip_norm` for others.
@@ -1018,8 +1032,18 @@ class DPFTSDE:
     def __post_init__(self) -> None:
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise InputDataError("Give epsilon or noise_multiplier: each follows from the other.")
+        noise = self.epsilon is not None or self.noise_multiplier is not None
+        if self.release_rounds() and noise == (self.noise_kind == "none"):
+            raise InputDataError(
+                "A private run needs epsilon or noise_multiplier. One without privacy (FTS-DE) is "
+                'noise_kind="none" and neither.'
+            )
         if self.message == "gain" and self.strategy.own == "random" and self.release_rounds():
             raise InputDataError('message="gain" needs an own model: own must not be "random".')
+
+    def __getstate__(self) -> dict[str, Any]:
+        books = None if self.books is None else _BooksElsewhere()
+        return {**self.__dict__, "books": books}
 
     def release_rounds(self) -> tuple[int, ...]:
         """After which rounds something is released."""
@@ -1046,7 +1070,7 @@ class DPFTSDE:
             releases=releases,
             exploration=self.exploration,
             noise_multiplier=z,
-            noise_kind=self.noise_kind,
+            noise_kind="none" if z is None else self.noise_kind,
             sampling=self.sampling,
             delta=delta,
             switch_to_local_after=self.switch_to_local_after,
@@ -1220,7 +1244,7 @@ def paper_settings(
         "num_regions": num_regions,
         "exploration": SoftmaxSchedule(15, 10, 30) if exploration is None else exploration,
         "sampling": PoissonSampling(sampling_rate),
-        "noise_kind": "paper",
+        "noise_kind": "none" if noise_multiplier is None else "paper",
         "message": "sample",
         "clip_norm": clip_norm / math.sqrt(num_regions),
         "feature_map": RandomFourierFeatures.paper_cosine(kernel, num_features, generator=stream),

@@ -21,7 +21,6 @@ from torch import Tensor
 from botorch_fed.acquisition import (
     Constant,
     MixingSchedule,
-    Partition,
     ThompsonSampling,
     check_schedule,
 )
@@ -166,7 +165,6 @@ class OwnStrategy:
         *,
         candidates: Tensor | None,
         stream: Generator,
-        partition: Partition | None = None,
     ) -> Tensor:
         """The best point, `1 x d`, as far from those tried as the strategy says."""
         point, _ = maximize(
@@ -177,7 +175,6 @@ class OwnStrategy:
             offsets=self.offsets(space),
             tried=tried,
             min_distance=self.min_distance,
-            partition=partition,
             num_raw=self.num_raw,
             num_restarts=self.num_restarts,
         )

@@ -84,10 +84,11 @@ def both(
 
 PRIVATE = {"epsilon": 4.0, "releases": (0, 1, 3)}
 SETTINGS = {
-    "no privacy, gain": {"strategy": EI},
+    "no privacy, gain": {"strategy": EI, "noise_kind": "none"},
     "private gain": {**PRIVATE, "strategy": EI},
     "not warped, not followed": {
-        "strategy": Following(own="ei", warp=False, follow=0, schedule=Constant(1.0))
+        "noise_kind": "none",
+        "strategy": Following(own="ei", warp=False, follow=0, schedule=Constant(1.0)),
     },
     "tried again": {**PRIVATE, "strategy": Following(own="ei", min_distance=0.0)},
     "mean": {**PRIVATE, "message": "mean", "strategy": EI},
@@ -157,7 +158,7 @@ def test_curves() -> None:
 
 def test_own_samples_have_the_law_of_the_posterior() -> None:
     known = OwnHyperparameters(torch.full((2,), 0.3).double(), 1.0, 0.01, 0.0, 0)
-    study = DPFTSDE(rounds=1, releases=(), strategy=Following(warp=False))
+    study = DPFTSDE(noise_kind="none", rounds=1, releases=(), strategy=Following(warp=False))
     for kernel in (known, None):
         fleet = Fleet(table(), study, starts(), seed=0, known=kernel)
         fleet._update()
@@ -176,11 +177,13 @@ def test_a_field_follows_noise_alone() -> None:
     private = Fleet(table(), DPFTSDE(epsilon=2.0, **options), starts(), seed=0, field=True).run()
     assert private.signal_to_noise == (0.0, 0.0, 0.0)
     assert all(bool(release.any()) for release in private.releases.values())
-    public = Fleet(table(), DPFTSDE(**options), starts(), seed=0, field=True).run()
+    public = Fleet(
+        table(), DPFTSDE(noise_kind="none", **options), starts(), seed=0, field=True
+    ).run()
     assert public.signal_to_noise == ()
     for release in public.releases.values():
         assert float(release.norm()) == pytest.approx(1.0)
-    other = DPFTSDE(**{**options, "noise": InsecureSeededNoise(4)})
+    other = DPFTSDE(noise_kind="none", **{**options, "noise": InsecureSeededNoise(4)})
     again = Fleet(table(), other, starts(), seed=0, field=True).run()
     assert not torch.equal(again.releases[0], public.releases[0])
 
@@ -207,7 +210,7 @@ def test_samples_of_the_prior_are_no_signal() -> None:
 
 
 def test_a_design_is_queried_first() -> None:
-    study = DPFTSDE(rounds=4, strategy=EI, noise=InsecureSeededNoise(3))
+    study = DPFTSDE(rounds=4, noise_kind="none", strategy=EI, noise=InsecureSeededNoise(3))
     result = Fleet(table(), study, starts(), seed=0, design=(5, 9)).run()
     assert bool((result.tried[:, 3:5] == torch.tensor([5, 9])).all())
 

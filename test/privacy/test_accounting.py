@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
 import multiprocessing
 import os
+import shutil
 import signal
 import stat
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import numpy as np
@@ -226,8 +230,19 @@ def test_a_finer_grid_changes_nothing(q: float, z: float, count: int) -> None:
     assert found == pytest.approx(fine.get_epsilon_for_delta(1e-4), abs=2e-3)
 
 
+def test_a_misspelt_adjacency_is_no_zero_out() -> None:
+    with pytest.raises(InputDataError, match="adjacency must be one of"):
+        noise_multiplier_for(
+            epsilon=1,
+            delta=1e-5,
+            sampling_rate=1,
+            num_releases=1,
+            adjacency="replace_one",  # type: ignore[arg-type]
+        )
+
+
 def test_ten_thousand_rounds_in_two_seconds() -> None:
-    accounting._composed.cache_clear()
+    accounting._beginnings.clear()
     accounting._epsilon.cache_clear()
     start = time.process_time()
     epsilon(sampling_rate=0.1, noise_multiplier=1, num_releases=10_000, delta=1e-5)
@@ -240,11 +255,30 @@ def test_different_releases_cost_as_much_in_any_order() -> None:
     assert compose(events[::-1], delta=0.02).epsilon == pytest.approx(forward, abs=1e-9)
 
 
-def test_nearly_equal_releases_cost_as_much_as_equal_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(accounting, "_DEPTH", 3)
+def test_nearly_equal_releases_cost_as_much_as_equal_ones() -> None:
     events = [Event(1 + 1e-12 * k, 0.35) for k in range(11)]
     equal = compose([Entry(Event(1, 0.35), 11, "")], delta=0.02).epsilon
     assert compose(events, delta=0.02).epsilon == pytest.approx(equal, abs=1e-6)
+
+
+class _Counted:
+    made = 0
+
+    def compose(self, other: object) -> _Counted:
+        _Counted.made += 1
+        return self
+
+
+def test_many_different_releases_are_composed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accounting, "_one_kind", lambda *arguments: _Counted())
+    monkeypatch.setattr(accounting, "_beginnings", {})
+    parts = tuple(accounting._Part(1 + k / 1000, 0.1, 1) for k in range(1001))
+    accounting._composed(parts[:1000], 1e-3, "zero-out", True)
+    assert _Counted.made == 999
+    accounting._composed(parts, 1e-3, "zero-out", True)
+    accounting._composed((*parts[:-1], accounting._Part(5.0, 0.1, 2)), 1e-3, "zero-out", True)
+    assert _Counted.made == 1001
+    assert len(accounting._beginnings) <= accounting._MAX_BEGINNINGS
 
 
 def test_with_and_without_sampling_mix() -> None:
@@ -646,6 +680,48 @@ def test_there_is_one_writer(tmp_path: Path) -> None:
     ledger.close()
     with LedgerFile(path) as again:
         assert again.releases == 1
+
+
+@pytest.mark.usefixtures("no_sync")
+def test_threads_pay_one_after_the_other(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    with LedgerFile(path) as ledger:
+        pay = partial(ledger.spend, EVENT)
+        threads = [Thread(target=lambda: [pay() for _ in range(25)]) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert ledger.releases == 100
+    with LedgerFile(path) as ledger:
+        assert ledger.releases == 100
+
+
+def test_a_file_in_other_hands_takes_no_payment(tmp_path: Path) -> None:
+    path, aside = tmp_path / "ledger", tmp_path / "aside"
+    with LedgerFile(path) as ledger:
+        ledger.spend(EVENT)
+        path.rename(aside)
+        with pytest.raises(ProtocolError, match="moved, replaced or changed"):
+            ledger.spend(EVENT)
+        shutil.copy(aside, path)  # the same bytes, but the lock is on the other file
+        with pytest.raises(ProtocolError, match="moved, replaced or changed"):
+            ledger.spend(EVENT)
+        aside.rename(path)
+        twin = copy.copy(ledger)
+        assert ledger.spend(EVENT).releases == 2
+        with pytest.raises(ProtocolError, match="moved, replaced or changed"):
+            twin.spend(EVENT)
+        os.truncate(path, 10)
+        with pytest.raises(ProtocolError, match="moved, replaced or changed"):
+            ledger.spend(EVENT)
+
+
+def test_a_ledger_of_zeros_is_no_new_one(tmp_path: Path) -> None:
+    path = tmp_path / "ledger"
+    path.write_bytes(bytes(len(_written(path))))
+    with pytest.raises(ProtocolError, match="damaged in line 1"):
+        LedgerFile(path)
 
 
 def test_a_forked_process_cannot_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -184,6 +184,22 @@ def test_weights_of_the_caller_are_copied() -> None:
 
 
 @quiet
+def test_weights_changed_afterwards_change_no_release() -> None:
+    mechanism = WeightedGaussianSum(
+        weights=torch.ones(2, 3), num_agents=3, dim=4, clip_norm=1.0, noise_multiplier=1.0
+    )
+    replayed: dict[str, Any] = {
+        "contributions": torch.ones(3, 4),
+        "noise": InsecureSeededNoise(0),
+        "path": (1,),
+    }
+    before, _ = mechanism.release(ledger=Ledger(), **replayed)
+    mechanism.weights.mul_(1000)  # its noise stays as it is
+    after, _ = mechanism.release(ledger=Ledger(), **replayed)
+    assert torch.equal(before.values, after.values)
+
+
+@quiet
 def test_weights_of_both_signs_count_by_their_size() -> None:
     weights = torch.tensor([[1.0, -1.0], [0.0, 3.0]])
     mechanism = weighted(2, 2, 0.0, weights=weights, clip_norm=1.0, sampling=PoissonSampling(1.0))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
 import math
@@ -243,7 +244,7 @@ KINDS: dict[str, tuple[Following, dict[str, Any]]] = {
         {"message": "mean", "sampling": FixedSizeSampling(2), "adjacency": "replace-one"},
     ),
     "list": (SMALL, {"candidates": uniform(12, 2, seed=4), "num_regions": 2}),
-    "open": (FOLLOW, {"noise_multiplier": None, "num_regions": 2}),
+    "open": (FOLLOW, {"noise_multiplier": None, "noise_kind": "none", "num_regions": 2}),
     "local": (FOLLOW, {"switch_to_local_after": 2, "releases": (0, 1), "num_initial": 0,
                        "data": {name: history(4, seed=i) for i, name in enumerate(NAMES)}}),
 }  # fmt: skip
@@ -470,7 +471,6 @@ def setup(P: int = 1, names: tuple[str, ...] = NAMES, **options: Any) -> Setup:
         "partition": partition,
         "regions": dict(zip(names, partition.assign(len(names)), strict=True)),
         "num_initial": 3,
-        "ridge": 1e-3,
         "promise": None,
     }
     return Setup(**{**common, **options})
@@ -487,6 +487,8 @@ def server(P: int = 1, names: tuple[str, ...] = NAMES, **options: Any) -> DPFTSD
         "noise_multiplier": 1.0,
         "noise": Silence(),
     }
+    if options.get("noise_multiplier", 1.0) is None:
+        options["noise_kind"] = "none"
     return DPFTSDEServer(**{**common, **options})
 
 
@@ -495,8 +497,7 @@ def server(P: int = 1, names: tuple[str, ...] = NAMES, **options: Any) -> DPFTSD
 def test_a_release_is_the_rosters_weighted_sum_of_clipped_messages(noise_kind: str, P: int) -> None:
     names = tuple("abcdefg")
     z = None if noise_kind == "none" else 1.0
-    kind: Any = "tight" if noise_kind == "none" else noise_kind
-    boss = server(P, names, noise_kind=kind, noise_multiplier=z)
+    boss = server(P, names, noise_kind=noise_kind, noise_multiplier=z)
     state = boss.start()
     regions = Partition.regular(P, 2).assign(7)
     for t in range(4):
@@ -659,6 +660,7 @@ def test_messages_are_asked_for_in_release_rounds_only() -> None:
     assert [queries[0].phase for queries in federation.requests] == ["start"] + ["query"] * 4
     for name in NAMES:
         assert len(federation.sites[name].state.X) == 3 + 4
+        assert federation.sites[name].state.t == 4  # the start is no query
 
 
 @pytest.mark.parametrize("releases", [(0, 4), (4,), (1, 0), (1, 1), (-1,)])
@@ -1121,7 +1123,7 @@ def test_agents_that_require_more_refuse() -> None:
     assert codes(Budget(1.99, delta), **private) == ["refused"]
     assert codes(Budget(2.0, 0.9 * delta), **private) == ["refused"]
     assert codes(Budget(2.0, delta), **{**private, "noise": InsecureSeededNoise(0)}) == ["refused"]
-    assert codes(Budget(2.0, delta), noise_multiplier=None) == ["refused"]
+    assert codes(Budget(2.0, delta), noise_multiplier=None, noise_kind="none") == ["refused"]
 
 
 def check(agent: DPFTSDEAgent, setup_: Setup, request: Query, *blobs: Any) -> None:
@@ -1421,7 +1423,12 @@ def test_bad_settings() -> None:
         (lambda: server(noise_multiplier=0.0), "positive"),
         (lambda: server(delta=2.0), "delta"),
         (lambda: server(setup=setup(promise=server().promise)), "leave it out"),
-        (lambda: server(noise_multiplier=None, ledger=Ledger(budget=Budget(1, 0.1))), "noise"),
+        (
+            lambda: server(
+                noise_multiplier=None, noise_kind="none", ledger=Ledger(budget=Budget(1, 0.1))
+            ),
+            "noise",
+        ),
         (lambda: study(data={"zoe": history(3)}).server(SQUARE, NAMES), "no agents"),
         (lambda: study(RANDOM), "own must not be"),
         (lambda: study().server(MIXED_SPACE, NAMES), "2 inputs"),
@@ -1437,7 +1444,7 @@ def test_books_of_another_kind_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InputDataError, match="another adjacency"):
             server(books=books)
         with pytest.raises(InputDataError, match="Without noise"):
-            server(books=books, noise_multiplier=None)
+            server(books=books, noise_multiplier=None, noise_kind="none")
         books.spend(Event(1.0, sample_size=2, population=3))
         with pytest.raises(UnsupportedError, match="fixed size"):
             server(
@@ -1445,6 +1452,16 @@ def test_books_of_another_kind_are_refused(tmp_path: Path) -> None:
                 ledger=Ledger(adjacency="replace-one"),
                 sampling=PoissonSampling(0.5),
             )
+
+
+def test_a_copy_of_a_study_cannot_spend_unseen(tmp_path: Path) -> None:
+    with LedgerFile(tmp_path / "books") as books:
+        plan = study(books=books)
+        for copied in (copy.copy(plan), copy.deepcopy(plan)):
+            copied.agent("ann", SQUARE, 0, MemoryBlobs())
+            with pytest.raises(ProtocolError, match="cannot pay"):
+                copied.server(SQUARE, NAMES)
+        replace(plan, rounds=4).server(SQUARE, NAMES)
 
 
 def test_fingerprints_tell_settings_apart() -> None:

@@ -10,7 +10,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from botorch_fed.acquisition import Constant, Partition, ThompsonSampling, weight_path
+from botorch_fed.acquisition import Constant, ThompsonSampling, weight_path
 from botorch_fed.errors import NumericalError
 from botorch_fed.models import OwnHyperparameters, default_hyperparameters, own_gp
 from botorch_fed.protocols import own_step
@@ -171,19 +171,6 @@ def test_distance_is_kept_where_it_is_asked_for() -> None:
     points = torch.cat([uniform(5, 2), best])
     chosen = far.maximizer(acquisition, SQUARE, best, candidates=points, stream=generator(0))
     assert torch.equal(chosen, best)
-
-
-def test_regions_are_searched_one_by_one() -> None:
-    phi, partition = random_fourier(), Partition.regular(4, 2)
-    weights = normal(4, phi.num_features)
-    weights[2] *= 10
-    acquisition = ThompsonSampling(weight_path(phi, weights), partition)
-    point = SMALL.maximizer(
-        acquisition, SQUARE, NONE, candidates=None, stream=generator(0), partition=partition
-    )
-    grid = torch.cartesian_prod(*2 * [torch.linspace(0, 1, 60).double()]).unsqueeze(-2)
-    with torch.no_grad():
-        assert float(acquisition(point.unsqueeze(-2))) >= float(acquisition(grid).max()) - 1e-6
 
 
 def test_expected_improvement_counts_what_the_query_has_chosen() -> None:

@@ -6,11 +6,11 @@ Floating-point noise leaks: the low-order bits of `x + noise` can reveal `x` [Mi
 .. math:: \gamma\,(\mathrm{round}(x/\gamma) + \mathrm{round}(z)), \qquad
           z \sim N(0, (s/\gamma)^2).
 
-For an integer `k`, `k + round(z) = round(k + z)` but for ties, which a Gaussian has with probability
-zero: the release is post-processing of a Gaussian one
-of the point `γ round(x/γ)`, so the Gaussian mechanism's guarantee holds as it stands, for a
-sensitivity that is larger by at most :math:`\gamma\sqrt{\dim}`. Sums of integers below
-:math:`2^{53}` and products with a power of two are exact in float64.
+For an integer `k`, `k + round(z) = round(k + z)` but for ties, which have probability zero: the
+release is post-processing of a Gaussian one of the point `γ round(x/γ)`, so the Gaussian
+mechanism's guarantee holds as it stands, for a sensitivity that is larger by at most
+:math:`\gamma\sqrt{\dim}`. Sums of integers below :math:`2^{53}` and products with a power of two
+are exact in float64.
 
 A zero is released without a sign, which would tell on which side of it `x` was. A uniform number
 has steps of :math:`2^{-53}`; in the tails these are wider than the lattice's, and the points that
@@ -138,8 +138,8 @@ def _tail(uniforms: NDArray[np.float64], noise: NoiseSource, path: Path) -> NDAr
     start = np.where(lower, uniforms - 2.0**-54, 1 - uniforms - 2.0**-53).clip(min=0)
     width = np.where(lower | (start == 0), 2.0**-53, 2.0**-52)
     within = noise.uniform(len(uniforms), path=path).numpy()
-    distance = -ndtri(start + width * within)
-    return np.where(lower, -distance, distance)
+    values: NDArray[np.float64] = np.where(lower, 1.0, -1.0) * ndtri(start + width * within)
+    return values
 
 
 def lattice_step(std: float) -> float:

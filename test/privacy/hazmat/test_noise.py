@@ -89,7 +89,54 @@ def test_system_noise_reads_53_bits_of_little_endian_words(monkeypatch: pytest.M
 @pytest.mark.parametrize("byte", [b"\x00", b"\xff"])
 def test_both_tails_are_finite(byte: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "urandom", lambda n: byte * n)
-    assert 8 < float(normal(OSNoise(), 1, path=()).abs()) < 9
+    assert 8 < float(normal(OSNoise(), 1, path=()).abs()) < 12
+
+
+@pytest.mark.parametrize("sign", [-1, 1])
+@pytest.mark.parametrize("cells", [0, 1, 2, 7, 1000])
+def test_no_lattice_point_of_the_tails_is_left_out(sign: int, cells: int) -> None:
+    # Of one number near the end of the unit interval come many neighbouring normals.
+    first = 2.0**-54 + cells * 2.0**-53 if sign < 0 else 1 - 2.0**-53 - cells * 2.0**-53
+    z = sign * normal(_Ladder(first), 4096, path=()).numpy()
+    assert (np.diff(z) < 0).all()
+    assert np.isfinite(z).all()
+    mass = ndtr(-z) * 2.0**53  # of the tail beyond, in cells
+    assert cells - 1 <= mass[0] < mass[-1] <= cells + 2
+
+
+class _Ladder:
+    """The same number over and over, and numbers in order where it is to be continued."""
+
+    private = False
+
+    def __init__(self, value: float) -> None:
+        self.value = value
+
+    def uniform(self, *shape: int, path: Path) -> Tensor:
+        if path == ("tail",):
+            return (torch.arange(*shape, dtype=torch.float64) + 0.5) / shape[0]
+        return torch.full(shape, self.value, dtype=torch.float64)
+
+
+@sources
+def test_tails_have_their_mass(source: NoiseSource) -> None:
+    u = torch.cat([2.0**-21 * source.uniform(50_000, path=(k,)) for k in range(2)])
+    u = (torch.floor(u * 2.0**53) + 0.5) * 2.0**-53
+    z = normal(_Given(torch.cat([u, 1 - u])), 200_000, path=("z",)).numpy()
+    assert kstest(2.0**21 * ndtr(z[:100_000]), "uniform").pvalue > 1e-7
+    assert kstest(2.0**21 * ndtr(-z[100_000:]), "uniform").pvalue > 1e-7
+
+
+class _Given:
+    """Given numbers, continued by secret ones."""
+
+    private = False
+
+    def __init__(self, values: Tensor) -> None:
+        self.values = values
+
+    def uniform(self, *shape: int, path: Path) -> Tensor:
+        return OSNoise().uniform(*shape, path=path) if "tail" in path else self.values
 
 
 def test_seeded_noise_replays_by_seed_and_path_and_says_so() -> None:
@@ -141,6 +188,14 @@ def test_without_noise_the_value_is_rounded_to_the_nearest_cell() -> None:
     values = lattice_gaussian(x, 1.0, noise=NO_NOISE, path=())
     assert float((values - x).abs().max()) <= lattice_step(1.0) / 2
     assert torch.equal(values, lattice_gaussian(values, 1.0, noise=NO_NOISE, path=()))
+
+
+@pytest.mark.parametrize("x", [-0.0, -1e-30, 0.0, 1e-30])
+def test_a_zero_has_no_sign(x: float) -> None:
+    source = Constant(0.5 - 2.0**-23)  # a small negative normal, which rounds to -0.0
+    value = lattice_gaussian(torch.tensor(x, dtype=torch.float64), 1.0, noise=source, path=())
+    assert float(value) == 0
+    assert not bool(value.signbit())
 
 
 def test_moving_the_value_by_whole_cells_moves_the_release_and_nothing_else() -> None:
