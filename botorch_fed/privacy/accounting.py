@@ -102,7 +102,7 @@ class Event:
     def __post_init__(self) -> None:
         _set_number(self, "noise_multiplier")
         _set_number(self, "sampling_rate")
-        if not self.noise_multiplier > 0:
+        if not self.noise_multiplier > 1e-100:
             raise InputDataError(
                 f"A noise multiplier must be positive, got {self.noise_multiplier}: a release "
                 "without noise has no guarantee."
@@ -199,11 +199,13 @@ class Entry:
         event: One of them.
         count: How many.
         note: What they were for; never data.
+        private: False if noise came from a seed.
     """
 
     event: Event
     count: int
     note: str
+    private: bool = True
 
     def __post_init__(self) -> None:
         if not isinstance(self.event, Event):
@@ -256,14 +258,22 @@ class Ledger:
         """How many releases were paid for."""
         return sum(entry.count for entry in self.entries)
 
-    def spend(self, event: Event, *, count: int = 1, note: str = "") -> Ledger:
+    def spend(
+        self, event: Event, *, count: int = 1, note: str = "", private: bool = True
+    ) -> Ledger:
         """The ledger with `count` more releases.
+
+        Args:
+            event: One of them.
+            count: How many.
+            note: What they are for; never data.
+            private: False if noise comes from a seed: the ledger's guarantee then says so.
 
         Raises:
             BudgetExceeded: The budget does not cover them.
             UnsupportedError: No accountant can compose them with the ledger's other releases.
         """
-        entry = Entry(event, count, note)
+        entry = Entry(event, count, note, private)
         after = replace(self, entries=(*self.entries[:-1], *_joined(self.entries[-1:], entry)))
         if self.budget is not None and not _covers(self.budget, after, event):
             raise BudgetExceeded(_refusal(self, self.budget, after, entry))
@@ -282,13 +292,14 @@ class Ledger:
             if self.budget is None:
                 raise InputDataError("A ledger without a budget needs delta: pass delta=….")
             delta = self.budget.delta
-        return compose(
+        composed = compose(
             self.entries,
             delta=delta,
             accountant=accountant,
             adjacency=self.adjacency,
             unit=self.unit,
         )
+        return replace(composed, private=all(entry.private for entry in self.entries))
 
     def __str__(self) -> str:
         spent = "" if self.budget is None else f", {self.guarantee().epsilon:.4g} spent"
@@ -297,7 +308,7 @@ class Ledger:
 
 def _joined(last: Sequence[Entry], entry: Entry) -> list[Entry]:
     """The last entry, if any, and a new one: as one if they tell the same."""
-    if last and (last[0].event, last[0].note) == (entry.event, entry.note):
+    if last and replace(last[0], count=entry.count) == entry:
         return [replace(entry, count=last[0].count + entry.count)]
     return [*last, entry]
 
@@ -920,7 +931,7 @@ class LedgerFile:
         """What was revealed by everything in the file; see `Ledger.guarantee`."""
         return self._ledger.guarantee(delta=delta, accountant=accountant)
 
-    def spend(self, event: Event, *, count: int = 1, note: str = "") -> Self:
+    def spend(self, event: Event, *, count: int = 1, note: str = "", private: bool = True) -> Self:
         """Pay for `count` releases: when it returns, they are on the disk.
 
         Raises:
@@ -930,8 +941,8 @@ class LedgerFile:
         self._check_process()
         with self._turn:
             self._check_usable()
-            after = self._ledger.spend(event, count=count, note=note)
-            line = _entry_line(Entry(event, count, note), self._last)
+            after = self._ledger.spend(event, count=count, note=note, private=private)
+            line = _entry_line(Entry(event, count, note, private), self._last)
             # Whatever interrupts this block, memory and disk may differ until it is read again.
             self._fault = "may hold a release that was not confirmed; close it first"
             try:
@@ -1005,7 +1016,8 @@ class LedgerFile:
     def _read_entry(self, line: bytes, number: int) -> Entry:
         try:
             fields = json.loads(line)
-            entry = Entry(Event(**fields["event"]), fields["count"], fields["note"])
+            event, private = Event(**fields["event"]), fields.get("private", True)
+            entry = Entry(event, fields["count"], fields["note"], private)
             previous = fields["previous"]
         except (ValueError, LookupError, TypeError, InputDataError) as error:
             raise self._damaged(number, "it cannot be read") from error
@@ -1100,7 +1112,8 @@ def _header_line(ledger: Ledger) -> bytes:
 
 def _entry_line(entry: Entry, previous: str) -> bytes:
     event = {name: getattr(entry.event, name) for name in Event.__dataclass_fields__}
-    return _line({"count": entry.count, "event": event, "note": entry.note, "previous": previous})
+    fields = {"count": entry.count, "event": event, "note": entry.note, "previous": previous}
+    return _line(fields if entry.private else {**fields, "private": False})
 
 
 def _line(fields: dict[str, Any]) -> bytes:

@@ -312,8 +312,8 @@ class GaussianMechanism(ABC):
         best = self.best_signal_to_noise
         if bool((best < 1).any()):
             warnings.warn(
-                f"At most {float(best.min()):.2g} times as much signal as noise can be in a "
-                "release, even if all contributions agree and fill the clip bound: use fewer "
+                f"At most {float(best.min()):.2g} times as much signal as noise can be expected in "
+                "a release, even if all contributions agree and fill the clip bound: use fewer "
                 "features, fewer releases, or more agents.",
                 SignalWarning,
                 stacklevel=3,
@@ -443,6 +443,8 @@ class GaussianMechanism(ABC):
     def best_signal_to_noise(self) -> Tensor:
         r"""A public upper bound on :math:`\|signal\| / \|noise\|` of each row: a `P` tensor.
 
+        The signal is the sum that is expected; a single sample can have up to :math:`1/q` as much.
+
         :math:`c \sum_n |\varphi_n^{(i)}| / (s_i \sqrt M)`: all agents send the same vector at the
         clip bound.
         """
@@ -472,7 +474,9 @@ class GaussianMechanism(ABC):
         """
         chunks = self._chunks(contributions)
         self._check_ledger(ledger)
-        ledger = ledger.spend(self.event, note=self._note(noise))
+        if not all(isinstance(item, (int, str)) for item in path):
+            raise InputDataError(f"A path is a tuple of int and str, got {path!r}.")
+        ledger = ledger.spend(self.event, note=type(self).__name__, private=noise.private)
         sampled = self.sampling.draw(self.num_agents, noise=noise, path=(*path, "sampling"))
         total = self._clipped_sum(chunks, sampled) / self.sampling_rate
         noised = lattice_gaussian(total, self.noise_scale, noise=noise, path=(*path, "noise"))
@@ -493,9 +497,6 @@ class GaussianMechanism(ABC):
                 f"The ledger is for adjacency {ledger.adjacency!r} and unit {ledger.unit!r}, the "
                 f"mechanism for {self.adjacency!r} and {self.unit!r}: give both the same."
             )
-
-    def _note(self, noise: NoiseSource) -> str:
-        return type(self).__name__ + ("" if noise.private else ", seeded noise")
 
     # The three forms of contributions, cut into chunks that fit the cache.
 

@@ -797,9 +797,7 @@ class DPFTSDEServer:
         """What a report needs: the promise, what was paid, the noise and the signal beside it."""
         if self.promise is None:
             return {"mechanism": "none", "private": False, "releases": len(self.releases)}
-        spent = replace(
-            state.ledger.guarantee(delta=self.promise.delta), private=self.noise.private
-        )
+        spent = state.ledger.guarantee(delta=self.promise.delta)
         return {
             "epsilon": spent.epsilon,
             "delta": spent.delta,
@@ -916,7 +914,11 @@ class DPFTSDEServer:
     ) -> tuple[Release, Ledger]:
         mechanism = self.mechanism(state.t)
         if self.books is not None:  # first what survives a crash
-            self.books.spend(mechanism.event, note=f"DP-FTS-DE, round {state.t}")
+            self.books.spend(
+                mechanism.event,
+                note=f"DP-FTS-DE, round {state.t}",
+                private=self.noise.private,
+            )
         return mechanism.release(
             given, ledger=state.ledger, noise=self.noise, path=("release", state.t)
         )

@@ -142,7 +142,7 @@ def test_fleet_plays_the_shipped_protocol_point_for_point(name: str) -> None:
 
 
 def test_curves() -> None:
-    shipped, _, result = both(table(noise_std=0.05), strategy=EI)
+    shipped, _, result = both(table(noise_std=0.05), strategy=EI, noise_kind="none")
     assert result.best.shape == result.cumulative_regret.shape == (AGENTS, ROUNDS + 1)
     assert bool((result.best[:, 1:] >= result.best[:, :-1]).all())
     for n in range(AGENTS):
@@ -158,7 +158,7 @@ def test_curves() -> None:
 
 def test_own_samples_have_the_law_of_the_posterior() -> None:
     known = OwnHyperparameters(torch.full((2,), 0.3).double(), 1.0, 0.01, 0.0, 0)
-    study = DPFTSDE(noise_kind="none", rounds=1, releases=(), strategy=Following(warp=False))
+    study = DPFTSDE(rounds=1, releases=(), strategy=Following(warp=False))
     for kernel in (known, None):
         fleet = Fleet(table(), study, starts(), seed=0, known=kernel)
         fleet._update()

@@ -797,3 +797,16 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     assert done.stdout.split() == ["0", "1", "2", "3", "4"]
     with LedgerFile(path, budget=Budget(9.0, 1e-5)) as ledger:
         assert ledger.releases == 5
+
+
+def test_seeded_noise_is_remembered(tmp_path: Path) -> None:
+    event = Event(1.0)
+    ledger = Ledger().spend(event).spend(event, private=False)
+    assert [entry.private for entry in ledger.entries] == [True, False]
+    assert not decode(encode(ledger), Ledger).guarantee(delta=1e-3).private
+    assert Ledger().spend(event).guarantee(delta=1e-3).private
+    with LedgerFile(tmp_path / "ledger") as book:
+        book.spend(event).spend(event, private=False)
+    with LedgerFile(tmp_path / "ledger") as book:
+        assert book.ledger == ledger
+        assert not book.guarantee(delta=1e-3).private
