@@ -855,11 +855,13 @@ class _CompensatedSum:
 
 def _clip_factors(rows: _Array, norm: float, agents: _Agents) -> tuple[_Array, _Array]:
     """Rows and what to multiply each of them by, so that no norm exceeds the bound."""
-    squares = np.einsum("ij,ij->i", rows, rows)
-    if not np.isfinite(squares.sum()):  # NaN, infinity, or numbers whose squares overflow
+    with np.errstate(over="ignore", invalid="ignore"):
+        squares = np.vecdot(rows, rows)
+        usable = np.isfinite(squares.sum())
+    if not usable:  # NaN, infinity, or numbers whose squares overflow
         _check_finite(torch.from_numpy(rows), agents)
         rows = clip(torch.from_numpy(rows), norm).numpy()
-        squares = np.einsum("ij,ij->i", rows, rows)
+        squares = np.vecdot(rows, rows)
     inside = norm * _INSIDE
     return rows, inside / np.maximum(np.sqrt(squares), inside)
 
