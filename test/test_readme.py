@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 
 from test.cases import normal, uniform
@@ -21,7 +22,7 @@ def _blocks(language: str) -> list[str]:
 
 
 def test_the_study_runs() -> None:
-    code, _ = _blocks("python")
+    code, *_ = _blocks("python")
     names: dict[str, Any] = {}
     exec(code.replace("rounds=12", "rounds=4"), names)
     result = names["result"]
@@ -30,7 +31,7 @@ def test_the_study_runs() -> None:
 
 
 def test_the_example_runs() -> None:
-    _, code = _blocks("python")
+    *_, code = _blocks("python")
     names = {
         "their_X": uniform(10, 2),
         "their_Y": normal(10, 1),
@@ -41,6 +42,32 @@ def test_the_example_runs() -> None:
     candidate = names["candidate"]
     assert candidate.shape == (1, 2)
     assert bool(((candidate >= 0) & (candidate <= 1)).all())
+
+
+def test_the_private_study_runs() -> None:
+    _, code, _, _ = _blocks("python")
+    names: dict[str, Any] = {}
+    exec(code.replace("rounds=8", "rounds=2").replace("Agents(60,", "Agents(30,"), names)
+    privacy = names["result"].privacy
+    assert privacy["private"]
+    assert 0 < privacy["epsilon"] <= 2.0
+    assert privacy["releases"] == 2
+    assert len(names["result"].regret("agent3")) == 5
+
+
+def test_the_privacy_tools_say_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, code, _ = _blocks("python")
+    lines = code.splitlines()
+    shown = next(line for line in lines if line.startswith("# epsilon"))
+    call = next(line for line in lines if line.startswith("epsilon("))
+    code = code.replace(call, f"said = {call}").replace(
+        "noise_multiplier_for(e", "z = noise_multiplier_for(e"
+    )
+    names: dict[str, Any] = {}
+    exec(code, names)
+    assert str(names["said"]) == shown.removeprefix("# ")
+    assert names["z"] == pytest.approx(3.99, abs=0.005)
+    assert capsys.readouterr().out.startswith("Passed")
 
 
 def test_the_two_commands_name_real_files() -> None:

@@ -452,7 +452,8 @@ def draw_rows(
 
 def not_yet(axes: Axes) -> None:
     """A panel without results."""
-    axes.text(0.5, 0.5, "not run yet", transform=axes.transAxes, ha="center", color=GREY)
+    axes.text(0.5, 0.55, "not run yet", transform=axes.transAxes, ha="center", color=GREY)
+    axes.set_xticks([])
 
 
 def rounds_axis(axes: Axes, *, log: bool) -> None:
@@ -483,22 +484,22 @@ def label_lines(figure: Figure) -> None:
         top = max(1.02, spaced[-1] - 0.1)
         for k, y in zip(order, np.clip(middle, -0.1, top - spaced[-1]) + spaced, strict=True):
             colour = 0.75 * np.array(to_rgb(lines[k].get_color()))  # darker: it is text
-            axes.annotate(
+            for x, ends_of, dash, width in (
+                ((1.0, 1.04), (ends[k], y), "-", 0.6),
+                ((1.05, 1.16), (y, y), lines[k].get_linestyle(), 1.5),
+            ):
+                line = Line2D(x, ends_of, color=lines[k].get_color(), ls=dash, lw=width)
+                line.set_transform(axes.transAxes)
+                line.set_clip_on(False)
+                axes.add_artist(line)
+            axes.text(
+                1.18,
+                y,
                 lines[k].get_label(),
-                xy=(1, ends[k]),
-                xytext=(1.05, y),
-                xycoords="axes fraction",
+                transform=axes.transAxes,
                 va="center",
                 fontsize=8,
                 color=colour,
-                arrowprops={
-                    "arrowstyle": "-",
-                    "color": colour,
-                    "lw": 0.6,
-                    "relpos": (0, 0.5),
-                    "shrinkA": 1,
-                    "shrinkB": 0,
-                },
             )
 
 
@@ -603,7 +604,7 @@ def epsilon_axis(axes: Axes, delta: float) -> None:
     """The axis of privacy."""
     ticks = (0.25, 0.5, 1, 2, 4, 8, 16)
     axes.set_xscale("log")
-    axes.set_xlim(0.2, 20)
+    axes.set_xlim(0.2, 40)
     axes.set_xticks(ticks, [f"{t:g}" for t in ticks])
     axes.set_xticks([], minor=True)
     axes.set_xlabel(f"{EPS} of one agent (zero-out), {DELTA} = {delta:.2g}")
@@ -640,19 +641,15 @@ def draw_plane(axes: Axes, source: Source, what: str, t: int, alone: Mapping[str
         )
         axes.hlines(mean, pld, moments, color=mechanism.colour, lw=0.8, linestyles=":")
         axes.plot(moments, mean, mechanism.marker, color=mechanism.colour, ms=5, mfc="white")
-    for row, style in alone.items():
+    for (row, style), x in zip(alone.items(), np.geomspace(20, 36, len(alone)), strict=True):
         times, by_seed = source.curves(row, what)
         if by_seed:
             values = np.array([curve[times.index(t)] for curve in by_seed.values()])
+            mean = values.mean()
             axes.plot(
-                [0.2, 20],
-                [values.mean()] * 2,
-                style.dash,
-                color=style.colour,
-                lw=1.2,
-                label=style.label,
+                [0.2, 40], [mean, mean], style.dash, color=style.colour, lw=1.2, label=style.label
             )
-            axes.axhspan(*interval(values), color=style.colour, alpha=0.08, lw=0)
+            axes.plot([x, x], interval(values), color=style.colour, lw=1.5)
     return delta
 
 
@@ -731,11 +728,11 @@ def dp_signal() -> None:
     for axes, (title, source) in zip(grid.flat, sources.items(), strict=True):
         axes.set_title(title)
         axes.set_yscale("log")
-        axes.axhline(1, color=BLACK, lw=0.8)
         delta = _signals(axes, source)
         if delta is None:
             not_yet(axes)
         else:
+            axes.axhline(1, color=BLACK, lw=0.8)
             epsilon_axis(axes, delta)
     plain_log(grid[0, 0])
     for axes in grid[:, 0]:
@@ -756,9 +753,9 @@ def _signals(axes: Axes, source: Source) -> float | None:
                 delta = lines[0]["delta"]
         if points:
             x, mean, start, end = np.array(sorted(points)).T
-            axes.vlines(x, start, end, color=mechanism.colour, lw=1)
             dash = "-" if mechanism.joined else ""
             axes.plot(x, mean, f"{mechanism.marker}{dash}", color=mechanism.colour, ms=5, lw=1.2)
+            axes.plot([x, x], [start, end], color=mechanism.colour, lw=1)
     return delta
 
 
@@ -881,8 +878,9 @@ def all_of_dp_fts_de() -> None:
     """Every figure of the differentially private protocol, from what has been run."""
     plt.rcParams["figure.constrained_layout.wspace"] = 0.04  # names stand between panels
     fields = "the mean over 29 fields, 10 starts each"
+    continuous = ("ts", "ts-warped", "paper", "field", "corners", "ours", "ceiling")
     for entry in dp_fts_de.CONTINUOUS:
-        dp_curves(entry, 10, ("ts", "paper", "field", "corners", "ours", "ceiling"), fields)
+        dp_curves(entry, 10, continuous, fields)
     for entry in ("landmine-table", "landmine-table-tol6"):
         alone = ("ts", "field", "corners", "ceiling")
         dp_plane(entry, "one_minus_auc", ((10, 10), (10, 60)), alone, fields)
