@@ -95,7 +95,18 @@ class RunResult:
     def __repr__(self) -> str:
         return (
             f"RunResult({self.protocol}, agents={len(self.names)}, "
-            f"observations={len(self.records)}, seed={self.seed})"
+            f"observations={len(self.records)}, seed={self.seed}{self._promise()})"
+        )
+
+    def _promise(self) -> str:
+        """The guarantee, if there is one: an epsilon is nothing without the rest."""
+        said = self.privacy or {}
+        if "epsilon" not in said:
+            return ""
+        warning = "" if said["private"] else ", not private: seeded noise"
+        return (
+            f", epsilon <= {said['epsilon']:.4g} at delta = {said['delta']:.3g} per "
+            f"{said['unit']}, {said['adjacency']}{warning}"
         )
 
     def history(self, agent: AgentId) -> tuple[Tensor, Tensor]:

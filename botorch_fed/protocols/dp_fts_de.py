@@ -96,8 +96,15 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
-from botorch_fed.protocols.fts import received_features, weight_message
-from botorch_fed.protocols.own_step import OwnStrategy, check_points, random_point, tensor_hash
+from botorch_fed.protocols.fts import check_agreement, received_features, weight_message
+from botorch_fed.protocols.own_step import (
+    OwnStrategy,
+    check_data,
+    check_points,
+    public_data,
+    random_point,
+    tensor_hash,
+)
 from botorch_fed.protocols.store import Blobs, MemoryBlobs
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
@@ -304,12 +311,7 @@ class DPFTSDEAgent:
                 if not len(points):
                     raise InputDataError(f"{what} must not be empty: leave it out.")
         if self.data is not None:
-            X, Y = self.data
-            check_points(X, d, "data")
-            if Y.shape != (len(X), 1) or not bool(torch.isfinite(Y).all()):
-                raise InputDataError(
-                    f"Outcomes must be a finite `{len(X)} x 1` tensor, got shape {tuple(Y.shape)}."
-                )
+            check_data(self.data, d)
 
     @property
     def fingerprint(self) -> str:
@@ -322,10 +324,7 @@ class DPFTSDEAgent:
 
     def start(self) -> DPFTSDEAgentState:
         """The state before the first request: with the data that the site has already."""
-        d = self.space.dim
-        X, Y = torch.zeros(0, d).double(), torch.zeros(0, 1).double()
-        if self.data is not None:
-            X, Y = self.data[0].double(), self.space.outcome.to_public(self.data[1])
+        X, Y = public_data(self.space, self.data)
         return self._fitted(DPFTSDEAgentState(0, "rest", False, "", None, X, Y, None))
 
     def check(self, state: DPFTSDEAgentState, request: Query, broadcasts: tuple[str, ...]) -> None:
@@ -333,13 +332,7 @@ class DPFTSDEAgent:
         if len(broadcasts) not in (1, 2):
             raise MessageError(f"Expected a setup and a release, got {len(broadcasts)} broadcasts.")
         setup, phi = _setup(self.blobs, broadcasts[0])
-        if setup.space.fingerprint != self.space.fingerprint:
-            raise MessageError(
-                "The server's search space is not this site's: names, bounds, scales and outcome "
-                "must agree."
-            )
-        if phi.input_dim != self.space.dim:
-            raise MessageError("The shared basis is over another number of inputs.")
+        check_agreement(self.space, setup.space, phi)
         if state.setup not in ("", broadcasts[0]):
             raise MessageError("The setup has changed during the run.")
         if self.name not in setup.regions:
@@ -902,6 +895,12 @@ class DPFTSDEServer:
         except BudgetExceeded as error:
             logger.warning("round %d releases nothing: %s", state.t, error)
             return replace(after, exhausted=True)
+        if not len(state.signal) and bool((release.signal_to_noise < 1).any()):  # said once
+            logger.warning(
+                "the release after round %d is mostly noise: fewer features or releases, or more "
+                "agents would help",
+                state.t,
+            )
         return replace(
             after,
             released=self._released(state.t, release.values),

@@ -71,8 +71,10 @@ from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
+    check_data,
     check_points,
     expected_improvement,
+    public_data,
     random_point,
     tensor_hash,
 )
@@ -314,12 +316,7 @@ class FTSAgent:
         if self.candidates is not None and len(torch.unique(self.candidates, dim=0)) < self.q:
             raise InputDataError(f"There are fewer different candidates than q = {self.q}.")
         if self.data is not None:
-            X, Y = self.data
-            check_points(X, d, "data")
-            if Y.shape != (len(X), 1) or not bool(torch.isfinite(Y).all()):
-                raise InputDataError(
-                    f"Outcomes must be a finite `{len(X)} x 1` tensor, got shape {tuple(Y.shape)}."
-                )
+            check_data(self.data, d)
         if any(not 0 <= w <= MAX_WEIGHT for w in (self.agent_weights or {}).values()):
             raise InputDataError(f"Weights of agents must lie between 0 and {MAX_WEIGHT:g}.")
 
@@ -335,10 +332,7 @@ class FTSAgent:
 
     def start(self) -> FTSAgentState:
         """The state before the first request: with the data that the site has already."""
-        d = self.space.dim
-        X, Y = torch.zeros(0, d).double(), torch.zeros(0, 1).double()
-        if self.data is not None:
-            X, Y = self.data[0].double(), self.space.outcome.to_public(self.data[1])
+        X, Y = public_data(self.space, self.data)
         return self._fitted(FTSAgentState(0, False, False, "", None, {}, {}, X, Y, None))
 
     def check(self, state: FTSAgentState, request: Query, broadcasts: tuple[str, ...]) -> None:
@@ -346,13 +340,7 @@ class FTSAgent:
         if len(broadcasts) not in (1, 2):
             raise MessageError(f"Expected a setup and what was received, got {len(broadcasts)}.")
         setup, phi = _setup(self.blobs, broadcasts[0])
-        if setup.space.fingerprint != self.space.fingerprint:
-            raise MessageError(
-                "The server's search space is not this site's: names, bounds, scales and outcome "
-                "must agree."
-            )
-        if phi.input_dim != self.space.dim:
-            raise MessageError("The shared basis is over another number of inputs.")
+        check_agreement(self.space, setup.space, phi)
         if state.setup not in ("", broadcasts[0]):
             raise MessageError("The setup has changed during the run.")
         if (setup.message in SUMMARIES) != (self.strategy.transfer != "mixture"):
@@ -758,6 +746,17 @@ def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
     ):
         raise MessageError("The common prior draw does not fit the shared basis.")
     return setup, phi
+
+
+def check_agreement(mine: SearchSpace, theirs: SearchSpace, feature_map: FeatureMap) -> None:
+    """Raise `MessageError` unless a server's search space and basis are those of a site."""
+    if theirs.fingerprint != mine.fingerprint:
+        raise MessageError(
+            "The server's search space is not this site's: names, bounds, scales and outcome "
+            "must agree."
+        )
+    if feature_map.input_dim != mine.dim:
+        raise MessageError("The shared basis is over another number of inputs.")
 
 
 def received_features(features: Mapping[str, Tensor], space: SearchSpace) -> FeatureMap:

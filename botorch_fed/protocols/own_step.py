@@ -211,6 +211,23 @@ def check_points(X: Tensor, dim: int, what: str) -> None:
         raise InputDataError(f"{what} must lie in the unit cube: map points by `space.to_unit`.")
 
 
+def check_data(data: tuple[Tensor, Tensor], dim: int) -> None:
+    """Raise `InputDataError` unless data are `n x dim` points of the cube and `n x 1` outcomes."""
+    X, Y = data
+    check_points(X, dim, "data")
+    if Y.shape != (len(X), 1) or not bool(torch.isfinite(Y).all()):
+        raise InputDataError(
+            f"Outcomes must be a finite `{len(X)} x 1` tensor, got shape {tuple(Y.shape)}."
+        )
+
+
+def public_data(space: SearchSpace, data: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Points `n x d` and outcomes `n x 1` on the public scale; empty without data."""
+    if data is None:
+        return torch.zeros(0, space.dim).double(), torch.zeros(0, 1).double()
+    return data[0].double(), space.outcome.to_public(data[1])
+
+
 def tensor_hash(tensor: Tensor | None) -> str:
     """SHA-256 of a tensor's values; empty for None."""
     if tensor is None:

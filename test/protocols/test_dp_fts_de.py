@@ -451,7 +451,8 @@ def test_books_span_runs(tmp_path: Path) -> None:
         assert books.releases == 2
     with LedgerFile(tmp_path / "books") as books:
         assert books.releases == 2
-        assert books.guarantee(delta=0.01) == compose(2 * [Event(1.0)], delta=0.01)
+        seeded = replace(compose(2 * [Event(1.0)], delta=0.01), private=False)
+        assert books.guarantee(delta=0.01) == seeded
 
 
 # ------------------------------------------------------------------ what is released
@@ -1286,6 +1287,9 @@ def test_the_report_of_a_run(tmp_path: Path) -> None:
     problem: dict[str, Objective] = dict.fromkeys(NAMES, hill)
     plan = study(ALONE, epsilon=2.0, noise_multiplier=None, noise=OSNoise(), num_regions=2)
     result = run(plan, problem, seed=0, space=SQUARE, out=tmp_path / "run")
+    assert "epsilon <= " in repr(result)
+    assert "per agent, zero-out" in repr(result)
+    assert "seeded" not in repr(result)
     privacy = result.privacy
     assert privacy is not None
     assert 1.99 < privacy["epsilon"] <= 2.0
@@ -1498,3 +1502,12 @@ def test_fingerprints_tell_settings_apart() -> None:
     assert content_hash(encode(longer.setup)) == content_hash(
         encode(study().server(SQUARE, NAMES).setup)
     )
+
+
+def test_a_release_that_is_mostly_noise_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    boss = server(noise_multiplier=50.0, noise=InsecureSeededNoise(0))
+    state = boss.start()
+    for t in range(3):
+        state = boss.step(state, {name: Upload(normal(M, seed=t)) for name in NAMES})
+    said = [record for record in caplog.records if "mostly noise" in record.message]
+    assert len(said) == 1
