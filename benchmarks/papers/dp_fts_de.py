@@ -289,6 +289,9 @@ def real_rows(epsilons: Iterable[float]) -> dict[str, Row]:
         **levels(epsilons),
         "ours-warped-2": Row(lambda *settings: ours_warped(*settings[:2], 2.0, settings[2])),
         "ours-warped-0.5": Row(lambda *settings: ours_warped(*settings[:2], 0.5, settings[2])),
+        "field-warped": Row(
+            lambda *settings: ours_warped(*settings[:2], 2.0, settings[2]), field=True
+        ),
         **designs("sobol", "sobol-warped", "corners", "corners-others"),
     }
 
