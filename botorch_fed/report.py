@@ -9,7 +9,7 @@ import torch
 from botorch_fed.privacy.audit import AuditReport, Check
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
+    from matplotlib.figure import Figure
 
 _CLAIMED, _MEASURED, _BOUNDS, _FAILED = "#444444", "#0072b2", "#009e73", "#d55e00"
 _FARTHEST = 100.0  # times the limit; farther bars are cut there

@@ -26,7 +26,7 @@ from benchmarks.papers import dp_fts_de, fts
 from benchmarks.papers.ledger import Results, interval
 
 try:
-    import matplotlib  # type: ignore[import-not-found, unused-ignore]
+    import matplotlib
 except ImportError as error:
     raise SystemExit(
         "Figures need matplotlib, which is not installed: pip install matplotlib"
@@ -35,11 +35,11 @@ except ImportError as error:
 matplotlib.use("Agg")
 
 from matplotlib import pyplot as plt
-from matplotlib.axes import Axes  # type: ignore[import-not-found, unused-ignore]
-from matplotlib.colors import to_hex, to_rgb  # type: ignore[import-not-found, unused-ignore]
-from matplotlib.figure import Figure  # type: ignore[import-not-found, unused-ignore]
-from matplotlib.lines import Line2D  # type: ignore[import-not-found, unused-ignore]
-from PIL import Image  # type: ignore[import-not-found, unused-ignore]
+from matplotlib.axes import Axes
+from matplotlib.colors import to_hex, to_rgb
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from PIL import Image
 
 FIGURES = Path(__file__).parent / "figures"
 DPI = 110
