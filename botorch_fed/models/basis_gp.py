@@ -27,7 +27,6 @@ from botorch.exceptions.warnings import BotorchWarning, InputDataWarning
 from botorch.models.model import FantasizeMixin, Model
 from botorch.models.transforms.input import InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
-from botorch.optim.fit import fit_gpytorch_mll_scipy
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
 from botorch.utils.datasets import SupervisedDataset
@@ -851,7 +850,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         *,
         mll: MarginalLogLikelihood,
         closure: Callable[[], tuple[Tensor, Sequence[Tensor | None]]] | None = None,
-        optimizer: Callable[..., Any] = fit_gpytorch_mll_scipy,
+        optimizer: Callable[..., Any] | None = None,
         closure_kwargs: dict[str, Any] | None = None,
         optimizer_kwargs: dict[str, Any] | None = None,
         **kwargs: Any,
@@ -859,8 +858,10 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         """What `fit_gpytorch_mll` calls: maximise the evidence from sufficient statistics.
 
         The objective is that of `ExactMarginalLogLikelihood`, evidence and priors divided by
-        `n`, without the `n x n` matrix.
+        `n`, without the `n x n` matrix. `optimizer` is BoTorch's L-BFGS-B if not given.
         """
+        from botorch.optim.fit import fit_gpytorch_mll_scipy  # costs 50 ms, and only fits need it
+
         if type(mll) is not ExactMarginalLogLikelihood or mll.model is not self:
             raise UnsupportedError(
                 "BasisGP is fitted by its evidence: pass ExactMarginalLogLikelihood(model."
@@ -881,7 +882,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             loss.backward()
             return loss, [parameter.grad for parameter in parameters.values()]
 
-        optimizer(
+        (fit_gpytorch_mll_scipy if optimizer is None else optimizer)(
             mll,
             parameters=parameters,
             closure=negative_objective if closure is None else closure,
