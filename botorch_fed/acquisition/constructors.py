@@ -12,15 +12,19 @@ from botorch.acquisition.input_constructors import (
     acqf_input_constructor,
     get_best_f_analytic,
 )
+from botorch.acquisition.objective import PosteriorTransform
+from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.models.model import Model
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.utils.datasets import SupervisedDataset
 from torch import Size, Tensor
 
+from botorch_fed.acquisition.mixture import MixtureEI, MixturePI, MixtureUCB
 from botorch_fed.acquisition.portfolio import PortfolioImprovement
 from botorch_fed.acquisition.thompson import ThompsonSampling
 from botorch_fed.acquisition.transfer import BANDWIDTH, TransferAcquisition
 from botorch_fed.models import FeatureMap, Summary, draw_path
+from botorch_fed.models.mixture import LocalSharedMixture, draw_mixture_path
 from botorch_fed.rng import Generator
 
 
@@ -34,14 +38,16 @@ def construct_inputs_thompson_sampling(
     """Arguments of `ThompsonSampling`.
 
     Args:
-        model: The agent's own model, from which `draw_path` draws unless a path is given.
+        model: The agent's own model, from which `draw_path` draws unless a path is given, or a
+            mixture, from which `draw_mixture_path` does.
         path: Functions drawn already, or received.
         q: The number of points that will be optimised jointly.
         generator: The stream of random numbers; by default PyTorch's global generator seeds one.
     """
     if path is None:
         sample_shape = Size([q]) if q > 1 else Size()
-        path = draw_path(model, sample_shape, generator=generator)
+        draw: Any = draw_mixture_path if isinstance(model, LocalSharedMixture) else draw_path
+        path = draw(model, sample_shape, generator=generator)
     return {"path": path}
 
 
@@ -104,3 +110,69 @@ def construct_inputs_transfer(
         "mean": mean,
         "bandwidth": bandwidth,
     }
+
+
+@acqf_input_constructor(MixtureUCB)
+def construct_inputs_mixture_ucb(
+    model: Model,
+    posterior_transform: PosteriorTransform | None = None,
+    beta: float | Tensor = 0.2,
+    maximize: bool = True,
+    X_pending: Tensor | None = None,
+) -> dict[str, Any]:
+    """Arguments of `MixtureUCB`.
+
+    Args:
+        model: A `LocalSharedMixture`.
+        posterior_transform: As in `MixtureUCB`.
+        beta: As in `MixtureUCB`; BoTorch's default.
+        maximize: As in `MixtureUCB`.
+        X_pending: Refused.
+    """
+    _refuse_pending(X_pending)
+    return {
+        "model": model,
+        "beta": beta,
+        "posterior_transform": posterior_transform,
+        "maximize": maximize,
+    }
+
+
+@acqf_input_constructor(MixtureEI, MixturePI)
+def construct_inputs_mixture_improvement(
+    model: Model,
+    training_data: SupervisedDataset | dict[Hashable, SupervisedDataset],
+    posterior_transform: PosteriorTransform | None = None,
+    best_f: float | Tensor | None = None,
+    maximize: bool = True,
+    X_pending: Tensor | None = None,
+) -> dict[str, Any]:
+    """Arguments of `MixtureEI` and `MixturePI`.
+
+    Args:
+        model: A `LocalSharedMixture`.
+        training_data: The agent's data, whose largest value is the default of `best_f`.
+        posterior_transform: As in `MixtureEI`.
+        best_f: As in `MixtureEI`; needed for minimisation.
+        maximize: As in `MixtureEI`.
+        X_pending: Refused.
+    """
+    _refuse_pending(X_pending)
+    if best_f is None:
+        if not maximize:
+            raise InputDataError("Give best_f for minimisation: the default is the largest value.")
+        best_f = get_best_f_analytic(training_data, posterior_transform)
+    return {
+        "model": model,
+        "best_f": best_f,
+        "posterior_transform": posterior_transform,
+        "maximize": maximize,
+    }
+
+
+def _refuse_pending(X_pending: Tensor | None) -> None:
+    if X_pending is not None:
+        raise UnsupportedError(
+            f"Analytic acquisition functions do not account for pending points, {len(X_pending)} "
+            "were given: use a Monte-Carlo one, e.g. qLogNoisyExpectedImprovement."
+        )

@@ -135,7 +135,9 @@ def draw_path(
 
 
 @DrawMatheronPaths.register(BasisGP)  # type: ignore[untyped-decorator]
-def _draw_matheron_paths_basis_gp(model: BasisGP, *, sample_shape: Size, **_: Any) -> SamplePath:
+def _draw_matheron_paths_basis_gp(
+    model: BasisGP, *, sample_shape: Size, generator: Generator | None = None, **_: Any
+) -> SamplePath:
     r"""The law of the model's own posterior: weights, plus a path of what the basis misses.
 
     For inducing points the missed part is :math:`g(x) - \phi(x)^\top L^{-1} g(Z)` with `g` a prior
@@ -144,7 +146,8 @@ def _draw_matheron_paths_basis_gp(model: BasisGP, *, sample_shape: Size, **_: An
     model.eval()
     feature_map = model.feature_map
     mean = _frozen(model.mean_module)
-    weights = model.sample_weights(sample_shape).detach()
+    generator = fresh() if generator is None else generator
+    weights = model.sample_weights(sample_shape, generator=generator).detach()
     if not feature_map.has_residual:
         return _joined(model, {"weight_paths": _linear(feature_map, weights, mean)})
     if not isinstance(feature_map, InducingFeatures):
@@ -152,7 +155,6 @@ def _draw_matheron_paths_basis_gp(model: BasisGP, *, sample_shape: Size, **_: An
             "Paths of additive maps that contain inducing points are not available: draw from "
             "the posterior at a set of points instead."
         )
-    generator = fresh()
     fourier = RandomFourierFeatures.draw(feature_map.kernel, NUM_FEATURES, generator=generator)
     prior = generator.normal(*weights.shape[:-1], NUM_FEATURES)
     at_support = prior @ fourier(feature_map.inducing_points).mT  # g(Z)

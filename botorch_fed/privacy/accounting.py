@@ -18,17 +18,22 @@ and the accountants
                          everyone takes part in every release, the exact closed form instead
     prv                  privacy random variables (Opacus), zero-out only
     rdp                  Rényi (Opacus), zero-out only
-    dp-accounting-rdp    Rényi (dp_accounting); the only one for samples of a fixed size
+    dp-accounting-rdp    Rényi (dp_accounting); the only one for samples of a fixed size and, with
+                         everyone taking part, for discrete noise
     moments              the moments accountant as published in 2016, to repeat published figures
     gdp                  the exact closed form; refused as soon as one release is subsampled, where
                          its central limit is no upper bound
 
 The noise multiplier is always relative to the norm of *one* unit's contribution, under both
-adjacencies. The names of the parameters are those of [Abadi2016]_.
+adjacencies. The names of the parameters are those of [Abadi2016]_. Discrete Gaussian noise has the
+Rényi divergences of the continuous one as upper bounds [Canonne2020]_, but not its closed form: a
+ledger with such a release is accounted for by dp-accounting-rdp.
 
 .. [Abadi2016] M. Abadi et al. Deep learning with differential privacy. CCS 2016.
 .. [Balle2018] B. Balle, Y.-X. Wang. Improving the Gaussian mechanism for differential privacy:
    analytical calibration and optimal denoising. ICML 2018.
+.. [Canonne2020] C. Canonne, G. Kamath, T. Steinke. The discrete Gaussian for differential privacy.
+   NeurIPS 2020.
 .. [Doroshenko2022] V. Doroshenko, B. Ghazi, P. Kamath, R. Kumar, P. Manurangsi. Connect the dots:
    tighter discrete approximations of privacy loss distributions. PoPETs 2022.
 """
@@ -88,6 +93,8 @@ class Event:
         sample_size: Instead, exactly this many of a `population` take part, drawn uniformly
             without replacement; `sampling_rate` stays 1.
         population: From how many units a sample of fixed size is drawn.
+        discrete: The noise is a discrete Gaussian, or a sum of such that is as good: everyone
+            takes part.
 
     Example:
         >>> Event(1.0, sampling_rate=0.35)
@@ -98,6 +105,7 @@ class Event:
     sampling_rate: float = 1.0
     sample_size: int | None = None
     population: int | None = None
+    discrete: bool = False
 
     def __post_init__(self) -> None:
         _set_number(self, "noise_multiplier")
@@ -121,6 +129,16 @@ class Event:
                     "A sample of fixed size needs sample_size <= population and a sampling_rate "
                     f"of 1, got {self.sample_size} of {self.population} and {self.sampling_rate}."
                 )
+        if not isinstance(self.discrete, bool):
+            raise InputDataError(f"discrete is True or False, got {type(self.discrete).__name__}.")
+        if self.discrete and (self.sampling_rate != 1 or self.sample_size is not None):
+            raise InputDataError(
+                "No accountant here knows discrete noise on a sample: let everyone take part."
+            )
+
+    def __repr__(self) -> str:
+        shown = [name for name in self.__dataclass_fields__ if name != "discrete" or self.discrete]
+        return f"Event({', '.join(f'{name}={getattr(self, name)!r}' for name in shown)})"
 
 
 @dataclass(frozen=True)
@@ -286,7 +304,8 @@ class Ledger:
 
         Args:
             delta: The probability beside epsilon; by default the budget's.
-            accountant: By default "pld", for samples of a fixed size "dp-accounting-rdp".
+            accountant: By default "pld", for samples of a fixed size and for discrete noise
+                "dp-accounting-rdp".
         """
         if delta is None:
             if self.budget is None:
@@ -396,6 +415,10 @@ def _check_fit(groups: Groups, accountant: Accountant, adjacency: Adjacency) -> 
     if fixed and accountant != "dp-accounting-rdp":
         raise UnsupportedError(
             f"{accountant!r} does not know samples of a fixed size: use 'dp-accounting-rdp'."
+        )
+    if accountant != "dp-accounting-rdp" and any(event.discrete for event, _ in groups):
+        raise UnsupportedError(
+            f"{accountant!r} is no upper bound for discrete noise: use 'dp-accounting-rdp'."
         )
     zero_out_only = accountant in ("prv", "rdp", "moments") or (
         accountant == "dp-accounting-rdp" and poisson
@@ -517,8 +540,8 @@ def compose(
     Args:
         events: Releases, or entries of a ledger.
         delta: The probability beside epsilon.
-        accountant: See the module; by default "pld", for samples of a fixed size
-            "dp-accounting-rdp".
+        accountant: See the module; by default "pld", for samples of a fixed size and for discrete
+            noise "dp-accounting-rdp".
         adjacency: See the module.
         unit: Whose contribution is protected.
 
@@ -610,8 +633,8 @@ def _groups(events: Iterable[Event | Entry]) -> Groups:
 
 def _chosen(accountant: Accountant | None, groups: Groups) -> Accountant:
     if accountant is None:
-        fixed = any(event.sample_size is not None for event, _ in groups)
-        return "dp-accounting-rdp" if fixed else "pld"
+        renyi = any(event.sample_size is not None or event.discrete for event, _ in groups)
+        return "dp-accounting-rdp" if renyi else "pld"
     _check_choice(accountant, Accountant, "accountant")
     return accountant
 
@@ -1112,6 +1135,8 @@ def _header_line(ledger: Ledger) -> bytes:
 
 def _entry_line(entry: Entry, previous: str) -> bytes:
     event = {name: getattr(entry.event, name) for name in Event.__dataclass_fields__}
+    if not entry.event.discrete:  # as before there was any
+        del event["discrete"]
     fields = {"count": entry.count, "event": event, "note": entry.note, "previous": previous}
     return _line(fields if entry.private else {**fields, "private": False})
 

@@ -33,9 +33,18 @@ from botorch_fed.acquisition import (
     TransferAcquisition,
     weight_path,
 )
-from botorch_fed.models import BasisGP, FeatureMap, Summary, draw_path, summarize
+from botorch_fed.acquisition.mixture import MixtureEI, MixturePI, MixtureUCB
+from botorch_fed.models import (
+    BasisGP,
+    FeatureMap,
+    LocalBlock,
+    Summary,
+    draw_path,
+    summarize,
+)
 from botorch_fed.models.ensemble import RankingEnsemble
 from botorch_fed.models.message_prior import MessagePriorGP
+from botorch_fed.models.mixture import LocalSharedMixture, MixturePosterior, draw_mixture_path
 from botorch_fed.rng import generator
 from test.cases import UNIT, inducing, normal, random_fourier, uniform
 
@@ -85,7 +94,22 @@ def messages() -> Model:
     return MessagePriorGP(*_data(), feature_map=phi, weights=0.5 * normal(N, 60))
 
 
-MODELS = [ensemble, ensemble_with_residual, ensemble_over_basis, ensemble_of_agents_only, messages]
+def mixture() -> LocalSharedMixture:
+    phi, X = inducing(), uniform(30, 2, seed=1)
+    Y = (5 * X).sin().sum(dim=-1, keepdim=True)
+    total = LocalBlock.from_data(phi, X, Y, noise_var=0.02).summary
+    shared = BasisGP.from_summary(total, feature_map=phi)
+    return LocalSharedMixture(SingleTaskGP(*_data()), shared, 0.6)
+
+
+MODELS = [
+    ensemble,
+    ensemble_with_residual,
+    ensemble_over_basis,
+    ensemble_of_agents_only,
+    messages,
+    mixture,
+]
 models = pytest.mark.parametrize("make", MODELS, ids=lambda f: f.__name__)
 
 
@@ -130,6 +154,31 @@ def batch_improvement_of_messages(q: int) -> AcquisitionFunction:
     return qLogExpectedImprovement(messages(), _data()[1].max(), _sampler())
 
 
+def draw_of_mixture(q: int) -> AcquisitionFunction:
+    sample_shape = Size([q]) if q > 1 else Size()
+    return ThompsonSampling(draw_mixture_path(mixture(), sample_shape, generator=generator(3)))
+
+
+def batch_improvement_of_mixture(q: int) -> AcquisitionFunction:
+    return qLogExpectedImprovement(mixture(), _data()[1].max(), _sampler())
+
+
+def matched_improvement_of_mixture(q: int) -> AcquisitionFunction:
+    return LogExpectedImprovement(mixture(), _data()[1].max())
+
+
+def improvement_of_mixture(q: int) -> AcquisitionFunction:
+    return MixtureEI(mixture(), _data()[1].max())
+
+
+def probability_of_mixture(q: int) -> AcquisitionFunction:
+    return MixturePI(mixture(), _data()[1].max())
+
+
+def bound_of_mixture(q: int) -> AcquisitionFunction:
+    return MixtureUCB(mixture(), beta=2.0)
+
+
 def _sampler() -> SobolQMCNormalSampler:
     return SobolQMCNormalSampler(Size([32]), seed=0)
 
@@ -139,8 +188,20 @@ BATCHES: list[Any] = [
     own_draw,
     batch_improvement_of_ensemble,
     batch_improvement_of_messages,
+    draw_of_mixture,
+    batch_improvement_of_mixture,
 ]
-SINGLES: list[Any] = [portfolio, transfer, improvement_of_ensemble, improvement_of_messages]
+SINGLES: list[Any] = [
+    portfolio,
+    transfer,
+    improvement_of_ensemble,
+    improvement_of_messages,
+    matched_improvement_of_mixture,
+    improvement_of_mixture,
+    probability_of_mixture,
+    bound_of_mixture,
+]
+MIXTURES = (MixtureEI, MixturePI, MixtureUCB)
 CASES = [(make, q) for make in BATCHES for q in (1, 2)] + [(make, 1) for make in SINGLES]
 acquisitions = pytest.mark.parametrize(
     ("make", "q"), CASES, ids=[f"{make.__name__}-{q}" for make, q in CASES]
@@ -190,7 +251,7 @@ def test_float32_points_are_promoted(make: Any, q: int) -> None:
     values = acquisition(X)
     assert values.dtype == torch.float64
     # BoTorch's own functions round their incumbent to the points' precision; ours round nothing.
-    ours = isinstance(acquisition, (ThompsonSampling, TransferAcquisition))
+    ours = isinstance(acquisition, (ThompsonSampling, TransferAcquisition, *MIXTURES))
     rtol = 1e-12 if ours else 1e-4
     torch.testing.assert_close(values, make(q)(X.double()), rtol=rtol, atol=0)
 
@@ -202,7 +263,9 @@ def test_copies(make: Any, q: int) -> None:
         torch.testing.assert_close(other(X), acquisition(X))
 
 
-@pytest.mark.parametrize("cls", [PortfolioImprovement, ThompsonSampling, TransferAcquisition])
+@pytest.mark.parametrize(
+    "cls", [PortfolioImprovement, ThompsonSampling, TransferAcquisition, *MIXTURES]
+)
 def test_input_constructors_are_found(cls: type[AcquisitionFunction]) -> None:
     assert callable(get_acqf_input_constructor(cls))
 
@@ -220,7 +283,7 @@ def test_posterior_shapes(make: Any, batch_shape: tuple[int, ...], q: int) -> No
     X = uniform(*batch_shape, q, 2, seed=2)
     for noise in [False, True]:
         posterior = model.posterior(X, observation_noise=noise)
-        assert isinstance(posterior, GPyTorchPosterior)
+        assert isinstance(posterior, (GPyTorchPosterior, MixturePosterior))
         assert posterior.mean.shape == posterior.variance.shape == (*batch_shape, q, 1)
         assert posterior.rsample(Size([5])).shape == (5, *batch_shape, q, 1)
         assert bool((posterior.variance > 0).all())

@@ -30,6 +30,11 @@ from botorch_fed.privacy import (
     PoissonSampling,
     WeightedGaussianSum,
 )
+from botorch_fed.privacy.distributed import (
+    DistributedGaussianSum,
+    DistributedMechanism,
+    DistributedRecordSum,
+)
 from botorch_fed.privacy.hazmat.noise import Path, lattice_step
 from botorch_fed.rng import generator
 
@@ -538,3 +543,96 @@ def test_an_agent_contributes_once(make: Make) -> None:
 def test_refuses_settings_without_a_guarantee(make: Make, changes: dict[str, Any]) -> None:
     with pytest.raises(InputDataError):
         make(**changes)
+
+
+# ------------------------------------------------------------------ noise added by the agents
+
+
+def vectors(**changes: Any) -> DistributedMechanism:
+    settings = {**COMMON, "colluding": 2, "dropping": 3, **changes}
+    return DistributedGaussianSum(**settings)
+
+
+def statistics(**changes: Any) -> DistributedMechanism:
+    settings: dict[str, Any] = {"num_features": 3, "outcome_bound": 0.8, "max_records": 20}
+    shared = {"num_agents": N, "noise_multiplier": 1.5, "colluding": 2, "dropping": 3}
+    return DistributedRecordSum(**{**shared, **settings, **changes})
+
+
+DISTRIBUTED = pytest.mark.parametrize("make", [vectors, statistics], ids=lambda f: f.__name__)
+ADJACENCIES = pytest.mark.parametrize("adjacency", ["zero-out", "replace-one"])
+
+
+def units(mechanism: DistributedMechanism, t: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Contributions that differ in one unit: with it, with another in its place, without it."""
+    scale = 10.0 ** (t % 5 - 2)
+    one, other = (scale * generator(t, word).normal(20, 4) for word in ("one", "other"))
+    if isinstance(mechanism, DistributedGaussianSum):
+        first, second = one.flatten()[:M], -other.flatten()[:M]
+        return first, second, 0 * first
+    return one, torch.cat([one[:-1], other[-1:]]), one[:-1]
+
+
+@DISTRIBUTED
+@ADJACENCIES
+def test_no_unit_moves_a_contribution_by_more_than_the_noise_is_scaled_to(
+    make: Make, adjacency: str
+) -> None:
+    mechanism, step = make(adjacency=adjacency), make(adjacency=adjacency).grid.step
+    for t in range(100):
+        present, replaced, absent = map(mechanism.bounded, units(mechanism, t))
+        if adjacency == "zero-out":
+            assert float((present - absent).double().norm()) * step <= mechanism.norm
+        else:
+            assert float((present - replaced).double().norm()) * step <= 2 * mechanism.norm
+
+
+@DISTRIBUTED
+@ADJACENCIES
+def test_event_and_noise_come_from_the_same_multiplier(make: Make, adjacency: str) -> None:
+    mechanism = make(adjacency=adjacency)
+    assert mechanism.event.noise_multiplier == mechanism.noise_multiplier
+    assert mechanism.event.discrete
+    assert mechanism.noise_scale == mechanism.noise_multiplier * mechanism.norm
+    assert mechanism.agent_std**2 * (N - 5) == pytest.approx(mechanism.noise_scale**2, rel=1e-12)
+    louder = dataclasses.replace(mechanism, noise_multiplier=3.0, grid=None)
+    assert louder.noise_std == pytest.approx(2 * mechanism.noise_std, rel=1e-4)
+
+
+@DISTRIBUTED
+def test_contributions_are_integers_with_noise_that_replays_by_path(make: Make) -> None:
+    mechanism = make()
+    values = units(mechanism, 2)[0].requires_grad_()
+    first, again, other = (
+        mechanism.contribution(values, noise=SEEDED, path=(p,)) for p in ("a", "a", "b")
+    )
+    assert first.dtype == torch.int64
+    assert first.shape == (mechanism.grid.dim,)
+    assert torch.equal(first, again)
+    assert bool((first != other).all())
+    share = mechanism.share_of_noise(noise=SEEDED, path=("a",))
+    assert torch.equal(first - share, mechanism.bounded(values))
+    system = [mechanism.contribution(values, noise=OSNoise(), path=("a",)) for _ in range(2)]
+    assert not torch.equal(*system)
+
+
+@DISTRIBUTED
+def test_no_contribution_leaves_the_grid(make: Make) -> None:
+    mechanism = make()
+    for t in range(50):
+        values = 1e6 * units(mechanism, t)[0]
+        integers = mechanism.contribution(values, noise=SEEDED, path=(t,))
+        mechanism.grid.check_integers(integers)
+
+
+@DISTRIBUTED
+def test_words_and_documentation_of_distributed_noise_state_the_assumptions(make: Make) -> None:
+    mechanism = make()
+    for expected in ("colluding=2", "dropping=3", "'zero-out'", f"unit={mechanism.unit!r}"):
+        assert expected in repr(mechanism)
+    assert re.search(r"Adjacency: .* Unit: .* Trust, guarantee and proof", type(mechanism).__doc__)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        mechanism.noise_multiplier = 0.0
+    twin = copy.deepcopy(mechanism)
+    assert twin == mechanism
+    assert twin.noise_scale == mechanism.noise_scale

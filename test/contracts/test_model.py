@@ -38,6 +38,7 @@ from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from torch import Tensor
 
 from botorch_fed.models import BasisGP, FeatureMap
+from botorch_fed.models.mixture import LocalSharedMixture, MixturePosterior
 from test.cases import UNIT, additive, inducing, normal, quadrature, random_fourier, uniform
 
 N = 9
@@ -57,6 +58,18 @@ MODELS = [_basis_gp(f) for f in (random_fourier, quadrature, inducing, additive)
 models = pytest.mark.parametrize(
     "make", MODELS, ids=["random", "quadrature", "inducing", "additive"]
 )
+
+
+def _mixture(X: Tensor, Y: Tensor, Yvar: Tensor | None = None, **kwargs: Any) -> LocalSharedMixture:
+    maps = random_fourier, inducing
+    local, shared = (_basis_gp(make_map)(X, Y, Yvar, **kwargs) for make_map in maps)
+    return LocalSharedMixture(local, shared, 0.3)
+
+
+# With the mixture of two: all but what looks at the data and hyperparameters of one.
+every_model = pytest.mark.parametrize(
+    "make", [*MODELS, _mixture], ids=["random", "quadrature", "inducing", "additive", "mixture"]
+)
 batches = pytest.mark.parametrize("batch_shape", [(), (2,), (2, 3)])
 outputs = pytest.mark.parametrize("m", [1, 2])
 
@@ -65,7 +78,7 @@ def _data(batch_shape: tuple[int, ...] = (), m: int = 1, n: int = N) -> tuple[Te
     return uniform(*batch_shape, n, 2), normal(*batch_shape, n, m)
 
 
-def _close(first: GPyTorchPosterior, second: GPyTorchPosterior, tol: float = 1e-8) -> None:
+def _close(first: Any, second: Any, tol: float = 1e-8) -> None:
     torch.testing.assert_close(first.mean, second.mean, rtol=tol, atol=tol)
     torch.testing.assert_close(
         first.distribution.covariance_matrix,
@@ -78,7 +91,7 @@ def _close(first: GPyTorchPosterior, second: GPyTorchPosterior, tol: float = 1e-
 # ------------------------------------------------------------------ posterior
 
 
-@models
+@every_model
 @batches
 @outputs
 @pytest.mark.parametrize("q", [1, 3])
@@ -91,7 +104,7 @@ def test_posterior_shapes(make: Any, batch_shape: tuple[int, ...], m: int, q: in
         expected = (*torch.broadcast_shapes(test_batch, batch_shape), q, m)
         for noise in [False, True]:
             posterior = model.posterior(X, observation_noise=noise)
-            assert isinstance(posterior, GPyTorchPosterior)
+            assert isinstance(posterior, (GPyTorchPosterior, MixturePosterior))
             assert posterior.mean.shape == expected
             assert posterior.variance.shape == expected
             assert posterior.rsample(torch.Size([5])).shape == (5, *expected)
@@ -99,7 +112,7 @@ def test_posterior_shapes(make: Any, batch_shape: tuple[int, ...], m: int, q: in
         assert not model.posterior(X).mean.requires_grad
 
 
-@models
+@every_model
 @outputs
 def test_batch_is_a_loop(make: Any, m: int) -> None:
     X, Y = _data((2, 3), m)
@@ -117,7 +130,7 @@ def test_batch_is_a_loop(make: Any, m: int) -> None:
         torch.testing.assert_close(batch.mean[i], model.posterior(many[i]).mean)
 
 
-@models
+@every_model
 def test_outputs_are_independent_models(make: Any) -> None:
     X, Y = _data(m=2)
     test_X = uniform(4, 2, seed=1)
@@ -130,7 +143,7 @@ def test_outputs_are_independent_models(make: Any) -> None:
         torch.testing.assert_close(chosen.mean, one.mean)
 
 
-@models
+@every_model
 @outputs
 def test_noise_adds_exactly(make: Any, m: int) -> None:
     model, X = make(*_data(m=m)), uniform(3, 2, seed=1)
@@ -145,7 +158,7 @@ def test_noise_adds_exactly(make: Any, m: int) -> None:
         model.posterior(X, observation_noise=torch.ones(3, m + 1).double())
 
 
-@models
+@every_model
 def test_gradients_to_points(make: Any) -> None:
     model = make(*_data())
     X = uniform(2, 2, seed=1).requires_grad_()
@@ -157,14 +170,14 @@ def test_gradients_to_points(make: Any) -> None:
     assert torch.autograd.gradcheck(moments, (X,))
 
 
-@models
+@every_model
 def test_fixed_base_samples_are_deterministic(make: Any) -> None:
     model, X = make(*_data()), uniform(3, 2, seed=1)
     sampler = SobolQMCNormalSampler(torch.Size([8]), seed=1)
     assert torch.equal(sampler(model.posterior(X)), sampler(model.posterior(X)))
 
 
-@models
+@every_model
 @pytest.mark.filterwarnings("ignore:A not p.d., added jitter")  # BoTorch's, of a smooth kernel
 def test_more_points_than_features(make: Any) -> None:
     model, X = make(*_data()), uniform(200, 2, seed=1)
@@ -176,7 +189,7 @@ def test_more_points_than_features(make: Any) -> None:
     assert MaxPosteriorSampling(model)(X, num_samples=3).shape == (3, 2)
 
 
-@models
+@every_model
 def test_posterior_transform(make: Any) -> None:
     model, X = make(*_data(m=2)), uniform(3, 2, seed=1)
     weights = torch.tensor([0.3, -1.0]).double()
@@ -206,7 +219,7 @@ def test_input_transform(make: Any, m: int) -> None:
     _close(conditioned.posterior(wide_test), expected.posterior(test_X))
 
 
-@models
+@every_model
 @batches
 @outputs
 def test_outcome_transform(make: Any, batch_shape: tuple[int, ...], m: int) -> None:
@@ -269,7 +282,7 @@ def test_conditioning_equals_refitting(
     _close(single.posterior(test_X), whole.posterior(test_X))
 
 
-@models
+@every_model
 @batches
 @outputs
 def test_conditioning_broadcasts_fantasies(make: Any, batch_shape: tuple[int, ...], m: int) -> None:
@@ -291,7 +304,7 @@ def test_conditioning_broadcasts_fantasies(make: Any, batch_shape: tuple[int, ..
         torch.testing.assert_close(separate.posterior(test_X).variance[i], one.variance)
 
 
-@models
+@every_model
 @batches
 @outputs
 @pytest.mark.parametrize("known_noise", [False, True])
@@ -306,14 +319,14 @@ def test_fantasize(make: Any, batch_shape: tuple[int, ...], m: int, known_noise:
     assert fantasy.posterior(uniform(5, 2)).mean.shape == (3, *batch_shape, 5, m)
     # Fantasies lower the variance at their points and leave the model alone.
     assert bool((fantasy.posterior(X_f).variance < model.posterior(X_f).variance + 1e-9).all())
-    assert model.train_inputs[0].shape[-2] == N
+    assert getattr(model, "local", model).train_inputs[0].shape[-2] == N
     if known_noise:
         noise = torch.full((*batch_shape, 2, m), 0.5).double()
         fantasy = model.fantasize(X_f, sampler, observation_noise=noise)
         assert isinstance(fantasy.likelihood, FixedNoiseGaussianLikelihood)
 
 
-@models
+@every_model
 def test_gradients_through_fantasies(make: Any) -> None:
     model = make(*_data())
     X = uniform(1, 2, seed=5).requires_grad_()
@@ -330,7 +343,7 @@ def test_gradients_through_fantasies(make: Any) -> None:
 # ------------------------------------------------------------------ copies and state
 
 
-@models
+@every_model
 @batches
 def test_subset_output(make: Any, batch_shape: tuple[int, ...]) -> None:
     X, Y = _data(batch_shape, 3)
@@ -374,7 +387,7 @@ def test_state_dict_holds_hyperparameters_only(make: Any) -> None:
     torch.testing.assert_close(whole.posterior(X).mean, Y.mean() + Y.std() * posterior.mean)
 
 
-@models
+@every_model
 def test_copies(make: Any) -> None:
     model, X = make(*_data()), uniform(3, 2, seed=1)
     before = model.posterior(X)
@@ -395,7 +408,7 @@ def test_hyperparameters_set_in_place_are_seen(make: Any) -> None:
     _close(model.posterior(test_X), make(X, Y, noise_var=0.5, mean=0.9).posterior(test_X))
 
 
-@models
+@every_model
 def test_stays_in_float64(make: Any) -> None:
     X, Y = _data()
     with pytest.warns(InputDataWarning, match=r"train_X is torch.float32 and was promoted"):
@@ -431,7 +444,7 @@ def test_construct_inputs() -> None:
 # ------------------------------------------------------------------ acquisition
 
 
-@models
+@every_model
 @pytest.mark.parametrize("q", [1, 3])
 def test_optimize_acqf(make: Any, q: int) -> None:
     X, Y = _data()
@@ -458,7 +471,7 @@ def test_optimize_acqf(make: Any, q: int) -> None:
         assert bool(value.isfinite())
 
 
-@models
+@every_model
 def test_pathwise_thompson_sampling_of_two_outputs(make: Any) -> None:
     model = make(*_data(m=2))
     objective = LinearMCObjective(torch.tensor([0.5, 0.5]).double())
@@ -466,7 +479,7 @@ def test_pathwise_thompson_sampling_of_two_outputs(make: Any) -> None:
     assert acquisition(uniform(4, 1, 2)).shape == (4,)
 
 
-@models
+@every_model
 def test_model_list(make: Any) -> None:
     X, Y = _data(m=2)
     first, second = make(X, Y[:, :1]), MODELS[0](X[:5], Y[:5, 1:])
@@ -486,7 +499,7 @@ def test_model_list(make: Any) -> None:
 # ------------------------------------------------------------------ bad input
 
 
-@models
+@every_model
 def test_bad_input(make: Any) -> None:
     X, Y = _data()
     damaged_X, damaged_Y = X.clone(), Y.clone()
@@ -519,18 +532,18 @@ def test_bad_input(make: Any) -> None:
         known.condition_on_observations(X, Y)
 
 
-@models
+@every_model
 def test_no_data_is_the_prior(make: Any) -> None:
     X, Y = _data()
     prior = make(X[:0], Y[:0])
     posterior = prior.posterior(X)
     torch.testing.assert_close(posterior.mean, torch.full_like(Y, 0.3))
-    assert float(posterior.variance.min()) > 0.1
+    assert float(posterior.variance.detach().min()) > 0.1
     conditioned = prior.condition_on_observations(X, Y)
     _close(conditioned.posterior(X), make(X, Y).posterior(X))
 
 
-@models
+@every_model
 def test_awkward_but_legal_data(make: Any) -> None:
     X, Y = _data()
     for case in [

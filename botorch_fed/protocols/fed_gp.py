@@ -1,0 +1,1077 @@
+r"""Federated Bayesian optimisation with a shared sparse Gaussian process [FBOFedGP]_.
+
+    message    from -> to       content                                        readable by
+    Setup      server -> agent  search space, search settings, grid, channel   all
+    Order      server -> agent  what to do: key, start, query, resend, share   that agent
+    Keys       server -> agent  everybody's messages of a joint key            all agents
+    Word       agent -> server  a part of the joint key, or of an opening      server (and all)
+    Upload     agent -> server  the protected contribution to a sum            see the channel
+    Sealed     server -> agent  the sum, still protected                       who holds keys
+    Opened     server -> agent  the sum                                        server, all agents
+
+Round 0 is the start, rounds 1 to `T` are one query each. After a round the agents' contributions
+are added (`privacy.aggregation`): the summaries of their data on a shared support set (dPITC), at
+most one sum a round, shared by all. With it every agent has the shared model, and decides by itself
+whether its next point comes from its own model or from that one.
+
+*Search*. `SupportSearch` is the paper's: a fixed kernel and support set, a coin :math:`p_t` between
+own and shared model, UCB, EI, PI or Thompson sampling on either. `RegionSearch` is ours, see there.
+
+*A joint key* (`ThresholdCKKSChannel`) belongs to a roster. A member that does not answer costs a new
+epoch with the others, three exchanges, after which the interrupted round goes on: agents protect
+the same contribution again, nobody evaluates or pays twice. The lost agent goes on alone, with the
+last sum it has seen. Each round costs one exchange, and one more where a sum is opened together.
+
+Trust and guarantee: as the channel and the mechanism say. Without a mechanism there is no privacy
+guarantee: encryption hides contributions, not their sum, which the server and all agents learn,
+and which identifies what changed between two rounds. With ``noise_at="agent"`` the sums themselves
+are differentially private; a site pays from its own ledger before it contributes.
+
+.. [FBOFedGP] Federated Bayesian optimization with a privacy-preserving federated Gaussian process
+   (FBO-FedGP): dPITC summaries, multiparty homomorphic encryption, mixing schedule.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any, Literal, get_args
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.privacy import Event, GaussianSum, Guarantee, Ledger, OSNoise, compose
+from botorch_fed.privacy.aggregation import PrivateSum
+from botorch_fed.privacy.channels import Channel, CKKSChannel, Epoch, PlainChannel, Secrets
+from botorch_fed.privacy.channels import ThresholdCKKSChannel
+from botorch_fed.privacy.distributed import DistributedRecordSum
+from botorch_fed.privacy.grid import PublicGrid
+from botorch_fed.privacy.hazmat.noise import NoiseSource
+from botorch_fed.protocols import region_search
+from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.own_step import check_data, check_points, public_data, tensor_hash
+from botorch_fed.protocols.region_search import RegionPlan, RegionSearch, RegionView
+from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.support_search import SupportSearch, SupportView
+from botorch_fed.protocols import support_search
+from botorch_fed.rng import generator
+from botorch_fed.space import SearchSpace
+
+logger = logging.getLogger(__name__)
+
+Search = SupportSearch | RegionSearch
+Step = Literal["rest", "key", "start", "query", "resend", "share"]
+MAX_KEY_BYTES = 2**24
+MIN_TOGETHER = 2  # agents under a joint key: alone one would open one's own contribution
+
+
+# ------------------------------------------------------------------ messages
+
+
+@dataclass(frozen=True, eq=False)
+class Setup:
+    """What all agents agree upon, in public.
+
+    Attributes:
+        space: The map of inputs and outcomes.
+        search: How points are found.
+        agents: The names of all agents.
+        rounds: How many queries each agent makes, `T`.
+        num_initial: How many points an agent evaluates first.
+        channel: Name and settings of the channel, in words,
+        fingerprint: and in a hash.
+        sums: The most sums that are opened.
+        promise: What the whole run reveals at most; None if it is not private.
+    """
+
+    space: SearchSpace
+    search: SupportSearch | RegionSearch
+    agents: tuple[AgentId, ...]
+    rounds: int
+    num_initial: int
+    channel: str
+    fingerprint: str
+    sums: int
+    promise: Guarantee | None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rounds <= 10**6 or not 0 <= self.num_initial <= 10**4:
+            raise InputDataError("rounds lie in 0..10^6 and num_initial in 0..10^4.")
+        if not self.agents or len(set(self.agents)) < len(self.agents):
+            raise InputDataError("There must be at least one agent, and names must differ.")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What an agent is to do.
+
+    Attributes:
+        step: The step.
+        t: The round it belongs to.
+        epoch: The number of the epoch.
+        roster: Who takes part in it.
+        phase: Of the set-up, for a key.
+        contribute: Whether a contribution is wanted.
+    """
+
+    step: Literal["key", "start", "query", "resend", "share"]
+    t: int
+    epoch: int
+    roster: tuple[AgentId, ...]
+    phase: int = 0
+    contribute: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Keys:
+    """Everybody's messages of the set-up of an epoch, one mapping per phase."""
+
+    epoch: int
+    heard: tuple[Mapping[AgentId, bytes], ...] = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Sealed:
+    """A sum that is still protected."""
+
+    t: int
+    epoch: int
+    total: bytes = field(repr=False)
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class Opened:
+    """A sum: `D` numbers, and how many agents contributed."""
+
+    t: int
+    total: Tensor = field(repr=False)
+    count: int
+
+
+@dataclass(frozen=True)
+class Word:
+    """A part of a joint key or of an opening; None if the agent has lost its key."""
+
+    data: bytes | None = field(repr=False)
+
+
+@dataclass(frozen=True)
+class Upload:
+    """A protected contribution, and whether the agent wants the sum for its next step."""
+
+    data: bytes | None = field(repr=False)
+    wanted: bool
+
+
+# ------------------------------------------------------------------ the agent
+
+
+@dataclass(frozen=True, eq=False)
+class FedGPAgentState:
+    """An agent's private state.
+
+    Attributes:
+        t: Queries told so far, the start not counted.
+        step: What is still to be done.
+        order: The last order.
+        setup: Hash of the `Setup`.
+        keys: Hash of the `Keys`, if there are any.
+        sealed: Hash of the `Sealed` sum that is to be opened together.
+        told: Whether the order's points have been evaluated.
+        X: Own points in the unit cube, `n x d`.
+        Y: Own outcomes on the public scale, `n x 1`.
+        plan: The plan of the next sum.
+        seen: The plan of the last sum that was opened, and
+        total: that sum, empty before the first;
+        count: of how many contributions.
+        drawn: The last contribution on the grid, noise included, for `drawn_t`.
+        drawn_t: Its round, -1 before the first.
+        ledger: What this site has paid.
+    """
+
+    t: int
+    step: Step
+    order: Order | None
+    setup: str
+    keys: str | None
+    sealed: str | None
+    X: Tensor = field(repr=False)
+    Y: Tensor = field(repr=False)
+    plan: RegionPlan | None
+    seen: RegionPlan | None
+    total: Tensor = field(repr=False)
+    total_t: int
+    count: int
+    drawn: Tensor = field(repr=False)
+    drawn_t: int
+    ledger: Ledger
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedGPAgent:
+    """One site of FBO-FedGP.
+
+    Args:
+        name: Its name; the server's roster has it.
+        space: The map of inputs and outcomes; must be the server's.
+        seed: Its own seed, private.
+        private_sum: What bounds, noises and carries its contributions; must be the server's.
+        require: Refuse a run that promises no privacy at all.
+        ledger: What it has paid before, and its budget.
+        noise: Where its share of the noise comes from.
+        data: Observations that it has already: points in the unit cube `n x d` and outcomes as
+            the site measures them `n x 1`.
+        candidates: The only points that it can evaluate, `K x d`; default the whole unit cube.
+        secrets: Where its keys lie.
+        blobs: Where broadcasts lie.
+    """
+
+    name: AgentId
+    space: SearchSpace
+    seed: int = field(repr=False)
+    private_sum: PrivateSum
+    require: bool = False
+    ledger: Ledger = Ledger()  # noqa: RUF009 - frozen
+    noise: NoiseSource = field(default_factory=OSNoise)
+    data: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    candidates: Tensor | None = None
+    secrets: Secrets = field(default_factory=MemoryStore, repr=False)
+    blobs: Blobs = field(default_factory=MemoryBlobs)
+    _joint: dict[str, bytes] = field(default_factory=dict, repr=False)
+
+    state_type = FedGPAgentState
+    accepts = (Order,)
+
+    def __post_init__(self) -> None:
+        if self.candidates is not None:
+            check_points(self.candidates, self.space.dim, "candidates")
+        if self.data is not None:
+            check_data(self.data, self.space.dim)
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of the settings that determine what it asks for."""
+        settings = (
+            self.name,
+            self.space.fingerprint,
+            self.seed,
+            repr(self.private_sum),
+            self.require,
+            tensor_hash(self.candidates),
+        )
+        return hashlib.sha256(repr(settings).encode()).hexdigest()
+
+    # -------------------------------------------------------------- four verbs
+
+    def start(self) -> FedGPAgentState:
+        """The state before the first request: with the data that the site has already."""
+        X, Y = public_data(self.space, self.data)
+        none = torch.zeros(0, dtype=torch.float64)
+        return FedGPAgentState(
+            t=0,
+            step="rest",
+            order=None,
+            setup="",
+            keys=None,
+            sealed=None,
+            X=X,
+            Y=Y,
+            plan=None,
+            seen=None,
+            total=none,
+            total_t=-1,
+            count=0,
+            drawn=none.long(),
+            drawn_t=-1,
+            ledger=self.ledger,
+        )
+
+    def check(self, state: FedGPAgentState, request: Order, broadcasts: tuple[str, ...]) -> None:
+        """Raise `MessageError` unless the request and what it broadcasts fit."""
+        if not 1 <= len(broadcasts) <= 3:
+            raise MessageError(f"Expected a setup, keys and a sum, got {len(broadcasts)}.")
+        setup = _setup(self.blobs, broadcasts[0])
+        if setup.space.fingerprint != self.space.fingerprint:
+            raise MessageError(
+                "The server's search space is not this site's: names, bounds, scales and outcome "
+                "must agree."
+            )
+        if state.setup not in ("", broadcasts[0]):
+            raise MessageError("The setup has changed during the run.")
+        if self.name not in setup.agents or not set(request.roster) <= set(setup.agents):
+            raise MessageError("This site, or a member of the roster, is no agent of the setup.")
+        if setup.fingerprint != self.private_sum.channel.fingerprint.hex():
+            raise MessageError(
+                f"The server's channel is {setup.channel}, this site's {self.private_sum.channel}."
+            )
+        if self.require and setup.promise is None:
+            raise MessageError("This site requires differential privacy, the server promises none.")
+        if request.step in ("key", "resend", "share") and self.name not in request.roster:
+            raise MessageError("This site is not on the roster of the epoch.")
+        for digest in broadcasts[1:]:
+            self.blobs.load(digest, Keys, Sealed, Opened)
+
+    def receive(
+        self, state: FedGPAgentState, request: Order, broadcasts: tuple[str, ...]
+    ) -> FedGPAgentState:
+        """The state after a request: what to do, and what the last sum says."""
+        setup = _setup(self.blobs, broadcasts[0])
+        found = {type(blob): digest for digest, blob in self._loaded(broadcasts[1:])}
+        state = replace(
+            state,
+            step=request.step,
+            order=request,
+            setup=broadcasts[0],
+            keys=found.get(Keys),
+            sealed=found.get(Sealed),
+        )
+        if state.plan is None and isinstance(setup.search, RegionSearch):
+            plan = region_search.first_plan(setup.search, self.space.dim)
+            state = replace(state, plan=plan)
+        if Opened in found:
+            opened = self.blobs.load(found[Opened], Opened)
+            return self._learned(state, setup, opened.t, opened.total, opened.count)
+        if Sealed in found and request.step != "share":
+            sealed = self.blobs.load(found[Sealed], Sealed)
+            return self._learned(state, setup, sealed.t, self._open(setup, sealed), sealed.count)
+        return state
+
+    def _loaded(self, digests: tuple[str, ...]) -> list[tuple[str, Any]]:
+        return [(digest, self.blobs.load(digest, Keys, Sealed, Opened)) for digest in digests]
+
+    def _open(self, setup: Setup, sealed: Sealed) -> Tensor:
+        channel = self.private_sum.channel
+        order = Epoch("fed_gp", sealed.epoch, setup.agents)
+        integers = channel.open(
+            sealed.total, {}, epoch=order, round=sealed.t, secrets=self.secrets
+        )
+        return channel.grid.to_values(integers)
+
+    def _learned(
+        self, state: FedGPAgentState, setup: Setup, t: int, total: Tensor, count: int
+    ) -> FedGPAgentState:
+        """A sum is read once; one that does not follow one's own plan is of no use."""
+        if t <= state.total_t:
+            return state
+        if not isinstance(setup.search, RegionSearch):
+            return replace(state, total=total, total_t=t, count=count)
+        plan = state.plan
+        if plan is None or plan.t != t:
+            return state
+        try:
+            seen = _region_view(setup, plan, total, count)
+        except NumericalError:
+            logger.warning("agent %r can not read the sum of round %d", self.name, t)
+            return replace(state, plan=replace(plan, t=t + 1), total_t=t)
+        return replace(
+            state, plan=seen.following, seen=plan, total=total, total_t=t, count=count
+        )
+
+    def ask(self, state: FedGPAgentState) -> Tensor | Pending | None:
+        """The initial points `n x d`, the next one `1 x d`, or None if nothing is to be done."""
+        if state.step == "start":
+            design = self._design(state)
+            return design if len(design) else None
+        if state.step != "query":
+            return None
+        setup = _setup(self.blobs, state.setup)
+        stream = generator(self.seed, "query", state.t)
+        return self._point(setup, state, stream)
+
+    def _design(self, state: FedGPAgentState) -> Tensor:
+        setup = _setup(self.blobs, state.setup)
+        count = max(0, setup.num_initial - len(state.X))
+        uniform = generator(self.seed, "initial").uniform(count, self.space.dim)
+        if self.candidates is None:
+            return self.space.snap(uniform)
+        rows = (uniform[:, 0] * len(self.candidates)).long()
+        return self.candidates[rows].double()
+
+    def _point(self, setup: Setup, state: FedGPAgentState, stream: Any) -> Tensor:
+        search = setup.search
+        if isinstance(search, RegionSearch):
+            if state.seen is None:
+                return self._listed(stream.uniform(1, self.space.dim), state)
+            found = _region_view(setup, state.seen, state.total, state.count)
+            point = region_search.point(search, found, state.X, stream=stream)
+            return self._listed(point, state)
+        shared = None
+        if state.total_t >= 0:
+            shared = _support_view(setup, self.space.dim, state.total, self.private_sum)
+        return support_search.point(
+            search,
+            self.space,
+            shared,
+            state.X,
+            state.Y,
+            t=state.t + 1,
+            together=self._together(setup, state.t + 1),
+            candidates=self.candidates,
+            stream=stream,
+            slot=setup.agents.index(self.name),
+        )
+
+    def _listed(self, point: Tensor, state: FedGPAgentState) -> Tensor:
+        """The nearest of the points that can be evaluated."""
+        if self.candidates is None:
+            return self.space.snap(point)
+        distance = torch.cdist(point, self.candidates.double()).squeeze(0)
+        if len(state.X):
+            tried = (torch.cdist(self.candidates.double(), state.X) == 0).any(dim=-1)
+            if not bool(tried.all()):
+                distance = distance.masked_fill(tried, math.inf)
+        return self.candidates[int(distance.argmin())].double().unsqueeze(0)
+
+    def _together(self, setup: Setup, t: int) -> bool:
+        """Whether round `t` uses the shared model: the coin."""
+        assert isinstance(setup.search, SupportSearch)
+        seed = 0 if setup.search.coin == "shared" else self.seed
+        return setup.search.together(t, generator(seed, "coin", t))
+
+    def tell(self, state: FedGPAgentState, X: Tensor, Y: Tensor) -> FedGPAgentState:
+        """The state after a query; needs no broadcast, so that a late value can always be told."""
+        return replace(
+            state,
+            t=state.t + (state.step == "query"),
+            step="rest",
+            X=torch.cat([state.X, X]),
+            Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
+        )
+
+    def reply(self, state: FedGPAgentState) -> tuple[FedGPAgentState, Word | Upload]:
+        """A part of the joint key, of an opening, or a contribution."""
+        order = state.order
+        assert order is not None
+        state = replace(state, step="rest")
+        setup = _setup(self.blobs, state.setup)
+        channel = self.private_sum.channel
+        epoch = Epoch("fed_gp", order.epoch, order.roster)
+        try:
+            if order.step == "key":
+                heard = () if state.keys is None else self.blobs.load(state.keys, Keys).heard
+                word = channel.prepare(order.phase, epoch, self.name, heard, self.secrets)
+                return state, Word(word)
+            if order.step == "share":
+                if state.sealed is None:
+                    raise ProtocolError("There is no sum to open.")
+                sealed = self.blobs.load(state.sealed, Sealed)
+                word = channel.share(
+                    sealed.total,
+                    epoch=epoch,
+                    round=order.t,
+                    me=self.name,
+                    secrets=self.secrets,
+                )
+                return state, Word(word)
+        except (MessageError, ProtocolError) as error:  # e.g. a key lost in a crash: others go on
+            logger.warning("agent %r can not take part in epoch %d: %s", self.name, order.epoch, error)
+            return state, Word(None)
+        wanted = self._wants(setup, order.t + 1)
+        if not order.contribute or self.name not in order.roster:
+            return state, Upload(None, wanted)
+        state = self._drawn(setup, state, order.t)
+        try:
+            key = self._joint_key(state, epoch)
+            data = channel.protect(
+                state.drawn,
+                epoch=epoch,
+                round=order.t,
+                me=self.name,
+                key=key,
+                secrets=self.secrets,
+            )
+        except (MessageError, ProtocolError) as error:
+            logger.warning("agent %r can not contribute to round %d: %s", self.name, order.t, error)
+            return state, Upload(None, wanted)
+        return state, Upload(data, wanted)
+
+    def _wants(self, setup: Setup, t: int) -> bool:
+        if isinstance(setup.search, RegionSearch):
+            return True
+        return self._together(setup, t)
+
+    def _joint_key(self, state: FedGPAgentState, epoch: Epoch) -> bytes:
+        if state.keys is None:
+            return b""
+        if state.keys not in self._joint:
+            heard = self.blobs.load(state.keys, Keys).heard
+            key = self.private_sum.channel.joint_key(
+                epoch, heard, me=self.name, secrets=self.secrets
+            )
+            self._joint.clear()
+            self._joint[state.keys] = key
+        return self._joint[state.keys]
+
+    def _drawn(self, setup: Setup, state: FedGPAgentState, t: int) -> FedGPAgentState:
+        """With the contribution of round `t`, paid for and drawn once."""
+        if state.drawn_t == t:
+            return state
+        values = self._contribution(setup, state)
+        integers, ledger = self.private_sum.contribute(
+            values, ledger=state.ledger, noise=self.noise, path=("contribution", t, self.name)
+        )
+        assert ledger is not None
+        return replace(state, drawn=integers, drawn_t=t, ledger=ledger)
+
+    def _contribution(self, setup: Setup, state: FedGPAgentState) -> Tensor:
+        mechanism, grid = self.private_sum.mechanism, self.private_sum.channel.grid
+        if isinstance(setup.search, RegionSearch):
+            assert state.plan is not None
+            values = region_search.contribution(setup.search, state.plan, state.X, state.Y)
+        elif isinstance(mechanism, DistributedRecordSum):
+            phi = support_search.feature_map(setup.search, self.space.dim)
+            return support_search.records(phi, state.X, state.Y, mechanism)
+        else:
+            values = support_search.contribution(setup.search, state.X, state.Y)
+        largest = float(values.abs().max())
+        if largest > grid.bound:  # tempered as a whole: still the summary of a likelihood
+            logger.warning("agent %r tempers a contribution of %.3g", self.name, largest)
+            values = values * (grid.bound / largest)
+        return values
+
+
+@lru_cache(maxsize=16)
+def _setup(blobs: Blobs, digest: str) -> Setup:
+    setup: Setup = blobs.load(digest, Setup)
+    return setup
+
+
+_VIEWS: dict[tuple[Any, ...], Any] = {}
+
+
+def _remembered(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+    """What a public sum says, worked out once for all agents of a process."""
+    if key not in _VIEWS:
+        while len(_VIEWS) >= 4:
+            _VIEWS.pop(next(iter(_VIEWS)))
+        _VIEWS[key] = make()
+    return _VIEWS[key]
+
+
+def _region_view(setup: Setup, plan: RegionPlan, total: Tensor, count: int) -> RegionView:
+    search = setup.search
+    assert isinstance(search, RegionSearch)
+    key = (search, setup.rounds, plan.t, count, tensor_hash(plan.centre), tensor_hash(total))
+    return _remembered(
+        key,
+        lambda: region_search.view(search, plan, total, num_agents=count, rounds=setup.rounds),
+    )
+
+
+def _support_view(
+    setup: Setup, dim: int, total: Tensor, private_sum: PrivateSum
+) -> SupportView:
+    search = setup.search
+    assert isinstance(search, SupportSearch)
+    key = (search, dim, tensor_hash(total), repr(private_sum.mechanism))
+    return _remembered(
+        key, lambda: support_search.view(search, dim, total, private_sum.mechanism)
+    )
+
+
+# ------------------------------------------------------------------ the server
+
+
+@dataclass(frozen=True, eq=False)
+class FedGPServerState:
+    """What the server keeps.
+
+    Attributes:
+        t: The round, the start being 0.
+        stage: What is asked next; ``"resend"`` and ``"query"`` differ in who evaluates.
+        epoch: The number of the epoch.
+        roster: Who takes part in it; empty when sums are over.
+        heard: The messages of its set-up so far.
+        resend: Whether the set-up interrupted a round.
+        sealed: The sum that is to be opened together.
+        opened: The last sum: opened, or for agents that open themselves, sealed.
+        sums: How many sums were opened.
+        rekeys: How many epochs followed the first.
+        ledger: What noise at the server has cost.
+    """
+
+    t: int
+    stage: Literal["key", "query", "resend", "share"]
+    epoch: int
+    roster: tuple[AgentId, ...]
+    heard: tuple[Mapping[AgentId, bytes], ...] = field(repr=False)
+    resend: bool
+    sealed: Sealed | None
+    opened: Opened | None
+    closed: Sealed | None
+    sums: int
+    rekeys: int
+    ledger: Ledger
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedGPServer:
+    """The server of FBO-FedGP: adds contributions and, with the agents' help, opens sums.
+
+    Args:
+        setup: What all agents agree upon, without its promise: the server makes it.
+        private_sum: What bounds, noises and carries contributions.
+        delta: Of the promise; default 1e-5.
+        ledger: For noise at the server: what was paid before, and the budget.
+        noise: For noise at the server.
+        noise_private: Whether the agents' noise is secret, as far as the server knows.
+    """
+
+    setup: Setup
+    private_sum: PrivateSum
+    delta: float = 1e-5
+    ledger: Ledger = Ledger()  # noqa: RUF009 - frozen
+    noise: NoiseSource = field(default_factory=OSNoise)
+    noise_private: bool = True
+
+    state_type = FedGPServerState
+    accepts = (Word, Upload)
+
+    def __post_init__(self) -> None:
+        if self.setup.promise is not None:
+            raise InputDataError("The server makes the promise: leave it out of the setup.")
+        if isinstance(self.setup.search, RegionSearch) and self.private_sum.mechanism is not None:
+            raise InputDataError(
+                "RegionSearch compares several summaries in each of many sums: noise would drown "
+                "them. Use SupportSearch with a mechanism."
+            )
+        if len(self.setup.agents) > self.private_sum.channel.grid.num_agents:
+            raise InputDataError("There are more agents than the grid of the channel is for.")
+        wanted = contribution_size(self.setup.search, self.setup.space.dim)
+        if self.private_sum.channel.grid.dim != wanted:
+            raise InputDataError(
+                f"A contribution has {wanted} numbers, the grid of the channel "
+                f"{self.private_sum.channel.grid.dim}."
+            )
+        if self._together and len(self.setup.agents) < MIN_TOGETHER:
+            raise InputDataError("A joint key needs two agents or more.")
+
+    def __repr__(self) -> str:
+        promise = "no privacy guarantee" if self.promise is None else str(self.promise)
+        return (
+            f"FedGPServer(agents={len(self.setup.agents)}, rounds={self.setup.rounds}, "
+            f"{type(self.setup.search).__name__}, {type(self.private_sum.channel).__name__}, "
+            f"{promise})"
+        )
+
+    @property
+    def fingerprint(self) -> str:
+        """Hash of its settings."""
+        settings = (repr(self._promised_setup), repr(self.private_sum), self.delta)
+        return hashlib.sha256(repr(settings).encode()).hexdigest()
+
+    @property
+    def _together(self) -> bool:
+        """Whether all of a roster must take part in a sum."""
+        return self.private_sum.channel.setup_phases > 0
+
+    # -------------------------------------------------------------- what it costs
+
+    @property
+    def event(self) -> Event | None:
+        """What one sum costs; None without noise."""
+        mechanism = self.private_sum.mechanism
+        return None if mechanism is None else mechanism.event
+
+    @cached_property
+    def promise(self) -> Guarantee | None:
+        """What all sums of a run reveal at most; None without noise."""
+        mechanism = self.private_sum.mechanism
+        if mechanism is None:
+            return None
+        return replace(
+            compose(
+                [mechanism.event] * max(self.setup.sums, 1),
+                delta=self.delta,
+                adjacency=mechanism.adjacency,
+                unit=mechanism.unit,
+            ),
+            private=self.noise_private,
+        )
+
+    @cached_property
+    def _promised_setup(self) -> Setup:
+        return replace(self.setup, promise=self.promise)
+
+    def privacy(self, state: FedGPServerState) -> dict[str, Any]:
+        """What a report needs: who learns what, the promise, and what was released."""
+        common = {
+            "channel": type(self.private_sum.channel).__name__,
+            "learned_by": self.private_sum.learned_by,
+            "sums": state.sums,
+            "rekeys": state.rekeys,
+        }
+        mechanism = self.private_sum.mechanism
+        if mechanism is None:
+            return {"mechanism": "none", "private": False, **common}
+        assert self.promise is not None
+        spent = compose(
+            [mechanism.event] * max(state.sums, 1),
+            delta=self.delta,
+            adjacency=mechanism.adjacency,
+            unit=mechanism.unit,
+        )
+        return {
+            "epsilon": spent.epsilon,
+            "delta": spent.delta,
+            "adjacency": spent.adjacency,
+            "unit": spent.unit,
+            "accountant": spent.accountant,
+            "private": self.noise_private,
+            "releases": state.sums,
+            "promised_epsilon": self.promise.epsilon,
+            "mechanism": repr(mechanism),
+            **common,
+        }
+
+    # -------------------------------------------------------------- the rounds
+
+    def start(self) -> FedGPServerState:
+        """The state before the start."""
+        return FedGPServerState(
+            t=0,
+            stage="key" if self._together else "query",
+            epoch=0,
+            roster=self.setup.agents,
+            heard=(),
+            resend=False,
+            sealed=None,
+            opened=None,
+            closed=None,
+            sums=0,
+            rekeys=0,
+            ledger=self.ledger,
+        )
+
+    def outbox(self, state: FedGPServerState) -> Outbox | None:
+        """A part of the set-up, a query for everybody, or an opening."""
+        if state.t > self.setup.rounds:
+            return None
+        broadcasts: tuple[Any, ...] = (self._promised_setup,)
+        if state.heard:
+            broadcasts += (Keys(state.epoch, state.heard),)
+        common: dict[str, Any] = {"t": state.t, "epoch": state.epoch, "roster": state.roster}
+        if state.stage == "key":
+            order = Order("key", phase=len(state.heard), **common)
+            return Outbox(dict.fromkeys(state.roster, order), broadcasts)
+        if state.stage == "share":
+            assert state.sealed is not None
+            order = Order("share", **common)
+            return Outbox(dict.fromkeys(state.roster, order), (*broadcasts, state.sealed))
+        last = state.opened if state.opened is not None else state.closed
+        if last is not None:
+            broadcasts += (last,)
+        if state.stage == "resend":
+            order = Order("resend", contribute=True, **common)
+            return Outbox(dict.fromkeys(state.roster, order), broadcasts)
+        step: Literal["start", "query"] = "start" if state.t == 0 else "query"
+        order = Order(step, contribute=self._adding(state), **common)
+        return Outbox(dict.fromkeys(self.setup.agents, order), broadcasts)
+
+    def _adding(self, state: FedGPServerState) -> bool:
+        """Whether this round's contributions may be added."""
+        if state.t >= self.setup.rounds or state.sums >= self.setup.sums or not state.roster:
+            return False
+        search = self.setup.search
+        if isinstance(search, SupportSearch) and search.coin == "shared":
+            return search.together(state.t + 1, generator(0, "coin", state.t + 1))
+        return not isinstance(search, SupportSearch) or search.ever_together
+
+    def check(self, state: FedGPServerState, sender: AgentId, message: Word | Upload) -> None:
+        """Raise `MessageError` unless a message fits the step and can be added."""
+        channel = self.private_sum.channel
+        expected = Word if state.stage in ("key", "share") else Upload
+        if not isinstance(message, expected):
+            raise MessageError(f"Expected a {expected.__name__}, got a {type(message).__name__}.")
+        if message.data is None or state.stage == "key":
+            if message.data is not None and len(message.data) > MAX_KEY_BYTES:
+                raise MessageError(f"A part of a key has at most {MAX_KEY_BYTES} bytes.")
+            return
+        epoch = Epoch("fed_gp", state.epoch, state.roster)
+        if state.stage == "share":
+            assert state.sealed is not None
+            channel.check_share(
+                message.data,
+                epoch=epoch,
+                round=state.t,
+                sender=sender,
+                total=self._total(state),
+            )
+        elif sender not in state.roster or not (state.stage == "resend" or self._adding(state)):
+            raise MessageError("A contribution that nobody asked for.")
+        else:
+            channel.check(message.data, epoch=epoch, round=state.t, sender=sender)
+
+    def _total(self, state: FedGPServerState) -> bytes:
+        assert state.closed is not None
+        return state.closed.total
+
+    def step(
+        self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload]
+    ) -> FedGPServerState:
+        """Add, open, or begin a new epoch without those who were lost."""
+        given = {
+            agent: inbox[agent].data
+            for agent in state.roster
+            if agent in inbox and inbox[agent].data is not None
+        }
+        parts = {agent: data for agent, data in given.items() if data is not None}
+        if state.stage == "key":
+            return self._prepared(state, parts)
+        if state.stage == "share":
+            return self._shared(state, parts)
+        if state.stage == "query":
+            wanted = any(isinstance(m, Upload) and m.wanted for m in inbox.values())
+            if not (wanted and self._adding(state)):
+                return self._next(state)
+        return self._added(state, parts)
+
+    def _next(self, state: FedGPServerState) -> FedGPServerState:
+        return replace(state, t=state.t + 1, stage="query", sealed=None, resend=False)
+
+    def _prepared(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
+        if len(parts) < len(state.roster):
+            return self._without(state, parts)
+        heard = (*state.heard, parts)
+        if len(heard) < self.private_sum.channel.setup_phases:
+            return replace(state, heard=heard)
+        epoch = Epoch("fed_gp", state.epoch, state.roster)
+        try:
+            self.private_sum.channel.joint_key(epoch, heard)
+        except (MessageError, ProtocolError) as error:
+            logger.warning("the joint key of epoch %d does not fit: %s", state.epoch, error)
+            return self._renewed(state, state.roster)
+        return replace(state, heard=heard, stage="resend" if state.resend else "query")
+
+    def _without(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
+        """A new epoch with those who answered."""
+        return self._renewed(state, tuple(agent for agent in state.roster if agent in parts))
+
+    def _renewed(self, state: FedGPServerState, roster: tuple[AgentId, ...]) -> FedGPServerState:
+        lost = len(state.roster) - len(roster)
+        logger.warning("epoch %d ends, %d agent(s) were lost", state.epoch, lost)
+        interrupted = state.resend or state.stage != "key" or state.t > 0
+        state = replace(
+            state, heard=(), sealed=None, epoch=state.epoch + 1, rekeys=state.rekeys + 1
+        )
+        if len(roster) < MIN_TOGETHER or state.rekeys > 2 * len(self.setup.agents):
+            logger.warning("too few agents are left for a joint key: they go on alone")
+            state = replace(state, roster=(), stage="query")
+            return self._next(state) if interrupted else state
+        return replace(state, roster=roster, stage="key", resend=interrupted)
+
+    def _added(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
+        channel = self.private_sum.channel
+        if self._together and len(parts) < len(state.roster):
+            return self._without(state, parts)
+        if not parts or len(parts) < self._least:
+            logger.warning("round %d: %d contributions are too few", state.t, len(parts))
+            return self._next(state)
+        epoch = Epoch("fed_gp", state.epoch, state.roster)
+        if self.private_sum.noise_at == "server":
+            return self._noised(state, parts, epoch)
+        total = channel.add(parts, epoch=epoch, round=state.t)
+        closed = Sealed(state.t, state.epoch, total, len(parts))
+        if channel.opened_by == "agents":
+            return self._next(replace(state, closed=closed, sums=state.sums + 1))
+        if channel.open_phases:
+            sealed = replace(closed, total=channel.request(total))
+            return replace(state, closed=closed, sealed=sealed, stage="share")
+        integers = channel.open(total, {}, epoch=epoch, round=state.t)
+        return self._opened(state, integers, len(parts))
+
+    @property
+    def _least(self) -> int:
+        mechanism = self.private_sum.mechanism
+        if mechanism is None or isinstance(mechanism, GaussianSum):
+            return 1
+        return int(mechanism.num_agents - mechanism.dropping)
+
+    def _noised(
+        self, state: FedGPServerState, parts: dict[AgentId, bytes], epoch: Epoch
+    ) -> FedGPServerState:
+        try:
+            values, ledger = self.private_sum.release(
+                parts,
+                epoch=epoch,
+                round=state.t,
+                ledger=state.ledger,
+                noise=self.noise,
+                path=("sum", state.t),
+            )
+        except BudgetExceeded as error:
+            logger.warning("round %d opens nothing: %s", state.t, error)
+            return self._next(replace(state, roster=()))
+        opened = Opened(state.t, values, len(parts))
+        return self._next(replace(state, opened=opened, sums=state.sums + 1, ledger=ledger))
+
+    def _shared(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
+        if len(parts) < len(state.roster):
+            return self._without(state, parts)
+        epoch = Epoch("fed_gp", state.epoch, state.roster)
+        try:
+            integers = self.private_sum.channel.open(
+                self._total(state), parts, epoch=epoch, round=state.t
+            )
+        except (MessageError, ProtocolError) as error:
+            logger.warning("the sum of round %d does not open: %s", state.t, error)
+            return self._renewed(state, state.roster)
+        return self._opened(state, integers, len(parts))
+
+    def _opened(self, state: FedGPServerState, integers: Tensor, count: int) -> FedGPServerState:
+        values = self.private_sum.channel.grid.to_values(integers)
+        opened = Opened(state.t, values, count)
+        return self._next(replace(state, opened=opened, closed=None, sums=state.sums + 1))
+
+
+def contribution_size(search: Search, dim: int) -> int:
+    """How many numbers an agent contributes to a sum."""
+    return search.size(dim)
+
+
+# ------------------------------------------------------------------ a federation for `run`
+
+ChannelKind = Literal["plain", "ckks", "threshold"]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedGP:
+    """FBO-FedGP as a study: the settings of all agents and of the server.
+
+    Args:
+        rounds: How many queries each agent makes, `T`.
+        search: How points are found; default `RegionSearch`.
+        channel: ``"threshold"`` (default), ``"ckks"`` or ``"plain"``.
+        mechanism: Makes the mechanism from the size of a contribution and the number of agents;
+            None for no privacy guarantee.
+        noise_at: Who adds the noise.
+        sums: The most sums that are opened; default one a round.
+        num_initial: How many points every agent evaluates first.
+        precision: Of the public grid, relative to the largest contribution.
+        delta: Of the promise.
+        require: Whether agents refuse a run without privacy guarantee.
+        noise: Where noise comes from. The default is the operating system, so a private run cannot
+            be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
+        data: What agents have observed before, by name.
+        candidates: The only points that can be evaluated, `K x d`.
+        secrets: Makes an agent's store of keys from its name; default in memory.
+
+    Example:
+        >>> result = run(FedGP(rounds=5, channel="plain"), SyntheticGPAgents(3), seed=0)
+    """
+
+    rounds: int
+    search: Search = RegionSearch()  # noqa: RUF009 - frozen
+    channel: ChannelKind = "threshold"
+    mechanism: Callable[[int, int], Any] | None = None
+    noise_at: Literal["agent", "server", "none"] = "none"
+    sums: int | None = None
+    num_initial: int = 4
+    precision: float = 2.0**-40
+    delta: float = 1e-5
+    require: bool = False
+    noise: NoiseSource = field(default_factory=OSNoise)
+    data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
+    candidates: Tensor | None = None
+    secrets: Callable[[AgentId], Secrets] | None = None
+    _made: dict[Any, Any] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        if self.channel not in get_args(ChannelKind):
+            raise InputDataError(
+                f"channel is one of {get_args(ChannelKind)}, got {self.channel!r}."
+            )
+        if (self.mechanism is None) != (self.noise_at == "none"):
+            raise InputDataError('A run without mechanism has noise_at="none", and none other.')
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": {}}
+
+    def private_sum(self, space: SearchSpace, num_agents: int) -> PrivateSum:
+        """What bounds, noises and carries the contributions."""
+        key = (space.fingerprint, num_agents)
+        if key not in self._made:
+            self._made[key] = self._private_sum(space, num_agents)
+        made: PrivateSum = self._made[key][0]
+        return made
+
+    def _private_sum(self, space: SearchSpace, num_agents: int) -> tuple[PrivateSum, bytes]:
+        size = contribution_size(self.search, space.dim)
+        mechanism, grid = None, None
+        if self.mechanism is not None:
+            mechanism = self.mechanism(size, num_agents)
+            grid = getattr(mechanism, "grid", None)
+        if grid is None:
+            bound = self.search.bound(self.num_initial + self.rounds)
+            grid = PublicGrid(
+                dim=size, bound=bound, num_agents=num_agents, precision=self.precision
+            )
+        secret = b""
+        channel: Channel
+        if self.channel == "plain":
+            channel = PlainChannel(grid)
+        elif self.channel == "ckks":
+            channel, secret = CKKSChannel.generate(grid)
+        else:
+            channel = ThresholdCKKSChannel(grid)
+        made = PrivateSum(mechanism=mechanism, channel=channel, noise_at=self.noise_at)
+        return made, secret
+
+    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FedGPServer:
+        """The server of a study."""
+        unknown = sorted(set(self.data) - set(names))
+        if unknown:
+            raise InputDataError(f"Data of agents that are no agents: {unknown[:8]}.")
+        private_sum = self.private_sum(space, len(names))
+        self._made["agents"] = len(names)
+        sums = self.rounds if self.sums is None else self.sums
+        setup = Setup(
+            space=space,
+            search=self.search,
+            agents=names,
+            rounds=self.rounds,
+            num_initial=self.num_initial,
+            channel=type(private_sum.channel).__name__,
+            fingerprint=private_sum.channel.fingerprint.hex(),
+            sums=sums,
+            promise=None,
+        )
+        return FedGPServer(
+            setup=setup,
+            private_sum=private_sum,
+            delta=self.delta,
+            noise=self.noise,
+            noise_private=self.noise.private,
+        )
+
+    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FedGPAgent:
+        """An agent of a study."""
+        private_sum = self.private_sum(space, self._made["agents"])
+        secrets = MemoryStore() if self.secrets is None else self.secrets(name)
+        if isinstance(private_sum.channel, CKKSChannel):
+            secret = self._made[space.fingerprint, self._made["agents"]][1]
+            private_sum.channel.provision(secret, secrets)
+        mechanism = private_sum.mechanism
+        ledger = Ledger()
+        if mechanism is not None:
+            ledger = Ledger(adjacency=mechanism.adjacency, unit=mechanism.unit)
+        return FedGPAgent(
+            name=name,
+            space=space,
+            seed=seed,
+            private_sum=private_sum,
+            require=self.require,
+            ledger=ledger,
+            noise=self.noise,
+            data=self.data.get(name),
+            candidates=self.candidates,
+            secrets=secrets,
+            blobs=blobs,
+        )

@@ -1,0 +1,296 @@
+r"""The published search: a fixed kernel and support set, and a coin between own and shared model.
+
+An agent with data :math:`D_i` contributes the whitened dPITC summary
+:math:`(W_i^\top W_i, W_i^\top r_i)` of `models.summary`; the sum is the shared model. In round `t`
+an agent uses its own model with probability :math:`p_t`, and the shared one otherwise.
+
+Beyond the paper, each an option: `prediction="pic"` (one's own data enter the shared model exactly),
+`coin="shared"` (one coin for all: fewer sums are opened), `diverse` (in a shared step every agent
+follows its own draw from the shared posterior, instead of all going to the same point), and
+`local="fitted"` (the own model's hyperparameters are fitted to own data, which nobody sees).
+
+The kernel is public. A length scale that was fitted to private data and shared would be a release.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Any, Literal, get_args
+
+import torch
+from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.acquisition.analytic import (
+    LogExpectedImprovement,
+    LogProbabilityOfImprovement,
+    UpperConfidenceBound,
+)
+from botorch.exceptions.errors import InputDataError
+from botorch.models.model import Model
+from torch import Tensor
+
+from botorch_fed.acquisition import (
+    Constant,
+    InverseSquare,
+    Polynomial,
+    ThompsonSampling,
+    check_schedule,
+)
+from botorch_fed.acquisition.optimize import maximize
+from botorch_fed.models import (
+    BasisGP,
+    InducingFeatures,
+    OwnHyperparameters,
+    RandomFourierFeatures,
+    StationaryKernel,
+    Summary,
+    draw_path,
+    fit_own_gp,
+    own_gp,
+    sobol_support,
+    summarize,
+)
+from botorch_fed.models.pic import PICGP
+from botorch_fed.models.repair import repair
+from botorch_fed.privacy.distributed import DistributedRecordSum
+from botorch_fed.protocols.own_step import random_point
+from botorch_fed.rng import Generator, generator
+from botorch_fed.space import SearchSpace
+
+Acquisition = Literal["ucb", "ei", "pi", "ts"]
+_JITTER = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class SupportSearch:
+    r"""Public settings of the published search.
+
+    Attributes:
+        lengthscale: Of the squared-exponential kernel on the unit cube, in every dimension.
+        outputscale: Its prior variance, on the public scale of outcomes.
+        noise_var: Noise variance on that scale.
+        support_size: Size of the support set: public Sobol points,
+        support: unless it is given, as a tuple of points.
+        schedule: :math:`p_t`, the probability of an own step, queries counted from 1.
+        models: ``"mixture"``, or only one of them.
+        coin: Whether every agent throws its own coin, or one is thrown for all.
+        acquisition: What is maximised, on either model.
+        beta: Of the upper confidence bound, :math:`\mu + \sqrt{\beta} \sigma`; of a Thompson
+            sample, the square of what scales its deviation.
+        local: The own model's hyperparameters: the public ones, or fitted.
+        prediction: Whether one's own data enter the shared model exactly.
+        diverse: Whether agents follow their own draws in a shared step.
+        num_raw: Random points that the optimiser looks at.
+        num_restarts: How many of the best of them it improves.
+    """
+
+    lengthscale: float = 0.5
+    outputscale: float = 1.0
+    noise_var: float = 1e-4
+    support_size: int = 32
+    support: tuple[tuple[float, ...], ...] = ()
+    schedule: Polynomial | InverseSquare | Constant = Polynomial(0.5)  # noqa: RUF009 - frozen
+    models: Literal["mixture", "local", "global"] = "mixture"
+    coin: Literal["own", "shared"] = "shared"
+    acquisition: Acquisition = "ucb"
+    beta: float = 1.0
+    local: Literal["public", "fitted"] = "public"
+    prediction: Literal["pitc", "pic"] = "pic"
+    diverse: bool = True
+    num_raw: int = 256
+    num_restarts: int = 3
+
+    def __post_init__(self) -> None:
+        check_schedule(self.schedule, 1000)
+        for name in ("lengthscale", "outputscale", "noise_var"):
+            if not 1e-9 <= getattr(self, name) <= 1e9:
+                raise InputDataError(f"{name} must be positive, got {getattr(self, name)}.")
+        if not 1 <= self.support_size <= 1024:
+            raise InputDataError(f"support_size must lie in 1..1024, got {self.support_size}.")
+        if self.support and len(self.support) != self.support_size:
+            raise InputDataError(
+                f"support has {len(self.support)} points, support_size is {self.support_size}."
+            )
+        if self.acquisition not in get_args(Acquisition) or not 0 <= self.beta <= 1e6:
+            raise InputDataError(f"acquisition is one of {get_args(Acquisition)}, beta 0 or more.")
+        if not 1 <= self.num_restarts <= self.num_raw:
+            raise InputDataError("num_restarts must lie between 1 and num_raw.")
+
+    @property
+    def ever_together(self) -> bool:
+        """Whether any round uses the shared model."""
+        return self.models != "local"
+
+    def together(self, t: int, coin: Generator) -> bool:
+        """Whether round `t`, counted from 1, uses the shared model."""
+        if self.models != "mixture":
+            return self.models == "global"
+        return float(coin.uniform(1)) > self.schedule(t)
+
+    def size(self, dim: int) -> int:
+        """How many numbers an agent contributes to a sum."""
+        return self.support_size * (self.support_size + 3) // 2
+
+    def bound(self, num_data: int) -> float:
+        """The largest number an agent with so many observations contributes, with room."""
+        largest = 4.0 * max(num_data, 1) * max(self.outputscale, 1.0) / self.noise_var
+        return float(2.0 ** math.ceil(math.log2(largest)))
+
+
+def paper_search(**changes: Any) -> SupportSearch:
+    """The published search: own coins, PITC, everybody at the same point in a shared round."""
+    published = SupportSearch(
+        support_size=8, coin="own", prediction="pitc", diverse=False, local="public"
+    )
+    return replace(published, **changes)
+
+
+# ------------------------------------------------------------------ contributions and sums
+
+
+@lru_cache(maxsize=8)
+def feature_map(search: SupportSearch, dim: int) -> InducingFeatures:
+    """The shared basis: public, and the same for all agents of a process."""
+    lengthscale = torch.full((dim,), search.lengthscale, dtype=torch.float64)
+    kernel = StationaryKernel(math.inf, lengthscale, search.outputscale)
+    if search.support:
+        Z = torch.tensor(search.support, dtype=torch.float64)
+        if Z.shape[-1] != dim:
+            raise InputDataError(f"Support points need {dim} coordinates, got {Z.shape[-1]}.")
+    else:
+        Z = sobol_support(dim, search.support_size)
+    return InducingFeatures(kernel, Z, jitter=_JITTER)
+
+
+def contribution(search: SupportSearch, X: Tensor, Y: Tensor) -> Tensor:
+    """What an agent adds to the sum: the packed summary of `n x d` points and `n x 1` outcomes."""
+    phi = feature_map(search, X.shape[-1])
+    return summarize(phi, X, Y, noise_var=search.noise_var).pack()
+
+
+def records(
+    phi: InducingFeatures, X: Tensor, Y: Tensor, mechanism: DistributedRecordSum
+) -> Tensor:
+    """What an agent adds to a sum that protects records: one row per observation."""
+    features = phi(X) / phi.outputscale.sqrt()
+    return mechanism.records(features, Y)
+
+
+@dataclass(frozen=True, eq=False)
+class SupportView:
+    """What a sum says: the shared summary and its model."""
+
+    summary: Summary
+    model: BasisGP
+
+
+def view(search: SupportSearch, dim: int, total: Tensor, mechanism: Any) -> SupportView:
+    """What a sum of contributions says; a noisy one is repaired."""
+    phi = feature_map(search, dim)
+    if isinstance(mechanism, DistributedRecordSum):
+        gram, moment = mechanism.gram_and_moment(
+            total, noise_var=search.noise_var, outputscale=search.outputscale
+        )
+        summary = Summary(gram, moment, phi.fingerprint)
+    else:
+        summary = Summary.unpack(total, basis=phi.fingerprint)
+    if mechanism is not None:
+        summary = repair(summary)
+    model = BasisGP.from_summary(summary, feature_map=phi, noise_var=search.noise_var)
+    return SupportView(summary, model)
+
+
+# ------------------------------------------------------------------ an agent's point
+
+
+def point(
+    search: SupportSearch,
+    space: SearchSpace,
+    shared: SupportView | None,
+    X: Tensor,
+    Y: Tensor,
+    *,
+    t: int,
+    together: bool,
+    candidates: Tensor | None,
+    stream: Generator,
+    slot: int,
+) -> Tensor:
+    """The next point of an agent, `1 x d`.
+
+    Args:
+        search: The public settings.
+        space: The map of inputs.
+        shared: What the last sum says, if there was one.
+        X: Own points, `n x d`.
+        Y: Own outcomes on the public scale, `n x 1`.
+        t: The round, from 1.
+        together: Whether the coin says to use the shared model.
+        candidates: The only points that can be evaluated.
+        stream: The agent's own random numbers.
+        slot: The agent's place in the roster.
+    """
+    use_shared = together and shared is not None
+    if not use_shared and len(X) == 0:
+        return random_point(space, candidates, stream)
+    if use_shared:
+        assert shared is not None
+        model = _shared_model(search, shared, X, Y)
+        if not search.diverse and search.prediction == "pitc" and search.acquisition != "ts":
+            stream = generator(0, "shared point", t)  # all agents find the same maximum
+    else:
+        model = _local_model(search, X, Y)
+    acquisition = _acquisition(search, model, X, use_shared, stream)
+    best, _ = maximize(
+        acquisition,
+        space.dim,
+        generator=stream,
+        candidates=candidates,
+        tried=X if len(X) else None,
+        min_distance=0.0 if candidates is not None else 1e-3,
+        num_raw=search.num_raw,
+        num_restarts=search.num_restarts,
+    )
+    return best if candidates is not None else space.snap(best)
+
+
+def _shared_model(search: SupportSearch, shared: SupportView, X: Tensor, Y: Tensor) -> Model:
+    if search.prediction == "pitc" or len(X) == 0:
+        return shared.model
+    phi = feature_map(search, X.shape[-1])
+    return PICGP.from_total(X, Y, total=shared.summary, feature_map=phi, noise_var=search.noise_var)
+
+
+def _local_model(search: SupportSearch, X: Tensor, Y: Tensor) -> Model:
+    if search.local == "fitted":
+        return own_gp(X, Y, fit_own_gp(X, Y))
+    known = OwnHyperparameters(
+        lengthscale=torch.full((X.shape[-1],), search.lengthscale, dtype=torch.float64),
+        outputscale=search.outputscale,
+        noise_var=search.noise_var,
+        mean=0.0,
+        num_data=len(X),
+    )
+    return own_gp(X, Y, known)
+
+
+def _acquisition(
+    search: SupportSearch, model: Model, X: Tensor, shared: bool, stream: Generator
+) -> AcquisitionFunction:
+    if search.acquisition == "ts" or (shared and search.diverse):
+        return _draw(search, model, X.shape[-1], stream)
+    if search.acquisition == "ucb":
+        return UpperConfidenceBound(model, beta=search.beta)
+    with torch.no_grad():
+        best = model.posterior(X).mean.max()
+    kind = LogExpectedImprovement if search.acquisition == "ei" else LogProbabilityOfImprovement
+    return kind(model, best_f=best)
+
+
+def _draw(search: SupportSearch, model: Model, dim: int, stream: Generator) -> AcquisitionFunction:
+    if isinstance(model, BasisGP):
+        return ThompsonSampling(draw_path(model, generator=stream))
+    kernel = feature_map(search, dim).kernel
+    phi = RandomFourierFeatures.draw(kernel, 256, generator=stream)
+    return ThompsonSampling(draw_path(model, feature_map=phi, generator=stream))
