@@ -341,11 +341,8 @@ class _AgentObjective:
         self.calls = 0
 
     def __call__(self, X: Tensor) -> Tensor:
-        Y = self.true(X)
-        noise_std = self.problem.noise_std
-        if noise_std:
-            stream = generator(self.seed, "noise", self.agent, self.calls)
-            Y = Y + noise_std * stream.normal(*Y.shape)
+        stream = generator(self.seed, "noise", self.agent, self.calls)
+        Y = self.problem.observe(self.agent, X, stream).reshape(-1, 1)
         self.calls += 1
         return Y
 
@@ -440,7 +437,7 @@ def _observation_rows(
     for query, seen in enumerate(observations, start=1):
         true = None
         if isinstance(objective, _AgentObjective):
-            if objective.problem.noise_std:
+            if objective.problem.noise_std or _own_noise(objective.problem):
                 true = objective.true(seen.X).flatten().tolist()
             else:
                 true = seen.Y.flatten().tolist()
@@ -466,14 +463,22 @@ def _settings(
 ) -> dict[str, Any]:
     """What must be the same when a run is resumed."""
     prints = [server.fingerprint, *(agent.fingerprint for agent in agents)]
+    described, noise_std, own_noise = "objectives by name", None, None
+    if isinstance(problem, FederatedTestProblem):
+        described, noise_std = _described(problem), problem.noise_std
+        own_noise = True if _own_noise(problem) else None  # None as in folders without the entry
     return {
         "settings": hashlib.sha256("".join(prints).encode()).hexdigest(),
-        "problem": _described(problem)
-        if isinstance(problem, FederatedTestProblem)
-        else "objectives by name",
-        "noise_std": problem.noise_std if isinstance(problem, FederatedTestProblem) else None,
+        "problem": described,
+        "noise_std": noise_std,
+        "own_noise": own_noise,
         "seed": seed,
     }
+
+
+def _own_noise(problem: FederatedTestProblem) -> bool:
+    """Whether observations may differ from `evaluate` by more than noise of `noise_std`."""
+    return type(problem).observe is not FederatedTestProblem.observe
 
 
 def _described(problem: FederatedTestProblem) -> str:

@@ -20,12 +20,15 @@ from botorch_fed.errors import ProtocolError
 from botorch_fed.protocols.base import Pending
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.store import FileStore
-from botorch_fed.rng import generator
+from botorch_fed.rng import Generator, generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.test_functions import FederatedTestProblem, SyntheticGPAgents
+from botorch_fed.test_functions import CEC2005, FederatedTestProblem, SyntheticGPAgents
 
 SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
+FOLDER = os.environ.get("BOTORCH_FED_DATA")
+HERE = FOLDER is not None and (Path(FOLDER) / "cec2005_d10.npz").is_file()
+needs_cec2005 = pytest.mark.skipif(not HERE, reason="BOTORCH_FED_DATA has no cec2005_d10.npz")
 CHEAP = Strategy(num_raw=32, num_restarts=2, num_features=32, schedule=Constant(0.5), prior_until=2)
 
 
@@ -45,6 +48,20 @@ class Bowls(FederatedTestProblem):
     @property
     def optimal_values(self) -> Tensor:
         return torch.zeros(3).double()
+
+
+class Gusts(Bowls):
+    """Bowls to be minimised, whose noise is of their own kind: it never improves a value."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.space = SearchSpace(SPACE.parameters, Outcome(minimize=True))
+
+    def evaluate(self, agent: int, X: Tensor) -> Tensor:
+        return -super().evaluate(agent, X)
+
+    def observe(self, agent: int, X: Tensor, stream: Generator) -> Tensor:
+        return self.evaluate(agent, X) * (1 + stream.normal(len(X)).abs())
 
 
 def study(**options: Any) -> FTS:
@@ -111,6 +128,67 @@ def test_workers_change_nothing() -> None:
     shared = run(study(), Bowls(noise_std=0.1), seed=3, workers=2)
     assert essence(shared) == essence(alone)
     assert rounds(shared) == rounds(alone)
+
+
+def test_noise_of_noise_std_is_drawn_call_by_call() -> None:
+    result = run(study(), Bowls(noise_std=0.1), seed=3)
+    for n, agent in enumerate(result.names):
+        X, Y = result.history(agent)
+        for call, (x, y) in enumerate(zip(X, Y[:, 0], strict=True)):
+            noise = 0.1 * generator(3, "noise", n, call).normal(1)
+            assert torch.equal(y, (Bowls().evaluate(n, x[None]) + noise)[0])
+
+
+def test_problems_without_noise_do_not_read_the_stream() -> None:
+    stream, X = generator(0), generator(1).uniform(4, 2)
+    assert torch.equal(Bowls().observe(1, X, stream), Bowls().evaluate(1, X))
+    assert torch.equal(stream.normal(2), generator(0).normal(2))
+    assert not torch.equal(Bowls(noise_std=0.1).observe(1, X, stream), Bowls().evaluate(1, X))
+
+
+def test_a_problem_may_have_noise_of_its_own(tmp_path: Path) -> None:
+    protocol = FTS(rounds=4, strategy=CHEAP)
+    result = run(protocol, Gusts(), seed=3)
+    for n, agent in enumerate(result.names):
+        X, Y = result.history(agent)
+        true = Gusts().evaluate(n, X)
+        assert bool((Y[:, 0] > true).all())
+        assert torch.allclose(result.best(agent), true.cummin(dim=0).values)
+        assert torch.allclose(result.regret(agent), true.cummin(dim=0).values)
+    assert essence(run(protocol, Gusts(), seed=3)) == essence(result)
+    assert essence(run(protocol, Gusts(), seed=3, workers=2)) == essence(result)
+    assert essence(run(protocol, Gusts(), seed=4)) != essence(result)
+    run(FTS(rounds=2, strategy=CHEAP), Gusts(), seed=3, out=tmp_path / "run")
+    longer = run(protocol, Gusts(), seed=3, out=tmp_path / "run", resume=True)
+    assert essence(longer) == essence(result)
+    head = tmp_path / "run" / "run.json"
+    head.write_text(json.dumps({**json.loads(head.read_text()), "own_noise": None}))
+    with pytest.raises(ProtocolError, match="another own_noise"):
+        run(protocol, Gusts(), seed=3, out=tmp_path / "run", resume=True)
+
+
+@needs_cec2005
+@pytest.mark.parametrize("function", [4, 17])
+def test_noisy_benchmark_functions_are_noisy_in_a_run(function: int) -> None:
+    protocol = FTS(rounds=2, strategy=Strategy(own="random", schedule=Constant(1.0), portfolio=0))
+    result = run(protocol, CEC2005(function, 2, data=FOLDER), seed=0)
+    silent = CEC2005(function, 2, data=FOLDER, noise=False)
+    for row in result.records:
+        (true,) = silent.evaluate(0, torch.tensor([row["x"]], dtype=torch.float64)).tolist()
+        assert row["true"] == true < row["y"]
+        assert row["regret"] == true - silent.bias
+    for row in run(protocol, silent, seed=0).records:
+        assert row["true"] == row["y"]
+
+
+def test_folders_from_before_noise_of_its_own_can_be_resumed(tmp_path: Path) -> None:
+    run(study(rounds=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
+    head = tmp_path / "run" / "run.json"
+    settings = json.loads(head.read_text())
+    del settings["own_noise"]
+    head.write_text(json.dumps(settings))
+    longer = run(study(), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run", resume=True)
+    assert essence(longer) == essence(run(study(), Bowls(noise_std=0.1), seed=3))
 
 
 def test_objectives_by_name_and_minimisation() -> None:

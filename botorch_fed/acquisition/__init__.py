@@ -4,6 +4,7 @@ schedules      p_t, the weight of the agent's own model, and the checks of the t
 regions        `Partition` of the cube, and the agents' weights in each region
 thompson       `ThompsonSampling` on a drawn function, own or received
 portfolio      `PortfolioImprovement`: the first queries against all messages at once
+mixture        `MixtureEI`, `MixturePI`, `MixtureUCB` of `models.LocalSharedMixture`, in closed form
 transfer       `TransferAcquisition` (TAF); its companion RGPE is `models.RankingEnsemble`
 optimize       `maximize` over the unit cube or a list of points
 constructors   input constructors for BoTorch and Ax, registered on import
@@ -16,6 +17,7 @@ from botorch_fed.acquisition.constructors import (
     construct_inputs_thompson_sampling,
     construct_inputs_transfer,
 )
+from botorch_fed.acquisition.mixture import MixtureEI, MixturePI, MixtureUCB
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.acquisition.portfolio import PortfolioImprovement
 from botorch_fed.acquisition.regions import (
@@ -48,6 +50,9 @@ __all__ = [
     "FixedContrast",
     "InverseSquare",
     "MixingSchedule",
+    "MixtureEI",
+    "MixturePI",
+    "MixtureUCB",
     "Partition",
     "Polynomial",
     "PortfolioImprovement",

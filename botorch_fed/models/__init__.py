@@ -9,6 +9,8 @@ paths       functions drawn from a posterior
 own         an agent's own GP, and its fast fit
 message_prior  `MessagePriorGP`: received functions as a prior
 ensemble    `RankingEnsemble` (RGPE)
+mixture     `LocalSharedMixture` of an agent's own model and a shared one
+support     where inducing points lie, and how many they are
 """
 
 from botorch_fed.models.basis_gp import BasisGP
@@ -25,6 +27,7 @@ from botorch_fed.models.features import (
 )
 from botorch_fed.models.kernels import StationaryKernel
 from botorch_fed.models.message_prior import MessagePriorGP
+from botorch_fed.models.mixture import LocalSharedMixture, MixturePosterior, draw_mixture_path
 from botorch_fed.models.own import (
     LogWarp,
     OwnHyperparameters,
@@ -44,33 +47,64 @@ from botorch_fed.models.summary import (
     sample_weights_dual,
     summarize,
 )
+from botorch_fed.models.support import (
+    Clustering,
+    RawInputWarning,
+    assign_sums,
+    centres_from_sums,
+    farthest_point_support,
+    global_clustering,
+    growing_support_size,
+    local_clustering,
+    log_support_size,
+    power_support_size,
+    scaled_support_size,
+    sobol_support,
+    support_size_range,
+)
 
 __all__ = [
     "AdditiveFeatures",
     "BasisGP",
+    "Clustering",
     "FeatureMap",
     "InducingFeatures",
     "KLFeatures",
     "LocalBlock",
+    "LocalSharedMixture",
     "LogWarp",
     "MessagePriorGP",
+    "MixturePosterior",
     "OwnHyperparameters",
     "QuadratureFourierFeatures",
     "RandomFourierFeatures",
     "RankingEnsemble",
+    "RawInputWarning",
     "StationaryKernel",
     "Summary",
     "WarpedFeatures",
     "WarpedKernel",
     "WeightPosterior",
+    "assign_sums",
+    "centres_from_sums",
     "default_hyperparameters",
+    "draw_mixture_path",
     "draw_path",
+    "farthest_point_support",
     "feature_map_from_tensors",
     "fit_own_gp",
+    "global_clustering",
+    "growing_support_size",
+    "local_clustering",
     "log_evidence",
+    "log_support_size",
     "needs_fit",
     "own_gp",
+    "power_support_size",
     "reweight",
     "sample_weights_dual",
+    "scaled_support_size",
+    "sobol_support",
     "summarize",
+    "support_size_range",
 ]

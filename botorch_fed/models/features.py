@@ -9,6 +9,7 @@ prior covariance :math:`\phi(x)^\top \phi(x')`, plus what the map says it misses
     KLFeatures                   leading eigenvectors of another map       nothing (its own kernel)
     AdditiveFeatures             maps of groups of inputs, concatenated    the sum of theirs
     InducingFeatures             L^-1 k(Z, x), the support set of PITC     k(x, x') - phi' phi
+    PolynomialFeatures           monomials up to degree two                nothing (its own kernel)
 
 A map is defined by arrays, never by a seed: generators change between versions, arrays do not.
 `to_tensors` and `feature_map_from_tensors` are its serial form, `fingerprint` its identity.
@@ -1028,6 +1029,151 @@ class InducingFeatures(FeatureMap):
         )
 
 
+class PolynomialFeatures(FeatureMap):
+    r"""Quadratic functions, a trend for what a stationary kernel would have to learn anew.
+
+    With :math:`u = (x - c) / h`, inputs relative to a public box of centre `c` and half width `h`,
+
+    .. math:: \phi(x) = s [a,\; u_j,\; u_j^2 / \sqrt2,\; u_j u_k]_{j < k}, \qquad
+              \phi^\top \phi' = s^2 \bigl[ a^2 + u^\top u' + \tfrac12 (u^\top u')^2 \bigr],
+
+    hence :math:`M = (d + 1)(d + 2) / 2`, and no direction of `u` is preferred. Pairs come row by
+    row. The kernel is not stationary: its variance grows away from the centre, and `outputscale` is
+    the largest in the box, :math:`s^2 (a^2 + d + d^2/2)`. The box is fixed: `lengthscale` is its
+    half width, and fitting a model moves the scale only. Beyond the box the map is the same
+    polynomial.
+
+    Args:
+        centre: The centre `c`: a tensor of `d` numbers, or one number for all inputs.
+        half_width: The half width `h`, positive: alike.
+        constant_scale: The prior standard deviation `a` of the constant, relative to `s`.
+        scale: The prior standard deviation `s` of the other weights.
+        input_dim: The number `d` of inputs, where neither tensor says it.
+
+    Example:
+        >>> trend = PolynomialFeatures(0.5, 0.5, scale=0.3, input_dim=2)
+        >>> phi = AdditiveFeatures([trend, InducingFeatures(kernel, Z)], [range(2), range(2)])
+    """
+
+    centre: Tensor
+    half_width: Tensor
+    constant_scale: Tensor
+    scale: Tensor
+    rows: Tensor
+    columns: Tensor
+
+    def __init__(
+        self,
+        centre: float | Tensor,
+        half_width: float | Tensor,
+        *,
+        constant_scale: float | Tensor = 10.0,
+        scale: float | Tensor = 1.0,
+        input_dim: int | None = None,
+    ) -> None:
+        super().__init__()
+        settings = {
+            name: as_double(value, name)
+            if isinstance(value, Tensor)
+            else torch.tensor(float(value), dtype=torch.float64)
+            for name, value in [
+                ("centre", centre),
+                ("half_width", half_width),
+                ("constant_scale", constant_scale),
+                ("scale", scale),
+            ]
+        }
+        for name, value in settings.items():
+            check_finite(value, name)
+        lengths = {value.numel() for value in (settings["centre"], settings["half_width"])}
+        d = max(lengths) if input_dim is None else input_dim
+        if d < 1 or not lengths <= {1, d} or any(settings[k].dim() > 1 for k in settings):
+            raise BotorchTensorDimensionError(
+                "centre and half_width must be numbers or tensors of d >= 1 numbers, got shapes "
+                f"{tuple(settings['centre'].shape)} and {tuple(settings['half_width'].shape)}, "
+                f"input_dim={input_dim}."
+            )
+        for name in ["constant_scale", "scale"]:
+            if settings[name].dim():
+                raise BotorchTensorDimensionError(
+                    f"{name} must be one number, got shape {tuple(settings[name].shape)}."
+                )
+        for name in ["half_width", "constant_scale", "scale"]:
+            if not bool((settings[name] > 0).all()):
+                raise InputDataError(f"{name} must be positive, got {settings[name].tolist()}.")
+        for name in ["centre", "half_width"]:
+            settings[name] = settings[name].expand(d).clone()
+        for name, value in settings.items():
+            self.register_buffer(name, value, persistent=False)
+        rows, columns = torch.triu_indices(d, d, offset=1)
+        self.register_buffer("rows", rows, persistent=False)
+        self.register_buffer("columns", columns, persistent=False)
+        self.input_dim = d
+        self.num_features = (d + 1) * (d + 2) // 2
+
+    def _relative(self, X: Tensor) -> Tensor:
+        return (X.double() - self.centre) / self.half_width
+
+    def _features(self, X: Tensor) -> Tensor:
+        U = self._relative(X)
+        constant = self.constant_scale.expand(*U.shape[:-1], 1)
+        squares = U.square() / math.sqrt(2)
+        pairs = U[..., self.rows] * U[..., self.columns]
+        return self.scale * torch.cat([constant, U, squares, pairs], dim=-1)
+
+    def covariance(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
+        U1 = self._relative(X1)
+        products = U1 @ (U1 if X2 is None else self._relative(X2)).mT
+        variance = self.constant_scale.square() + products + products.square() / 2
+        return self.scale.square() * variance
+
+    @property
+    def lengthscale(self) -> Tensor:
+        """The half width of the box."""
+        return self.half_width
+
+    @property
+    def _corner(self) -> Tensor:
+        """The prior variance in a corner of the box, where it is largest, for scale one."""
+        d = self.input_dim
+        return self.constant_scale.square() + d + d**2 / 2
+
+    @property
+    def outputscale(self) -> Tensor:
+        """The largest prior variance in the box."""
+        return self.scale.square() * self._corner
+
+    @property
+    def lengthscale_range(self) -> tuple[Tensor, Tensor]:
+        return self.half_width, self.half_width
+
+    def with_hyperparameters(self, lengthscale: Tensor, outputscale: Tensor) -> PolynomialFeatures:
+        if not torch.allclose(lengthscale, self.half_width, rtol=1e-9):
+            raise InputDataError(
+                f"The half width of the box, {self.half_width.tolist()}, is fixed, and "
+                f"{lengthscale.tolist()} is another one: build a new PolynomialFeatures."
+            )
+        return PolynomialFeatures(
+            self.centre,
+            lengthscale,
+            constant_scale=self.constant_scale,
+            scale=(outputscale / self._corner).sqrt(),
+        )
+
+    def to_tensors(self) -> dict[str, Tensor]:
+        names = ["centre", "half_width", "constant_scale", "scale"]
+        return _tagged("polynomial", {name: self.get_buffer(name) for name in names})
+
+    @classmethod
+    def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> PolynomialFeatures:
+        return cls(
+            tensors["centre"],
+            tensors["half_width"],
+            constant_scale=tensors["constant_scale"],
+            scale=tensors["scale"],
+        )
+
+
 _KINDS: dict[str, type[FeatureMap]] = {
     "random_fourier": RandomFourierFeatures,
     "quadrature_fourier": QuadratureFourierFeatures,
@@ -1035,6 +1181,7 @@ _KINDS: dict[str, type[FeatureMap]] = {
     "additive": AdditiveFeatures,
     "inducing": InducingFeatures,
     "warped": WarpedFeatures,
+    "polynomial": PolynomialFeatures,
 }
 
 

@@ -587,19 +587,57 @@ def log_evidence(total: Summary, *, given: Summary | None = None) -> Tensor:
     Returns:
         A `batch_shape` tensor.
     """
+    n, square, log_det = _local_fields(total)
+    fit, volume = _evidence_terms(total)
+    if given is not None:
+        check_basis(given, total.basis)
+        given_fit, given_volume = _evidence_terms(given)
+        fit, volume = fit - given_fit, volume - given_volume
+    return -0.5 * (n * math.log(2 * math.pi) + log_det + square + volume - fit)
+
+
+def profiled_evidence(total: Summary) -> tuple[Tensor, Tensor]:
+    r"""Log marginal likelihood maximised over one common variance factor, in closed form.
+
+    Weights :math:`w \sim N(0, s^2 I)` and noise blocks :math:`s^2 R_i`: the map and the blocks fix
+    the shape of the model, the data its scale. With `n` observations in all
+
+    .. math:: \hat s^2 = \frac1n \Bigl( \textstyle\sum_i r_i^\top r_i - b^\top B^{-1} b \Bigr),
+              \qquad \log p = -\tfrac12 \bigl[ n \log(2 \pi \hat s^2) + n
+              + \textstyle\sum_i \log|R_i| + \log|B| \bigr],
+
+    which every agent computes from the total alone. Multiplying all observations by a factor
+    multiplies :math:`\hat s` by it and leaves the order of models as it is.
+
+    Args:
+        total: A sum of summaries with their local fields, as in `log_evidence`.
+
+    Returns:
+        The log evidence and :math:`\hat s^2`, two `batch_shape` tensors. Where the data leave
+        nothing to explain to the precision of float64, because they are constant or because noise
+        has made the statistics contradict each other, the evidence is minus infinity, so that no
+        such model is ever chosen, and the factor a tiny positive number.
+    """
+    n, square, log_det = _local_fields(total)
+    if n < 1:
+        raise InputDataError(f"A scale needs observations, the total has num_data = {n}.")
+    fit, volume = _evidence_terms(total)
+    unexplained = square - fit
+    limits = torch.finfo(torch.float64)
+    floor = (total.num_features * limits.eps * square.abs()).clamp_min(limits.tiny)
+    scale = torch.maximum(unexplained, floor) / n
+    log_p = -0.5 * (n * (2 * math.pi * scale).log() + n + log_det + volume)
+    return torch.where(unexplained > floor, log_p, -math.inf), scale
+
+
+def _local_fields(total: Summary) -> tuple[int, Tensor, Tensor]:
     if total.num_data is None or total.square is None or total.log_det is None:
         raise InputDataError(
             "The evidence needs the local fields num_data, square and log_det, which never leave "
             "an agent in a packed summary: evaluate it where the data are, or release the fields "
             "through a mechanism."
         )
-    fit, volume = _evidence_terms(total)
-    if given is not None:
-        check_basis(given, total.basis)
-        given_fit, given_volume = _evidence_terms(given)
-        fit, volume = fit - given_fit, volume - given_volume
-    constant = total.num_data * math.log(2 * math.pi)
-    return -0.5 * (constant + total.log_det + total.square + volume - fit)
+    return total.num_data, total.square, total.log_det
 
 
 def _evidence_terms(total: Summary) -> tuple[Tensor, Tensor]:

@@ -2,8 +2,12 @@ r"""Privacy: tensors in, private tensors and a ledger out. Knows no models, agen
 
 accounting  what releases cost together: events, guarantees, budgets, ledgers
 mechanisms  noisy sums: bound, noise and event in one object; clipping and sampling
+distributed noisy sums without a trusted server: every agent adds its share of the noise
+grid        the public grid on which contributions are added, exactly
+channels    how they are added: in the open, or encrypted under one key or under a joint one
+aggregation PrivateSum: a mechanism, a channel, and who adds the noise
 audit       does a mechanism do what its event says? `audit` is imported from there
-hazmat      raw parts: where noise and secret coins come from
+hazmat      raw parts: noise, secret coins, lattice encryption
 """
 
 from botorch_fed.privacy.accounting import (
@@ -23,6 +27,7 @@ from botorch_fed.privacy.accounting import (
     gaussian_mu,
     noise_multiplier_for,
 )
+from botorch_fed.privacy.aggregation import PrivateSum, SumRelease
 from botorch_fed.privacy.audit import (
     AuditReport,
     Check,
@@ -31,6 +36,20 @@ from botorch_fed.privacy.audit import (
     audit_transcripts,
     noise_checks,
 )
+from botorch_fed.privacy.channels import (
+    Channel,
+    CKKSChannel,
+    Epoch,
+    PlainChannel,
+    Secrets,
+    ThresholdCKKSChannel,
+)
+from botorch_fed.privacy.distributed import (
+    DistributedGaussianSum,
+    DistributedRecordSum,
+    noise_multiplier_within,
+)
+from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, NoiseSource, OSNoise
 from botorch_fed.privacy.mechanisms import (
     CorrelatedGaussianSum,
@@ -51,10 +70,15 @@ __all__ = [
     "Adjacency",
     "AuditReport",
     "Budget",
+    "CKKSChannel",
+    "Channel",
     "Check",
     "Claim",
     "CorrelatedGaussianSum",
+    "DistributedGaussianSum",
+    "DistributedRecordSum",
     "Entry",
+    "Epoch",
     "Event",
     "FixedSizeSampling",
     "GaussianMechanism",
@@ -66,9 +90,15 @@ __all__ = [
     "NoiseSource",
     "OSNoise",
     "OperatingPoint",
+    "PlainChannel",
     "PoissonSampling",
+    "PrivateSum",
+    "PublicGrid",
     "Release",
+    "Secrets",
     "SignalWarning",
+    "SumRelease",
+    "ThresholdCKKSChannel",
     "Unit",
     "WeightedGaussianSum",
     "audit_transcripts",
@@ -81,5 +111,6 @@ __all__ = [
     "gaussian_mu",
     "noise_checks",
     "noise_multiplier_for",
+    "noise_multiplier_within",
     "simulated_clip_share",
 ]

@@ -9,8 +9,10 @@ r"""Channels: how the sum of the agents' integers reaches whoever may learn it.
 All add the same integers on a `PublicGrid` and open the same sum, exactly. A channel is public
 settings and pure functions over bytes; secrets stay in the agent's own store and are read from
 there by name, so that no object of this module holds one. Every payload names its channel, epoch,
-round and sender and has a checksum; what comes from outside is checked down to the last word before
-any library reads it, and `MessageError` is the only answer to bytes that do not fit.
+round and sender and has a checksum. What comes from outside is checked before any library reads it:
+down to the last word for ThresholdCKKSChannel; sizes, version and scale for CKKSChannel, whose
+ciphertexts are compressed and whose words SEAL checks itself. `MessageError` is the only answer to
+bytes that do not fit.
 
 **The threshold protocol** (`n`-of-`n`; arithmetic in `hazmat.ckks`). Set-up, once for each epoch:
 
@@ -28,14 +30,19 @@ security for ciphertexts and keys; the noise in a share is `2^flooding_bits` tim
 With two agents each learns the other's contribution; sums over changing rosters can be subtracted.
 Noise that is added before encryption limits that, encryption does not.
 
-The commitments prevent that somebody chooses a key share after seeing the others': who subtracts
-them from the public part of a key of their own would hold the joint key. They do not authenticate:
-names are as good as the transport, and a server that invents messages of agents reads what is
-encrypted under its key. Server and agents follow the protocol otherwise ("semi-honest"). In
-particular a server that hands out one agent's ciphertext as "the sum" has it opened: an agent
-cannot tell. What it can do is answer one sum for each epoch and round and refuse a second one, so
-that there is at most one opened vector for each round of the run. A dishonest agent
-can spoil a sum and is not named.
+Server and agents follow the protocol ("semi-honest"). The commitments prevent that somebody chooses
+a key share after seeing the others': who subtracts them from the public part of a key of their own
+would hold the joint key. An agent settles for the first messages of an epoch's set-up that it
+answers and refuses others, for two shares of one secret give it away. Messages are not
+authenticated: names are as good as the transport, and a server that invents messages of agents
+reads what is encrypted under its key.
+
+An agent can not see what it helps to open. A server that hands out one agent's ciphertext as "the
+sum" has it opened; one that asks for shares of a polynomial of its own choice learns the secrets of
+the epoch, and with them every contribution to it; so does a curious server together with an agent
+that adds to its ciphertext what no encryption has. What an agent does is answer one sum for each
+epoch and round and refuse a second one; in a new epoch it answers for the same round again. A
+dishonest agent can spoil a sum and is not named.
 """
 
 from __future__ import annotations
@@ -466,7 +473,8 @@ class CKKSChannel(Channel):
         slots = ckks.decrypt(secret, _unpack(body[4:]), self._sizes)
         integers = np.rint(slots)
         noise = float(np.abs(slots - integers).max())
-        if not noise < _LARGEST_NOISE:
+        largest = float(np.abs(integers).max())  # shifted limbs must not wrap around
+        if not (noise < _LARGEST_NOISE and largest < 2.0 ** (ckks.SLOT_BITS + 1)):
             raise _no_sum()
         limbs = torch.from_numpy(integers).to(torch.int64)
         result = limbs[: self.grid.dim]
@@ -551,6 +559,7 @@ class ThresholdCKKSChannel(Channel):
             secrets.put_new(self.handle(epoch, me), record)
         bodies = [self._set_up(number, epoch, messages) for number, messages in enumerate(heard)]
         own = self._own_bodies(epoch, me, bodies, secrets)
+        self._settle(epoch, me, bodies, secrets)
         return self._frame(_SETUP + phase, own[phase], epoch, 0, me)
 
     def joint_key(
@@ -576,7 +585,7 @@ class ThresholdCKKSChannel(Channel):
             shares.append(self._words(body, 1, keys=True))
         if me is not None and secrets is not None:
             _check_member(me, epoch)
-            self._own_bodies(epoch, me, bodies, secrets)
+            self._settle(epoch, me, bodies[:2], secrets)
         joint = ckks.words_to_bytes(ckks.sum_words(self.ring, shares))
         return self._frame(_KEY, seed + joint, epoch, 0, _NOBODY)
 
@@ -620,8 +629,9 @@ class ThresholdCKKSChannel(Channel):
     def forget(self, epoch: Epoch, me: str, secrets: Secrets) -> None:
         """See `Channel`. That the epoch was used is forgotten as well: count on."""
         handle = self.handle(epoch, me)
+        secrets.delete(handle)  # first: without it, what was answered may be forgotten
         for name in secrets.names():
-            if name == handle or name.startswith(f"{handle}-"):
+            if name.startswith(f"{handle}-"):
                 secrets.delete(name)
 
     def handle(self, epoch: Epoch, me: str) -> str:
@@ -758,6 +768,24 @@ class ThresholdCKKSChannel(Channel):
             if bodies[me] != own[phase]:
                 raise MessageError(f"One's own message of set-up phase {phase} was changed.")
         return own
+
+    def _settle(
+        self, epoch: Epoch, me: str, heard: Sequence[Mapping[str, memoryview]], secrets: Secrets
+    ) -> None:
+        """Answer to one set of messages only: two shares of one secret would give it away."""
+        self._record(epoch, me, secrets)
+        for phase, bodies in enumerate(heard):
+            parts = [part for who in sorted(bodies) for part in (who.encode(), bodies[who])]
+            digest = _hash(b"heard", *parts)
+            name = f"{self.handle(epoch, me)}-heard{phase}"
+            known = secrets.get(name)
+            if known is None:
+                secrets.put_new(name, digest)
+            elif known != digest:
+                raise ProtocolError(
+                    f"Other messages of set-up phase {phase} were answered before: start a new "
+                    "epoch."
+                )
 
     def _common_seed(self, epoch: Epoch, coins: Mapping[str, memoryview]) -> bytes:
         named: list[_Bytes] = [

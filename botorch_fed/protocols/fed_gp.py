@@ -48,18 +48,23 @@ from torch import Tensor
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
 from botorch_fed.privacy import Event, GaussianSum, Guarantee, Ledger, OSNoise, compose
 from botorch_fed.privacy.aggregation import PrivateSum
-from botorch_fed.privacy.channels import Channel, CKKSChannel, Epoch, PlainChannel, Secrets
-from botorch_fed.privacy.channels import ThresholdCKKSChannel
+from botorch_fed.privacy.channels import (
+    Channel,
+    CKKSChannel,
+    Epoch,
+    PlainChannel,
+    Secrets,
+    ThresholdCKKSChannel,
+)
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import NoiseSource
-from botorch_fed.protocols import region_search
+from botorch_fed.protocols import region_search, support_search
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
 from botorch_fed.protocols.own_step import check_data, check_points, public_data, tensor_hash
 from botorch_fed.protocols.region_search import RegionPlan, RegionSearch, RegionView
 from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore
 from botorch_fed.protocols.support_search import SupportSearch, SupportView
-from botorch_fed.protocols import support_search
 from botorch_fed.rng import generator
 from botorch_fed.space import SearchSpace
 
@@ -80,7 +85,8 @@ class Setup:
 
     Attributes:
         space: The map of inputs and outcomes.
-        search: How points are found.
+        support: How points are found: the published search, or
+        region: the search in a shrinking region. One of the two.
         agents: The names of all agents.
         rounds: How many queries each agent makes, `T`.
         num_initial: How many points an agent evaluates first.
@@ -91,7 +97,8 @@ class Setup:
     """
 
     space: SearchSpace
-    search: SupportSearch | RegionSearch
+    support: SupportSearch | None
+    region: RegionSearch | None
     agents: tuple[AgentId, ...]
     rounds: int
     num_initial: int
@@ -105,6 +112,15 @@ class Setup:
             raise InputDataError("rounds lie in 0..10^6 and num_initial in 0..10^4.")
         if not self.agents or len(set(self.agents)) < len(self.agents):
             raise InputDataError("There must be at least one agent, and names must differ.")
+        if (self.support is None) == (self.region is None):
+            raise InputDataError("A setup has one search, for support or for region.")
+
+    @property
+    def search(self) -> Search:
+        """How points are found."""
+        found = self.support if self.region is None else self.region
+        assert found is not None
+        return found
 
 
 @dataclass(frozen=True)
@@ -349,9 +365,7 @@ class FedGPAgent:
     def _open(self, setup: Setup, sealed: Sealed) -> Tensor:
         channel = self.private_sum.channel
         order = Epoch("fed_gp", sealed.epoch, setup.agents)
-        integers = channel.open(
-            sealed.total, {}, epoch=order, round=sealed.t, secrets=self.secrets
-        )
+        integers = channel.open(sealed.total, {}, epoch=order, round=sealed.t, secrets=self.secrets)
         return channel.grid.to_values(integers)
 
     def _learned(
@@ -370,9 +384,7 @@ class FedGPAgent:
         except NumericalError:
             logger.warning("agent %r can not read the sum of round %d", self.name, t)
             return replace(state, plan=replace(plan, t=t + 1), total_t=t)
-        return replace(
-            state, plan=seen.following, seen=plan, total=total, total_t=t, count=count
-        )
+        return replace(state, plan=seen.following, seen=plan, total=total, total_t=t, count=count)
 
     def ask(self, state: FedGPAgentState) -> Tensor | Pending | None:
         """The initial points `n x d`, the next one `1 x d`, or None if nothing is to be done."""
@@ -400,7 +412,8 @@ class FedGPAgent:
             if state.seen is None:
                 return self._listed(stream.uniform(1, self.space.dim), state)
             found = _region_view(setup, state.seen, state.total, state.count)
-            point = region_search.point(search, found, state.X, stream=stream)
+            turn = setup.agents[found.plan.t % len(setup.agents)] == self.name
+            point = region_search.point(search, found, state.X, stream=stream, turn=turn)
             return self._listed(point, state)
         shared = None
         if state.total_t >= 0:
@@ -471,7 +484,9 @@ class FedGPAgent:
                 )
                 return state, Word(word)
         except (MessageError, ProtocolError) as error:  # e.g. a key lost in a crash: others go on
-            logger.warning("agent %r can not take part in epoch %d: %s", self.name, order.epoch, error)
+            logger.warning(
+                "agent %r can not take part in epoch %d: %s", self.name, order.epoch, error
+            )
             return state, Word(None)
         wanted = self._wants(setup, order.t + 1)
         if not order.contribute or self.name not in order.roster:
@@ -565,15 +580,11 @@ def _region_view(setup: Setup, plan: RegionPlan, total: Tensor, count: int) -> R
     )
 
 
-def _support_view(
-    setup: Setup, dim: int, total: Tensor, private_sum: PrivateSum
-) -> SupportView:
+def _support_view(setup: Setup, dim: int, total: Tensor, private_sum: PrivateSum) -> SupportView:
     search = setup.search
     assert isinstance(search, SupportSearch)
     key = (search, dim, tensor_hash(total), repr(private_sum.mechanism))
-    return _remembered(
-        key, lambda: support_search.view(search, dim, total, private_sum.mechanism)
-    )
+    return _remembered(key, lambda: support_search.view(search, dim, total, private_sum.mechanism))
 
 
 # ------------------------------------------------------------------ the server
@@ -954,7 +965,8 @@ class FedGP:
         noise_at: Who adds the noise.
         sums: The most sums that are opened; default one a round.
         num_initial: How many points every agent evaluates first.
-        precision: Of the public grid, relative to the largest contribution.
+        precision: Of the public grid, relative to the largest contribution; default the finest
+            at which sums are exact.
         delta: Of the promise.
         require: Whether agents refuse a run without privacy guarantee.
         noise: Where noise comes from. The default is the operating system, so a private run cannot
@@ -974,7 +986,7 @@ class FedGP:
     noise_at: Literal["agent", "server", "none"] = "none"
     sums: int | None = None
     num_initial: int = 4
-    precision: float = 2.0**-40
+    precision: float | None = None
     delta: float = 1e-5
     require: bool = False
     noise: NoiseSource = field(default_factory=OSNoise)
@@ -1010,9 +1022,9 @@ class FedGP:
             grid = getattr(mechanism, "grid", None)
         if grid is None:
             bound = self.search.bound(self.num_initial + self.rounds)
-            grid = PublicGrid(
-                dim=size, bound=bound, num_agents=num_agents, precision=self.precision
-            )
+            finest = 2.0 ** (math.ceil(math.log2(num_agents)) - 51)
+            precision = finest if self.precision is None else self.precision
+            grid = PublicGrid(dim=size, bound=bound, num_agents=num_agents, precision=precision)
         secret = b""
         channel: Channel
         if self.channel == "plain":
@@ -1034,7 +1046,8 @@ class FedGP:
         sums = self.rounds if self.sums is None else self.sums
         setup = Setup(
             space=space,
-            search=self.search,
+            support=self.search if isinstance(self.search, SupportSearch) else None,
+            region=self.search if isinstance(self.search, RegionSearch) else None,
             agents=names,
             rounds=self.rounds,
             num_initial=self.num_initial,

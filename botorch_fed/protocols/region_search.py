@@ -39,18 +39,20 @@ from botorch_fed.models import (
     InducingFeatures,
     StationaryKernel,
     Summary,
-    sobol_support,
 )
 from botorch_fed.models.features import FeatureMap, PolynomialFeatures
 from botorch_fed.models.summary import WeightPosterior, profiled_evidence, summarize
+from botorch_fed.models.support import sobol_support
 from botorch_fed.rng import Generator, generator
-from botorch_fed.space import SearchSpace
 
 NUM_MOMENTS = 7
 # Sums are on one grid; what must be finer than a summary is stretched by this.
-_FINE = 2.0**16
+_FINE = 2.0**12
 _WARPS = 2
 _JITTER = 1e-8
+_FARTHEST = 100.0  # outcomes, in units of the region's scale, where moments are concerned
+_LARGEST = 1e3  # an outcome over its noise
+_BEYOND = 10.0  # on the logarithmic scale: how far beyond the top an outcome counts
 _REACH = 0.2  # of the distance from the mean to the top
 
 
@@ -75,13 +77,13 @@ class RegionSearch:
 
     num_inducing: int = 58
     num_candidates: int = 3
-    final_half_width: float = 0.01
-    wait: int = 3
-    keep: float = 2.0
+    final_half_width: float = 0.02
+    wait: int = 5
+    keep: float = 1.5
     warps: tuple[str, ...] = ("linear", "log")
     lengthscales: tuple[float, ...] = (1.0, 2.0, 4.0)
     amplitudes: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0)
-    noises: tuple[float, ...] = (1e-6, 1e-3, 1e-1)
+    noises: tuple[float, ...] = (1e-5, 1e-3, 1e-1)
     spread: float = 1.0
     num_raw: int = 512
     num_restarts: int = 2
@@ -134,7 +136,7 @@ class RegionSearch:
 
     def bound(self, num_data: int) -> float:
         """The largest number an agent with so many observations contributes, with room."""
-        return float(2.0 ** math.ceil(math.log2(200.0 * max(num_data, 1) / min(self.noises))))
+        return float(2.0 ** math.ceil(math.log2(400.0 * max(num_data, 1) / min(self.noises))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -145,9 +147,9 @@ class RegionPlan:
         t: The round whose data are summed.
         centre: The region's centre, a `d` tensor.
         half_width: Half its width.
-        mean: What is subtracted from outcomes on the public scale,
-        scale: and what they are divided by.
-        top: Of the logarithmic scale: where it is steepest, after that.
+        mean: What is subtracted from outcomes on the public scale.
+        scale: Of outcomes in the region.
+        top: Of the logarithmic scale: where it is steepest, in units of `scale` above the mean.
         reach: Of the logarithmic scale: the distance from the top that counts as one.
         kernels: Numbers of the kernels that are compared.
         warp: The outcome scale chosen last, a number into `RegionSearch.warps`.
@@ -194,26 +196,26 @@ def _compared(search: RegionSearch, chosen: int, t: int) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=8)
-def _support(dim: int, size: int) -> Tensor:
-    return sobol_support(dim, size)
+def _support(dim: int, size: int, seed: int) -> Tensor:
+    return sobol_support(dim, size, seed=seed)
 
 
 def _feature_map(search: RegionSearch, plan: RegionPlan, kernel: int) -> FeatureMap:
     """The basis of a kernel in a region; public, and made once for all agents of a process."""
-    return _made(search, tuple(plan.centre.tolist()), plan.half_width, kernel)
+    return _made(search, plan.t, tuple(plan.centre.tolist()), plan.half_width, kernel)
 
 
 @lru_cache(maxsize=16)
 def _made(
-    search: RegionSearch, centre_: tuple[float, ...], half_width: float, kernel: int
+    search: RegionSearch, t: int, at: tuple[float, ...], half_width: float, kernel: int
 ) -> FeatureMap:
-    centre = torch.tensor(centre_, dtype=torch.float64)
-    plan = RegionPlan(0, centre, half_width, 0.0, 1.0, 0.0, 1.0, (), 0)
+    centre = torch.tensor(at, dtype=torch.float64)
+    plan = RegionPlan(t, centre, half_width, 0.0, 1.0, 0.0, 1.0, (), 0)
     lengthscale, amplitude, _ = search.kernels[kernel]
     lower, upper = plan.box
     dim = len(plan.centre)
     width = torch.full((dim,), half_width, dtype=torch.float64)
-    Z = lower + (upper - lower) * _support(dim, search.num_inducing)
+    Z = lower + (upper - lower) * _support(dim, search.num_inducing, t)
     process = StationaryKernel(math.inf, lengthscale * width, amplitude)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # points that others determine: harmless here
@@ -224,12 +226,18 @@ def _made(
     return AdditiveFeatures(parts, groups=[range(dim), range(dim)])
 
 
-def _noise(search: RegionSearch, plan: RegionPlan, kernel: int, X: Tensor) -> Tensor:
-    """Noise variance of every observation, `n x 1`: larger far from the region."""
+def _noise(
+    search: RegionSearch, plan: RegionPlan, kernel: int, X: Tensor, linear: Tensor
+) -> Tensor:
+    """Noise variance of every observation, `n x 1`: larger far from the region.
+
+    The second part bounds what an outcome far off the region's scale contributes, so that sums
+    stay exact on the public grid.
+    """
     distance = ((X - plan.centre) / plan.half_width).abs().amax(dim=-1, keepdim=True)
     relative = (distance / search.keep).clamp(max=30.0)
     factor = torch.where(relative > 1, 100.0 * relative**6, torch.ones_like(relative))
-    return search.kernels[kernel][2] * factor
+    return search.kernels[kernel][2] * factor + (linear / _LARGEST).square()
 
 
 def _in_reach(search: RegionSearch, plan: RegionPlan, X: Tensor) -> Tensor:
@@ -242,7 +250,7 @@ def _outcomes(search: RegionSearch, plan: RegionPlan, Y: Tensor) -> tuple[Tensor
     linear = (Y - plan.mean) / plan.scale
     gap = (plan.top - linear) / plan.reach
     # Logarithmic below the top, linear above: a new best may lie beyond what was expected.
-    log = -torch.where(gap > 0, torch.log1p(gap.clamp_min(0.0)), gap)
+    log = -torch.where(gap > 0, torch.log1p(gap.clamp_min(0.0)), gap.clamp_min(-_BEYOND))
     slope = -torch.log1p(gap.clamp_min(0.0)).sum() - len(Y) * math.log(plan.reach)
     return torch.stack([linear, log]), slope
 
@@ -298,19 +306,19 @@ def contribution(search: RegionSearch, plan: RegionPlan, X: Tensor, Y: Tensor) -
     parts = []
     for kernel in plan.kernels:
         phi = _feature_map(search, plan, kernel)
-        noise = _noise(search, plan, kernel, X)
+        noise = _noise(search, plan, kernel, X, scaled[0])
         summary = summarize(phi, X.expand(_WARPS, -1, -1), scaled, noise_var=noise)
         assert summary.square is not None and summary.log_det is not None
         packed = summary.pack()  # the gram of both outcome scales is the same
         M = phi.num_features
         log_det = summary.log_det.reshape(-1)[:1]
         parts += [packed[0, :-M], packed[:, -M:].reshape(-1), summary.square, log_det]
-    linear = scaled[0, :, 0]
+    linear = scaled[0, :, 0].clamp(-_FARTHEST, _FARTHEST)
     near = linear[_in_reach(search, plan, X)]
     best = linear.max()
     fine = torch.stack([near.sum(), near.square().sum(), best, best.square(), slope])
     counts = torch.tensor([float(len(near)), float(len(X))], dtype=torch.float64)
-    return torch.cat([*parts, _FINE * fine.clamp(-1e6, 1e6), counts])
+    return torch.cat([*parts, _FINE * fine, counts])
 
 
 def view(
@@ -348,7 +356,7 @@ def view(
     )
     phi = _feature_map(search, plan, plan.kernels[index])
     lower, upper = plan.box
-    raw = lower + (upper - lower) * _support(len(plan.centre), search.num_raw)
+    raw = lower + (upper - lower) * _support(len(plan.centre), search.num_raw, plan.t)
     found = RegionView(
         plan=plan,
         features=phi,
@@ -386,10 +394,11 @@ def _following(
     mean, spread = 0.0, 1.0
     if inside > 1:
         mean = total / inside
-        spread = math.sqrt(max(squares / inside - mean**2, 1e-24))
+        spread = math.sqrt(max(squares / inside - mean**2, 1e-6 * max(1.0, mean**2)))
     best_mean = best / num_agents
     best_spread = math.sqrt(max(best_squares / num_agents - best_mean**2, 0.0))
-    top = best_mean + best_spread  # no sum says what the best is; this is near it
+    # No sum says what the best is; this is near it.
+    top = max((best_mean + best_spread - mean) / spread, 0.1)
     start = plan.centre.clamp(*plan.box).unsqueeze(0)
     centre = _maximum(search, found, found.posterior.mean, start)
     return RegionPlan(
@@ -398,8 +407,8 @@ def _following(
         half_width=search.half_width(plan.t + 1, rounds),
         mean=plan.mean + plan.scale * mean,
         scale=plan.scale * spread,
-        top=(top - mean) / spread,
-        reach=max(_REACH * (top - mean) / spread, 1e-9),
+        top=top,
+        reach=_REACH * top,
         kernels=_compared(search, found.kernel, plan.t + 1),
         warp=found.warp,
     )
@@ -409,7 +418,7 @@ def _following(
 
 
 def point(
-    search: RegionSearch, found: RegionView, tried: Tensor, *, stream: Generator
+    search: RegionSearch, found: RegionView, tried: Tensor, *, stream: Generator, turn: bool
 ) -> Tensor:
     """The maximum in the region of a function drawn from the shared posterior, `1 x d`.
 
@@ -418,13 +427,16 @@ def point(
         found: What the last sum says.
         tried: Own points, `n x d`; the new one keeps away from them.
         stream: The agent's own random numbers.
+        turn: Whether it is this agent's turn to try the maximum of the mean. Where the model is
+            certain all draws have the same maximum: the others then try the neighbourhood.
     """
     posterior = found.posterior
     deviation = posterior.sample(generator=stream) - posterior.mean
     weights = posterior.mean + search.spread * found.scale * deviation
     start = found.following.centre.clamp(*found.plan.box).unsqueeze(0)
     best = _maximum(search, found, weights, start)
-    if len(tried) and float(torch.cdist(best, tried).min()) < 1e-3 * found.plan.half_width:
+    known = tried if turn else torch.cat([tried, found.following.centre.unsqueeze(0)])
+    if len(known) and float(torch.cdist(best, known).min()) < 0.01 * found.plan.half_width:
         nudge = 0.05 * found.plan.half_width * stream.normal(1, best.shape[-1])
         best = (best + nudge).clamp(0.0, 1.0)
     return best

@@ -31,8 +31,6 @@ from botorch.models.model import Model
 from torch import Tensor
 
 from botorch_fed.acquisition import (
-    Constant,
-    InverseSquare,
     Polynomial,
     ThompsonSampling,
     check_schedule,
@@ -48,11 +46,11 @@ from botorch_fed.models import (
     draw_path,
     fit_own_gp,
     own_gp,
-    sobol_support,
     summarize,
 )
 from botorch_fed.models.pic import PICGP
 from botorch_fed.models.repair import repair
+from botorch_fed.models.support import sobol_support
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.protocols.own_step import random_point
 from botorch_fed.rng import Generator, generator
@@ -72,7 +70,7 @@ class SupportSearch:
         noise_var: Noise variance on that scale.
         support_size: Size of the support set: public Sobol points,
         support: unless it is given, as a tuple of points.
-        schedule: :math:`p_t`, the probability of an own step, queries counted from 1.
+        decay: The `c` of :math:`p_t = 1 - t^{-c}`, the probability of an own step in round `t`.
         models: ``"mixture"``, or only one of them.
         coin: Whether every agent throws its own coin, or one is thrown for all.
         acquisition: What is maximised, on either model.
@@ -90,7 +88,7 @@ class SupportSearch:
     noise_var: float = 1e-4
     support_size: int = 32
     support: tuple[tuple[float, ...], ...] = ()
-    schedule: Polynomial | InverseSquare | Constant = Polynomial(0.5)  # noqa: RUF009 - frozen
+    decay: float = 0.5
     models: Literal["mixture", "local", "global"] = "mixture"
     coin: Literal["own", "shared"] = "shared"
     acquisition: Acquisition = "ucb"
@@ -102,7 +100,7 @@ class SupportSearch:
     num_restarts: int = 3
 
     def __post_init__(self) -> None:
-        check_schedule(self.schedule, 1000)
+        check_schedule(self.schedule, 1000)  # c in (0, 1]: what the proof needs
         for name in ("lengthscale", "outputscale", "noise_var"):
             if not 1e-9 <= getattr(self, name) <= 1e9:
                 raise InputDataError(f"{name} must be positive, got {getattr(self, name)}.")
@@ -116,6 +114,11 @@ class SupportSearch:
             raise InputDataError(f"acquisition is one of {get_args(Acquisition)}, beta 0 or more.")
         if not 1 <= self.num_restarts <= self.num_raw:
             raise InputDataError("num_restarts must lie between 1 and num_raw.")
+
+    @property
+    def schedule(self) -> Polynomial:
+        """:math:`p_t`."""
+        return Polynomial(self.decay)
 
     @property
     def ever_together(self) -> bool:
@@ -169,9 +172,7 @@ def contribution(search: SupportSearch, X: Tensor, Y: Tensor) -> Tensor:
     return summarize(phi, X, Y, noise_var=search.noise_var).pack()
 
 
-def records(
-    phi: InducingFeatures, X: Tensor, Y: Tensor, mechanism: DistributedRecordSum
-) -> Tensor:
+def records(phi: InducingFeatures, X: Tensor, Y: Tensor, mechanism: DistributedRecordSum) -> Tensor:
     """What an agent adds to a sum that protects records: one row per observation."""
     features = phi(X) / phi.outputscale.sqrt()
     return mechanism.records(features, Y)

@@ -10,17 +10,21 @@ from botorch.exceptions.errors import InputDataError
 from botorch.test_functions.base import BaseTestProblem
 from torch import Tensor
 
+from botorch_fed.rng import Generator
 from botorch_fed.space import SearchSpace
 
 
 class AgentProblem(BaseTestProblem):
-    """What one agent observes: a BoTorch test problem on the unit cube, to be maximised.
+    """What one agent observes: a BoTorch test problem on the unit cube.
+
+    It is to be maximised, or minimised where ``federation.space.outcome.minimize`` is true; negated
+    it is the other way round.
 
     Args:
         federation: The federated problem.
         agent: The agent's index.
         noise_std: Standard deviation of observation noise, if any is to be added.
-        negate: If true, the negated function, for minimisers.
+        negate: If true, the negated function.
     """
 
     def __init__(
@@ -44,13 +48,15 @@ class AgentProblem(BaseTestProblem):
 
     @property
     def optimal_value(self) -> float:
-        """The largest noise-free value (negated if the problem is)."""
+        """The best noise-free value (negated if the problem is)."""
         value = float(self.federation.optimal_values[self.agent])
         return -value if self.negate else value
 
 
 class FederatedTestProblem(ABC):
-    """Several agents' objectives over one public search space; larger is better.
+    """Several agents' objectives over one public search space.
+
+    Larger is better, unless ``space.outcome.minimize`` is true: then smaller is.
 
     ``problem[n]`` is agent `n`'s `AgentProblem`; ``len(problem)`` counts the agents.
 
@@ -69,9 +75,28 @@ class FederatedTestProblem(ABC):
     def evaluate(self, agent: int, X: Tensor) -> Tensor:
         """Noise-free values of an agent at `n x d` points of the unit cube, an `n` tensor."""
 
+    def observe(self, agent: int, X: Tensor, stream: Generator) -> Tensor:
+        """Values at `n x d` points of the unit cube as an agent observes them, an `n` tensor.
+
+        By default normal noise of `noise_std` is added; a problem with another noise overrides
+        this. All randomness comes from the stream, so that a seed fixes a run.
+
+        Args:
+            agent: The agent's index.
+            X: The points.
+            stream: Where the noise comes from; not read without noise.
+        """
+        values = self.evaluate(agent, X)
+        if not self.noise_std:
+            return values
+        return values + self.noise_std * stream.normal(*values.shape)
+
     @property
     def optimal_values(self) -> Tensor:
-        """The largest noise-free value of every agent, where it is known."""
+        """The best noise-free value of every agent, where it is known.
+
+        The largest, or the smallest where ``space.outcome.minimize`` is true.
+        """
         raise NotImplementedError(f"The optima of {type(self).__name__} are not known.")
 
     @property

@@ -9,6 +9,10 @@ default tolerance, which stops after a few steps for small `C` and inflates maxi
 here is the AUC of the decision function at tolerance 1e-6, which is deterministic; both of theirs
 are options for comparison.
 
+Another option is 1 - accuracy, of which **smaller is better**. Mines are rare and it is nearly
+flat: over 64 Sobol points on the linear scale, means over the fields, 61 % of values lie within
+0.005 of always saying no, whose error is 0.062, and the smallest value is 0.004 below that.
+
 .. [Xue2007] Y. Xue, X. Liao, L. Carin, B. Krishnapuram. Multi-task learning for classification with
    Dirichlet process priors. JMLR 8, 2007.
 .. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
@@ -32,15 +36,17 @@ from botorch_fed.test_functions.base import FederatedTestProblem, check_points
 from botorch_fed.test_functions.data import load_arrays
 
 ORIGIN = "LandmineData.mat of Xue et al., JMLR 8:35-63, 2007"
+AUC = Outcome(centre=0.7, scale=0.1)
+ERROR = Outcome(centre=0.07, scale=0.02, minimize=True)
 
 
 class Landmine(FederatedTestProblem):
-    """Validation AUC of a support vector machine on each of 29 landmine fields.
+    """Validation score of a support vector machine on each of 29 landmine fields.
 
     Args:
         scale: Whether `C` and `gamma` are on a linear scale, as in the papers, or a log scale.
         score: ``"decision"`` for the AUC of the decision function; ``"platt"`` for the papers'
-            randomised probabilities.
+            randomised probabilities; ``"error"`` for 1 - accuracy, to be minimised.
         tol: Tolerance of the solver; libsvm's default is 1e-3.
         data: The folder of `landmine.npz`; default the one named by ``BOTORCH_FED_DATA``.
 
@@ -54,12 +60,12 @@ class Landmine(FederatedTestProblem):
         self,
         *,
         scale: Scale = "linear",
-        score: Literal["decision", "platt"] = "decision",
+        score: Literal["decision", "platt", "error"] = "decision",
         tol: float = 1e-6,
         data: str | Path | None = None,
     ) -> None:
-        if score not in ("decision", "platt"):
-            raise UnsupportedError(f'score must be "decision" or "platt", got {score!r}.')
+        if score not in ("decision", "platt", "error"):
+            raise UnsupportedError(f'score must be "decision", "platt" or "error", got {score!r}.')
         self.score = score
         self.tol = tol
         self.space = SearchSpace(
@@ -67,7 +73,7 @@ class Landmine(FederatedTestProblem):
                 Parameter.real("C", 1e-4, 10.0, scale=scale),
                 Parameter.real("gamma", 1e-2, 10.0, scale=scale),
             ),
-            Outcome(centre=0.7, scale=0.1),
+            ERROR if score == "error" else AUC,
         )
         arrays = load_arrays("landmine.npz", ("X", "y", "field"), folder=data, origin=ORIGIN)
         self._splits = [
@@ -80,10 +86,10 @@ class Landmine(FederatedTestProblem):
 
     def evaluate(self, agent: int, X: Tensor) -> Tensor:
         check_points(X, self.dim)
-        values = [self._auc(agent, **point) for point in self.space.from_unit(X)]  # type: ignore[arg-type]
+        values = [self._score(agent, **point) for point in self.space.from_unit(X)]  # type: ignore[arg-type]
         return torch.tensor(values, dtype=torch.float64)
 
-    def _auc(self, agent: int, *, C: float, gamma: float) -> float:
+    def _score(self, agent: int, *, C: float, gamma: float) -> float:
         from sklearn.metrics import roc_auc_score
         from sklearn.svm import SVC
 
@@ -96,6 +102,8 @@ class Landmine(FederatedTestProblem):
             else:
                 machine = SVC(C=C, gamma=gamma, tol=self.tol)
             machine.fit(train_X, train_y)
+        if self.score == "error":
+            return float((machine.predict(test_X) != test_y).mean())
         scores = machine.predict_proba(test_X)[:, 1] if platt else machine.decision_function(test_X)
         return float(roc_auc_score(test_y, scores))
 

@@ -63,7 +63,7 @@ from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.test_functions.base import FederatedTestProblem, check_points
 from botorch_fed.test_functions.data import load_arrays
-from botorch_fed.test_functions.sklearn_tuning import _deal, _split
+from botorch_fed.test_functions.sklearn_tuning import deal_rows, halve_rows
 
 Score = Literal["accuracy", "balanced_accuracy", "auc"]
 Matrix = NDArray[np.float64]
@@ -159,8 +159,8 @@ class _RiskTuning(FederatedTestProblem):
         used = generator(seed, "subsample").uniform(len(y)).argsort()[:total].sort().values.numpy()
         X, y = X[used], y[used]
         self._halves = []
-        for rows in _deal(y, num_agents, "size", concentration, seed):
-            ((train, test),) = _split(rows, y[rows], 1)
+        for rows in deal_rows(y, num_agents, "size", concentration, seed):
+            ((train, test),) = halve_rows(rows, y[rows], 1)
             A, B = _standardized(X[train], X[test])
             self._halves.append((A, y[train], B, y[test]))
 

@@ -36,7 +36,7 @@ Skew = Literal["none", "size", "label"]
 FLOOR = 20  # rows of every agent, in the classes' proportions; at least 2 of each class
 
 # Training and validation rows as indices into the data set.
-_Halves = tuple[NDArray[np.intp], NDArray[np.intp]]
+Halves = tuple[NDArray[np.intp], NDArray[np.intp]]
 
 
 class SklearnTuning(FederatedTestProblem):
@@ -94,8 +94,8 @@ class SklearnTuning(FederatedTestProblem):
             outcome,
         )
         self._halves = [
-            _split(rows, self._y[rows], splits)
-            for rows in _deal(self._y, num_agents, skew, concentration, seed)
+            halve_rows(rows, self._y[rows], splits)
+            for rows in deal_rows(self._y, num_agents, skew, concentration, seed)
         ]
 
     def __len__(self) -> int:
@@ -126,7 +126,7 @@ class SklearnTuning(FederatedTestProblem):
         ]
         return torch.tensor(values, dtype=torch.float64).reshape(len(X), len(halves)).mean(dim=-1)
 
-    def _score(self, halves: _Halves, *, C: float, gamma: float) -> float:
+    def _score(self, halves: Halves, *, C: float, gamma: float) -> float:
         from sklearn.metrics import roc_auc_score
         from sklearn.svm import SVC
 
@@ -151,10 +151,21 @@ def _load(dataset: str) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
     return X, y
 
 
-def _deal(
+def deal_rows(
     y: NDArray[np.intp], num_agents: int, skew: Skew, concentration: float, seed: int
 ) -> list[NDArray[np.intp]]:
-    """Rows of every agent: disjoint, and together all rows."""
+    """Rows of every agent: disjoint, sorted, and together all rows.
+
+    Args:
+        y: The classes of all rows, `n`.
+        num_agents: Number of agents.
+        skew: How rows above the floor are shared; see `SklearnTuning`.
+        concentration: Of the Dirichlet distribution; smaller is more unequal.
+        seed: Seed of the shares and of the order of the rows.
+
+    Raises:
+        InputDataError: There are too few rows of a class for the floor of every agent.
+    """
     labels, counts = np.unique(y, return_counts=True)
     floors = np.maximum(2, np.ceil(FLOOR * counts / len(y))).astype(int)
     most = int((counts // floors).min())
@@ -181,7 +192,14 @@ def _deal(
     return [np.sort(np.concatenate(hand)) for hand in hands]
 
 
-def _split(rows: NDArray[np.intp], y: NDArray[np.intp], splits: int) -> list[_Halves]:
+def halve_rows(rows: NDArray[np.intp], y: NDArray[np.intp], splits: int) -> list[Halves]:
+    """Stratified random halvings of an agent's rows into training and validation rows.
+
+    Args:
+        rows: The agent's rows, as `deal_rows` gives them.
+        y: Their classes, of the same length.
+        splits: How many halvings; the first ones do not depend on their number.
+    """
     from sklearn.model_selection import train_test_split
 
     return [

@@ -15,10 +15,21 @@ from botorch.exceptions.errors import (
 )
 from botorch.exceptions.warnings import InputDataWarning
 
-from botorch_fed.models import FeatureMap, feature_map_from_tensors
-from test.cases import MAPS, uniform
+from botorch_fed.models import AdditiveFeatures, FeatureMap, feature_map_from_tensors
+from botorch_fed.models.features import PolynomialFeatures
+from test.cases import MAPS, inducing, uniform
 
-maps = pytest.mark.parametrize("make", MAPS)
+
+def polynomial() -> FeatureMap:
+    half_width = torch.tensor([0.5, 0.6], dtype=torch.float64)
+    return PolynomialFeatures(0.5, half_width, constant_scale=3.0, scale=0.4)
+
+
+def trend_and_inducing() -> FeatureMap:
+    return AdditiveFeatures([polynomial(), inducing()], [range(2), range(2)])
+
+
+maps = pytest.mark.parametrize("make", [*MAPS, polynomial, trend_and_inducing])
 
 
 @maps

@@ -18,15 +18,21 @@ from torch import Tensor
 
 from botorch_fed.models import (
     AdditiveFeatures,
+    BasisGP,
     FeatureMap,
     InducingFeatures,
     KLFeatures,
+    LocalBlock,
     QuadratureFourierFeatures,
     RandomFourierFeatures,
     StationaryKernel,
+    WeightPosterior,
+    feature_map_from_tensors,
+    summarize,
 )
+from botorch_fed.models.features import PolynomialFeatures
 from botorch_fed.rng import generator
-from test.cases import UNIT, quadrature, se, uniform
+from test.cases import UNIT, normal, quadrature, se, uniform
 
 LINE = UNIT[:, :1]
 
@@ -350,3 +356,108 @@ def test_inducing_bad_input() -> None:
         InducingFeatures(se(0.3, 0.3), Z, jitter=1.0)
     with pytest.warns(InputDataWarning, match="promoted to float64"):
         InducingFeatures(se(0.3, 0.3), Z.float())
+
+
+# ------------------------------------------------------------------ polynomials
+
+
+def test_polynomial_features_are_the_monomials_in_order() -> None:
+    centre = torch.tensor([0.5, 1.0, -2.0]).double()
+    phi = PolynomialFeatures(centre, 2.0, constant_scale=7.0, scale=0.5)
+    X = uniform(4, 3)
+    u, v, w = ((X - centre) / 2).unbind(dim=-1)
+    columns = [torch.full_like(u, 7.0), u, v, w]
+    columns += [u**2 / math.sqrt(2), v**2 / math.sqrt(2), w**2 / math.sqrt(2), u * v, u * w, v * w]
+    torch.testing.assert_close(phi(X), 0.5 * torch.stack(columns, dim=-1), rtol=1e-13, atol=1e-13)
+    assert phi.num_features == 10
+    assert PolynomialFeatures(0.0, 1.0).num_features == 3
+    assert PolynomialFeatures(0.0, 1.0, input_dim=10).num_features == 66
+
+
+def test_polynomial_kernel_is_its_inner_product_and_prefers_no_direction() -> None:
+    phi = PolynomialFeatures(0.3, 0.7, scale=1.3, input_dim=4)
+    X1, X2 = uniform(2, 5, 4), uniform(3, 4, seed=1)
+    expected = phi(X1) @ phi(X2).mT
+    torch.testing.assert_close(phi.covariance(X1, X2), expected, rtol=1e-13, atol=1e-13)
+    rotation = torch.linalg.qr(normal(4, 4)).Q
+    turned = 0.3 + (X1 - 0.3) @ rotation
+    torch.testing.assert_close(phi.covariance(turned), phi.covariance(X1), rtol=1e-12, atol=1e-12)
+    corner = torch.full((1, 4), 1.0).double()
+    torch.testing.assert_close(phi.covariance(corner).squeeze(), phi.outputscale)
+
+
+def test_polynomial_features_fit_every_quadratic() -> None:
+    phi = PolynomialFeatures(0.5, 0.5, input_dim=2)
+    X, test_X = uniform(20, 2), uniform(30, 2, seed=1)
+
+    def quadratic(x: Tensor) -> Tensor:
+        return (3 + x[:, :1] - 2 * x[:, 1:]) * (1 - x[:, :1] + x[:, 1:])
+
+    total = summarize(phi, X, quadratic(X), noise_var=1e-8)
+    location, _ = WeightPosterior.from_total(total).predict(phi(test_X))
+    torch.testing.assert_close(location, quadratic(test_X), rtol=0, atol=1e-6)
+
+
+def test_polynomial_box_is_fixed() -> None:
+    phi = PolynomialFeatures(0.5, 0.5, input_dim=2)
+    with pytest.raises(InputDataError, match="half width of the box"):
+        phi.with_hyperparameters(2 * phi.lengthscale, phi.outputscale)
+    other = phi.with_hyperparameters(phi.lengthscale, 4 * phi.outputscale)
+    torch.testing.assert_close(other.scale, 2 * phi.scale)
+    torch.testing.assert_close(other.outputscale, 4 * phi.outputscale)
+
+
+def test_polynomial_bad_input() -> None:
+    for centre, half_width in [
+        (torch.zeros(2).double(), torch.ones(3).double()),
+        (torch.zeros(2, 1).double(), 1.0),
+        (torch.zeros(0).double(), 1.0),
+    ]:
+        with pytest.raises(BotorchTensorDimensionError, match="centre and half_width"):
+            PolynomialFeatures(centre, half_width)
+    with pytest.raises(BotorchTensorDimensionError, match="input_dim=3"):
+        PolynomialFeatures(torch.zeros(2).double(), 1.0, input_dim=3)
+    with pytest.raises(BotorchTensorDimensionError, match="scale must be one number"):
+        PolynomialFeatures(0.0, 1.0, scale=torch.ones(2).double())
+    for name in ["half_width", "constant_scale", "scale"]:
+        arguments = {"half_width": 1.0, name: 0.0}
+        with pytest.raises(InputDataError, match=f"{name} must be positive"):
+            PolynomialFeatures(0.0, **arguments)
+    with pytest.raises(InputDataError, match=r"centre .* has 1 NaN"):
+        PolynomialFeatures(math.nan, 1.0)
+
+
+def test_a_trend_and_a_support_set_work_everywhere() -> None:
+    # The kernel of both parts exactly, from statistics over both bases.
+    trend = PolynomialFeatures(0.5, 0.5, scale=0.3, input_dim=2)
+    phi = AdditiveFeatures(
+        [trend, InducingFeatures(se(0.4, 0.6), uniform(8, 2, seed=5))], [range(2), range(2)]
+    )
+    X, Y, test_X = uniform(15, 2), normal(15, 1), uniform(6, 2, seed=1)
+    own, others = slice(0, 6), slice(6, 15)
+    # Dense PITC: the two agents' blocks are exact, all else goes through the bases.
+    everything = torch.cat([X, test_X])
+    K = phi(everything) @ phi(everything).mT
+    for rows in [own, others, slice(15, None)]:
+        K[rows, rows] = phi.covariance(everything[rows])
+    A = K[:15, :15] + 0.02 * torch.eye(15).double()
+    gain = torch.linalg.solve(A, K[:15, 15:]).mT
+    mean, covariance = gain @ Y, K[15:, 15:] - gain @ K[:15, 15:]
+
+    block = LocalBlock.from_data(phi, X[own], Y[own], noise_var=0.02)
+    received = summarize(phi, X[others], Y[others], noise_var=0.02)
+    model = BasisGP(X[own], Y[own], feature_map=phi, summaries=[received], noise_var=0.02)
+    rebuilt = feature_map_from_tensors(phi.to_tensors())
+    for other in [
+        model,
+        BasisGP.from_summary(block.summary + received, feature_map=phi),
+        BasisGP.from_summary(received, feature_map=rebuilt, noise_var=0.02)
+        .eval()
+        .condition_on_observations(X[own], Y[own]),
+    ]:
+        posterior = other.posterior(test_X)
+        torch.testing.assert_close(posterior.mean, mean, rtol=0, atol=1e-9)
+        actual = posterior.distribution.covariance_matrix
+        torch.testing.assert_close(actual, covariance, rtol=0, atol=1e-9)
+        assert posterior.rsample(torch.Size([3])).shape == (3, 6, 1)
+    assert model.sample_weights(torch.Size([3]), generator=generator(0)).shape == (3, 14)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -26,7 +27,7 @@ from botorch_fed.models import (
     sample_weights_dual,
     summarize,
 )
-from botorch_fed.models.summary import CHUNK
+from botorch_fed.models.summary import CHUNK, profiled_evidence
 from botorch_fed.rng import generator
 from test.cases import UNIT, inducing, normal, random_fourier, se, uniform
 
@@ -389,6 +390,50 @@ def test_packed_summaries_have_no_evidence() -> None:
     total = Summary.unpack(summarize(phi, X, Y, noise_var=NOISE).pack(), basis=phi.fingerprint)
     with pytest.raises(InputDataError, match="never leave an agent"):
         log_evidence(total)
+
+
+def test_profiled_evidence_is_the_largest_over_all_scales() -> None:
+    phi = inducing()
+    parts = [_data(n, seed=n) for n in (7, 9)]
+    Y = torch.cat([part[1] for part in parts])
+    X = torch.cat([part[0] for part in parts])
+    blocks = [phi.residual(x) + NOISE * torch.eye(len(x)).double() for x, _ in parts]
+    dense = phi(X) @ phi(X).mT + torch.block_diag(*blocks)
+    log_p, scale = profiled_evidence(sum(summarize(phi, *p, noise_var=NOISE) for p in parts))
+    torch.testing.assert_close(log_p, _dense_evidence(scale * dense, Y), rtol=1e-10, atol=1e-10)
+    grid = torch.logspace(-4, 4, 4001, dtype=torch.float64)  # steps of 0.46 %
+    values = torch.stack([_dense_evidence(s * dense, Y) for s in grid])
+    assert float(scale / grid[values.argmax()]) == pytest.approx(1, abs=0.0024)
+    assert float(values.max()) <= float(log_p)
+    assert float(values.max()) == pytest.approx(float(log_p), abs=16 / 4 * 0.0024**2)
+
+
+def test_profiled_evidence_of_batches_is_a_loop_and_knows_no_unit() -> None:
+    phi, X = random_fourier(), uniform(3, 12, 2)
+    Y = 5 * normal(3, 12, 1)
+    log_p, scale = profiled_evidence(summarize(phi, X, Y, noise_var=NOISE))
+    assert log_p.shape == scale.shape == (3,)
+    for i in range(3):
+        one, own_scale = profiled_evidence(summarize(phi, X[i], Y[i], noise_var=NOISE))
+        torch.testing.assert_close((log_p[i], scale[i]), (one, own_scale))
+    moved, larger = profiled_evidence(summarize(phi, X, 1000 * Y, noise_var=NOISE))
+    torch.testing.assert_close(larger, 1e6 * scale, rtol=1e-9, atol=0)
+    torch.testing.assert_close(moved, log_p - 12 * math.log(1000), rtol=1e-9, atol=0)
+
+
+def test_profiled_evidence_where_nothing_is_left_to_explain() -> None:
+    phi, (X, Y) = random_fourier(), _data(6)
+    constant = summarize(phi, X, torch.zeros_like(Y), noise_var=NOISE)
+    honest = summarize(phi, X, Y, noise_var=NOISE)
+    contradictory = replace(honest, moment=10 * honest.moment)  # as noise may make it
+    for total in [constant, contradictory]:
+        log_p, scale = profiled_evidence(total)
+        assert float(log_p) == -math.inf
+        assert float(scale) > 0
+    with pytest.raises(InputDataError, match="needs observations"):
+        profiled_evidence(Summary.zero(phi))
+    with pytest.raises(InputDataError, match="never leave an agent"):
+        profiled_evidence(Summary.unpack(honest.pack(), basis=phi.fingerprint))
 
 
 def test_one_release_serves_every_lengthscale() -> None:

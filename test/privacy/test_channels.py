@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import pickle
+import struct
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
 
 import numpy as np
 import pytest
+import tenseal
 import torch
 from botorch.exceptions.errors import InputDataError
 from hypothesis import HealthCheck, given, settings
@@ -27,6 +29,7 @@ from botorch_fed.privacy.channels import (
     ThresholdCKKSChannel,
 )
 from botorch_fed.privacy.grid import PublicGrid
+from botorch_fed.privacy.hazmat import ckks
 from botorch_fed.protocols.store import FileStore, MemoryStore
 from botorch_fed.rng import generator
 
@@ -184,6 +187,14 @@ def test_more_numbers_than_fit_one_ciphertext(dim: int) -> None:
     rows = random_rows(grid, 2)
     assert torch.equal(opened(ThresholdCKKSChannel(grid), rows), rows.sum(dim=0))
     assert torch.equal(opened(*_with_rows(grid, rows)), rows.sum(dim=0))
+
+
+@pytest.mark.parametrize("place", [0, 8192])
+def test_one_of_two_ciphertexts_may_be_all_zeros(place: int) -> None:
+    channel = ThresholdCKKSChannel(PublicGrid(dim=8193, bound=100.0, num_agents=2))
+    rows = torch.zeros(2, 8193, dtype=torch.int64)
+    rows[:, place] = 7
+    assert torch.equal(opened(channel, rows), rows.sum(dim=0))
 
 
 def test_channels_without_shares_add_any_part_of_the_roster() -> None:
@@ -359,6 +370,41 @@ def test_a_server_that_tells_agents_different_commitments_is_noticed(world: Worl
     heard = (coins, *world.heard[1:])
     with pytest.raises(MessageError, match=r"has committed|was changed"):
         world.channel.joint_key(world.epoch, heard)
+
+
+def test_a_secret_makes_one_key_share(world: World) -> None:
+    channel, epoch, names = world.channel, epoch_of(3, number=5), world.epoch.roster
+    stores = {name: MemoryStore() for name in names}
+    first = {name: channel.prepare(0, epoch, name, (), stores[name]) for name in names}
+    channel.prepare(1, epoch, "agent0", (first,), stores["agent0"])
+    # agent2 lost its store, or somebody says so: another common polynomial, the same secret
+    again = {**first, "agent2": channel.prepare(0, epoch, "agent2", (), MemoryStore())}
+    with pytest.raises(ProtocolError, match="phase 0 were answered before"):
+        channel.prepare(1, epoch, "agent0", (again,), stores["agent0"])
+
+
+def test_nobody_commits_again_after_seeing_key_shares(world: World) -> None:
+    channel, epoch, names = world.channel, epoch_of(3, number=6), world.epoch.roster
+    stores, heard, _ = set_up(channel, epoch)
+    # agent2, with the server, takes another share in the light of the others'
+    ring, header = channel.ring, HEADER.size
+    words = np.frombuffer(heard[2]["agent2"][header:], "<u4").reshape(-1, ring.degree)
+    primes = np.array(ring.primes, dtype="<u4")[:, None]
+    other = ((words.astype(np.uint64) + 1) % primes).astype("<u4").tobytes()
+    seed = heard[1]["agent2"][header : header + 32]
+    digest = hashlib.sha256(other).digest()
+    commitment = channel._commitment(epoch, "agent2", seed, digest)
+    heard = (
+        heard[0],
+        {**heard[1], "agent2": resealed(heard[1]["agent2"], 0, commitment)},
+        {**heard[2], "agent2": resealed(heard[2]["agent2"], 0, other)},
+    )
+    channel.joint_key(epoch, heard)  # consistent by itself
+    for name in names[:2]:
+        with pytest.raises(ProtocolError, match="phase 1 were answered before"):
+            channel.joint_key(epoch, heard, me=name, secrets=stores[name])
+        with pytest.raises(ProtocolError, match="phase 1 were answered before"):
+            channel.prepare(2, epoch, name, heard[:2], stores[name])
 
 
 def test_contributions_under_different_keys_are_not_added(world: World) -> None:
@@ -555,10 +601,65 @@ def test_fuzzed_bytes_of_the_other_channels(kind: str) -> None:
         survives(lambda bad=bad: channel.open(bad, {}, **at, secrets=stores["agent0"]))
 
 
+def forged_vector(channel: CKKSChannel, size: int, first: int, second: int, scale: float) -> bytes:
+    """A vector of TenSEAL around a ciphertext of two constant polynomials."""
+    context = ckks._context(channel.context)
+    ids = tuple(tenseal.ckks_vector(context, [0.0]).ciphertext()[0].parms_id())
+    words = np.array([first, second], dtype="<u8").repeat(2 * 8192)
+    body = struct.pack("<4QB3QdQ", *ids, True, 2, 8192, 2, scale, 1)
+    version, data = ckks._version(), words.tobytes()
+    array = ckks._header(version, 24 + len(data)) + struct.pack("<Q", words.size)
+    inner = ckks._header(version, 16 + len(body) + len(array) + len(data)) + body + array + data
+    count = ckks._varint(size)
+    front = b"\x0a" + ckks._varint(len(count)) + count + b"\x12" + ckks._varint(len(inner))
+    return front + inner + b"\x19" + struct.pack("<d", 2.0**40)
+
+
+def test_ciphertexts_that_seal_can_not_add_are_refused() -> None:
+    channel, _ = single_key(PublicGrid(dim=5, bound=1.0, num_agents=2), 2)
+    epoch = epoch_of(2)
+    at: Mapping[str, Any] = {"epoch": epoch, "round": 1}
+
+    def framed(name: str, second: int, scale: float = 2.0**40) -> bytes:
+        vector = forged_vector(channel, 5, 1, second, scale)
+        return channel._frame(0, channels_module._pack([vector]), epoch, 1, name)
+
+    channel.check(framed("agent0", second=2), **at, sender="agent0")  # well formed
+    with pytest.raises(MessageError, match="another size, form or level"):
+        channel.check(framed("agent0", second=1, scale=2.0**39), **at, sender="agent0")
+    with pytest.raises(MessageError, match="another size, form or level"):
+        channel.check(framed("agent0", second=0), **at, sender="agent0")
+
+
+def test_ciphertexts_that_cancel_are_refused() -> None:
+    channel, _ = single_key(PublicGrid(dim=5, bound=1.0, num_agents=2), 2)
+    vectors = [tenseal.ckks_vector(ckks._context(channel.context), [1.0] * 5) for _ in range(2)]
+    vectors[1] = vectors[0].neg()  # the negative of what somebody else has sent
+    payloads = {
+        name: channel._frame(0, channels_module._pack([v.serialize()]), epoch_of(2), 1, name)
+        for name, v in zip(epoch_of(2).roster, vectors, strict=True)
+    }
+    with pytest.raises(MessageError, match="does not add"):
+        channel.add(payloads, epoch=epoch_of(2), round=1)
+
+
+def test_limbs_do_not_wrap_around() -> None:
+    grid = PublicGrid(dim=3, bound=1.0, num_agents=2, precision=2.0**-50)
+    channel, stores = single_key(grid, 2)
+    assert channel._limb_bits
+    epoch, shift = epoch_of(2), 64 - channel._limb_bits
+    limbs = [[1.0, 2.0, 3.0, 2.0**shift, 0.0, 0.0]]
+    frame = channels_module._pack(ckks.encrypt(channel.context, limbs))
+    payload = channel._frame(0, frame, epoch, 0, "agent0")
+    total = channel.add({"agent0": payload}, epoch=epoch, round=0)
+    with pytest.raises(MessageError, match="no sum on the grid"):
+        channel.open(total, {}, epoch=epoch, round=0, secrets=stores["agent0"])
+
+
 def test_contributions_beyond_the_grid_are_refused(world: World) -> None:
     grid = world.channel.grid
-    ckks, _ = single_key(grid, 2)
-    for channel in (PlainChannel(grid), ckks, world.channel):
+    single, _ = single_key(grid, 2)
+    for channel in (PlainChannel(grid), single, world.channel):
         for bad in (torch.full((20,), grid.largest + 1), torch.zeros(19, dtype=torch.int64)):
             with pytest.raises(InputDataError, match="grid"):
                 channel.protect(
@@ -574,8 +675,8 @@ def test_contributions_beyond_the_grid_are_refused(world: World) -> None:
 
 
 def test_no_object_shows_or_keeps_a_secret(world: World, capfd: Any) -> None:
-    ckks, stores = single_key(world.channel.grid, 2)
-    opened(ckks, world.rows[:2], stores)
+    single, stores = single_key(world.channel.grid, 2)
+    opened(single, world.rows[:2], stores)
     secret_parts = [
         data[start : start + 16]
         for store in (*world.stores.values(), *stores.values())
@@ -587,10 +688,10 @@ def test_no_object_shows_or_keeps_a_secret(world: World, capfd: Any) -> None:
     public = [world.key, world.total, *world.payloads.values(), *world.shares.values()]
     public += [message for messages in world.heard for message in messages.values()]
     # an object's own state is public settings: pickled here to see all of it
-    for thing in (world.channel, ckks, world.epoch, world.channel.ring):
+    for thing in (world.channel, single, world.epoch, world.channel.ring):
         public += [repr(thing).encode(), str(thing).encode(), pickle.dumps(thing)]
     assert not any(part in data for part in secret_parts for data in public)
-    assert "context" not in repr(ckks)
+    assert "context" not in repr(single)
     out, err = capfd.readouterr()
     assert out == ""
     assert err == ""

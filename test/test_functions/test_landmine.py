@@ -10,6 +10,7 @@ import pytest
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.test_functions.base import BaseTestProblem
+from sklearn.svm import SVC
 
 from botorch_fed.test_functions import Landmine
 from test.cases import uniform
@@ -83,8 +84,33 @@ def test_missing_data_say_where_they_come_from(
 
 
 def test_unknown_score(folder: Path) -> None:
-    with pytest.raises(UnsupportedError, match='"decision" or "platt"'):
+    with pytest.raises(UnsupportedError, match="got 'accuracy'"):
         Landmine(data=folder, score="accuracy")  # type: ignore[arg-type]
+
+
+def test_error_is_one_minus_accuracy_and_to_be_minimised(folder: Path) -> None:
+    problem = Landmine(data=folder, score="error")
+    assert problem.space.outcome.minimize
+    assert not Landmine(data=folder).space.outcome.minimize
+    X = uniform(6, 2)
+    for agent, (train_X, test_X, train_y, test_y) in enumerate(problem._splits):
+        expected = [
+            1 - SVC(**point, tol=1e-6).fit(train_X, train_y).score(test_X, test_y)
+            for point in problem.space.from_unit(X)
+        ]
+        assert problem.evaluate(agent, X).tolist() == pytest.approx(expected, abs=1e-12)
+        rows = problem.evaluate(agent, X) * len(test_y)
+        assert torch.allclose(rows, rows.round())  # whole rows are wrong
+    assert len(problem.evaluate(0, uniform(40, 2)).unique()) > 1
+
+
+@needs_data
+def test_real_errors_are_near_those_of_always_saying_no() -> None:
+    problem = Landmine(data=FOLDER, score="error")
+    errors = torch.stack([problem.evaluate(n, uniform(8, 2)) for n in range(0, 29, 4)])
+    constant = torch.tensor([problem._splits[n][3].mean() for n in range(0, 29, 4)])
+    assert abs(float(errors.mean()) - problem.space.outcome.centre) < problem.space.outcome.scale
+    assert float((errors - constant[:, None]).abs().median()) < 0.01
 
 
 @needs_data

@@ -1,0 +1,577 @@
+"""What encrypted sums cost, beside TenSEAL's one key and OpenFHE's threshold keys.
+
+    python -m benchmarks.encryption [--json] [--quick] [--only sums,search]
+
+One thread. Every side is a process of its own; all run in turns, twice, and every figure is the
+best of all repeats, in CPU time. An agent contributes the S(S + 3)/2 numbers of a summary over S
+support points, up to 10^4 in size, on the grid's default of 2^-36 of that. Keys of ``--json``:
+
+    agent_cpu_ms_{n}_S{S}         a fresh key share, one encryption (with the first look at the
+                                  joint key) and one partial decryption, of n agents
+    joint_key_cpu_ms_{n}_S{S}     besides, once for each joint key: verifying and adding all shares
+    server_cpu_ms_{n}_S{S}        checks and adds all contributions, checks all shares, opens
+    ratio_vs_tenseal_single_key   agent_cpu_ms_10_S32 / encrypt + serialise + load + decrypt of
+                                  TenSEAL's vectors, as `CKKSChannel` sets them: exact on that grid
+    ratio_vs_tenseal_usual        the same at the settings of its tutorials: degree 8192, primes of
+                                  60, 40, 40 and 60 bits, scale 2^40
+    ratio_vs_openfhe              the same against OpenFHE's threshold CKKS at its defaults, where
+                                  ``OPENFHE_PYTHON`` names an interpreter that has it; else null
+    ratio_vs_openfhe_best         its fastest of the settings below whose error is not beyond its
+                                  defaults'
+    kbytes_per_agent_S32          what one agent sends in a round: contribution and share
+    kbytes_setup                  what one agent sends for each joint key
+    max_rel_error_50_agents       error of the sum before it is snapped to the grid, over the
+                                  largest number of the sum, 50 agents, S = 32; after it there is
+                                  none, or the benchmark fails
+    flooding_bits                 how much larger the noise in what is opened is than the noise it
+                                  hides, per agent: of real and imaginary slots the smaller
+    fed_gp_cpu_s_10_S8_50         FBO-FedGP as published, encrypted: 10 agents, S = 8, 50 rounds
+    fed_gp_cpu_s_30_S32_50        30 agents, S = 32; objectives of ten dimensions, excluded
+
+TenSEAL's figures have neither checks of what arrives nor names, rounds and checksums, ours have.
+OpenFHE's have no bytes at all: it adds 20 bits of noise to a share, ours have 40.
+
+``--quick`` has fewer sizes and repeats, and two rounds of a search.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import platform
+import subprocess
+import sys
+import time
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+from torch import Tensor
+
+from botorch_fed.privacy.channels import CKKSChannel, Epoch, Heard, ThresholdCKKSChannel
+from botorch_fed.privacy.grid import PublicGrid
+from botorch_fed.privacy.hazmat import ckks
+from botorch_fed.protocols.store import MemoryStore
+from botorch_fed.rng import generator
+
+BOUND = 1e4
+AGENTS, SIZE = 10, 32
+# (agents, S): the issue's six, and more for the curves
+CASES = [(n, S) for n in (10, 50) for S in (8, 32, 100)] + [(2, 32), (5, 32), (20, 32), (10, 64)]
+QUICK_CASES = [(10, 8), (10, 32)]
+USUAL = {"degree": 8192, "bits": [60, 40, 40, 60], "scale": 2.0**40}
+# Settings of OpenFHE beyond its defaults (one multiplication, all else its own).
+OPENFHE_SETTINGS: dict[str, dict[str, int]] = {
+    "defaults": {"depth": 1},
+    "no multiplication": {"depth": 0},
+    "no multiplication, 59 bits": {"depth": 0, "scaling": 59, "first": 60},
+    "one, 59 bits": {"depth": 1, "scaling": 59, "first": 60},
+}
+SEED = 20260404
+
+Figures = dict[str, float | None]
+_T = TypeVar("_T")
+
+
+def numbers(size: int) -> int:
+    """How many numbers a summary over `size` support points has."""
+    return size * (size + 3) // 2
+
+
+@dataclass
+class Best:
+    """The least milliseconds of every part of a work."""
+
+    ms: dict[str, float] = field(default_factory=dict)
+
+    def __call__(self, part: str, work: Callable[[], _T]) -> _T:
+        start = time.process_time()
+        result = work()
+        spent = 1e3 * (time.process_time() - start)
+        self.ms[part] = min(spent, self.ms.get(part, math.inf))
+        return result
+
+
+def contributions(grid: PublicGrid, num_agents: int) -> Tensor:
+    """Integers of all agents, `n x dim`."""
+    uniforms = generator(SEED, "contributions", num_agents).uniform(num_agents, grid.dim)
+    return torch.stack([grid.to_integers((2 * row - 1) * grid.bound) for row in uniforms])
+
+
+# ------------------------------------------------------------------ our side
+
+
+def our_costs(num_agents: int, size: int, repeats: int) -> Figures:
+    """Costs of the first agent, which is the first to do everything, and of the server."""
+    grid = PublicGrid(dim=numbers(size), bound=BOUND, num_agents=num_agents)
+    channel = ThresholdCKKSChannel(grid)
+    rows = contributions(grid, num_agents)
+    names = tuple(f"agent{i}" for i in range(num_agents))
+    best, sent, error = Best(), {"set-up": 0, "round": 0}, 0.0
+    for turn in range(repeats):
+        epoch, me = Epoch("benchmark", turn, names), names[0]
+        stores = {name: MemoryStore() for name in names}
+        at: Any = {"epoch": epoch, "round": turn}
+        sent = {"set-up": 0, "round": 0}
+
+        def everybody(part: str, kind: str, work: Callable[[str], bytes]) -> dict[str, bytes]:
+            mine = {me: best(part, lambda: work(me))}  # noqa: B023 - called at once
+            sent[kind] += len(mine[me])  # noqa: B023
+            return mine | {name: work(name) for name in names[1:]}
+
+        heard: Heard = ()
+        for phase in range(channel.setup_phases):
+
+            def prepared(name: str) -> bytes:
+                return channel.prepare(phase, epoch, name, heard, stores[name])  # noqa: B023
+
+            heard = (*heard, everybody(f"key share {phase}", "set-up", prepared))
+        key = best("joint key", lambda: channel.joint_key(epoch, heard, me=me, secrets=stores[me]))
+        of = dict(zip(names, rows, strict=True))
+
+        def protected(name: str) -> bytes:
+            return channel.protect(of[name], **at, me=name, key=key, secrets=stores[name])
+
+        payloads = everybody("encrypt", "round", protected)
+
+        def added() -> bytes:
+            for name in names:
+                channel.check(payloads[name], **at, sender=name)
+            return channel.add(payloads, **at)
+
+        total = best("add", added)
+        request = best("request", lambda: channel.request(total))
+
+        def shared(name: str) -> bytes:
+            return channel.share(request, **at, me=name, secrets=stores[name])
+
+        shares = everybody("share", "round", shared)
+
+        def opened() -> Tensor:
+            for name in names:
+                channel.check_share(shares[name], **at, sender=name, total=total)
+            return channel.open(total, shares, **at)
+
+        if not torch.equal(best("open", opened), rows.sum(dim=0)):
+            raise RuntimeError("An encrypted sum differs from the plain one.")
+        _, noise = channel._fuse(total, shares, **at)
+        error = max(error, float(np.abs(noise).max()) / int(rows.sum(dim=0).abs().max()))
+    ms = best.ms
+    return {
+        "key_share": sum(ms[f"key share {phase}"] for phase in range(channel.setup_phases)),
+        "joint_key": ms["joint key"],
+        "encrypt": ms["encrypt"],
+        "share": ms["share"],
+        "server": ms["add"] + ms["request"] + ms["open"],
+        "setup_kb": sent["set-up"] / 1e3,
+        "round_kb": sent["round"] / 1e3,
+        "error": error,
+    }
+
+
+def flooding_bits(num_agents: int = 4, bits: int = 40) -> float:
+    """How many bits larger the noise of an opened zero is than what one agent's noise hides.
+
+    The smaller of real and imaginary slots: flooding of real slots only would leave the others.
+    """
+    ring = ThresholdCKKSChannel(PublicGrid(dim=10, bound=1.0, num_agents=num_agents)).ring
+    seed = os.urandom(32)
+    common = ckks.uniform_words(ring, seed)
+    secrets, keys = [], []
+    for _ in range(num_agents):
+        pair = [part.astype(np.uint32) for part in ckks.generate_secret(ring)]
+        secrets.append(pair[0])
+        keys.append(ckks.key_share(ring, common, *pair))
+    joint = ckks.encryptor(ring, seed, ckks.words_to_bytes(ckks.sum_words(ring, keys)))
+    zeros = np.zeros(10, dtype=np.int64)
+    sent = [ckks.encrypt_integers(ring, zeros, joint) for _ in range(num_agents)]
+    total = ckks.sum_words(ring, sent)
+    std = 2.0**bits * ckks.noise_std(ring.degree, num_agents)
+    c1 = total[:, 1].astype(np.uint32)
+
+    def deviations(flooded: bool) -> tuple[float, float]:
+        terms = [total[:, 0]]
+        for secret in secrets:
+            flood = ckks.flooding_words(ring, std, 1, os.urandom(32))
+            none = np.zeros_like(flood)
+            terms.append(ckks.partial_decryption(ring, c1, secret, flood if flooded else none))
+        _, noise = ckks.decode(ring, ckks.sum_words(ring, terms))
+        return slot_deviations(noise * float(ring.delta))
+
+    wide, own = deviations(flooded=True), deviations(flooded=False)
+    # All agents flood; each alone must hide the noise from the others: hence the root.
+    return min(math.log2(w / o / math.sqrt(num_agents)) for w, o in zip(wide, own, strict=True))
+
+
+def slot_deviations(coefficients: Any) -> tuple[float, float]:
+    """Of real and imaginary parts of a polynomial's values at the odd roots of one: its slots."""
+    N = len(coefficients)
+    values = np.fft.fft(coefficients * np.exp(1j * np.pi * np.arange(N) / N))
+    return float(values.real.std()), float(values.imag.std())
+
+
+# ------------------------------------------------------------------ TenSEAL's side
+
+
+def tenseal_costs(size: int, repeats: int, *, usual: bool) -> Figures:
+    """Costs of an agent, and of a server for each contribution; one thread."""
+    import tenseal
+
+    grid = PublicGrid(dim=numbers(size), bound=BOUND, num_agents=50)
+    rows = contributions(grid, AGENTS)
+    if usual:
+        context = tenseal.context(
+            tenseal.SCHEME_TYPE.CKKS,
+            USUAL["degree"],
+            coeff_mod_bit_sizes=USUAL["bits"],
+            n_threads=1,
+        )
+        context.global_scale = USUAL["scale"]
+        parts = [grid.to_values(row).split(ckks.SLOTS) for row in rows]
+        lists = [[part.tolist() for part in vectors] for vectors in parts]
+        public = tenseal.context_from(context.serialize(save_secret_key=False), n_threads=1)
+    else:
+        channel, secret = CKKSChannel.generate(grid)
+        context = tenseal.context_from(secret, n_threads=1)
+        public = tenseal.context_from(channel.context, n_threads=1)
+        lists = [channel._limbs(row) for row in rows]
+    best = Best()
+
+    def encrypted(vectors: list[list[float]]) -> list[bytes]:
+        return [tenseal.ckks_vector(public, part).serialize() for part in vectors]
+
+    def summed() -> list[Any]:
+        total = [tenseal.ckks_vector_from(public, part) for part in sent[0]]
+        for vectors in sent[1:]:
+            for one, part in zip(total, vectors, strict=True):
+                one.add_(tenseal.ckks_vector_from(public, part))
+        return [one.serialize() for one in total]
+
+    found: list[float] = []
+    sent: list[list[bytes]] = []
+    for _ in range(repeats):
+        sent = [best("encrypt", lambda v=v: encrypted(v)) for v in lists]  # type: ignore[misc]
+        total = best("server", summed)
+        read = best("load", lambda: [tenseal.ckks_vector_from(context, part) for part in total])
+        slots = best("decrypt", lambda: [one.decrypt() for one in read])
+        found = [value for part in slots for value in part]
+    truth = np.sum([[value for part in vectors for value in part] for vectors in lists], axis=0)
+    return {
+        "agent": best.ms["encrypt"] + best.ms["load"] + best.ms["decrypt"],
+        "server": best.ms["server"],
+        "round_kb": sum(len(part) for part in sent[0]) / 1e3,
+        "error": float(np.abs(np.array(found) - truth).max() / np.abs(truth).max()),
+    }
+
+
+# ------------------------------------------------------------------ OpenFHE's side
+
+# Run by another interpreter: arguments are the agents, the numbers, the repeats and the settings.
+OPENFHE = """
+import json, random, sys, time
+import openfhe
+
+num_agents, count, repeats = map(int, sys.argv[1:4])
+random.seed(1)
+rows = [[random.uniform(-1e4, 1e4) for _ in range(count)] for _ in range(num_agents)]
+truth = [sum(column) for column in zip(*rows)]
+results = {}
+for name, wanted in json.loads(sys.argv[4]).items():
+    best = {}
+
+    def timed(part, work):
+        start = time.process_time()
+        result = work()
+        spent = 1e3 * (time.process_time() - start)
+        best[part] = min(spent, best.get(part, spent))
+        return result
+
+    try:
+        parameters = openfhe.CCParamsCKKSRNS()
+        parameters.SetMultiplicativeDepth(wanted["depth"])
+        if "scaling" in wanted:
+            parameters.SetScalingModSize(wanted["scaling"])
+        if "first" in wanted:
+            parameters.SetFirstModSize(wanted["first"])
+        cc = openfhe.GenCryptoContext(parameters)
+        for feature in ("PKE", "KEYSWITCH", "LEVELEDSHE", "ADVANCEDSHE", "MULTIPARTY"):
+            cc.Enable(getattr(openfhe.PKESchemeFeature, feature))
+        slots = cc.GetRingDimension() // 2
+        chunks = [(i, min(i + slots, count)) for i in range(0, count, slots)]
+
+        def encrypted(row):
+            plain = [cc.MakeCKKSPackedPlaintext(row[i:j]) for i, j in chunks]
+            return [cc.Encrypt(joint, one) for one in plain]
+
+        def summed():
+            total = sent[0]
+            for one in sent[1:]:
+                total = [cc.EvalAdd(a, b) for a, b in zip(total, one)]
+            return total
+
+        def fused():
+            values = []
+            for (i, j), parts in zip(chunks, zip(*shares)):
+                plain = cc.MultipartyDecryptFusion(list(parts))
+                plain.SetLength(j - i)
+                values += list(plain.GetRealPackedValue())[: j - i]
+            return values
+
+        for _ in range(repeats):
+            pairs = [cc.KeyGen()]
+            for _ in range(num_agents - 1):
+                before = pairs[-1].publicKey
+                pairs.append(timed("key share", lambda: cc.MultipartyKeyGen(before)))
+            joint = pairs[-1].publicKey
+            sent = [timed("encrypt", lambda row=row: encrypted(row)) for row in rows]
+            total = timed("add", summed)
+            shares = [cc.MultipartyDecryptLead(total, pairs[0].secretKey)]
+            for pair in pairs[1:]:
+                key = pair.secretKey
+                shares.append(timed("share", lambda: cc.MultipartyDecryptMain(total, key)))
+            found = timed("open", fused)
+        error = max(abs(a - b) for a, b in zip(found, truth)) / max(map(abs, truth))
+        results[name] = {
+            "agent": best["key share"] + best["encrypt"] + best["share"],
+            "server": best["add"] + best["open"],
+            "ring": cc.GetRingDimension(),
+            "error": error,
+        }
+    except Exception as refused:
+        print(f"{name}: {refused}", file=sys.stderr)
+print(json.dumps(results))
+"""
+
+
+def openfhe_costs(repeats: int) -> dict[str, dict[str, float]]:
+    """Costs by settings; none where there is no OpenFHE."""
+    interpreter = os.environ.get("OPENFHE_PYTHON")
+    if not interpreter:
+        return {}
+    arguments = [str(AGENTS), str(numbers(SIZE)), str(repeats), json.dumps(OPENFHE_SETTINGS)]
+    run = subprocess.run(
+        [interpreter, "-c", OPENFHE, *arguments],
+        stdout=subprocess.PIPE,
+        text=True,
+        check=True,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
+    )
+    results: dict[str, dict[str, float]] = json.loads(run.stdout.splitlines()[-1])
+    return results
+
+
+# ------------------------------------------------------------------ a search
+
+
+def search_seconds(num_agents: int, size: int, rounds: int, channel: str = "threshold") -> float:
+    """CPU seconds of a published search without its objectives'."""
+    from botorch_fed.protocols.fed_gp import FedGP
+    from botorch_fed.protocols.support_search import paper_search
+    from botorch_fed.run import run
+    from botorch_fed.space import unit_space
+
+    spent = 0.0
+
+    def objective(X: Tensor) -> Tensor:
+        nonlocal spent
+        start = time.process_time()
+        Y = -(X - 0.3).square().sum(dim=-1, keepdim=True)
+        spent += time.process_time() - start
+        return Y
+
+    study = FedGP(
+        rounds=rounds,
+        search=paper_search(support_size=size),
+        channel=channel,  # type: ignore[arg-type]
+    )
+    objectives = {f"agent{i}": objective for i in range(num_agents)}
+    start = time.process_time()
+    run(study, objectives, space=unit_space(10), seed=0, progress=False)
+    return time.process_time() - start - spent
+
+
+# ------------------------------------------------------------------ all sides
+
+
+def case(num_agents: int, size: int) -> str:
+    return f"{num_agents}_S{size}"
+
+
+def side(name: str, quick: bool) -> dict[str, Any]:
+    """Everything that one process measures."""
+    cases = QUICK_CASES if quick else CASES
+    sizes = sorted({size for _, size in cases})
+    if name == "ours":
+        result: dict[str, Any] = {
+            case(n, S): our_costs(n, S, 2 if quick else max(4, 100 // n)) for n, S in cases
+        }
+        return result | {"flooding_bits": flooding_bits()}
+    if name in ("tenseal", "usual"):
+        repeats = 2 if quick else 8
+        return {str(S): tenseal_costs(S, repeats, usual=name == "usual") for S in sizes}
+    if name == "openfhe":
+        return openfhe_costs(2 if quick else 10)
+    rounds = 2 if quick else 50
+    return {
+        case(n, S): search_seconds(n, S, rounds)
+        for n, S in ([(10, 8)] if quick else [(10, 8), (30, 32)])
+    }
+
+
+def measured(name: str, quick: bool) -> dict[str, Any]:
+    """A side in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.encryption", "--side", name]
+    command += ["--quick"] if quick else []
+    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    result: dict[str, Any] = json.loads(run.stdout)
+    return result
+
+
+def least(first: Any, second: Any) -> Any:
+    """Of two results the smaller numbers; of errors and flooding that is the first's."""
+    if isinstance(first, dict):
+        kept = ("error", "flooding_bits")
+        return {k: v if k in kept else least(v, second[k]) for k, v in first.items()}
+    return min(first, second)
+
+
+def all_sums(quick: bool) -> dict[str, Any]:
+    """All sides, in turns."""
+    names = ("ours", "tenseal", "usual", "openfhe")
+    results = {name: measured(name, quick) for name in names}
+    if not quick:
+        results = {name: least(results[name], measured(name, quick)) for name in names}
+    return results
+
+
+def agent_ms(costs: Figures) -> float:
+    """What the issue of an agent's first round counts."""
+    return sum(costs[part] or 0.0 for part in ("key_share", "encrypt", "share"))
+
+
+def sums(quick: bool) -> tuple[Figures, list[Table]]:
+    sides = all_sums(quick)
+    ours = sides["ours"]
+    peer, usual, openfhe = sides["tenseal"], sides["usual"], sides["openfhe"]
+    figures: Figures = {}
+    for n, S in QUICK_CASES if quick else CASES:
+        costs = ours[case(n, S)]
+        figures[f"agent_cpu_ms_{case(n, S)}"] = round(agent_ms(costs), 3)
+        figures[f"joint_key_cpu_ms_{case(n, S)}"] = round(costs["joint_key"], 3)
+        figures[f"server_cpu_ms_{case(n, S)}"] = round(costs["server"], 3)
+    chosen = ours[case(AGENTS, SIZE)]
+    mine = agent_ms(chosen)
+    figures["ratio_vs_tenseal_single_key"] = round(mine / peer[str(SIZE)]["agent"], 2)
+    figures["ratio_vs_tenseal_usual"] = round(mine / usual[str(SIZE)]["agent"], 2)
+    defaults = openfhe.get("defaults")
+    good = [o for o in openfhe.values() if defaults is None or o["error"] <= defaults["error"]]
+    figures["ratio_vs_openfhe"] = None if defaults is None else round(mine / defaults["agent"], 2)
+    figures["ratio_vs_openfhe_best"] = (
+        round(mine / min(o["agent"] for o in good), 2) if good else None
+    )
+    figures["kbytes_per_agent_S32"] = round(chosen["round_kb"], 1)
+    figures["kbytes_setup"] = round(chosen["setup_kb"], 1)
+    if not quick:
+        figures["max_rel_error_50_agents"] = ours[case(50, SIZE)]["error"]
+    figures["flooding_bits"] = round(ours["flooding_bits"], 2)
+    tables = [our_table(ours), peer_table(peer, usual, openfhe)]
+    return figures, tables
+
+
+def our_table(ours: dict[str, Any]) -> Table:
+    table = Table(
+        *("agents, S", "key share", "encrypt", "share", "agent", "joint key", "server"),
+        *("kB a round", "kB set-up", "relative error"),
+        title="ThresholdCKKSChannel, CPU ms",
+    )
+    for name, costs in ours.items():
+        if name == "flooding_bits":
+            continue
+        columns = ("key_share", "encrypt", "share", "agent", "joint_key", "server")
+        shown = {**costs, "agent": agent_ms(costs)}
+        table.add_row(
+            name.replace("_S", ", "),
+            *(f"{shown[column]:.2f}" for column in columns),
+            f"{costs['round_kb']:.0f}",
+            f"{costs['setup_kb']:.0f}",
+            f"{costs['error']:.1e}",
+        )
+    return table
+
+
+def peer_table(peer: dict[str, Any], usual: dict[str, Any], openfhe: dict[str, Any]) -> Table:
+    table = Table(
+        *("peer", "agent", "server, 10 agents", "kB a round", "relative error"),
+        title="Peers, CPU ms",
+    )
+    rows = {f"TenSEAL, one key, exact on the grid, S = {S}": costs for S, costs in peer.items()}
+    bits = ", ".join(map(str, USUAL["bits"]))  # type: ignore[call-overload]
+    rows |= {f"TenSEAL, one key, primes {bits}, S = {S}": costs for S, costs in usual.items()}
+    rows |= {f"OpenFHE, {name}: ring {c['ring']}, S = {SIZE}": c for name, c in openfhe.items()}
+    for name, costs in rows.items():
+        sent = f"{costs['round_kb']:.0f}" if "round_kb" in costs else "-"
+        table.add_row(
+            name, f"{costs['agent']:.2f}", f"{costs['server']:.2f}", sent, f"{costs['error']:.1e}"
+        )
+    return table
+
+
+def search(quick: bool) -> tuple[Figures, list[Table]]:
+    rounds = 2 if quick else 50
+    seconds = measured("search", quick)
+    figures: Figures = {f"fed_gp_cpu_s_{k}_{rounds}": round(v, 2) for k, v in seconds.items()}
+    return figures, []
+
+
+PARTS = {"sums": sums, "search": search}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Costs of encrypted sums.")
+    parser.add_argument("--json", action="store_true", help="print one line of figures")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--side", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    chosen = args.only.split(",")
+    if unknown := set(chosen) - set(PARTS):
+        parser.error(f"unknown parts: {', '.join(sorted(unknown))}")
+    if os.environ.get("OMP_NUM_THREADS") != "1":  # NumPy's BLAS reads it when it is loaded
+        again = [sys.executable, "-m", "benchmarks.encryption", *sys.argv[1:]]
+        os.execve(sys.executable, again, {**os.environ, "OMP_NUM_THREADS": "1"})
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+    if args.side:
+        print(json.dumps(side(args.side, args.quick)))
+        return
+
+    load = os.getloadavg()[0]
+    results = [PARTS[part](args.quick) for part in PARTS if part in chosen]
+    figures = {key: value for part, _ in results for key, value in part.items()}
+    if args.json:
+        print(json.dumps(figures))
+        return
+    console = Console()
+    versions = ", ".join(f"{package} {version(package)}" for package in ("numpy", "tenseal"))
+    console.print(f"{versions}; Python {platform.python_version()}; one thread; load {load:.1f}")
+    if not os.environ.get("OPENFHE_PYTHON"):
+        console.print("No OpenFHE: OPENFHE_PYTHON names no interpreter that has it.")
+    for _, tables in results:
+        for table in tables:
+            console.print(table)
+    table = Table("figure", "value", title="Figures")
+    for name, value in figures.items():
+        table.add_row(name, "null" if value is None else f"{value:g}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()
