@@ -47,6 +47,7 @@ import time
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import version
 from typing import Any, TypeVar
 
@@ -64,7 +65,7 @@ from botorch_fed.rng import generator
 
 BOUND = 1e4
 AGENTS, SIZE = 10, 32
-# (agents, S): the issue's six, and more for the curves
+# (agents, S): six to compare, and more for the growth with either
 CASES = [(n, S) for n in (10, 50) for S in (8, 32, 100)] + [(2, 32), (5, 32), (20, 32), (10, 64)]
 QUICK_CASES = [(10, 8), (10, 32)]
 USUAL = {"degree": 8192, "bits": [60, 40, 40, 60], "scale": 2.0**40}
@@ -77,6 +78,7 @@ OPENFHE_SETTINGS: dict[str, dict[str, int]] = {
 }
 SEED = 20260404
 
+Costs = dict[str, float]  # of one side, by part
 Figures = dict[str, float | None]
 _T = TypeVar("_T")
 
@@ -109,61 +111,16 @@ def contributions(grid: PublicGrid, num_agents: int) -> Tensor:
 # ------------------------------------------------------------------ our side
 
 
-def our_costs(num_agents: int, size: int, repeats: int) -> Figures:
+def our_costs(num_agents: int, size: int, repeats: int) -> Costs:
     """Costs of the first agent, which is the first to do everything, and of the server."""
-    grid = PublicGrid(dim=numbers(size), bound=BOUND, num_agents=num_agents)
-    channel = ThresholdCKKSChannel(grid)
-    rows = contributions(grid, num_agents)
-    names = tuple(f"agent{i}" for i in range(num_agents))
-    best, sent, error = Best(), {"set-up": 0, "round": 0}, 0.0
+    channel = ThresholdCKKSChannel(PublicGrid(numbers(size), BOUND, num_agents))
+    rows = contributions(channel.grid, num_agents)
+    best, error = Best(), 0.0
+    sent: dict[str, int] = {}
     for turn in range(repeats):
-        epoch, me = Epoch("benchmark", turn, names), names[0]
-        stores = {name: MemoryStore() for name in names}
-        at: Any = {"epoch": epoch, "round": turn}
-        sent = {"set-up": 0, "round": 0}
-
-        def everybody(part: str, kind: str, work: Callable[[str], bytes]) -> dict[str, bytes]:
-            mine = {me: best(part, lambda: work(me))}  # noqa: B023 - called at once
-            sent[kind] += len(mine[me])  # noqa: B023
-            return mine | {name: work(name) for name in names[1:]}
-
-        heard: Heard = ()
-        for phase in range(channel.setup_phases):
-
-            def prepared(name: str) -> bytes:
-                return channel.prepare(phase, epoch, name, heard, stores[name])  # noqa: B023
-
-            heard = (*heard, everybody(f"key share {phase}", "set-up", prepared))
-        key = best("joint key", lambda: channel.joint_key(epoch, heard, me=me, secrets=stores[me]))
-        of = dict(zip(names, rows, strict=True))
-
-        def protected(name: str) -> bytes:
-            return channel.protect(of[name], **at, me=name, key=key, secrets=stores[name])
-
-        payloads = everybody("encrypt", "round", protected)
-
-        def added() -> bytes:
-            for name in names:
-                channel.check(payloads[name], **at, sender=name)
-            return channel.add(payloads, **at)
-
-        total = best("add", added)
-        request = best("request", lambda: channel.request(total))
-
-        def shared(name: str) -> bytes:
-            return channel.share(request, **at, me=name, secrets=stores[name])
-
-        shares = everybody("share", "round", shared)
-
-        def opened() -> Tensor:
-            for name in names:
-                channel.check_share(shares[name], **at, sender=name, total=total)
-            return channel.open(total, shares, **at)
-
-        if not torch.equal(best("open", opened), rows.sum(dim=0)):
-            raise RuntimeError("An encrypted sum differs from the plain one.")
-        _, noise = channel._fuse(total, shares, **at)
-        error = max(error, float(np.abs(noise).max()) / int(rows.sum(dim=0).abs().max()))
+        epoch = Epoch("benchmark", turn, tuple(f"agent{i}" for i in range(num_agents)))
+        found, sent = one_epoch(channel, epoch, rows, best)
+        error = max(error, found)
     ms = best.ms
     return {
         "key_share": sum(ms[f"key share {phase}"] for phase in range(channel.setup_phases)),
@@ -175,6 +132,56 @@ def our_costs(num_agents: int, size: int, repeats: int) -> Figures:
         "round_kb": sent["round"] / 1e3,
         "error": error,
     }
+
+
+def one_epoch(
+    channel: ThresholdCKKSChannel, epoch: Epoch, rows: Tensor, best: Best
+) -> tuple[float, dict[str, int]]:
+    """A joint key and one sum: its error before it is snapped, and the bytes of the first agent."""
+    at: Any = {"epoch": epoch, "round": 0}
+    names = epoch.roster
+    me, stores = names[0], {name: MemoryStore() for name in names}
+    integers = dict(zip(names, rows, strict=True))
+    sent = {"set-up": 0, "round": 0}
+
+    def everybody(part: str, kind: str, work: Callable[[str], bytes]) -> dict[str, bytes]:
+        mine = best(part, partial(work, me))
+        sent[kind] += len(mine)
+        return {me: mine} | {name: work(name) for name in names[1:]}
+
+    def prepared(phase: int, before: Heard, name: str) -> bytes:
+        return channel.prepare(phase, epoch, name, before, stores[name])
+
+    def protected(name: str) -> bytes:
+        mine: Any = {"me": name, "key": key, "secrets": stores[name]}
+        return channel.protect(integers[name], **at, **mine)
+
+    def added() -> bytes:
+        for name in names:
+            channel.check(payloads[name], **at, sender=name)
+        return channel.add(payloads, **at)
+
+    def shared(name: str) -> bytes:
+        return channel.share(request, **at, me=name, secrets=stores[name])
+
+    def opened() -> Tensor:
+        for name in names:
+            channel.check_share(shares[name], **at, sender=name, total=total)
+        return channel.open(total, shares, **at)
+
+    heard: Heard = ()
+    for phase in range(channel.setup_phases):
+        work = partial(prepared, phase, heard)
+        heard = (*heard, everybody(f"key share {phase}", "set-up", work))
+    key = best("joint key", lambda: channel.joint_key(epoch, heard, me=me, secrets=stores[me]))
+    payloads = everybody("encrypt", "round", protected)
+    total = best("add", added)
+    request = best("request", lambda: channel.request(total))
+    shares = everybody("share", "round", shared)
+    if not torch.equal(best("open", opened), rows.sum(dim=0)):
+        raise RuntimeError("An encrypted sum differs from the plain one.")
+    _, noise = channel._fuse(total, shares, **at)
+    return float(np.abs(noise).max()) / int(rows.sum(dim=0).abs().max()), sent
 
 
 def flooding_bits(num_agents: int = 4, bits: int = 40) -> float:
@@ -194,7 +201,7 @@ def flooding_bits(num_agents: int = 4, bits: int = 40) -> float:
     zeros = np.zeros(10, dtype=np.int64)
     sent = [ckks.encrypt_integers(ring, zeros, joint) for _ in range(num_agents)]
     total = ckks.sum_words(ring, sent)
-    std = 2.0**bits * ckks.noise_std(ring.degree, num_agents)
+    std = ckks.flooding_std(ring.degree, num_agents, bits)
     c1 = total[:, 1].astype(np.uint32)
 
     def deviations(flooded: bool) -> tuple[float, float]:
@@ -221,7 +228,7 @@ def slot_deviations(coefficients: Any) -> tuple[float, float]:
 # ------------------------------------------------------------------ TenSEAL's side
 
 
-def tenseal_costs(size: int, repeats: int, *, usual: bool) -> Figures:
+def tenseal_costs(size: int, repeats: int, *, usual: bool) -> Costs:
     """Costs of an agent, and of a server for each contribution; one thread."""
     import tenseal
 
@@ -255,13 +262,19 @@ def tenseal_costs(size: int, repeats: int, *, usual: bool) -> Figures:
                 one.add_(tenseal.ckks_vector_from(public, part))
         return [one.serialize() for one in total]
 
+    def loaded(total: list[bytes]) -> list[Any]:
+        return [tenseal.ckks_vector_from(context, part) for part in total]
+
+    def decrypted(vectors: list[Any]) -> list[list[float]]:
+        return [one.decrypt() for one in vectors]
+
     found: list[float] = []
     sent: list[list[bytes]] = []
     for _ in range(repeats):
-        sent = [best("encrypt", lambda v=v: encrypted(v)) for v in lists]  # type: ignore[misc]
+        sent = [best("encrypt", partial(encrypted, vectors)) for vectors in lists]
         total = best("server", summed)
-        read = best("load", lambda: [tenseal.ckks_vector_from(context, part) for part in total])
-        slots = best("decrypt", lambda: [one.decrypt() for one in read])
+        read = best("load", partial(loaded, total))
+        slots = best("decrypt", partial(decrypted, read))
         found = [value for part in slots for value in part]
     truth = np.sum([[value for part in vectors for value in part] for vectors in lists], axis=0)
     return {
@@ -351,7 +364,7 @@ print(json.dumps(results))
 """
 
 
-def openfhe_costs(repeats: int) -> dict[str, dict[str, float]]:
+def openfhe_costs(repeats: int) -> dict[str, Costs]:
     """Costs by settings; none where there is no OpenFHE."""
     interpreter = os.environ.get("OPENFHE_PYTHON")
     if not interpreter:
@@ -364,7 +377,7 @@ def openfhe_costs(repeats: int) -> dict[str, dict[str, float]]:
         check=True,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
     )
-    results: dict[str, dict[str, float]] = json.loads(run.stdout.splitlines()[-1])
+    results: dict[str, Costs] = json.loads(run.stdout.splitlines()[-1])
     return results
 
 
@@ -376,7 +389,7 @@ def search_seconds(num_agents: int, size: int, rounds: int, channel: str = "thre
     from botorch_fed.protocols.fed_gp import FedGP
     from botorch_fed.protocols.support_search import paper_search
     from botorch_fed.run import run
-    from botorch_fed.space import unit_space
+    from botorch_fed.space import Parameter, SearchSpace
 
     spent = 0.0
 
@@ -392,9 +405,10 @@ def search_seconds(num_agents: int, size: int, rounds: int, channel: str = "thre
         search=paper_search(support_size=size),
         channel=channel,  # type: ignore[arg-type]
     )
+    space = SearchSpace(tuple(Parameter.real(f"x{j}", 0.0, 1.0) for j in range(10)))
     objectives = {f"agent{i}": objective for i in range(num_agents)}
     start = time.process_time()
-    run(study, objectives, space=unit_space(10), seed=0, progress=False)
+    run(study, objectives, space=space, seed=0, progress=False)
     return time.process_time() - start - spent
 
 
@@ -452,9 +466,9 @@ def all_sums(quick: bool) -> dict[str, Any]:
     return results
 
 
-def agent_ms(costs: Figures) -> float:
-    """What the issue of an agent's first round counts."""
-    return sum(costs[part] or 0.0 for part in ("key_share", "encrypt", "share"))
+def agent_ms(costs: Costs) -> float:
+    """Of an agent's first round; a later one has no key share."""
+    return sum(costs[part] for part in ("key_share", "encrypt", "share"))
 
 
 def sums(quick: bool) -> tuple[Figures, list[Table]]:

@@ -10,7 +10,10 @@ together and each within its own.
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.exceptions.errors import (
@@ -98,6 +101,56 @@ def maximize(
             values = values.masked_fill(near, -torch.inf)
     best = int(values.argmax())
     return points[best : best + 1], float(values[best])
+
+
+def ascend(
+    function: Callable[[Tensor], Tensor],
+    starts: Tensor,
+    lower: Tensor,
+    upper: Tensor,
+    *,
+    max_iterations: int = 30,
+) -> tuple[Tensor, Tensor]:
+    """Improve points by one L-BFGS-B on the sum of their values: for cheap closed forms.
+
+    A few times faster than `optimize_acqf`, whose overhead is larger than such a function.
+
+    Args:
+        function: `n x d` points to `n` values, differentiable.
+        starts: An `n x d` tensor.
+        lower: A `d` tensor of lower bounds.
+        upper: A `d` tensor of upper bounds.
+        max_iterations: Of L-BFGS-B.
+
+    Returns:
+        An `n x d` tensor of points within the bounds, and their `n` values.
+    """
+    from scipy.optimize import minimize  # costs 70 ms to import, and only searches need it
+
+    width = (upper - lower).clamp_min(1e-12)
+    with torch.no_grad():
+        spread = float(function(starts).std(correction=0)) if len(starts) > 1 else 0.0
+    unit = spread if spread > 0 else 1.0
+
+    def loss(flat: np.ndarray[Any, Any]) -> tuple[float, np.ndarray[Any, Any]]:
+        u = torch.from_numpy(flat).reshape(starts.shape).requires_grad_()
+        total = -function(lower + width * u).sum() / unit
+        (gradient,) = torch.autograd.grad(total, u)
+        return total.item(), gradient.numpy().ravel()
+
+    first = ((starts - lower) / width).clamp(0.0, 1.0)
+    fit = minimize(
+        loss,
+        first.numpy().ravel(),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0.0, 1.0)] * first.numel(),
+        options={"maxiter": max_iterations},
+    )
+    ends = torch.from_numpy(fit.x).reshape(starts.shape)
+    points = torch.minimum(torch.maximum(lower + width * ends, lower), upper)
+    with torch.no_grad():
+        return points, function(points)
 
 
 class _InOwnRegion(AcquisitionFunction):

@@ -105,6 +105,20 @@ class Summary:
             log_det=_plus(self.log_det, other.log_det),
         )
 
+    def __sub__(self, other: Summary) -> Summary:
+        """A total without one of its summands; that it was one, nothing checks."""
+        if not isinstance(other, Summary):
+            return NotImplemented
+        check_basis(other, self.basis)
+        return Summary(
+            gram=self.gram - other.gram,
+            moment=self.moment - other.moment,
+            basis=self.basis,
+            num_data=_minus(self.num_data, other.num_data),
+            square=_minus(self.square, other.square),
+            log_det=_minus(self.log_det, other.log_det),
+        )
+
     def __radd__(self, other: object) -> Summary:
         return self if other == 0 else NotImplemented  # for the built-in sum()
 
@@ -723,6 +737,10 @@ def checked_noise(noise_var: float | Tensor, n: int) -> Tensor:
 
 def _plus(a: Any, b: Any) -> Any:
     return None if a is None or b is None else a + b
+
+
+def _minus(a: Any, b: Any) -> Any:
+    return None if a is None or b is None else a - b
 
 
 def _upper(M: int) -> tuple[Tensor, Tensor]:

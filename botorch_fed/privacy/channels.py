@@ -621,7 +621,7 @@ class ThresholdCKKSChannel(Channel):
                 f"Another sum of round {round} was answered before: a second one could tell what a "
                 "single agent contributed."
             )
-        std = 2.0**self.flooding_bits * ckks.noise_std(self.ring.degree, self.grid.num_agents)
+        std = ckks.flooding_std(self.ring.degree, self.grid.num_agents, self.flooding_bits)
         flooding = ckks.flooding_words(self.ring, std, self._chunks, answered[32:])
         words = ckks.partial_decryption(self.ring, c1, secret, flooding)
         return self._frame(_SHARE, digest + ckks.words_to_bytes(words), epoch, round, me)

@@ -15,10 +15,10 @@ most one sum a round, shared by all. With it every agent has the shared model, a
 whether its next point comes from its own model or from that one.
 
 *Search*. `SupportSearch` is the paper's: a fixed kernel and support set, a coin :math:`p_t` between
-own and shared model, UCB, EI, PI or Thompson sampling on either. `RegionSearch` is ours, see there.
+own and shared model, UCB, EI, PI or Thompson sampling on either. `RegionSearch` goes beyond it.
 
-*A joint key* (`ThresholdCKKSChannel`) belongs to a roster. A member that does not answer costs a new
-epoch with the others, three exchanges, after which the interrupted round goes on: agents protect
+*A joint key* (`ThresholdCKKSChannel`) belongs to a roster. A member that does not answer costs
+a new epoch with the others, three exchanges, then the interrupted round goes on: agents protect
 the same contribution again, nobody evaluates or pays twice. The lost agent goes on alone, with the
 last sum it has seen. Each round costs one exchange, and one more where a sum is opened together.
 

@@ -1,13 +1,13 @@
 r"""Search in one shrinking region, with a model that the whole federation fits by sums.
 
-What agents learn in a round is one sum (`protocols.fed_gp`); everything here is a function of public
-settings and of that sum, so every agent computes the same, and nobody reveals more.
+What agents learn in a round is one sum (`protocols.fed_gp`); everything here is a function of
+public settings and of that sum, so every agent computes the same, and nobody reveals more.
 
 In round `t` a box of half width :math:`h_t` around a centre :math:`c_t` is searched. With
 :math:`u = (x - c_t)/h_t` the objective is a quadratic function of `u` plus a squared-exponential
 process on a support set inside the box, PITC between agents:
 
-.. math:: f(x) = \psi(u)^\top w + g(u), \qquad w \sim N(0, s^2 I),\quad g \sim s^2 a\, GP(0, k_\ell).
+.. math:: f(x) = \psi(u)^\top w + g(u), \qquad w \sim N(0, s^2 I), \quad g \sim GP(0, s^2 a k_\ell).
 
 Observations outside the box count with noise that grows with their distance. The common scale
 `s` is profiled out. Which length scale, amplitude, noise and outcome scale (linear, or logarithmic
@@ -29,11 +29,11 @@ import warnings
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
-import numpy as np
 import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.acquisition.optimize import ascend
 from botorch_fed.models import (
     AdditiveFeatures,
     InducingFeatures,
@@ -308,7 +308,8 @@ def contribution(search: RegionSearch, plan: RegionPlan, X: Tensor, Y: Tensor) -
         phi = _feature_map(search, plan, kernel)
         noise = _noise(search, plan, kernel, X, scaled[0])
         summary = summarize(phi, X.expand(_WARPS, -1, -1), scaled, noise_var=noise)
-        assert summary.square is not None and summary.log_det is not None
+        assert summary.square is not None
+        assert summary.log_det is not None
         packed = summary.pack()  # the gram of both outcome scales is the same
         M = phi.num_features
         log_det = summary.log_det.reshape(-1)[:1]
@@ -447,27 +448,7 @@ def _maximum(search: RegionSearch, found: RegionView, weights: Tensor, start: Te
     lower, upper = found.plan.box
     values = found.raw_features @ weights
     first = found.raw[values.topk(search.num_restarts).indices]
-    starts = torch.cat([first, start])
-    width = found.plan.half_width
-    slope = float(values.std().clamp_min(1e-300))
-
-    def loss(flat: np.ndarray) -> tuple[float, np.ndarray]:
-        points = torch.from_numpy(flat).reshape(starts.shape).requires_grad_()
-        inside = found.plan.centre + width * points
-        total = -(found.features(inside) @ weights).sum() / slope
-        (gradient,) = torch.autograd.grad(total, points)
-        return total.item(), gradient.numpy().ravel()
-
-    from scipy.optimize import minimize  # costs 70 ms to import, and only searches need it
-
-    to_unit = [((corner - found.plan.centre) / width).tolist() for corner in (lower, upper)]
-    bounds = list(zip(*to_unit, strict=True)) * len(starts)
-    first_guess = ((starts - found.plan.centre) / width).numpy().ravel()
-    fit = minimize(
-        loss, first_guess, jac=True, method="L-BFGS-B", bounds=bounds, options={"maxiter": 30}
+    points, ends = ascend(
+        lambda X: found.features(X) @ weights, torch.cat([first, start]), lower, upper
     )
-    points = found.plan.centre + width * torch.from_numpy(fit.x).reshape(starts.shape)
-    points = torch.maximum(torch.minimum(points, upper), lower)
-    with torch.no_grad():
-        ends = found.features(points) @ weights
     return points[ends.argmax()].unsqueeze(0)

@@ -4,7 +4,7 @@ An agent with data :math:`D_i` contributes the whitened dPITC summary
 :math:`(W_i^\top W_i, W_i^\top r_i)` of `models.summary`; the sum is the shared model. In round `t`
 an agent uses its own model with probability :math:`p_t`, and the shared one otherwise.
 
-Beyond the paper, each an option: `prediction="pic"` (one's own data enter the shared model exactly),
+Beyond the paper, each an option: `prediction="pic"` (own data enter the shared model exactly),
 `coin="shared"` (one coin for all: fewer sums are opened), `diverse` (in a shared step every agent
 follows its own draw from the shared posterior, instead of all going to the same point), and
 `local="fitted"` (the own model's hyperparameters are fitted to own data, which nobody sees).
@@ -15,6 +15,7 @@ The kernel is public. A length scale that was fitted to private data and shared 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal, get_args
@@ -25,9 +26,11 @@ from botorch.acquisition.analytic import (
     LogExpectedImprovement,
     LogProbabilityOfImprovement,
     UpperConfidenceBound,
+    _log_ei_helper,
 )
 from botorch.exceptions.errors import InputDataError
 from botorch.models.model import Model
+from botorch.utils.probability.utils import log_ndtr
 from torch import Tensor
 
 from botorch_fed.acquisition import (
@@ -35,7 +38,7 @@ from botorch_fed.acquisition import (
     ThompsonSampling,
     check_schedule,
 )
-from botorch_fed.acquisition.optimize import maximize
+from botorch_fed.acquisition.optimize import ascend, maximize
 from botorch_fed.models import (
     BasisGP,
     InducingFeatures,
@@ -48,8 +51,10 @@ from botorch_fed.models import (
     own_gp,
     summarize,
 )
+from botorch_fed.models.numerics import cholesky, solve_rows
 from botorch_fed.models.pic import PICGP
 from botorch_fed.models.repair import repair
+from botorch_fed.models.summary import WeightPosterior
 from botorch_fed.models.support import sobol_support
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.protocols.own_step import random_point
@@ -58,6 +63,7 @@ from botorch_fed.space import SearchSpace
 
 Acquisition = Literal["ucb", "ei", "pi", "ts"]
 _JITTER = 1e-8
+MIN_DISTANCE = 1e-3  # of a point from one's own earlier ones, in the unit cube
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -182,7 +188,9 @@ def records(phi: InducingFeatures, X: Tensor, Y: Tensor, mechanism: DistributedR
 class SupportView:
     """What a sum says: the shared summary and its model."""
 
+    search: SupportSearch
     summary: Summary
+    posterior: WeightPosterior
     model: BasisGP
 
 
@@ -199,7 +207,7 @@ def view(search: SupportSearch, dim: int, total: Tensor, mechanism: Any) -> Supp
     if mechanism is not None:
         summary = repair(summary)
     model = BasisGP.from_summary(summary, feature_map=phi, noise_var=search.noise_var)
-    return SupportView(summary, model)
+    return SupportView(search, summary, WeightPosterior.from_total(summary), model)
 
 
 # ------------------------------------------------------------------ an agent's point
@@ -235,25 +243,115 @@ def point(
     use_shared = together and shared is not None
     if not use_shared and len(X) == 0:
         return random_point(space, candidates, stream)
+    pic = use_shared and search.prediction == "pic" and len(X) > 0
+    draws = search.acquisition == "ts" or (use_shared and search.diverse)
+    if use_shared and not pic and not draws:
+        stream = generator(0, "shared point", t)  # all agents find the same maximum
+    if not draws and not pic and (use_shared or search.local == "public"):
+        moments = _shared_moments(shared) if use_shared else _own_moments(search, X, Y)
+        score = _score(search, moments, X)
+        return _best(search, space, score, X, candidates, stream)
     if use_shared:
         assert shared is not None
         model = _shared_model(search, shared, X, Y)
-        if not search.diverse and search.prediction == "pitc" and search.acquisition != "ts":
-            stream = generator(0, "shared point", t)  # all agents find the same maximum
     else:
         model = _local_model(search, X, Y)
-    acquisition = _acquisition(search, model, X, use_shared, stream)
     best, _ = maximize(
-        acquisition,
+        _acquisition(search, model, X, draws, stream),
         space.dim,
         generator=stream,
         candidates=candidates,
         tried=X if len(X) else None,
-        min_distance=0.0 if candidates is not None else 1e-3,
+        min_distance=0.0 if candidates is not None else MIN_DISTANCE,
         num_raw=search.num_raw,
         num_restarts=search.num_restarts,
     )
     return best if candidates is not None else space.snap(best)
+
+
+# ---- closed forms, whose overhead a published step could not afford
+
+Moments = Callable[[Tensor], tuple[Tensor, Tensor]]  # `n x d` to means and deviations, `n`
+
+
+def _own_moments(search: SupportSearch, X: Tensor, Y: Tensor) -> Moments:
+    """Of the exact own model with the public kernel."""
+    kernel = feature_map(search, X.shape[-1]).kernel
+    eye = torch.eye(len(X), dtype=torch.float64)
+    L = cholesky(kernel(X) + search.noise_var * eye, "the kernel matrix of one's own points")
+    alpha = torch.cholesky_solve(Y, L)
+
+    def moments(points: Tensor) -> tuple[Tensor, Tensor]:
+        cross = kernel(points, X)
+        explained = solve_rows(L, cross).square().sum(dim=-1)
+        return (cross @ alpha).squeeze(-1), _deviation(search, explained)
+
+    return moments
+
+
+def _shared_moments(shared: SupportView | None) -> Moments:
+    """Of dPITC's model."""
+    assert shared is not None
+    phi, posterior, search = shared.model.feature_map, shared.posterior, shared.search
+
+    def moments(points: Tensor) -> tuple[Tensor, Tensor]:
+        Phi = phi(points)
+        mean, root = posterior.predict(Phi)
+        explained = Phi.square().sum(dim=-1) - root.square().sum(dim=-1)
+        return mean.squeeze(-1), _deviation(search, explained)
+
+    return moments
+
+
+def _deviation(search: SupportSearch, explained: Tensor) -> Tensor:
+    return (search.outputscale - explained).clamp_min(1e-12).sqrt()
+
+
+def _score(search: SupportSearch, moments: Moments, X: Tensor) -> Callable[[Tensor], Tensor]:
+    """The acquisition function on moments; improvements in logarithms."""
+    if search.acquisition == "ucb":
+        width = math.sqrt(search.beta)
+
+        def bound(points: Tensor) -> Tensor:
+            mean, deviation = moments(points)
+            return mean + width * deviation
+
+        return bound
+    with torch.no_grad():
+        best = moments(X)[0].max() if len(X) else torch.zeros(()).double()
+
+    def improvement(points: Tensor) -> Tensor:
+        mean, deviation = moments(points)
+        u = (mean - best) / deviation
+        return _log_ei_helper(u) + deviation.log() if search.acquisition == "ei" else log_ndtr(u)
+
+    return improvement
+
+
+def _best(
+    search: SupportSearch,
+    space: SearchSpace,
+    score: Callable[[Tensor], Tensor],
+    X: Tensor,
+    candidates: Tensor | None,
+    stream: Generator,
+) -> Tensor:
+    """Where a closed form is largest, `1 x d`."""
+    with torch.no_grad():
+        if candidates is not None:
+            return candidates[int(score(candidates.double()).argmax())].double().unsqueeze(0)
+        raw = stream.uniform(search.num_raw, space.dim)
+        values = score(raw)
+    starts = raw[values.topk(search.num_restarts).indices]
+    zero = torch.zeros(space.dim, dtype=torch.float64)
+    ends, end_values = ascend(score, starts, zero, zero + 1)
+    points = space.snap(torch.cat([ends, raw]))
+    values = torch.cat([end_values, values])
+    if len(X):
+        near = torch.cdist(points, X).amin(dim=-1) < MIN_DISTANCE
+        if not bool(near.all()):
+            values = values.masked_fill(near, -torch.inf)
+    return points[int(values.argmax())].unsqueeze(0)
 
 
 def _shared_model(search: SupportSearch, shared: SupportView, X: Tensor, Y: Tensor) -> Model:
@@ -277,9 +375,9 @@ def _local_model(search: SupportSearch, X: Tensor, Y: Tensor) -> Model:
 
 
 def _acquisition(
-    search: SupportSearch, model: Model, X: Tensor, shared: bool, stream: Generator
+    search: SupportSearch, model: Model, X: Tensor, draws: bool, stream: Generator
 ) -> AcquisitionFunction:
-    if search.acquisition == "ts" or (shared and search.diverse):
+    if draws:
         return _draw(search, model, X.shape[-1], stream)
     if search.acquisition == "ucb":
         return UpperConfidenceBound(model, beta=search.beta)

@@ -234,6 +234,29 @@ def test_summary_of_the_tasks(results: Path) -> None:
     assert len(task_tables("tasks", out)) == 1
 
 
+@needs_data
+def test_the_command_fills_what_is_missing_and_sums_up(
+    results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def command(*words: str) -> str:
+        monkeypatch.setattr("sys.argv", ["fed_gp", *words])
+        fed_gp.main()
+        return capsys.readouterr().out
+
+    common = ("cec2005", "--functions", "1", "2", "--methods", "random", "--first-seed", "1000")
+    command(*common, "--seeds", "1")
+    before = (results / "fed_gp" / "cec2005-F01.jsonl").read_text()
+    command(*common, "--seeds", "2")
+    after = (results / "fed_gp" / "cec2005-F01.jsonl").read_text()
+    assert after.startswith(before)
+    assert [json.loads(line)["seed"] for line in after.splitlines()] == [1000, 1001]
+    said = json.loads(command("cec2005", "--summary", "--json"))
+    assert said["seeds"] == {"random": 2}
+    assert set(said["mean"]) == {"F01", "F02"}
+    assert "federation's best" in command("cec2005", "--summary")
+    assert "not run" in command("--list")
+
+
 def test_default_units_and_settings() -> None:
     assert len(ENTRIES["cec2005"].default) == 14
     assert len(ENTRIES["cec2005"].units) == 20

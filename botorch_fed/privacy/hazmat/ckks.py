@@ -31,9 +31,9 @@ under a key :math:`s = \sum_{i \le n} s_i` of ternary parts has the rounding err
 .. math:: \sigma_n^2 = n\,(1/12 + nN/18 + \text{what the division leaves}).
 
 **Flooding.** :math:`f_i` has independent Gaussian coefficients of deviation
-:math:`2^\lambda \sigma_n`: SEAL encodes a vector of *complex* Gaussians, for a real one would flood
-half of the coefficients' space only. Published shares without it give the keys away [Li2021]_.
-What `T` sums of `C` ciphertexts tell beside the integers is within
+:math:`1.25 \cdot 2^\lambda \sigma_n`: SEAL encodes a vector of *complex* Gaussians, for a real one
+would flood half of the coefficients' space only. Published shares without it give the keys away
+[Li2021]_. What `T` sums of `C` ciphertexts tell beside the integers is within
 :math:`2^{-\lambda}\sqrt{TCN}/2` of nothing in total variation, if all encrypt as written:
 :math:`2^{-29}` for a thousand sums at :math:`\lambda = 40`.
 Beyond :math:`2^{53}` the low bits of a float64 are zero, and those of the ciphertext noise would
@@ -78,11 +78,13 @@ from botorch_fed.privacy.hazmat.noise import Path, normal
 # Residues; the last two axes are the primes and the coefficients. As received, they have 32 bits.
 Words = NDArray[np.uint64]
 Received = NDArray[np.uint32]
+_Buffer = bytes | memoryview
 
 PRIME_BITS = 32
 _ERROR_STD = 3.24  # SEAL's: a centred binomial of 42 coins
 _MAX_PRIMES = {8192: 6, 16384: 13}  # 32-bit primes within SEAL's 218 and 438 bits at 128 bits
 _TAIL = 12.0  # deviations: one coefficient beyond has probability 1e-32
+_HEADROOM = 1.25  # of the flooding: some keys are longer than the expected one
 _ROOM = 0.25  # the noise of an opened sum stays below this share of a step
 _NARROWER = 2.0**-40
 _WORD = np.dtype("<u4")
@@ -116,7 +118,7 @@ class Ring:
         high = math.ceil(math.log2(2 * largest_sum + 2) / bits)
         most = -math.inf
         for degree, allowed in _MAX_PRIMES.items():
-            deviation = math.sqrt(num_agents) * noise_std(degree, num_agents)
+            deviation = math.sqrt(num_agents) * flooding_std(degree, num_agents, 0)
             needed = math.log2(_TAIL * deviation / _ROOM)  # bits beside the flooding's
             low = math.ceil((needed + flooding_bits) / bits)
             if low + high + 1 <= allowed:
@@ -154,6 +156,11 @@ def noise_std(degree: int, num_agents: int) -> float:
     # e u + e_0 + e_1 s of the key level, before it is divided by a prime of 32 bits
     divided = _ERROR_STD**2 * (1 + 4 * num_agents * degree / 3) / 4.0 ** (PRIME_BITS - 1)
     return math.sqrt(num_agents * (rounding + divided))
+
+
+def flooding_std(degree: int, num_agents: int, bits: int) -> float:
+    """The deviation of a coefficient's flooding in one share."""
+    return _HEADROOM * 2.0**bits * noise_std(degree, num_agents)
 
 
 # ------------------------------------------------------------------ words
@@ -260,8 +267,9 @@ def encryptor(ring: Ring, seed: bytes, joint: bytes) -> Any:
     """SEAL's encryptor for a joint key: the seed of `a` and the bytes of `b`, both public."""
     seal = _seal(ring)
     K = len(seal.primes)
-    b = words_from_bytes(ring, joint, 1, K)[0]
-    pair = np.stack([b.astype(np.uint64), uniform_words(ring, seed)])
+    pair = np.empty((2, K, ring.degree), dtype=np.uint64)
+    pair[0] = words_from_bytes(ring, joint, 1, K)[0]
+    pair[1] = uniform_words(ring, seed)
     key = _load(seal, seal.api.PublicKey(), _cipher_bytes(seal, pair, seal.ids[K], ntt=True))
     return seal.api.Encryptor(seal.context, key)
 
@@ -488,17 +496,19 @@ def _header(version: tuple[int, int], size: int) -> bytes:
     return struct.pack("<HBBBBHQ", 0xA15E, 16, *version, 0, 0, size)
 
 
-def _cipher_bytes(seal: _Seal, words: Words, parms: tuple[int, ...], *, ntt: bool) -> bytes:
-    """SEAL's serialization of a ciphertext or public key of `size x primes x N` words."""
+def _cipher_bytes(
+    seal: _Seal, words: Words, parms: tuple[int, ...], *, ntt: bool
+) -> tuple[bytes, memoryview]:
+    """SEAL's serialization of a ciphertext or public key of `size x primes x N` words, in parts."""
     size, primes, N = words.shape
-    data = words.astype("<u8", copy=False).tobytes()
+    data = np.ascontiguousarray(words, dtype="<u8").data.cast("B")
     body = struct.pack("<4QB3QdQ", *parms, ntt, size, N, primes, 1.0, 1)
     array = _header(seal.version, 24 + len(data)) + struct.pack("<Q", words.size)
-    return _header(seal.version, 16 + len(body) + len(array) + len(data)) + body + array + data
+    return _header(seal.version, 16 + len(body) + len(array) + len(data)) + body + array, data
 
 
-def _load(seal: _Seal, target: Any, data: bytes) -> Any:
-    with _file(data) as name:
+def _load(seal: _Seal, target: Any, parts: tuple[_Buffer, ...]) -> Any:
+    with _file(*parts) as name:
         target.load(seal.context, name)  # SEAL checks words and parameters again
     return target
 
@@ -514,7 +524,7 @@ def _saved_version(thing: Any) -> tuple[int, int]:
 
 
 @contextmanager
-def _file(data: bytes) -> Iterator[str]:
+def _file(*parts: _Buffer) -> Iterator[str]:
     """A name under which SEAL finds bytes: in memory, or a private file that is deleted."""
     if hasattr(os, "memfd_create") and os.path.isdir("/proc/self/fd"):
         file = os.memfd_create("botorch_fed", os.MFD_CLOEXEC)
@@ -522,9 +532,10 @@ def _file(data: bytes) -> Iterator[str]:
     else:
         file, name = tempfile.mkstemp(prefix="botorch_fed-")
     try:
-        view = memoryview(data)
-        while view:
-            view = view[os.write(file, view) :]
+        for part in parts:
+            view = memoryview(part)
+            while view:
+                view = view[os.write(file, view) :]
         yield name
     finally:
         os.close(file)

@@ -94,7 +94,7 @@ def slots(words: Words) -> np.ndarray:
 def flooding_bits(party: Party, flood: Flood, bits: int = 40) -> tuple[float, float]:
     """How many bits larger the noise of an opened zero is than the ciphertexts' own, by part."""
     total = party.sum(np.zeros((AGENTS, 10), dtype=np.int64))
-    std = 2.0**bits * ckks.noise_std(RING.degree, AGENTS)
+    std = ckks.flooding_std(RING.degree, AGENTS, bits)
     opened = slots(party.fuse(total, flood, std)[0])
     own = slots(party.decrypt(total)[0])
     # all agents flood; one alone must hide the noise from the others: hence √n
@@ -105,15 +105,13 @@ def flooding_bits(party: Party, flood: Flood, bits: int = 40) -> tuple[float, fl
 
 
 def hides(bits: tuple[float, float]) -> bool:
-    # Of 4096 numbers each, two deviations are off by a factor 1.05 together: five standard errors.
-    # The deviation of the keys' actual norms adds as much.
-    return min(bits) >= 40 - math.log2(1.1)
+    return min(bits) >= 40
 
 
 def test_shares_flood_real_and_imaginary_parts(party: Party) -> None:
     bits = flooding_bits(party, ckks.flooding_words)
     assert hides(bits), bits
-    assert max(bits) <= 40 + math.log2(1.1)
+    assert max(bits) <= 40 + math.log2(1.25 * 1.1)
 
 
 def test_the_measurement_sees_that_flooding_is_missing_or_real_only(party: Party) -> None:
