@@ -34,7 +34,12 @@ from torch import Size, Tensor
 from torch.nn import Module
 
 from botorch_fed.models.basis_gp import BasisGP
-from botorch_fed.models.features import FeatureMap, InducingFeatures, RandomFourierFeatures
+from botorch_fed.models.features import (
+    AdditiveFeatures,
+    FeatureMap,
+    InducingFeatures,
+    RandomFourierFeatures,
+)
 from botorch_fed.models.kernels import StationaryKernel
 from botorch_fed.models.numerics import cholesky, solve_rows
 from botorch_fed.rng import Generator, fresh
@@ -141,29 +146,59 @@ def _draw_matheron_paths_basis_gp(
     r"""The law of the model's own posterior: weights, plus a path of what the basis misses.
 
     For inducing points the missed part is :math:`g(x) - \phi(x)^\top L^{-1} g(Z)` with `g` a prior
-    draw by random features.
+    draw by random features; for a sum of maps it is the sum of theirs.
     """
     model.eval()
     feature_map = model.feature_map
     mean = _frozen(model.mean_module)
     generator = fresh() if generator is None else generator
     weights = model.sample_weights(sample_shape, generator=generator).detach()
+    pulled, missed = _missed(
+        feature_map, weights.shape[:-1], list(range(feature_map.input_dim)), generator
+    )
+    paths: dict[str, SamplePath] = {"weight_paths": _linear(feature_map, weights - pulled, mean)}
+    for k, path in enumerate(missed):
+        paths["missed_paths" if k == 0 else f"missed_paths{k}"] = path
+    return _joined(model, paths)
+
+
+class _OfInputs(Module):
+    """A map that reads some of the inputs."""
+
+    def __init__(self, feature_map: FeatureMap, inputs: list[int]) -> None:
+        super().__init__()
+        self.feature_map = feature_map
+        self.inputs = inputs
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.feature_map(x[..., self.inputs])
+
+
+def _missed(
+    feature_map: FeatureMap, batch_shape: Size, inputs: list[int], generator: Generator
+) -> tuple[Tensor, list[SamplePath]]:
+    """What a draw `g` of the missed part takes off the weights, and its own paths."""
     if not feature_map.has_residual:
-        return _joined(model, {"weight_paths": _linear(feature_map, weights, mean)})
+        zeros = torch.zeros(*batch_shape, feature_map.num_features, dtype=torch.float64)
+        return zeros, []
+    if isinstance(feature_map, AdditiveFeatures):
+        parts = [
+            _missed(part, batch_shape, [inputs[j] for j in group], generator)
+            for part, group in zip(feature_map.maps, feature_map.groups, strict=True)
+            if isinstance(part, FeatureMap)
+        ]
+        pulled = torch.cat([part[0] for part in parts], dim=-1)
+        return pulled, [path for part in parts for path in part[1]]
     if not isinstance(feature_map, InducingFeatures):
         raise UnsupportedError(
-            "Paths of additive maps that contain inducing points are not available: draw from "
-            "the posterior at a set of points instead."
+            f"Paths of what {type(feature_map).__name__} miss are not available: draw from the "
+            "posterior at a set of points instead."
         )
     fourier = RandomFourierFeatures.draw(feature_map.kernel, NUM_FEATURES, generator=generator)
-    prior = generator.normal(*weights.shape[:-1], NUM_FEATURES)
+    prior = generator.normal(*batch_shape, NUM_FEATURES)
     at_support = prior @ fourier(feature_map.inducing_points).mT  # g(Z)
-    whitened = solve_rows(feature_map.chol, at_support.unsqueeze(-2)).squeeze(-2)
-    paths = {
-        "weight_paths": _linear(feature_map, weights - whitened, mean),
-        "missed_paths": _linear(fourier, prior),
-    }
-    return _joined(model, paths)
+    pulled = solve_rows(feature_map.chol, at_support.unsqueeze(-2)).squeeze(-2)
+    return pulled, [_linear(_OfInputs(fourier, inputs), prior)]
 
 
 def _frozen(mean_module: Mean) -> Mean:

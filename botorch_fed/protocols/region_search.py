@@ -362,7 +362,7 @@ def view(
         plan=plan,
         features=phi,
         posterior=posterior,
-        scale=float(fits[index][1][warp]),
+        scale=math.sqrt(float(fits[index][1][warp])),
         kernel=plan.kernels[index],
         warp=warp,
         evidence=evidence,
