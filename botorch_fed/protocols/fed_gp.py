@@ -18,9 +18,9 @@ whether its next point comes from its own model or from that one.
 own and shared model, UCB, EI, PI or Thompson sampling on either. `RegionSearch` goes beyond it.
 
 *A joint key* (`ThresholdCKKSChannel`) belongs to a roster. A member that does not answer costs
-a new epoch with the others, three exchanges, then the interrupted round goes on: agents protect
-the same contribution again, nobody evaluates or pays twice. The lost agent goes on alone, with the
-last sum it has seen. Each round costs one exchange, and one more where a sum is opened together.
+a new epoch with the others, three exchanges, then the interrupted round goes on: nobody
+evaluates twice; noise is drawn anew and paid again. The lost agent goes on alone, with the last sum
+it has seen. Each round costs one exchange, and one more where a sum is opened together.
 
 Trust and guarantee: as the channel and the mechanism say. Without a mechanism there is no privacy
 guarantee: encryption hides contributions, not their sum, which the server and all agents learn,
@@ -84,6 +84,7 @@ class Setup:
     """What all agents agree upon, in public.
 
     Attributes:
+        run: A name that no other run with the same stores of keys has.
         space: The map of inputs and outcomes.
         support: How points are found: the published search, or
         region: the search in a shrinking region. One of the two.
@@ -96,6 +97,7 @@ class Setup:
         promise: What the whole run reveals at most; None if it is not private.
     """
 
+    run: str
     space: SearchSpace
     support: SupportSearch | None
     region: RegionSearch | None
@@ -207,8 +209,9 @@ class FedGPAgentState:
         seen: The plan of the last sum that was opened, and
         total: that sum, empty before the first;
         count: of how many contributions.
-        drawn: The last contribution on the grid, noise included, for `drawn_t`.
-        drawn_t: Its round, -1 before the first.
+        drawn: The last contribution on the grid, noise included, and
+        drawn_t: its round, -1 before the first.
+        draws: How many contributions it has drawn.
         ledger: What this site has paid.
     """
 
@@ -227,6 +230,7 @@ class FedGPAgentState:
     count: int
     drawn: Tensor = field(repr=False)
     drawn_t: int
+    draws: int
     ledger: Ledger
 
 
@@ -306,6 +310,7 @@ class FedGPAgent:
             count=0,
             drawn=none.long(),
             drawn_t=-1,
+            draws=0,
             ledger=self.ledger,
         )
 
@@ -323,22 +328,50 @@ class FedGPAgent:
             raise MessageError("The setup has changed during the run.")
         if self.name not in setup.agents or not set(request.roster) <= set(setup.agents):
             raise MessageError("This site, or a member of the roster, is no agent of the setup.")
+        if len(set(request.roster)) < len(request.roster):
+            raise MessageError("The roster names an agent twice.")
+        if not 0 <= request.t <= setup.rounds or not 0 <= request.epoch < 2**63:
+            raise MessageError("There is no such round or epoch.")
         if setup.fingerprint != self.private_sum.channel.fingerprint.hex():
             raise MessageError(
                 f"The server's channel is {setup.channel}, this site's {self.private_sum.channel}."
             )
-        if self.require and setup.promise is None:
+        if contribution_size(setup.search, self.space.dim) != self.private_sum.channel.grid.dim:
+            raise MessageError("The search's contributions do not fit the grid of the channel.")
+        mechanism = self.private_sum.mechanism
+        if mechanism is not None and setup.region is not None:
+            raise MessageError("RegionSearch has no mechanism, this site's sums have one.")
+        if self.require and (setup.promise is None or mechanism is None):
             raise MessageError("This site requires differential privacy, the server promises none.")
         if request.step in ("key", "resend", "share") and self.name not in request.roster:
             raise MessageError("This site is not on the roster of the epoch.")
-        for digest in broadcasts[1:]:
-            self.blobs.load(digest, Keys, Sealed, Opened)
+        for _, blob in self._loaded(broadcasts[1:]):
+            if not isinstance(blob, Keys):
+                self._check_sum(setup, blob)
+
+    def _check_sum(self, setup: Setup, found: Sealed | Opened) -> None:
+        if not 0 <= found.t <= setup.rounds or not 1 <= found.count <= len(setup.agents):
+            raise MessageError("A sum is of one of the run's rounds and of one agent or more.")
+        if isinstance(found, Sealed):
+            if not 0 <= found.epoch < 2**63:
+                raise MessageError("A sum of an epoch that there is not.")
+            return
+        shape = (self.private_sum.channel.grid.dim,)
+        if found.total.shape != shape or found.total.dtype != torch.float64:
+            raise MessageError(
+                f"A sum has shape {shape} and float64, got {tuple(found.total.shape)} and "
+                f"{found.total.dtype}."
+            )
 
     def receive(
         self, state: FedGPAgentState, request: Order, broadcasts: tuple[str, ...]
     ) -> FedGPAgentState:
         """The state after a request: what to do, and what the last sum says."""
         setup = _setup(self.blobs, broadcasts[0])
+        last = state.order
+        if last is not None and last.epoch < request.epoch and self.name in last.roster:
+            epoch = Epoch(setup.run, last.epoch, last.roster)
+            self.private_sum.channel.forget(epoch, self.name, self.secrets)
         found = {type(blob): digest for digest, blob in self._loaded(broadcasts[1:])}
         state = replace(
             state,
@@ -351,12 +384,20 @@ class FedGPAgent:
         if state.plan is None and isinstance(setup.search, RegionSearch):
             plan = region_search.first_plan(setup.search, self.space.dim)
             state = replace(state, plan=plan)
+        last = -1
         if Opened in found:
             opened = self.blobs.load(found[Opened], Opened)
-            return self._learned(state, setup, opened.t, opened.total, opened.count)
-        if Sealed in found and request.step != "share":
+            last = opened.t
+            state = self._learned(state, setup, last, opened.total, opened.count)
+        elif Sealed in found and request.step != "share":
             sealed = self.blobs.load(found[Sealed], Sealed)
-            return self._learned(state, setup, sealed.t, self._open(setup, sealed), sealed.count)
+            last = sealed.t
+            if last > state.total_t:
+                total = self._open(setup, sealed)
+                state = self._learned(state, setup, last, total, sealed.count)
+        plan, queried = state.plan, request.step in ("start", "query")
+        if plan is not None and plan.t < request.t and last == state.total_t and queried:
+            state = replace(state, plan=replace(plan, t=request.t))  # nothing was opened: it waits
         return state
 
     def _loaded(self, digests: tuple[str, ...]) -> list[tuple[str, Any]]:
@@ -364,7 +405,7 @@ class FedGPAgent:
 
     def _open(self, setup: Setup, sealed: Sealed) -> Tensor:
         channel = self.private_sum.channel
-        order = Epoch("fed_gp", sealed.epoch, setup.agents)
+        order = Epoch(setup.run, sealed.epoch, setup.agents)
         integers = channel.open(sealed.total, {}, epoch=order, round=sealed.t, secrets=self.secrets)
         return channel.grid.to_values(integers)
 
@@ -415,7 +456,8 @@ class FedGPAgent:
             turn = setup.agents[found.plan.t % len(setup.agents)] == self.name
             point = region_search.point(search, found, state.X, stream=stream, turn=turn)
             return self._listed(point, state)
-        shared = None
+        assert state.order is not None
+        t, shared = state.order.t, None
         if state.total_t >= 0:
             shared = _support_view(setup, self.space.dim, state.total, self.private_sum)
         return support_search.point(
@@ -424,12 +466,20 @@ class FedGPAgent:
             shared,
             state.X,
             state.Y,
-            t=state.t + 1,
-            together=self._together(setup, state.t + 1),
+            t=t,
+            together=self._together(setup, t),
             candidates=self.candidates,
             stream=stream,
-            slot=setup.agents.index(self.name),
+            own=self._own_part(state),
         )
+
+    def _own_part(self, state: FedGPAgentState) -> Tensor | None:
+        """What oneself has contributed to the last sum, if that was just now."""
+        order = state.order
+        assert order is not None
+        if not state.drawn_t == state.total_t == order.t - 1 or self.name not in order.roster:
+            return None
+        return self.private_sum.channel.grid.to_values(state.drawn)
 
     def _listed(self, point: Tensor, state: FedGPAgentState) -> Tensor:
         """The nearest of the points that can be evaluated."""
@@ -465,10 +515,15 @@ class FedGPAgent:
         state = replace(state, step="rest")
         setup = _setup(self.blobs, state.setup)
         channel = self.private_sum.channel
-        epoch = Epoch("fed_gp", order.epoch, order.roster)
+        wanted = self._wants(setup, order.t + 1)
+        if self.name not in order.roster:
+            return state, Upload(None, wanted)
+        epoch = Epoch(setup.run, order.epoch, order.roster)
         try:
             if order.step == "key":
                 heard = () if state.keys is None else self.blobs.load(state.keys, Keys).heard
+                if order.phase == 0 and order.epoch > 0:
+                    channel.forget(replace(epoch, number=order.epoch - 1), self.name, self.secrets)
                 word = channel.prepare(order.phase, epoch, self.name, heard, self.secrets)
                 return state, Word(word)
             if order.step == "share":
@@ -488,10 +543,13 @@ class FedGPAgent:
                 "agent %r can not take part in epoch %d: %s", self.name, order.epoch, error
             )
             return state, Word(None)
-        wanted = self._wants(setup, order.t + 1)
-        if not order.contribute or self.name not in order.roster:
+        if not order.contribute or not self._in_step(state, order):
             return state, Upload(None, wanted)
-        state = self._drawn(setup, state, order.t)
+        mechanism = self.private_sum.mechanism
+        if mechanism is not None and state.draws >= setup.sums:
+            logger.warning("agent %r has made the %d draws of the promise", self.name, setup.sums)
+            return state, Upload(None, wanted)
+        state = self._drawn(setup, state, order)
         try:
             key = self._joint_key(state, epoch)
             data = channel.protect(
@@ -506,6 +564,10 @@ class FedGPAgent:
             logger.warning("agent %r can not contribute to round %d: %s", self.name, order.t, error)
             return state, Upload(None, wanted)
         return state, Upload(data, wanted)
+
+    def _in_step(self, state: FedGPAgentState, order: Order) -> bool:
+        """Whether one's own plan is that of the round's sum: not if one has missed a sum."""
+        return state.plan is None or state.plan.t == order.t
 
     def _wants(self, setup: Setup, t: int) -> bool:
         if isinstance(setup.search, RegionSearch):
@@ -524,16 +586,21 @@ class FedGPAgent:
             self._joint[state.keys] = key
         return self._joint[state.keys]
 
-    def _drawn(self, setup: Setup, state: FedGPAgentState, t: int) -> FedGPAgentState:
-        """With the contribution of round `t`, paid for and drawn once."""
-        if state.drawn_t == t:
-            return state
-        values = self._contribution(setup, state)
+    def _drawn(self, setup: Setup, state: FedGPAgentState, order: Order) -> FedGPAgentState:
+        """With the contribution to a sum.
+
+        One with noise is paid for and drawn anew when a round is interrupted: the same draw in two
+        sums over different rosters would show, as their difference, the contribution of whoever is
+        in one only, with no noise but its own.
+        """
         integers, ledger = self.private_sum.contribute(
-            values, ledger=state.ledger, noise=self.noise, path=("contribution", t, self.name)
+            self._contribution(setup, state),
+            ledger=state.ledger,
+            noise=self.noise,
+            path=("contribution", order.t, order.epoch, self.name),
         )
         assert ledger is not None
-        return replace(state, drawn=integers, drawn_t=t, ledger=ledger)
+        return replace(state, drawn=integers, drawn_t=order.t, draws=state.draws + 1, ledger=ledger)
 
     def _contribution(self, setup: Setup, state: FedGPAgentState) -> Tensor:
         mechanism, grid = self.private_sum.mechanism, self.private_sum.channel.grid
@@ -573,7 +640,8 @@ def _remembered(key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
 def _region_view(setup: Setup, plan: RegionPlan, total: Tensor, count: int) -> RegionView:
     search = setup.search
     assert isinstance(search, RegionSearch)
-    key = (search, setup.rounds, plan.t, count, tensor_hash(plan.centre), tensor_hash(total))
+    numbers = (plan.t, plan.half_width, plan.mean, plan.scale, plan.top, plan.reach, plan.kernels)
+    key = (search, setup.rounds, numbers, count, tensor_hash(plan.centre), tensor_hash(total))
     return _remembered(
         key,
         lambda: region_search.view(search, plan, total, num_agents=count, rounds=setup.rounds),
@@ -583,7 +651,7 @@ def _region_view(setup: Setup, plan: RegionPlan, total: Tensor, count: int) -> R
 def _support_view(setup: Setup, dim: int, total: Tensor, private_sum: PrivateSum) -> SupportView:
     search = setup.search
     assert isinstance(search, SupportSearch)
-    key = (search, dim, tensor_hash(total), repr(private_sum.mechanism))
+    key = (search, dim, tensor_hash(total), private_sum.mechanism)
     return _remembered(key, lambda: support_search.view(search, dim, total, private_sum.mechanism))
 
 
@@ -604,6 +672,7 @@ class FedGPServerState:
         sealed: The sum that is to be opened together.
         opened: The last sum: opened, or for agents that open themselves, sealed.
         sums: How many sums were opened.
+        asked: How often contributions were asked for.
         rekeys: How many epochs followed the first.
         ledger: What noise at the server has cost.
     """
@@ -618,6 +687,7 @@ class FedGPServerState:
     opened: Opened | None
     closed: Sealed | None
     sums: int
+    asked: int
     rekeys: int
     ledger: Ledger
 
@@ -757,6 +827,7 @@ class FedGPServer:
             opened=None,
             closed=None,
             sums=0,
+            asked=0,
             rekeys=0,
             ledger=self.ledger,
         )
@@ -788,12 +859,19 @@ class FedGPServer:
 
     def _adding(self, state: FedGPServerState) -> bool:
         """Whether this round's contributions may be added."""
-        if state.t >= self.setup.rounds or state.sums >= self.setup.sums or not state.roster:
+        if state.t >= self.setup.rounds or state.sums >= self.setup.sums:
+            return False
+        if len(state.roster) < self._least:  # noise would not suffice: nobody pays for nothing
             return False
         search = self.setup.search
         if isinstance(search, SupportSearch) and search.coin == "shared":
             return search.together(state.t + 1, generator(0, "coin", state.t + 1))
         return not isinstance(search, SupportSearch) or search.ever_together
+
+    def _affordable(self, state: FedGPServerState) -> bool:
+        """Whether the promise covers another sum; with noise, every draw counts."""
+        used = state.sums if self.private_sum.mechanism is None else state.asked
+        return used < self.setup.sums
 
     def check(self, state: FedGPServerState, sender: AgentId, message: Word | Upload) -> None:
         """Raise `MessageError` unless a message fits the step and can be added."""
@@ -805,7 +883,9 @@ class FedGPServer:
             if message.data is not None and len(message.data) > MAX_KEY_BYTES:
                 raise MessageError(f"A part of a key has at most {MAX_KEY_BYTES} bytes.")
             return
-        epoch = Epoch("fed_gp", state.epoch, state.roster)
+        if sender not in state.roster:
+            raise MessageError("A contribution that nobody asked for.")
+        epoch = Epoch(self.setup.run, state.epoch, state.roster)
         if state.stage == "share":
             assert state.sealed is not None
             channel.check_share(
@@ -815,7 +895,7 @@ class FedGPServer:
                 sender=sender,
                 total=self._total(state),
             )
-        elif sender not in state.roster or not (state.stage == "resend" or self._adding(state)):
+        elif not (state.stage == "resend" or self._adding(state)):
             raise MessageError("A contribution that nobody asked for.")
         else:
             channel.check(message.data, epoch=epoch, round=state.t, sender=sender)
@@ -834,26 +914,30 @@ class FedGPServer:
             if agent in inbox and inbox[agent].data is not None
         }
         parts = {agent: data for agent, data in given.items() if data is not None}
+        needed = state.stage in ("key", "share") or (self._together and self._wanted(state, inbox))
+        if needed and len(parts) < len(state.roster):
+            return self._without(state, parts, inbox)
         if state.stage == "key":
             return self._prepared(state, parts)
         if state.stage == "share":
             return self._shared(state, parts)
-        if state.stage == "query":
-            wanted = any(isinstance(m, Upload) and m.wanted for m in inbox.values())
-            if not (wanted and self._adding(state)):
-                return self._next(state)
+        if not self._wanted(state, inbox):
+            return self._next(state)
         return self._added(state, parts)
+
+    def _wanted(self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload]) -> bool:
+        """Whether contributions are to be added now."""
+        wanted = any(isinstance(m, Upload) and m.wanted for m in inbox.values())
+        return state.stage == "resend" or (wanted and self._adding(state))
 
     def _next(self, state: FedGPServerState) -> FedGPServerState:
         return replace(state, t=state.t + 1, stage="query", sealed=None, resend=False)
 
     def _prepared(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
-        if len(parts) < len(state.roster):
-            return self._without(state, parts)
         heard = (*state.heard, parts)
         if len(heard) < self.private_sum.channel.setup_phases:
             return replace(state, heard=heard)
-        epoch = Epoch("fed_gp", state.epoch, state.roster)
+        epoch = Epoch(self.setup.run, state.epoch, state.roster)
         try:
             self.private_sum.channel.joint_key(epoch, heard)
         except (MessageError, ProtocolError) as error:
@@ -861,34 +945,50 @@ class FedGPServer:
             return self._renewed(state, state.roster)
         return replace(state, heard=heard, stage="resend" if state.resend else "query")
 
-    def _without(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
-        """A new epoch with those who answered."""
-        return self._renewed(state, tuple(agent for agent in state.roster if agent in parts))
+    def _without(
+        self,
+        state: FedGPServerState,
+        parts: dict[AgentId, bytes],
+        inbox: Mapping[AgentId, Word | Upload],
+    ) -> FedGPServerState:
+        """A new epoch with those who answered, or who are there but have all lost their keys."""
+        left = tuple(agent for agent in state.roster if agent in parts)
+        if len(left) < MIN_TOGETHER:
+            left = tuple(agent for agent in state.roster if agent in inbox)
+        return self._renewed(state, left)
 
     def _renewed(self, state: FedGPServerState, roster: tuple[AgentId, ...]) -> FedGPServerState:
         lost = len(state.roster) - len(roster)
         logger.warning("epoch %d ends, %d agent(s) were lost", state.epoch, lost)
         interrupted = state.resend or state.stage != "key" or state.t > 0
         state = replace(
-            state, heard=(), sealed=None, epoch=state.epoch + 1, rekeys=state.rekeys + 1
+            state,
+            heard=(),
+            sealed=None,
+            closed=None,
+            epoch=state.epoch + 1,
+            rekeys=state.rekeys + 1,
         )
-        if len(roster) < MIN_TOGETHER or state.rekeys > 2 * len(self.setup.agents):
-            logger.warning("too few agents are left for a joint key: they go on alone")
+        enough = len(roster) >= MIN_TOGETHER and state.rekeys <= 2 * len(self.setup.agents)
+        if not enough or not self._affordable(state):
+            logger.warning("no more sums: too few agents are left, or none that the promise covers")
             state = replace(state, roster=(), stage="query")
             return self._next(state) if interrupted else state
         return replace(state, roster=roster, stage="key", resend=interrupted)
 
     def _added(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
         channel = self.private_sum.channel
-        if self._together and len(parts) < len(state.roster):
-            return self._without(state, parts)
         if not parts or len(parts) < self._least:
             logger.warning("round %d: %d contributions are too few", state.t, len(parts))
             return self._next(state)
-        epoch = Epoch("fed_gp", state.epoch, state.roster)
+        epoch = Epoch(self.setup.run, state.epoch, state.roster)
         if self.private_sum.noise_at == "server":
             return self._noised(state, parts, epoch)
-        total = channel.add(parts, epoch=epoch, round=state.t)
+        try:
+            total = channel.add(parts, epoch=epoch, round=state.t)
+        except (MessageError, ProtocolError) as error:
+            logger.warning("round %d can not be added: %s", state.t, error)
+            return self._renewed(state, state.roster) if self._together else self._next(state)
         closed = Sealed(state.t, state.epoch, total, len(parts))
         if channel.opened_by == "agents":
             return self._next(replace(state, closed=closed, sums=state.sums + 1))
@@ -924,9 +1024,7 @@ class FedGPServer:
         return self._next(replace(state, opened=opened, sums=state.sums + 1, ledger=ledger))
 
     def _shared(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
-        if len(parts) < len(state.roster):
-            return self._without(state, parts)
-        epoch = Epoch("fed_gp", state.epoch, state.roster)
+        epoch = Epoch(self.setup.run, state.epoch, state.roster)
         try:
             integers = self.private_sum.channel.open(
                 self._total(state), parts, epoch=epoch, round=state.t
@@ -945,6 +1043,14 @@ class FedGPServer:
 def contribution_size(search: Search, dim: int) -> int:
     """How many numbers an agent contributes to a sum."""
     return search.size(dim)
+
+
+def _ledger(private_sum: PrivateSum) -> Ledger:
+    """An empty one that can pay for the sums."""
+    mechanism = private_sum.mechanism
+    if mechanism is None:
+        return Ledger()
+    return Ledger(adjacency=mechanism.adjacency, unit=mechanism.unit)
 
 
 # ------------------------------------------------------------------ a federation for `run`
@@ -967,6 +1073,7 @@ class FedGP:
         num_initial: How many points every agent evaluates first.
         precision: Of the public grid, relative to the largest contribution; default the finest
             at which sums are exact.
+        run: The run's name: agents whose `secrets` outlive a run need another one for the next.
         delta: Of the promise.
         require: Whether agents refuse a run without privacy guarantee.
         noise: Where noise comes from. The default is the operating system, so a private run cannot
@@ -987,6 +1094,7 @@ class FedGP:
     sums: int | None = None
     num_initial: int = 4
     precision: float | None = None
+    run: str = "run"
     delta: float = 1e-5
     require: bool = False
     noise: NoiseSource = field(default_factory=OSNoise)
@@ -1003,9 +1111,6 @@ class FedGP:
         if (self.mechanism is None) != (self.noise_at == "none"):
             raise InputDataError('A run without mechanism has noise_at="none", and none other.')
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_made": {}}
-
     def private_sum(self, space: SearchSpace, num_agents: int) -> PrivateSum:
         """What bounds, noises and carries the contributions."""
         key = (space.fingerprint, num_agents)
@@ -1020,6 +1125,13 @@ class FedGP:
         if self.mechanism is not None:
             mechanism = self.mechanism(size, num_agents)
             grid = getattr(mechanism, "grid", None)
+            given = max((len(X) for X, _ in self.data.values()), default=0)
+            most = max(given, self.num_initial) + self.rounds
+            if isinstance(mechanism, DistributedRecordSum) and mechanism.max_records < most:
+                raise InputDataError(
+                    f"Agents have up to {most} records, the mechanism has room for "
+                    f"{mechanism.max_records}."
+                )
         if grid is None:
             bound = self.search.bound(self.num_initial + self.rounds)
             finest = 2.0 ** (math.ceil(math.log2(num_agents)) - 51)
@@ -1045,6 +1157,7 @@ class FedGP:
         self._made["agents"] = len(names)
         sums = self.rounds if self.sums is None else self.sums
         setup = Setup(
+            run=self.run,
             space=space,
             support=self.search if isinstance(self.search, SupportSearch) else None,
             region=self.search if isinstance(self.search, RegionSearch) else None,
@@ -1060,6 +1173,7 @@ class FedGP:
             setup=setup,
             private_sum=private_sum,
             delta=self.delta,
+            ledger=_ledger(private_sum),
             noise=self.noise,
             noise_private=self.noise.private,
         )
@@ -1070,18 +1184,15 @@ class FedGP:
         secrets = MemoryStore() if self.secrets is None else self.secrets(name)
         if isinstance(private_sum.channel, CKKSChannel):
             secret = self._made[space.fingerprint, self._made["agents"]][1]
-            private_sum.channel.provision(secret, secrets)
-        mechanism = private_sum.mechanism
-        ledger = Ledger()
-        if mechanism is not None:
-            ledger = Ledger(adjacency=mechanism.adjacency, unit=mechanism.unit)
+            if secrets.get(private_sum.channel.handle) is None:
+                private_sum.channel.provision(secret, secrets)
         return FedGPAgent(
             name=name,
             space=space,
             seed=seed,
             private_sum=private_sum,
             require=self.require,
-            ledger=ledger,
+            ledger=_ledger(private_sum),
             noise=self.noise,
             data=self.data.get(name),
             candidates=self.candidates,

@@ -89,6 +89,8 @@ class RegionSearch:
     num_restarts: int = 2
 
     def __post_init__(self) -> None:
+        for name in ("warps", "lengthscales", "amplitudes", "noises"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
         if not 1 <= self.num_inducing <= 1024:
             raise InputDataError(f"num_inducing must lie in 1..1024, got {self.num_inducing}.")
         if not 0 < self.final_half_width <= 0.5:

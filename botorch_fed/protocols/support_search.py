@@ -14,6 +14,7 @@ The kernel is public. A length scale that was fitted to private data and shared 
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from botorch_fed.acquisition import (
     check_schedule,
 )
 from botorch_fed.acquisition.optimize import ascend, maximize
+from botorch_fed.errors import NumericalError
 from botorch_fed.models import (
     BasisGP,
     InducingFeatures,
@@ -62,6 +64,8 @@ from botorch_fed.protocols.own_step import random_point
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 
+logger = logging.getLogger(__name__)
+
 Acquisition = Literal["ucb", "ei", "pi", "ts"]
 _JITTER = 1e-8
 MIN_DISTANCE = 1e-3  # of a point from one's own earlier ones, in the unit cube
@@ -81,8 +85,7 @@ class SupportSearch:
         models: ``"mixture"``, or only one of them.
         coin: Whether every agent throws its own coin, or one is thrown for all.
         acquisition: What is maximised, on either model.
-        beta: Of the upper confidence bound, :math:`\mu + \sqrt{\beta} \sigma`; of a Thompson
-            sample, the square of what scales its deviation.
+        beta: Of the upper confidence bound, :math:`\mu + \sqrt{\beta} \sigma`.
         local: The own model's hyperparameters: the public ones, or fitted.
         prediction: Whether one's own data enter the shared model exactly.
         diverse: Whether agents follow their own draws in a shared step.
@@ -113,7 +116,7 @@ class SupportSearch:
                 raise InputDataError(f"{name} must be positive, got {getattr(self, name)}.")
         if not 1 <= self.support_size <= 1024:
             raise InputDataError(f"support_size must lie in 1..1024, got {self.support_size}.")
-        if self.support and len(self.support) != self.support_size:
+        if len(self.support) and len(self.support) != self.support_size:
             raise InputDataError(
                 f"support has {len(self.support)} points, support_size is {self.support_size}."
             )
@@ -121,6 +124,8 @@ class SupportSearch:
             raise InputDataError(f"acquisition is one of {get_args(Acquisition)}, beta 0 or more.")
         if not 1 <= self.num_restarts <= self.num_raw:
             raise InputDataError("num_restarts must lie between 1 and num_raw.")
+        support = tuple(tuple(float(value) for value in point) for point in self.support)
+        object.__setattr__(self, "support", support)
 
     @property
     def schedule(self) -> Polynomial:
@@ -187,28 +192,44 @@ def records(phi: InducingFeatures, X: Tensor, Y: Tensor, mechanism: DistributedR
 
 @dataclass(frozen=True, eq=False)
 class SupportView:
-    """What a sum says: the shared summary and its model."""
+    """What a sum says.
+
+    Attributes:
+        search: The public settings.
+        summary: The shared summary, repaired if it is noisy.
+        received: As it came.
+        posterior: Of the weights.
+        model: The shared model.
+        mechanism: What has made it noisy; None if it is not.
+    """
 
     search: SupportSearch
     summary: Summary
+    received: Summary
     posterior: WeightPosterior
     model: BasisGP
+    mechanism: Any
 
 
 def view(search: SupportSearch, dim: int, total: Tensor, mechanism: Any) -> SupportView:
     """What a sum of contributions says; a noisy one is repaired."""
     phi = feature_map(search, dim)
-    if isinstance(mechanism, DistributedRecordSum):
-        gram, moment = mechanism.gram_and_moment(
-            total, noise_var=search.noise_var, outputscale=search.outputscale
-        )
-        summary = Summary(gram, moment, phi.fingerprint)
-    else:
-        summary = Summary.unpack(total, basis=phi.fingerprint)
-    if mechanism is not None:
-        summary = repair(summary)
+    received = _summary(search, phi, total, mechanism)
+    summary = received if mechanism is None else repair(received)
     model = BasisGP.from_summary(summary, feature_map=phi, noise_var=search.noise_var)
-    return SupportView(search, summary, WeightPosterior.from_total(summary), model)
+    posterior = WeightPosterior.from_total(summary)
+    return SupportView(search, summary, received, posterior, model, mechanism)
+
+
+def _summary(
+    search: SupportSearch, phi: InducingFeatures, total: Tensor, mechanism: Any
+) -> Summary:
+    if not isinstance(mechanism, DistributedRecordSum):
+        return Summary.unpack(total, basis=phi.fingerprint)
+    gram, moment = mechanism.gram_and_moment(
+        total, noise_var=search.noise_var, outputscale=search.outputscale
+    )
+    return Summary(gram, moment, phi.fingerprint)
 
 
 # ------------------------------------------------------------------ an agent's point
@@ -225,7 +246,7 @@ def point(
     together: bool,
     candidates: Tensor | None,
     stream: Generator,
-    slot: int,
+    own: Tensor | None,
 ) -> Tensor:
     """The next point of an agent, `1 x d`.
 
@@ -239,12 +260,14 @@ def point(
         together: Whether the coin says to use the shared model.
         candidates: The only points that can be evaluated.
         stream: The agent's own random numbers.
-        slot: The agent's place in the roster.
+        own: What the agent has contributed to that sum from just these data; None if it has not:
+            then the shared model knows nothing of its own data in particular.
     """
     use_shared = together and shared is not None
     if not use_shared and len(X) == 0:
-        return random_point(space, candidates, stream)
-    pic = use_shared and search.prediction == "pic" and len(X) > 0
+        random = random_point(space, candidates, stream)
+        return random if candidates is not None else space.snap(random)
+    pic = use_shared and search.prediction == "pic" and own is not None and len(X) > 0
     draws = search.acquisition == "ts" or (use_shared and search.diverse)
     if use_shared and not pic and not draws:
         stream = generator(0, "shared point", t)  # all agents find the same maximum
@@ -254,7 +277,7 @@ def point(
         return _best(search, space, score, X, candidates, stream)
     if use_shared:
         assert shared is not None
-        model = _shared_model(search, shared, X, Y)
+        model = _shared_model(search, shared, X, Y, own if pic else None)
     else:
         model = _local_model(search, X, Y)
     best, _ = maximize(
@@ -355,11 +378,20 @@ def _best(
     return points[int(values.argmax())].unsqueeze(0)
 
 
-def _shared_model(search: SupportSearch, shared: SupportView, X: Tensor, Y: Tensor) -> Model:
-    if search.prediction == "pitc" or len(X) == 0:
+def _shared_model(
+    search: SupportSearch, shared: SupportView, X: Tensor, Y: Tensor, own: Tensor | None
+) -> Model:
+    if own is None:
         return shared.model
-    phi = feature_map(search, X.shape[-1])
-    return PICGP.from_total(X, Y, total=shared.summary, feature_map=phi, noise_var=search.noise_var)
+    phi, noise_var = feature_map(search, X.shape[-1]), search.noise_var
+    if shared.mechanism is not None:  # clipped, rounded and noisy: take away what went in
+        others = shared.received - _summary(search, phi, own, shared.mechanism)
+        return PICGP(X, Y, feature_map=phi, noise_var=noise_var, summaries=[repair(others)])
+    try:
+        return PICGP.from_total(X, Y, total=shared.summary, feature_map=phi, noise_var=noise_var)
+    except NumericalError:  # what went in was tempered, or did not reach the sum
+        logger.warning("one's own data are not in the sum as they are: the sum is used alone")
+        return shared.model
 
 
 def _fitted_at(n: int) -> int:
@@ -420,5 +452,7 @@ def _draw(search: SupportSearch, model: Model, dim: int, stream: Generator) -> A
     if isinstance(model, BasisGP):
         return ThompsonSampling(draw_matheron_paths(model, Size(), generator=stream))
     kernel = feature_map(search, dim).kernel
+    if search.local == "fitted":
+        kernel = StationaryKernel.from_gpytorch(model.covar_module, dim)
     phi = RandomFourierFeatures.draw(kernel, 256, generator=stream)
     return ThompsonSampling(draw_path(model, feature_map=phi, generator=stream))

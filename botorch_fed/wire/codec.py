@@ -41,7 +41,7 @@ from botorch_fed.errors import MessageError
 FORMAT_VERSION = 1
 # Hostile bytes make a reader hold about ninety times their length for a moment, before anything is
 # checked: a protocol that knows its messages passes a tighter limit.
-MAX_BYTES = 4 * 2**20
+MAX_BYTES = 16 * 2**20
 MAX_ITEMS = 200_000  # numbers, strings, tensors and containers of one message
 MAX_DIMS = 8
 MAX_ELEMENTS = 2**48
