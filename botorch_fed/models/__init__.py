@@ -10,6 +10,8 @@ own         an agent's own GP, and its fast fit
 message_prior  `MessagePriorGP`: received functions as a prior
 ensemble    `RankingEnsemble` (RGPE)
 mixture     `LocalSharedMixture` of an agent's own model and a shared one
+pic         `PartiallyIndependentGP`: own data exactly, everybody else's through a summary
+repair      totals that noise has made inconsistent, made those of a posterior again
 support     where inducing points lie, and how many they are
 """
 
@@ -20,6 +22,7 @@ from botorch_fed.models.features import (
     FeatureMap,
     InducingFeatures,
     KLFeatures,
+    PolynomialFeatures,
     QuadratureFourierFeatures,
     RandomFourierFeatures,
     WarpedFeatures,
@@ -38,11 +41,14 @@ from botorch_fed.models.own import (
     own_gp,
 )
 from botorch_fed.models.paths import draw_path
+from botorch_fed.models.pic import PartiallyIndependentGP
+from botorch_fed.models.repair import repair_total
 from botorch_fed.models.summary import (
     LocalBlock,
     Summary,
     WeightPosterior,
     log_evidence,
+    profiled_evidence,
     reweight,
     sample_weights_dual,
     summarize,
@@ -76,6 +82,8 @@ __all__ = [
     "MessagePriorGP",
     "MixturePosterior",
     "OwnHyperparameters",
+    "PartiallyIndependentGP",
+    "PolynomialFeatures",
     "QuadratureFourierFeatures",
     "RandomFourierFeatures",
     "RankingEnsemble",
@@ -101,6 +109,8 @@ __all__ = [
     "needs_fit",
     "own_gp",
     "power_support_size",
+    "profiled_evidence",
+    "repair_total",
     "reweight",
     "sample_weights_dual",
     "scaled_support_size",

@@ -1,4 +1,4 @@
-r"""`PICGP`: own data exactly, everybody else's through their summaries.
+r"""`PartiallyIndependentGP`: own data exactly, everybody else's through their summaries.
 
 PITC predicts every point as if it lay in a block of its own, so that an agent's prediction between
 two of its own observations knows of them only what the shared basis can carry. PIC [Snelson2007]_
@@ -53,7 +53,7 @@ from botorch_fed.models.summary import LocalBlock, Summary, summarize
 from botorch_fed.rng import Generator, fresh
 
 
-class PICGP(BasisGP):
+class PartiallyIndependentGP(BasisGP):
     r"""A Gaussian process that keeps own data exact and knows others by their summaries.
 
     A `BasisGP` in everything but the prediction between own observations: construction, received
@@ -62,7 +62,9 @@ class PICGP(BasisGP):
     agents is known, `from_total` takes the own part out of it.
 
     Example:
-        >>> model = PICGP.from_total(train_X, train_Y, total=total, feature_map=phi, noise_var=0.01)
+        >>> model = PartiallyIndependentGP.from_total(
+        ...     train_X, train_Y, total=total, feature_map=phi, noise_var=0.01
+        ... )
         >>> candidate, _ = optimize_acqf(LogExpectedImprovement(model, best_f), bounds, …)
     """
 
@@ -165,7 +167,7 @@ def _others(total: Summary, own: Summary) -> Summary:
         f"The total without the own summary is no sum of squares: the smallest eigenvalue of its "
         f"{total.num_features} x {total.num_features} gram matrix is {smallest:.3e}. Pass as `own` "
         "exactly what was contributed to this total. Where noise was added to the total, build "
-        "the model with summaries=[repair(total - own)]."
+        "the model with summaries=[repair_total(total - own)]."
     )
 
 
@@ -184,9 +186,13 @@ def _half_residual(block: LocalBlock, X: Tensor, Phi: Tensor) -> Tensor:
     return solve_rows(block.chol, cross)
 
 
-@DrawMatheronPaths.register(PICGP)  # type: ignore[untyped-decorator]
+@DrawMatheronPaths.register(PartiallyIndependentGP)  # type: ignore[untyped-decorator]
 def _draw_matheron_paths_pic(
-    model: PICGP, *, sample_shape: Size, generator: Generator | None = None, **_: Any
+    model: PartiallyIndependentGP,
+    *,
+    sample_shape: Size,
+    generator: Generator | None = None,
+    **_: Any,
 ) -> PathDict:
     r"""A path of the model without own block, corrected by what it misses of own observations.
 

@@ -384,20 +384,21 @@ class FedGPAgent:
         if state.plan is None and isinstance(setup.search, RegionSearch):
             plan = region_search.first_plan(setup.search, self.space.dim)
             state = replace(state, plan=plan)
-        last = -1
+        newest = -1
         if Opened in found:
             opened = self.blobs.load(found[Opened], Opened)
-            last = opened.t
-            state = self._learned(state, setup, last, opened.total, opened.count)
+            newest = opened.t
+            state = self._learned(state, setup, newest, opened.total, opened.count)
         elif Sealed in found and request.step != "share":
             sealed = self.blobs.load(found[Sealed], Sealed)
-            last = sealed.t
-            if last > state.total_t:
+            newest = sealed.t
+            if newest > state.total_t:
                 total = self._open(setup, sealed)
-                state = self._learned(state, setup, last, total, sealed.count)
-        plan, queried = state.plan, request.step in ("start", "query")
-        if plan is not None and plan.t < request.t and last == state.total_t and queried:
-            state = replace(state, plan=replace(plan, t=request.t))  # nothing was opened: it waits
+                state = self._learned(state, setup, newest, total, sealed.count)
+        following, queried = state.plan, request.step in ("start", "query")
+        in_step = following is not None and following.t < request.t and newest == state.total_t
+        if following is not None and in_step and queried:  # nothing was opened: the plan waits
+            state = replace(state, plan=replace(following, t=request.t))
         return state
 
     def _loaded(self, digests: tuple[str, ...]) -> list[tuple[str, Any]]:
@@ -459,7 +460,12 @@ class FedGPAgent:
         assert state.order is not None
         t, shared = state.order.t, None
         if state.total_t >= 0:
-            shared = _support_view(setup, self.space.dim, state.total, self.private_sum)
+            try:
+                shared = _support_view(setup, self.space.dim, state.total, self.private_sum)
+            except NumericalError:
+                logger.warning(
+                    "agent %r can not read the sum of round %d", self.name, state.total_t
+                )
         return support_search.point(
             search,
             self.space,
@@ -522,8 +528,6 @@ class FedGPAgent:
         try:
             if order.step == "key":
                 heard = () if state.keys is None else self.blobs.load(state.keys, Keys).heard
-                if order.phase == 0 and order.epoch > 0:
-                    channel.forget(replace(epoch, number=order.epoch - 1), self.name, self.secrets)
                 word = channel.prepare(order.phase, epoch, self.name, heard, self.secrets)
                 return state, Word(word)
             if order.step == "share":
@@ -859,7 +863,7 @@ class FedGPServer:
 
     def _adding(self, state: FedGPServerState) -> bool:
         """Whether this round's contributions may be added."""
-        if state.t >= self.setup.rounds or state.sums >= self.setup.sums:
+        if state.t >= self.setup.rounds or not self._affordable(state):
             return False
         if len(state.roster) < self._least:  # noise would not suffice: nobody pays for nothing
             return False
@@ -914,14 +918,17 @@ class FedGPServer:
             if agent in inbox and inbox[agent].data is not None
         }
         parts = {agent: data for agent, data in given.items() if data is not None}
-        needed = state.stage in ("key", "share") or (self._together and self._wanted(state, inbox))
+        wanted = self._wanted(state, inbox)
+        if state.stage == "resend" or (state.stage == "query" and self._adding(state)):
+            state = replace(state, asked=state.asked + 1)
+        needed = state.stage in ("key", "share") or (self._together and wanted)
         if needed and len(parts) < len(state.roster):
             return self._without(state, parts, inbox)
         if state.stage == "key":
             return self._prepared(state, parts)
         if state.stage == "share":
             return self._shared(state, parts)
-        if not self._wanted(state, inbox):
+        if not wanted:
             return self._next(state)
         return self._added(state, parts)
 
@@ -969,7 +976,9 @@ class FedGPServer:
             epoch=state.epoch + 1,
             rekeys=state.rekeys + 1,
         )
-        enough = len(roster) >= MIN_TOGETHER and state.rekeys <= 2 * len(self.setup.agents)
+        enough = len(roster) >= max(MIN_TOGETHER, self._least) and state.rekeys <= 2 * len(
+            self.setup.agents
+        )
         if not enough or not self._affordable(state):
             logger.warning("no more sums: too few agents are left, or none that the promise covers")
             state = replace(state, roster=(), stage="query")

@@ -31,7 +31,7 @@ from botorch.acquisition.analytic import (
 )
 from botorch.exceptions.errors import InputDataError
 from botorch.models.model import Model
-from botorch.sampling.pathwise import draw_matheron_paths
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.utils.probability.utils import log_ndtr
 from torch import Size, Tensor
 
@@ -55,8 +55,8 @@ from botorch_fed.models import (
     summarize,
 )
 from botorch_fed.models.numerics import cholesky, solve_rows
-from botorch_fed.models.pic import PICGP
-from botorch_fed.models.repair import repair
+from botorch_fed.models.pic import PartiallyIndependentGP
+from botorch_fed.models.repair import repair_total
 from botorch_fed.models.summary import WeightPosterior
 from botorch_fed.models.support import sobol_support
 from botorch_fed.privacy.distributed import DistributedRecordSum
@@ -110,7 +110,9 @@ class SupportSearch:
     num_restarts: int = 3
 
     def __post_init__(self) -> None:
-        check_schedule(self.schedule, 1000)  # c in (0, 1]: what the proof needs
+        if not 0 < self.decay <= 1:  # what the proof needs
+            raise InputDataError(f"decay must lie in (0, 1], got {self.decay}.")
+        check_schedule(self.schedule, 1000)
         for name in ("lengthscale", "outputscale", "noise_var"):
             if not 1e-9 <= getattr(self, name) <= 1e9:
                 raise InputDataError(f"{name} must be positive, got {getattr(self, name)}.")
@@ -215,10 +217,18 @@ def view(search: SupportSearch, dim: int, total: Tensor, mechanism: Any) -> Supp
     """What a sum of contributions says; a noisy one is repaired."""
     phi = feature_map(search, dim)
     received = _summary(search, phi, total, mechanism)
-    summary = received if mechanism is None else repair(received)
+    summary = received if mechanism is None else _repaired(search, received, mechanism)
     model = BasisGP.from_summary(summary, feature_map=phi, noise_var=search.noise_var)
     posterior = WeightPosterior.from_total(summary)
     return SupportView(search, summary, received, posterior, model, mechanism)
+
+
+def _repaired(search: SupportSearch, noisy: Summary, mechanism: Any) -> Summary:
+    if isinstance(mechanism, DistributedRecordSum):
+        std = mechanism.moment_noise_std(noise_var=search.noise_var, outputscale=search.outputscale)
+    else:
+        std = float(torch.as_tensor(mechanism.noise_std).max())
+    return repair_total(noisy, moment_noise_std=std)
 
 
 def _summary(
@@ -386,9 +396,17 @@ def _shared_model(
     phi, noise_var = feature_map(search, X.shape[-1]), search.noise_var
     if shared.mechanism is not None:  # clipped, rounded and noisy: take away what went in
         others = shared.received - _summary(search, phi, own, shared.mechanism)
-        return PICGP(X, Y, feature_map=phi, noise_var=noise_var, summaries=[repair(others)])
+        return PartiallyIndependentGP(
+            X,
+            Y,
+            feature_map=phi,
+            noise_var=noise_var,
+            summaries=[_repaired(search, others, shared.mechanism)],
+        )
     try:
-        return PICGP.from_total(X, Y, total=shared.summary, feature_map=phi, noise_var=noise_var)
+        return PartiallyIndependentGP.from_total(
+            X, Y, total=shared.summary, feature_map=phi, noise_var=noise_var
+        )
     except NumericalError:  # what went in was tempered, or did not reach the sum
         logger.warning("one's own data are not in the sum as they are: the sum is used alone")
         return shared.model
@@ -443,14 +461,16 @@ def _acquisition(
     if search.acquisition == "ucb":
         return UpperConfidenceBound(model, beta=search.beta)
     with torch.no_grad():
-        best = model.posterior(X).mean.max()
+        posterior: Any = model.posterior(X)
+        best = posterior.mean.max()
     kind = LogExpectedImprovement if search.acquisition == "ei" else LogProbabilityOfImprovement
     return kind(model, best_f=best)
 
 
 def _draw(search: SupportSearch, model: Model, dim: int, stream: Generator) -> AcquisitionFunction:
     if isinstance(model, BasisGP):
-        return ThompsonSampling(draw_matheron_paths(model, Size(), generator=stream))
+        path = DrawMatheronPaths(model, sample_shape=Size(), generator=stream)
+        return ThompsonSampling(path)
     kernel = feature_map(search, dim).kernel
     if search.local == "fitted":
         kernel = StationaryKernel.from_gpytorch(model.covar_module, dim)

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from botorch_fed.acquisition import Partition, ThompsonSampling, weight_path
-from botorch_fed.acquisition.optimize import CHUNK, _improve_in_regions, maximize
+from botorch_fed.acquisition.optimize import CHUNK, _improve_in_regions, ascend, maximize
 from botorch_fed.rng import generator
 from test.cases import normal, random_fourier, uniform
 
@@ -403,3 +403,58 @@ def test_bad_input() -> None:
         maximize(acquisition, 2, generator=generator(0), candidates=uniform(5, 3))
     with pytest.raises(InputDataError, match="num_raw = 4"):
         maximize(acquisition, 2, generator=generator(0), num_raw=4, num_restarts=5)
+
+
+# ------------------------------------------------------------------ closed forms
+
+
+@pytest.mark.parametrize("d", [1, 2, 6])
+def test_ascend_finds_an_inner_maximum(d: int) -> None:
+    centre = 0.1 + 0.8 * uniform(d, seed=d)
+    lower, upper = torch.zeros(d).double(), torch.ones(d).double()
+    points, values = ascend(bowl(centre), uniform(4, d), lower, upper)
+    assert points.shape == (4, d)
+    torch.testing.assert_close(points, centre.expand(4, d), rtol=0, atol=1e-4)
+    assert torch.equal(values, bowl(centre)(points))
+
+
+@pytest.mark.parametrize("target", [-1.0, 3.0])
+def test_ascend_stays_within_its_bounds(target: float) -> None:
+    lower = torch.tensor([0.2, 0.4, 0.7]).double()
+    upper = torch.tensor([0.3, 0.4, 0.9]).double()  # one side without width
+    far = torch.full((3,), target).double()
+    points, _ = ascend(bowl(far), uniform(5, 3), lower, upper)
+    assert bool(((points >= lower) & (points <= upper)).all())
+    edge = lower if target < 0 else upper
+    torch.testing.assert_close(points, edge.expand(5, 3), rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_ascend_improves_every_start_and_repeats_itself(seed: int) -> None:
+    path, starts = draw(seed).path, uniform(6, 2, seed=seed)
+    lower, upper = torch.zeros(2).double(), torch.ones(2).double()
+    points, values = ascend(path, starts, lower, upper)
+    with torch.no_grad():
+        assert bool((values >= path(starts) - 1e-9).all())
+        assert float(values.max()) > float(path(starts).max())
+    torch.manual_seed(seed)
+    again, _ = ascend(path, starts, lower, upper)
+    assert torch.equal(points, again)
+
+
+def test_ascend_does_not_mind_the_scale_of_values() -> None:
+    centre = torch.tensor([0.3, 0.8]).double()
+    lower, upper = torch.zeros(2).double(), torch.ones(2).double()
+    for factor in (1e-9, 1.0, 1e9):
+        points, _ = ascend(
+            lambda X, factor=factor: factor * bowl(centre)(X), uniform(3, 2), lower, upper
+        )
+        torch.testing.assert_close(points, centre.expand(3, 2), rtol=0, atol=1e-4)
+
+
+def test_ascend_leaves_a_flat_function_alone() -> None:
+    lower, upper = torch.zeros(2).double(), torch.ones(2).double()
+    starts = uniform(3, 2)
+    points, values = ascend(lambda X: 0 * X.sum(dim=-1), starts, lower, upper)
+    torch.testing.assert_close(points, starts)
+    assert not values.any()

@@ -31,8 +31,8 @@ from botorch_fed.models import (
     summarize,
 )
 from botorch_fed.models.features import PolynomialFeatures
-from botorch_fed.models.pic import PICGP
-from botorch_fed.models.repair import repair
+from botorch_fed.models.pic import PartiallyIndependentGP
+from botorch_fed.models.repair import repair_total
 from test.cases import UNIT, normal, random_fourier, se, uniform
 
 NOISE, MEAN = 0.02, 0.3
@@ -61,12 +61,12 @@ def _others(phi: FeatureMap) -> Summary:
     return sum(rest[1:], start=rest[0])
 
 
-def _model(phi: FeatureMap, **kwargs: Any) -> PICGP:
+def _model(phi: FeatureMap, **kwargs: Any) -> PartiallyIndependentGP:
     X, Y = _agents()[0]
     if "train_Yvar" not in kwargs:
         kwargs.setdefault("noise_var", NOISE)
     kwargs.setdefault("summaries", [_others(phi)])
-    return PICGP(X, Y, feature_map=phi, mean=MEAN, **kwargs)
+    return PartiallyIndependentGP(X, Y, feature_map=phi, mean=MEAN, **kwargs)
 
 
 def _dense_pic(
@@ -191,12 +191,14 @@ def test_from_total_takes_the_own_part_out(make_map: Callable[[], FeatureMap]) -
     own = summarize(phi, X, Y, noise_var=NOISE, mean=MEAN)
     total = _others(phi) + own
     sent = Summary.unpack(total.pack(), basis=phi.fingerprint)
-    model = PICGP.from_total(X, Y, total=sent, feature_map=phi, noise_var=NOISE, mean=MEAN)
+    model = PartiallyIndependentGP.from_total(
+        X, Y, total=sent, feature_map=phi, noise_var=NOISE, mean=MEAN
+    )
     _assert_law(model, test_X, *_dense_pic(phi, test_X))
     # What was contributed need not be all that is known by now, nor under the same noise.
     noise = 0.01 + 0.1 * uniform(SIZES[0], 1, seed=8)
     early = summarize(phi, X[:4], Y[:4], noise_var=1.0, mean=MEAN, noise="iid")
-    model = PICGP.from_total(
+    model = PartiallyIndependentGP.from_total(
         X, Y, total=_others(phi) + early, feature_map=phi, noise_var=noise, own=early, mean=MEAN
     )
     _assert_law(model, test_X, *_dense_pic(phi, test_X, noise.squeeze(-1)))
@@ -211,7 +213,9 @@ def test_a_total_rounded_to_a_public_grid_is_accepted_and_put_back() -> None:
     alone = Summary.unpack(rounded, basis=phi.fingerprint)
     # The others have no data at all: only rounding is left, with eigenvalues below zero.
     assert float(torch.linalg.eigvalsh((alone - own).gram).min()) < 0
-    model = PICGP.from_total(X, Y, total=alone, feature_map=phi, noise_var=NOISE, mean=MEAN)
+    model = PartiallyIndependentGP.from_total(
+        X, Y, total=alone, feature_map=phi, noise_var=NOISE, mean=MEAN
+    )
     exact: Any = _model(phi, summaries=()).posterior(test_X)
     posterior = model.posterior(test_X)
     torch.testing.assert_close(posterior.mean, exact.mean, rtol=0, atol=1e-3)
@@ -224,18 +228,18 @@ def test_a_total_without_the_own_part_is_refused() -> None:
     few = summarize(phi, X[:2], Y[:2], noise_var=NOISE, mean=MEAN)
     arguments: Any = {"feature_map": phi, "noise_var": NOISE, "mean": MEAN}
     for wrong in [few, Summary.zero(phi), replace(own, gram=own.gram * torch.nan)]:
-        with pytest.raises(NumericalError, match=r"no sum of squares.*repair\(total - own\)"):
-            PICGP.from_total(X, Y, total=wrong, **arguments)
+        with pytest.raises(NumericalError, match=r"no sum of squares.*repair_total\(total - own\)"):
+            PartiallyIndependentGP.from_total(X, Y, total=wrong, **arguments)
     with pytest.raises(BasisMismatch):
-        PICGP.from_total(X, Y, total=replace(own, basis="0" * 64), **arguments)
+        PartiallyIndependentGP.from_total(X, Y, total=replace(own, basis="0" * 64), **arguments)
     with pytest.raises(InputDataError, match="noise_var must be positive"):
-        PICGP.from_total(X, Y, total=own, feature_map=phi, noise_var=-1.0)
+        PartiallyIndependentGP.from_total(X, Y, total=own, feature_map=phi, noise_var=-1.0)
     # What the message advises, for a total with noise.
     noise = 5 * normal(8, 8, seed=2)
     noisy = Summary(_others(phi).gram + own.gram + noise + noise.mT, own.moment, own.basis)
     with pytest.raises(NumericalError):
-        PICGP.from_total(X, Y, total=noisy, **arguments)
-    model = _model(phi, summaries=[repair(noisy - own)])
+        PartiallyIndependentGP.from_total(X, Y, total=noisy, **arguments)
+    model = _model(phi, summaries=[repair_total(noisy - own)])
     variance = model.posterior(uniform(40, 2, seed=1)).variance
     assert bool((variance > 0).all())
     assert bool((variance <= phi.outputscale + 1e-10).all())
@@ -263,7 +267,7 @@ def test_conditioning_equals_building_anew(make_map: Callable[[], FeatureMap]) -
     X, Y = _agents()[0]
     new_X, new_Y, test_X = uniform(3, 2, seed=5), normal(3, 1, seed=5), uniform(6, 2, seed=1)
     conditioned = _model(phi).condition_on_observations(new_X, new_Y)
-    whole = PICGP(
+    whole = PartiallyIndependentGP(
         torch.cat([X, new_X]),
         torch.cat([Y, new_Y]),
         feature_map=phi,
@@ -271,10 +275,12 @@ def test_conditioning_equals_building_anew(make_map: Callable[[], FeatureMap]) -
         noise_var=NOISE,
         mean=MEAN,
     )
-    assert type(conditioned) is PICGP
+    assert type(conditioned) is PartiallyIndependentGP
     _assert_same_law(conditioned, whole, test_X)
     _assert_same_law(
-        PICGP.from_summary(_others(phi), feature_map=phi, noise_var=NOISE, mean=MEAN)
+        PartiallyIndependentGP.from_summary(
+            _others(phi), feature_map=phi, noise_var=NOISE, mean=MEAN
+        )
         .condition_on_observations(X, Y)
         .condition_on_observations(new_X, new_Y),
         whole,

@@ -9,7 +9,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.models import Summary, summarize
-from botorch_fed.models.repair import repair
+from botorch_fed.models.repair import repair_total
 from botorch_fed.models.summary import WeightPosterior
 from botorch_fed.rng import generator
 from test.cases import inducing, normal, uniform
@@ -31,7 +31,7 @@ def test_variances_lie_between_zero_and_the_prior() -> None:
     prior = Phi.square().sum(dim=1)
     for seed in range(200):
         draw = noisy(seed, 100.0)
-        _, root = WeightPosterior.from_total(repair(draw)).predict(Phi)
+        _, root = WeightPosterior.from_total(repair_total(draw)).predict(Phi)
         variance = root.square().sum(dim=1)
         assert bool((variance >= 0).all())
         assert bool((variance <= prior * (1 + 1e-10)).all())
@@ -43,33 +43,32 @@ def test_variances_lie_between_zero_and_the_prior() -> None:
 
 def test_a_healthy_total_stays_as_it_is() -> None:
     healthy = total()
-    again = repair(healthy)
+    again = repair_total(healthy)
     torch.testing.assert_close(again.gram, healthy.gram, rtol=0, atol=1e-11 * 600)
     assert torch.equal(again.moment, healthy.moment)
     assert (again.num_data, again.square, again.log_det) == (None, None, None)
-    twice = repair(repair(noisy(0, 30.0)))
-    torch.testing.assert_close(twice.gram, repair(noisy(0, 30.0)).gram, rtol=0, atol=1e-9)
+    twice = repair_total(repair_total(noisy(0, 30.0)))
+    torch.testing.assert_close(twice.gram, repair_total(noisy(0, 30.0)).gram, rtol=0, atol=1e-9)
 
 
 def test_floor_is_the_nearest_in_frobenius_norm() -> None:
     draw = noisy(3, 50.0)
     eigenvalues = torch.linalg.eigvalsh(draw.gram)
-    moved = (repair(draw).gram - draw.gram).norm()
+    moved = (repair_total(draw).gram - draw.gram).norm()
     torch.testing.assert_close(moved, eigenvalues.clamp(max=0).norm(), rtol=1e-10, atol=0)
 
 
 @pytest.mark.parametrize("std", [0.1, 3.0, 1e4])
-def test_noise_of_the_moment_widens_and_keeps_the_mean(std: float) -> None:
+def test_noise_of_the_moment_is_noise_of_the_observation(std: float) -> None:
     draw = noisy(5, 3.0)
-    plain, wide = repair(draw), repair(draw, moment_noise_std=std)
+    G, moment = repair_total(draw).gram, draw.moment
     eye = torch.eye(draw.num_features, dtype=torch.float64)
-    inverse = torch.linalg.inv(eye + plain.gram)
-    expected = inverse + std**2 * inverse @ inverse
-    values, Q = torch.linalg.eigh(expected)
-    expected = (Q * values.clamp(max=1)) @ Q.mT  # never beyond the prior
-    torch.testing.assert_close(torch.linalg.inv(eye + wide.gram), expected, rtol=0, atol=1e-10)
-    means = [WeightPosterior.from_total(summary).mean for summary in (plain, wide)]
-    torch.testing.assert_close(means[1], means[0], rtol=1e-8, atol=1e-8)
+    # The dense posterior of w ~ N(0, I) given moment = G w + N(0, G) + N(0, std^2 I).
+    gain = torch.linalg.solve(G @ G + G + std**2 * eye, G).mT
+    posterior = WeightPosterior.from_total(repair_total(draw, moment_noise_std=std))
+    torch.testing.assert_close(posterior.mean, (gain @ moment).squeeze(-1), rtol=1e-8, atol=1e-10)
+    _, root = posterior.predict(eye)
+    torch.testing.assert_close(root @ root.mT, eye - gain @ G, rtol=0, atol=1e-9)
 
 
 def test_batches_are_repaired_one_by_one() -> None:
@@ -79,9 +78,9 @@ def test_batches_are_repaired_one_by_one() -> None:
         torch.stack([d.moment for d in draws]),
         draws[0].basis,
     )
-    both = repair(batch, moment_noise_std=2.0)
+    both = repair_total(batch, moment_noise_std=2.0)
     for i, draw in enumerate(draws):
-        one = repair(draw, moment_noise_std=2.0)
+        one = repair_total(draw, moment_noise_std=2.0)
         torch.testing.assert_close(both.gram[i], one.gram, rtol=0, atol=1e-10)
         torch.testing.assert_close(both.moment[i], one.moment, rtol=0, atol=1e-10)
 
@@ -89,7 +88,7 @@ def test_batches_are_repaired_one_by_one() -> None:
 def test_refuses_what_is_not_finite() -> None:
     broken = Summary(total().gram * math.nan, total().moment, total().basis)
     with pytest.raises(InputDataError, match="finite"):
-        repair(broken)
+        repair_total(broken)
     for std in (-1.0, math.nan, math.inf):
         with pytest.raises(InputDataError, match="at least 0"):
-            repair(total(), moment_noise_std=std)
+            repair_total(total(), moment_noise_std=std)

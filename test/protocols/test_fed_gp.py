@@ -1,0 +1,932 @@
+"""FBO-FedGP: what is queried, who learns what, what it costs, and what failures cost."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from botorch_fed.engines.inprocess import InProcess
+from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.privacy import Budget, GaussianSum, Ledger, compose
+from botorch_fed.privacy.channels import Epoch, PlainChannel
+from botorch_fed.privacy.distributed import DistributedGaussianSum, DistributedRecordSum
+from botorch_fed.privacy.grid import PublicGrid
+from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
+from botorch_fed.protocols import fed_gp
+from botorch_fed.protocols.base import Objective, Outbox, Outgoing, Reply, Request
+from botorch_fed.protocols.drive import Round, drive
+from botorch_fed.protocols.fed_gp import (
+    FedGP,
+    FedGPServerState,
+    Keys,
+    Opened,
+    Order,
+    Sealed,
+    Setup,
+    Upload,
+    Word,
+)
+from botorch_fed.protocols.region_search import RegionSearch
+from botorch_fed.protocols.site import Site
+from botorch_fed.protocols.store import MemoryBlobs, MemoryStore
+from botorch_fed.protocols.support_search import SupportSearch, paper_search
+from botorch_fed.rng import generator
+from botorch_fed.run import RunResult, run
+from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.test_functions.synthetic import SyntheticGPAgents
+from botorch_fed.wire.codec import decode, encode
+from test.cases import uniform
+
+pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
+
+NAMES = ("ann", "bob", "cem")
+SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
+REGION = RegionSearch(num_inducing=4, num_candidates=1, wait=1, num_raw=32)
+SUPPORT = SupportSearch(support_size=4, num_raw=32, num_restarts=2, noise_var=1e-2)
+PAPER = paper_search(support_size=4, num_raw=32, num_restarts=2, noise_var=1e-2)
+GLOBAL = replace(PAPER, models="global", coin="shared")
+SEARCHES: dict[str, Any] = {"region": REGION, "support": SUPPORT, "paper": PAPER}
+
+
+class Hill:
+    def __init__(self, centre: float) -> None:
+        self.centre = centre
+
+    def __call__(self, X: Tensor) -> Tensor:
+        return 1 - 6 * (X - self.centre).square().sum(dim=-1, keepdim=True)
+
+
+HILLS: dict[str, Objective] = {name: Hill(0.3 + 0.02 * i) for i, name in enumerate(NAMES)}
+EVERYBODY = {**HILLS, "dee": Hill(0.4)}
+
+
+def gaussian(dim: int, num_agents: int, **changes: Any) -> DistributedGaussianSum:
+    common = {"clip_norm": 20.0, "noise_multiplier": 1.0, "dim": dim, "num_agents": num_agents}
+    return DistributedGaussianSum(**{**common, **changes})
+
+
+def records(dim: int, num_agents: int) -> DistributedRecordSum:
+    return DistributedRecordSum(
+        num_features=4,
+        outcome_bound=2.0,
+        max_records=10,
+        num_agents=num_agents,
+        noise_multiplier=5.0,
+    )
+
+
+def trusted(dim: int, num_agents: int) -> GaussianSum:
+    return GaussianSum(
+        dim=dim, num_agents=num_agents, clip_norm=20.0, noise_multiplier=1.0, weight=1.0
+    )
+
+
+def study(search: Any = REGION, **options: Any) -> FedGP:
+    common = {"rounds": 3, "channel": "plain", "num_initial": 3, "noise": InsecureSeededNoise(7)}
+    return FedGP(search=search, **{**common, **options})
+
+
+def trace(result: RunResult) -> str:
+    keys = ("agent", "query", "x", "y")
+    return json.dumps([[row[key] for key in keys] for row in result.records])
+
+
+def ran(protocol: FedGP, **options: Any) -> RunResult:
+    return run(protocol, HILLS, space=SQUARE, seed=1, progress=False, **options)
+
+
+# ------------------------------------------------------------------ a federation to look into
+
+
+@dataclass
+class Between:
+    """A server that is looked at, and that may lie."""
+
+    honest: Any
+    lie: Callable[[FedGPServerState, Outbox], Outbox] = lambda state, outbox: outbox
+    outboxes: list[Outbox] = field(default_factory=list)
+    states: list[FedGPServerState] = field(default_factory=list)
+    inboxes: list[dict[str, Any]] = field(default_factory=list)
+    watch: Callable[[FedGPServerState, Mapping[str, Any]], None] = lambda state, inbox: None
+    state_type: Any = FedGPServerState
+    accepts: Any = (Word, Upload)
+
+    @property
+    def fingerprint(self) -> str:
+        return str(self.honest.fingerprint)
+
+    def start(self) -> FedGPServerState:
+        state: FedGPServerState = self.honest.start()
+        return state
+
+    def outbox(self, state: FedGPServerState) -> Outbox | None:
+        honest = self.honest.outbox(state)
+        return None if honest is None else self.lie(state, honest)
+
+    def check(self, state: FedGPServerState, sender: str, message: Any) -> None:
+        self.honest.check(state, sender, message)
+
+    def step(self, state: FedGPServerState, inbox: Mapping[str, Any]) -> FedGPServerState:
+        self.watch(state, inbox)
+        self.states.append(state)
+        self.inboxes.append(dict(inbox))
+        after: FedGPServerState = self.honest.step(state, inbox)
+        return after
+
+
+class Federation:
+    """A study with everything that is sent and kept."""
+
+    def __init__(
+        self,
+        protocol: FedGP,
+        *,
+        names: tuple[str, ...] = NAMES,
+        absent: Callable[[str, Order], bool] | None = None,
+        tamper: Callable[[str, Order, Any], Any] | None = None,
+        ledgers: Mapping[str, Ledger] | None = None,
+    ) -> None:
+        self.stores = {name: MemoryStore() for name in names}
+        self.protocol = replace(protocol, secrets=self.stores.__getitem__)
+        self.server = Between(self.protocol.server(SQUARE, names))
+        self.absent, self.tamper = absent, tamper
+        blobs = MemoryBlobs()
+        agents = {name: self.protocol.agent(name, SQUARE, i, blobs) for i, name in enumerate(names)}
+        for name, ledger in (ledgers or {}).items():
+            agents[name] = replace(agents[name], ledger=ledger)
+        self.sites = {name: Site(name, agents[name], EVERYBODY[name]) for name in names}
+        self.engine = InProcess(self.sites.values())
+        self.rounds: list[Round] = []
+        self.orders: list[dict[str, Order]] = []
+        self.traffic: list[bytes] = []
+        self.agent_states: list[Any] = []
+        self.records: list[bytes] = []
+
+    def exchange(self, outgoing: Outgoing) -> Any:
+        orders = {
+            name: decode(decode(data, Request).body, Order)
+            for name, data in outgoing.requests.items()
+        }
+        self.orders.append(orders)
+        self.traffic += [*outgoing.requests.values(), *outgoing.blobs.values()]
+        asked = outgoing.requests
+        if self.absent is not None:
+            gone = {name for name, order in orders.items() if self.absent(name, order)}
+            asked = {name: data for name, data in asked.items() if name not in gone}
+        exchanged = self.engine(replace(outgoing, requests=asked))
+        self.traffic += exchanged.replies.values()
+        self.agent_states += [site.state for site in self.sites.values()]
+        if self.tamper is None:
+            return exchanged
+        replies = dict(exchanged.replies)
+        for name, data in replies.items():
+            reply = decode(data, Reply)
+            said = decode(reply.body, Word, Upload)
+            told = self.tamper(name, orders[name], said)
+            replies[name] = encode(
+                replace(reply, body=told if isinstance(told, bytes) else encode(told))
+            )
+        return replace(exchanged, replies=replies)
+
+    def drive(self, **options: Any) -> FedGPServerState:
+        self.end: FedGPServerState = drive(
+            self.server,
+            self.exchange,
+            save=self.records.append,
+            on_round=self.rounds.append,
+            **options,
+        )
+        return self.end
+
+    def codes(self, name: str) -> set[str]:
+        found = [round_.exchanged.failures.get(name) for round_ in self.rounds]
+        return {failure.code for failure in found if failure is not None}
+
+    def counts(self) -> dict[str, int]:
+        """How many points every agent has evaluated."""
+        return {name: len(site.state.X) for name, site in self.sites.items()}
+
+    def epochs(self) -> set[tuple[int, tuple[str, ...]]]:
+        return {(state.epoch, state.roster) for state in self.server.states}
+
+
+def finished(protocol: FedGP, **options: Any) -> Federation:
+    federation = Federation(protocol, **options)
+    federation.drive()
+    return federation
+
+
+@cache
+def plain(which: str) -> RunResult:
+    return ran(study(SEARCHES[which]))
+
+
+# ------------------------------------------------------------------ reproducible
+
+
+@pytest.mark.parametrize("which", SEARCHES)
+@pytest.mark.parametrize("channel", ["plain", "ckks", "threshold"])
+def test_every_channel_gives_the_same_run(which: str, channel: Any) -> None:
+    result = ran(study(SEARCHES[which], channel=channel))
+    assert trace(result) == trace(plain(which))
+    assert result.privacy is not None
+    assert plain(which).privacy is not None
+    assert result.privacy["sums"] == plain(which).privacy["sums"] > 0  # type: ignore[index]
+
+
+def test_another_seed_gives_another_run() -> None:
+    other = run(study(), HILLS, space=SQUARE, seed=2, progress=False)
+    assert trace(other) != trace(plain("region"))
+
+
+def test_one_study_can_be_run_twice() -> None:
+    for channel in ("ckks", "threshold"):
+        protocol = study(PAPER, channel=channel)
+        assert trace(ran(protocol)) == trace(ran(protocol)) == trace(plain("paper"))
+        two = {name: HILLS[name] for name in NAMES[:2]}
+        fewer = run(protocol, two, space=SQUARE, seed=1, progress=False)
+        assert len(fewer.records) == 2 * 6
+
+
+def test_workers_change_nothing() -> None:
+    result = ran(study(channel="ckks", rounds=1), workers=2)
+    assert trace(result) == trace(ran(study(rounds=1)))
+
+
+@pytest.mark.parametrize(("which", "channel"), [("region", "plain"), ("support", "threshold")])
+def test_a_run_goes_on_after_a_crash(which: str, channel: Any, tmp_path: Path) -> None:
+    protocol = study(SEARCHES[which], channel=channel)
+    calls = 0
+
+    def stopped(name: str, serial: int) -> bool:
+        nonlocal calls
+        calls += 1
+        if calls > len(NAMES) * (6 if channel == "threshold" else 3):
+            raise RuntimeError("the plug")
+        return False
+
+    with pytest.raises(RuntimeError, match="the plug"):
+        ran(protocol, out=tmp_path / "run", absent=stopped)
+    # A new process: the agents' keys, which were in memory, are lost.
+    again = ran(study(SEARCHES[which], channel=channel), out=tmp_path / "run", resume=True)
+    assert trace(again) == trace(plain(which))
+    assert again.privacy is not None
+    assert again.privacy["rekeys"] == (channel == "threshold")
+
+
+def test_a_test_problem() -> None:
+    problem = SyntheticGPAgents(3, seed=0)
+    result = run(study(rounds=2), problem, seed=0, progress=False)
+    assert len(result.records) == 3 * 5
+    assert bool(torch.isfinite(result.regret("agent0")).all())
+
+
+# ------------------------------------------------------------------ how often
+
+
+def test_one_sum_a_round_at_most() -> None:
+    federation = finished(study(channel="threshold", rounds=4))
+    opened = [round_ for round_ in federation.server.states if round_.stage == "share"]
+    assert [state.t for state in opened] == [0, 1, 2, 3]
+    assert federation.end.sums == 4
+    assert federation.end.rekeys == 0
+    # Three exchanges for the key, two for each round with a sum, one for the last.
+    assert len(federation.rounds) == 3 + 2 * 4 + 1
+
+
+def test_a_shared_coin_opens_the_sums_of_the_public_schedule() -> None:
+    search = replace(PAPER, coin="shared")
+    shared = [search.together(t, generator(0, "coin", t)) for t in range(1, 9)]
+    federation = finished(study(search, rounds=8))
+    assert federation.end.sums == sum(shared)
+    own = finished(study(PAPER, rounds=8))
+    assert sum(shared) < own.end.sums <= 8
+
+
+def test_own_models_need_no_sum() -> None:
+    federation = finished(study(replace(SUPPORT, models="local"), channel="threshold"))
+    assert federation.end.sums == 0
+    asked = {order.contribute for orders in federation.orders for order in orders.values()}
+    assert asked == {False}
+    assert finished(study(GLOBAL)).end.sums == 3
+
+
+@pytest.mark.parametrize("which", SEARCHES)
+def test_fewer_sums_than_rounds(which: str) -> None:
+    federation = finished(study(SEARCHES[which], sums=1, rounds=4))
+    assert federation.end.sums == 1
+    assert set(federation.counts().values()) == {7}
+
+
+# ------------------------------------------------------------------ lost agents
+
+STEPS = ("key0", "key1", "key2", "start", "share", "query", "resend")
+
+
+def named(order: Order) -> str:
+    return f"key{order.phase}" if order.step == "key" else order.step
+
+
+@pytest.mark.parametrize("which", ["region", "support"])
+@pytest.mark.parametrize("when", STEPS)
+def test_a_lost_agent_costs_a_key_and_not_the_run(which: str, when: str) -> None:
+    lost: list[str] = []
+
+    def absent(name: str, order: Order) -> bool:
+        if when == "resend" and name == "ann" and not lost and order.step == "share":
+            lost.append("ann")
+            return True
+        if name == "bob" and named(order) == when and "bob" not in lost:
+            lost.append("bob")
+            return True
+        return False
+
+    names = NAMES if when != "resend" else (*NAMES, "dee")
+    search = GLOBAL if which == "support" else REGION
+    federation = finished(study(search, channel="threshold"), names=names, absent=absent)
+    assert "bob" in lost
+    assert federation.end.rekeys == len(lost)
+    assert federation.end.epoch == len(lost)
+    assert set(federation.end.roster) == set(names) - set(lost)
+    assert federation.end.sums == 3  # the interrupted round goes on
+    counts = federation.counts()
+    assert all(counts[name] == 6 for name in set(names) - {"bob"})
+    # Whoever is lost goes on alone: it misses one request, at most.
+    assert counts["bob"] == {"start": 3, "query": 5}.get(when, 6)
+    numbers = [number for number, _ in federation.epochs()]
+    assert len(numbers) == len(set(numbers))  # no number with two rosters
+
+
+@pytest.mark.parametrize("when", STEPS[:-1])
+def test_two_agents_of_which_one_is_lost(when: str) -> None:
+    federation = finished(
+        study(GLOBAL, channel="threshold"),
+        names=NAMES[:2],
+        absent=lambda name, order: name == "bob" and named(order) == when,
+    )
+    assert federation.end.roster == ()
+    assert federation.end.sums == (when == "query")  # the first one, before
+    assert federation.end.t == 4
+    assert federation.counts()["ann"] == 6
+
+
+def test_nobody_answers() -> None:
+    for channel in ("plain", "threshold"):
+        federation = finished(study(channel=channel), absent=lambda name, order: True)
+        assert federation.end.sums == 0
+        assert federation.end.t == 4
+
+
+@pytest.mark.parametrize("channel", ["plain", "ckks"])
+def test_who_misses_a_sum_does_not_spoil_the_next(channel: Any) -> None:
+    seen: list[set[str]] = []
+
+    def watch(state: FedGPServerState, inbox: Mapping[str, Any]) -> None:
+        seen.append({name for name, said in inbox.items() if said.data is not None})
+
+    federation = Federation(
+        study(rounds=4, channel=channel),
+        absent=lambda name, order: name == "bob" and order.t == 2,
+    )
+    federation.server.watch = watch
+    federation.drive()
+    assert seen[:3] == [set(NAMES), set(NAMES), {"ann", "cem"}]
+    assert seen[3] == {"ann", "cem"}  # bob's region is not theirs: its contribution would mislead
+    assert federation.end.sums == 4
+    assert federation.counts() == {"ann": 7, "bob": 6, "cem": 7}
+    plans = {name: federation.sites[name].state.plan for name in NAMES}
+    assert torch.equal(plans["ann"].centre, plans["cem"].centre)
+
+
+def test_a_round_without_a_sum_does_not_end_them() -> None:
+    federation = finished(study(rounds=4), absent=lambda name, order: order.t == 1)
+    assert federation.end.sums == 3  # after rounds 0, 2 and 3
+    plans = [federation.sites[name].state.plan for name in NAMES]
+    assert {plan.t for plan in plans} == {4}
+    assert all(torch.equal(plan.centre, plans[0].centre) for plan in plans)
+
+
+def test_who_was_away_throws_the_coin_of_the_round() -> None:
+    federation = finished(
+        study(replace(PAPER, coin="shared"), rounds=6),
+        absent=lambda name, order: name == "bob" and order.t == 2,
+    )
+    asked = [inbox for inbox in federation.server.inboxes if len(inbox) == 3]
+    assert all(len({said.wanted for said in inbox.values()}) == 1 for inbox in asked)
+
+
+def test_keys_of_a_past_epoch_are_forgotten() -> None:
+    lost: list[str] = []
+
+    def absent(name: str, order: Order) -> bool:
+        gone = name == "bob" and order.step == "share" and not lost
+        lost.extend(["bob"] if gone else [])
+        return gone
+
+    federation = finished(study(channel="threshold"), absent=absent)
+    channel = federation.server.honest.private_sum.channel
+    run_name = federation.server.honest.setup.run
+    handles = [channel.handle(Epoch(run_name, number, NAMES), "ann") for number in (0, 1)]
+    kept = federation.stores["ann"].names()
+    assert not any(name.startswith(handles[0]) for name in kept)
+    assert handles[1] in kept
+
+
+# ------------------------------------------------------------------ who sees what
+
+
+def windows(integers: Tensor) -> list[bytes]:
+    """Pieces of a contribution that nothing else has by chance."""
+    words = integers.numpy().astype("<i8")
+    pairs = [words[i : i + 2] for i in range(0, len(words) - 1, 7)]
+    return [pair.tobytes() for pair in pairs if np.abs(pair).min() > 2**20]
+
+
+def correlation(payload: bytes, integers: Tensor, header: int) -> float:
+    words = np.frombuffer(payload[header:], dtype="<u4", count=len(integers)).astype(float)
+    return float(abs(np.corrcoef(words, integers.numpy())[0, 1]))
+
+
+def test_the_server_sees_no_contribution() -> None:
+    found = {}
+    for channel in ("plain", "threshold", "ckks"):
+        federation = finished(study(channel=channel))
+        drawn = [state.drawn for state in federation.agent_states if len(state.drawn)]
+        pieces = [piece for integers in drawn for piece in windows(integers)]
+        assert len(pieces) > 10
+        uploads = [
+            said.data
+            for inbox in federation.server.inboxes
+            for said in inbox.values()
+            if isinstance(said, Upload) and said.data is not None
+        ]
+        assert uploads
+        found[channel] = any(piece in data for piece in pieces for data in uploads)
+        if channel == "threshold":
+            values = [correlation(data, ints, 130) for data in uploads for ints in drawn[:3]]
+            bound = 5 / len(drawn[0]) ** 0.5
+            assert max(values) < bound
+            states = b"".join(encode(state) for state in federation.server.states)
+            assert not any(piece in states for piece in pieces)
+    assert found == {"plain": True, "threshold": False, "ckks": False}
+
+
+@pytest.mark.parametrize("channel", ["threshold", "ckks"])
+def test_secrets_stay_in_the_stores(channel: Any) -> None:
+    federation = finished(study(channel=channel))
+    secrets = {
+        data[at : at + 24]
+        for store in federation.stores.values()
+        for name in store.names()
+        if "-" not in name[3:] and (data := store.get(name)) is not None
+        for at in ((len(data) // 3, len(data) // 2) if channel == "ckks" else (32, 600, 900))
+    }
+    assert len(secrets) >= 2
+    kept = [
+        *federation.traffic,
+        *federation.records,
+        *(encode(state) for state in federation.agent_states),
+        *(encode(state) for state in federation.server.states),
+    ]
+    assert not any(secret in data for secret in secrets for data in kept)
+    agent = federation.sites["ann"].agent
+    shown = repr(agent) + repr(federation.protocol) + repr(federation.end)
+    shown += repr(agent.private_sum) + repr(federation.agent_states[-1])
+    assert not any(repr(secret)[2:-1] in shown for secret in secrets)
+    assert not any(secret.hex() in shown for secret in secrets)
+    assert "X=" not in shown  # nor its own data
+    assert "drawn=" not in shown
+
+
+def test_states_do_not_grow_with_the_rounds() -> None:
+    sizes = [
+        [len(encode(state)) for state in finished(study(rounds=rounds)).agent_states[-3:]]
+        for rounds in (2, 6)
+    ]
+    per_round = 8 * 3 * 4 + 100  # a point, its outcome, and lengths
+    assert all(after - before < per_round for before, after in zip(*sizes, strict=True))
+
+
+# ------------------------------------------------------------------ differential privacy
+
+
+@pytest.mark.parametrize("channel", ["plain", "threshold", "ckks"])
+@pytest.mark.parametrize("mechanism", [gaussian, records])
+def test_a_private_run(channel: Any, mechanism: Any) -> None:
+    protocol = study(GLOBAL, channel=channel, mechanism=mechanism, noise_at="agent", require=True)
+    if mechanism is records:
+        protocol = replace(protocol, search=replace(GLOBAL, prediction="pic", diverse=True))
+    federation = Federation(protocol)
+    paid: list[int] = []
+
+    def watch(state: FedGPServerState, inbox: Mapping[str, Any]) -> None:
+        for name, said in inbox.items():
+            if isinstance(said, Upload) and said.data is not None:
+                paid.append(federation.sites[name].state.ledger.releases - state.t)
+
+    federation.server.watch = watch
+    federation.drive()
+    assert federation.end.sums == 3
+    assert paid == [1] * 9  # each contribution is in its site's book before the server has it
+    made = federation.server.honest.private_sum.mechanism
+    expected = compose([made.event] * 3, delta=1e-5, adjacency=made.adjacency, unit=made.unit)
+    promise = federation.server.honest.promise
+    assert promise.epsilon == expected.epsilon
+    assert not promise.private  # the noise is seeded
+    for site in federation.sites.values():
+        ledger = site.state.ledger
+        assert ledger.releases == 3
+        assert (ledger.unit, ledger.adjacency) == (made.unit, made.adjacency)
+        assert ledger.guarantee(delta=1e-5).epsilon == pytest.approx(expected.epsilon)
+    said = federation.server.honest.privacy(federation.end)
+    assert said["epsilon"] == expected.epsilon
+    assert said["sums"] == 3
+    assert "the server" in said["learned_by"]
+
+
+def test_a_private_result_says_so() -> None:
+    result = ran(study(GLOBAL, mechanism=gaussian, noise_at="agent"))
+    assert "epsilon <=" in repr(result)
+    assert "per agent" in repr(result)
+    assert "not private: seeded noise" in repr(result)
+    assert "epsilon" not in repr(plain("region"))
+    assert plain("region").privacy is not None
+    assert plain("region").privacy["private"] is False  # type: ignore[index]
+
+
+def test_noise_is_that_of_the_mechanism() -> None:
+    # The same data with and without noise: round 0 is the same design.
+    totals = [
+        finished(study(GLOBAL, rounds=1, **options)).end.opened
+        for options in ({}, {"mechanism": gaussian, "noise_at": "agent"})
+    ]
+    assert totals[0] is not None
+    assert totals[1] is not None
+    made = gaussian(GLOBAL.size(2), 3)
+    gap = totals[1].total - totals[0].total
+    assert float(gap.norm()) > 0.3 * made.noise_std * made.dim**0.5
+
+
+@pytest.mark.parametrize("mechanism", [trusted, gaussian, records])
+def test_noise_at_the_server(mechanism: Any) -> None:
+    federation = finished(study(GLOBAL, mechanism=mechanism, noise_at="server"))
+    assert federation.end.sums == 3
+    assert federation.end.ledger.releases == 3
+    assert all(site.state.ledger.releases == 0 for site in federation.sites.values())
+    assert federation.server.honest.privacy(federation.end)["epsilon"] > 0
+    with pytest.raises(InputDataError, match="can not read"):
+        study(GLOBAL, mechanism=mechanism, noise_at="server", channel="threshold").server(
+            SQUARE, NAMES
+        )
+
+
+def test_the_servers_budget() -> None:
+    protocol = study(GLOBAL, mechanism=gaussian, noise_at="server")
+    federation = Federation(protocol)
+    event = federation.server.honest.event
+    one = compose([event], delta=1e-5).epsilon
+    ledger = Ledger(budget=Budget(1.01 * one, 1e-5))
+    federation.server.honest = replace(federation.server.honest, ledger=ledger)
+    federation.drive()
+    assert federation.end.sums == 1
+    assert federation.end.ledger.releases == 1
+    assert set(federation.counts().values()) == {6}
+
+
+@pytest.mark.parametrize("channel", ["plain", "threshold"])
+def test_a_sites_budget(channel: Any) -> None:
+    one = compose([gaussian(2, 3).event], delta=1e-5).epsilon
+    protocol = study(
+        GLOBAL,
+        channel=channel,
+        noise_at="agent",
+        mechanism=lambda dim, M: gaussian(dim, M, dropping=1),
+    )
+    poor = Ledger(budget=Budget(1.01 * one, 1e-5))
+    federation = finished(protocol, ledgers={"bob": poor})
+    assert federation.codes("bob") == {"budget"}
+    assert federation.sites["bob"].state.ledger.releases == 1
+    assert federation.end.sums >= 2  # the others have noise enough
+    assert all(federation.counts()[name] == 6 for name in ("ann", "cem"))
+
+
+def test_nobody_pays_more_than_the_promise() -> None:
+    lost: list[str] = []
+
+    def absent(name: str, order: Order) -> bool:
+        gone = name == "bob" and order.step == "share" and not lost
+        lost.extend(["bob"] if gone else [])
+        return gone
+
+    federation = finished(
+        study(
+            GLOBAL,
+            channel="threshold",
+            noise_at="agent",
+            mechanism=lambda dim, M: gaussian(dim, M, dropping=1),
+        ),
+        absent=absent,
+    )
+    assert federation.end.rekeys == 1
+    for site in federation.sites.values():
+        assert site.state.ledger.releases <= 3
+    drawn = {
+        (state.drawn_t, state.order.epoch): state.drawn
+        for state in federation.agent_states[::3]
+        if len(state.drawn)
+    }
+    assert not torch.equal(drawn[0, 0], drawn[0, 1])  # other noise for another roster
+
+
+def test_too_few_for_the_noise_do_not_pay() -> None:
+    federation = finished(
+        study(GLOBAL, channel="threshold", noise_at="agent", mechanism=gaussian),
+        absent=lambda name, order: name == "bob" and order.step == "query" and order.t == 1,
+    )
+    assert federation.end.sums == 1
+    assert all(site.state.ledger.releases <= 2 for site in federation.sites.values())
+
+
+def test_what_a_private_run_refuses() -> None:
+    with pytest.raises(InputDataError, match="noise would drown"):
+        study(REGION, mechanism=gaussian, noise_at="agent").server(SQUARE, NAMES)
+    with pytest.raises(InputDataError, match="none other"):
+        study(GLOBAL, mechanism=gaussian)
+    with pytest.raises(InputDataError, match="none other"):
+        study(GLOBAL, noise_at="agent")
+    with pytest.raises(InputDataError, match="room for 10"):
+        study(GLOBAL, mechanism=records, noise_at="agent", rounds=8).server(SQUARE, NAMES)
+    with pytest.raises(ProtocolError, match="refuse to begin"):
+        Federation(study(GLOBAL, require=True)).drive()
+
+
+# ------------------------------------------------------------------ hostile agents
+
+
+def garbage(name: str, order: Order, said: Any) -> Any:
+    return replace(said, data=b"garbage") if isinstance(said, Upload) and said.data else said
+
+
+def wrong_type(name: str, order: Order, said: Any) -> Any:
+    return Word(said.data) if isinstance(said, Upload) else Upload(said.data, True)
+
+
+def no_message(name: str, order: Order, said: Any) -> Any:
+    return b"\x00" * 40
+
+
+HOSTILE = {"garbage": garbage, "type": wrong_type, "bytes": no_message}
+
+
+@pytest.mark.parametrize("how", HOSTILE)
+@pytest.mark.parametrize("channel", ["plain", "ckks", "threshold"])
+def test_a_hostile_agent_harms_itself(how: str, channel: Any) -> None:
+    federation = finished(
+        study(channel=channel),
+        tamper=lambda name, order, said: (
+            HOSTILE[how](name, order, said) if name == "bob" and order.step == "start" else said
+        ),
+    )
+    assert federation.codes("bob") == {"malformed"}
+    assert federation.end.sums == 3
+    assert federation.counts() == dict.fromkeys(NAMES, 6)
+
+
+@pytest.mark.parametrize("channel", ["plain", "threshold"])
+def test_contributions_of_another_round_epoch_or_sender(channel: Any) -> None:
+    federation = Federation(study(channel=channel))
+    old: dict[str, bytes] = {}
+
+    def watch(state: FedGPServerState, inbox: Mapping[str, Any]) -> None:
+        if state.stage != "query":
+            return
+        server = federation.server.honest
+        said = {name: upload.data for name, upload in inbox.items() if upload.data is not None}
+        if not said:
+            return
+        server.check(state, "ann", Upload(said["ann"], True))
+        for sender, data in (("bob", said["ann"]), ("ann", said["ann"][:-1]), ("ann", b"")):
+            with pytest.raises(MessageError):
+                server.check(state, sender, Upload(data, True))
+        if old:
+            with pytest.raises(MessageError, match="round"):
+                server.check(state, "ann", Upload(old["ann"], True))
+        later = replace(state, epoch=state.epoch + 1)
+        with pytest.raises(MessageError, match="epoch"):
+            server.check(later, "ann", Upload(said["ann"], True))
+        smaller = replace(state, roster=("bob", "cem"))
+        with pytest.raises(MessageError, match="nobody asked"):
+            server.check(smaller, "ann", Upload(said["ann"], True))
+        with pytest.raises(MessageError, match="Expected a Upload"):
+            server.check(state, "ann", Word(said["ann"]))
+        old.update(said)
+
+    federation.server.watch = watch
+    federation.drive()
+    assert old
+    assert federation.end.sums == 3
+
+
+def test_keys_that_do_not_fit_end_sums_and_not_the_run() -> None:
+    federation = finished(
+        study(channel="threshold", rounds=2),
+        tamper=lambda name, order, said: (
+            Word(b"garbage") if name == "bob" and order.step == "key" else said
+        ),
+    )
+    assert federation.end.t == 3
+    assert federation.end.sums == 0
+    assert federation.counts() == dict.fromkeys(NAMES, 5)
+    with pytest.raises(MessageError, match="at most"):
+        federation.server.honest.check(
+            federation.server.states[0], "ann", Word(bytes(fed_gp.MAX_KEY_BYTES + 1))
+        )
+
+
+# ------------------------------------------------------------------ a hostile server
+
+
+def setups(outbox: Outbox, change: Callable[[Setup], Setup]) -> Outbox:
+    first, *others = outbox.broadcasts
+    return replace(outbox, broadcasts=(change(first), *others))
+
+
+def orders(outbox: Outbox, **changes: Any) -> Outbox:
+    return replace(
+        outbox,
+        messages={name: replace(order, **changes) for name, order in outbox.messages.items()},
+    )
+
+
+def sums(outbox: Outbox, change: Callable[[Opened], Any]) -> Outbox:
+    found = [change(one) if isinstance(one, Opened) else one for one in outbox.broadcasts]
+    return replace(outbox, broadcasts=tuple(found))
+
+
+OTHER = SearchSpace((Parameter.real("a", 0.0, 2.0), Parameter.real("b", 0.0, 1.0)))
+LIES: dict[str, Callable[[Outbox], Outbox]] = {
+    "rounds": lambda box: setups(box, lambda setup: replace(setup, rounds=9)),
+    "space": lambda box: setups(box, lambda setup: replace(setup, space=OTHER)),
+    "channel": lambda box: setups(box, lambda setup: replace(setup, fingerprint="00" * 32)),
+    "search": lambda box: setups(
+        box, lambda setup: replace(setup, region=replace(REGION, num_inducing=5))
+    ),
+    "strangers": lambda box: setups(box, lambda setup: replace(setup, agents=("eve", "fay"))),
+    "roster": lambda box: orders(box, roster=("ann", "eve")),
+    "twice": lambda box: orders(box, roster=("ann", "bob", "cem", "ann")),
+    "epoch": lambda box: orders(box, epoch=-1),
+    "late": lambda box: orders(box, t=99),
+    "early": lambda box: orders(box, t=-1),
+    "nothing": lambda box: replace(box, broadcasts=()),
+    "no setup": lambda box: replace(box, broadcasts=box.broadcasts[1:]),
+    "many": lambda box: replace(
+        box, broadcasts=(*box.broadcasts, *(Keys(i, ()) for i in range(4)))
+    ),
+    "size": lambda box: sums(box, lambda one: replace(one, total=one.total[:-1])),
+    "shape": lambda box: sums(box, lambda one: replace(one, total=one.total.unsqueeze(0))),
+    "type": lambda box: sums(box, lambda one: replace(one, total=one.total.long())),
+    "count": lambda box: sums(box, lambda one: replace(one, count=0)),
+    "counts": lambda box: sums(box, lambda one: replace(one, count=10**9)),
+    "sealed": lambda box: sums(box, lambda one: Sealed(one.t, 0, b"no sum", one.count)),
+}
+
+
+@pytest.mark.parametrize("how", LIES)
+def test_agents_refuse_a_lying_server(how: str) -> None:
+    about_sums = how in ("size", "shape", "type", "count", "counts", "sealed")
+    federation = Federation(study(GLOBAL if about_sums else REGION))
+    lied: list[int] = []
+
+    def lie(state: FedGPServerState, box: Outbox) -> Outbox:
+        if state.t != 2:
+            return box
+        lied.append(state.t)
+        return LIES[how](box)
+
+    federation.server.lie = lie
+    federation.drive()
+    assert lied
+    for name in NAMES:
+        assert federation.codes(name) == {"invalid"}
+    assert federation.end.t == 4
+    assert federation.counts() == dict.fromkeys(NAMES, 5)  # one query less, nothing worse
+
+
+def test_a_setup_that_does_not_fit_from_the_start() -> None:
+    for lie in (LIES["space"], LIES["channel"], LIES["strangers"], LIES["search"]):
+        federation = Federation(study())
+        federation.server.lie = lambda state, box, lie=lie: lie(box)  # type: ignore[misc]
+        with pytest.raises(ProtocolError, match="refuse to begin"):
+            federation.drive()
+        assert federation.counts() == dict.fromkeys(NAMES, 0)
+
+
+@pytest.mark.parametrize("search", [REGION, GLOBAL, SUPPORT])
+def test_a_sum_of_nonsense_does_no_harm(search: Any, caplog: Any) -> None:
+    federation = Federation(study(search))
+
+    def lie(state: FedGPServerState, box: Outbox) -> Outbox:
+        noise = generator(0, "lie", state.t).normal(len(box_total(box)))
+        return sums(box, lambda one: replace(one, total=1e6 * noise))
+
+    def box_total(box: Outbox) -> Tensor:
+        return next((x.total for x in box.broadcasts if isinstance(x, Opened)), torch.zeros(1))
+
+    federation.server.lie = lie
+    with caplog.at_level(logging.CRITICAL):
+        federation.drive()
+    assert federation.end.t == 4
+    assert all(count >= 3 for count in federation.counts().values())
+
+
+def test_a_second_sum_of_one_round_is_not_opened() -> None:
+    shares: list[bytes | None] = []
+
+    def listen(name: str, order: Order, said: Any) -> Any:
+        if order.step == "share" and order.t == 0:
+            shares.append(said.data)
+        return said
+
+    federation = Federation(study(channel="threshold"), tamper=listen)
+    channel = federation.server.honest.private_sum.channel
+    epoch = Epoch(federation.server.honest.setup.run, 0, NAMES)
+    first: list[Sealed] = []
+
+    def lie(state: FedGPServerState, box: Outbox) -> Outbox:
+        if state.sealed is not None and state.t == 0:
+            first.append(state.sealed)
+        if state.stage != "query" or state.t != 1:
+            return box
+        body = bytearray(channel._body(first[0].total, 2, epoch, 0, ""))
+        body[0] ^= 1  # another polynomial, of the server's choice
+        total = channel._frame(2, bytes(body), epoch, 0, "")
+        again = orders(box, step="share", t=0, contribute=False)
+        return replace(again, broadcasts=(*box.broadcasts[:2], replace(first[0], total=total)))
+
+    federation.server.lie = lie
+    federation.drive()
+    assert [share is not None for share in shares] == [True] * 3 + [False] * 3
+    assert federation.end.t == 4
+
+
+# ------------------------------------------------------------------ settings
+
+
+def test_settings_that_do_not_go_together() -> None:
+    with pytest.raises(InputDataError, match="channel is one of"):
+        study(channel="pigeon")
+    with pytest.raises(InputDataError, match="two agents"):
+        study(channel="threshold").server(SQUARE, ("ann",))
+    with pytest.raises(InputDataError, match="no agents"):
+        study(data={"eve": (uniform(2, 2), uniform(2, 1))}).server(SQUARE, NAMES)
+    server = study().server(SQUARE, NAMES)
+    with pytest.raises(InputDataError, match="the grid of the channel"):
+        replace(server, setup=replace(server.setup, region=replace(REGION, num_inducing=5)))
+    small = PublicGrid(dim=REGION.size(2), bound=1e6, num_agents=2, precision=2.0**-40)
+    with pytest.raises(InputDataError, match="more agents"):
+        replace(server, private_sum=replace(server.private_sum, channel=PlainChannel(small)))
+    with pytest.raises(InputDataError, match="one search"):
+        replace(server.setup, support=SUPPORT)
+    with pytest.raises(InputDataError, match="names must differ"):
+        replace(server.setup, agents=("ann", "ann"))
+
+
+def test_what_agents_know_already_is_used() -> None:
+    X = uniform(5, 2, seed=3)
+    given = {"bob": (X, HILLS["bob"](X))}
+    federation = finished(study(SUPPORT, data=given))  # type: ignore[arg-type]
+    assert federation.counts() == {"ann": 6, "bob": 8, "cem": 6}
+    assert torch.equal(federation.sites["bob"].state.X[:5], X)
+
+
+@pytest.mark.parametrize("which", SEARCHES)
+def test_candidates_are_the_only_points(which: str) -> None:
+    candidates = uniform(20, 2, seed=8)
+    federation = finished(study(SEARCHES[which], candidates=candidates))
+    for site in federation.sites.values():
+        X = site.state.X
+        assert all(bool((candidates == x).all(dim=-1).any()) for x in X)
+        if which == "region":
+            queries = X[3:]
+            assert float(torch.cdist(queries, X[:3]).min()) > 0
+            assert float(torch.pdist(queries).min()) > 0
+
+
+def test_two_studies_in_one_process_do_not_mix() -> None:
+    fed_gp._VIEWS.clear()
+    first = trace(ran(study()))
+    shifted = {name: Hill(0.7) for name in NAMES}
+    run(study(), shifted, space=SQUARE, seed=1, progress=False)
+    assert trace(ran(study())) == first == trace(plain("region"))
+    assert len(fed_gp._VIEWS) <= 4
