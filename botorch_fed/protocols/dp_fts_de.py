@@ -104,6 +104,7 @@ from botorch_fed.protocols.own_step import (
     public_data,
     random_point,
     tensor_hash,
+    untried,
 )
 from botorch_fed.protocols.store import Blobs, MemoryBlobs
 from botorch_fed.rng import Generator, generator
@@ -512,14 +513,6 @@ class DPFTSDEAgent:
             self.space, state.X, state.Y, state.own, seed=self.seed, name=self.name
         )
         return replace(state, own=own)
-
-
-def untried(candidates: Tensor, tried: Tensor) -> Tensor:
-    """The candidates `K x d` that are not among `n x d` points; all of them if none is left."""
-    known = {row.tobytes() for row in (tried.double() + 0.0).numpy()}
-    rows = (candidates.double() + 0.0).numpy()
-    fresh = torch.tensor([row.tobytes() not in known for row in rows])
-    return candidates[fresh] if bool(fresh.any()) else candidates
 
 
 def make_message(

@@ -61,7 +61,13 @@ from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import NoiseSource
 from botorch_fed.protocols import region_search, support_search
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
-from botorch_fed.protocols.own_step import check_data, check_points, public_data, tensor_hash
+from botorch_fed.protocols.own_step import (
+    check_data,
+    check_points,
+    public_data,
+    tensor_hash,
+    untried,
+)
 from botorch_fed.protocols.region_search import RegionPlan, RegionSearch, RegionView
 from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore
 from botorch_fed.protocols.support_search import SupportSearch, SupportView
@@ -474,7 +480,7 @@ class FedGPAgent:
             state.Y,
             t=t,
             together=self._together(setup, t),
-            candidates=self.candidates,
+            candidates=None if self.candidates is None else untried(self.candidates, state.X),
             stream=stream,
             own=self._own_part(state),
         )
@@ -491,12 +497,8 @@ class FedGPAgent:
         """The nearest of the points that can be evaluated."""
         if self.candidates is None:
             return self.space.snap(point)
-        distance = torch.cdist(point, self.candidates.double()).squeeze(0)
-        if len(state.X):
-            tried = (torch.cdist(self.candidates.double(), state.X) == 0).any(dim=-1)
-            if not bool(tried.all()):
-                distance = distance.masked_fill(tried, math.inf)
-        return self.candidates[int(distance.argmin())].double().unsqueeze(0)
+        fresh = untried(self.candidates, state.X).double()
+        return fresh[torch.cdist(point, fresh).argmin()].unsqueeze(0)
 
     def _together(self, setup: Setup, t: int) -> bool:
         """Whether round `t` uses the shared model: the coin."""
@@ -798,7 +800,7 @@ class FedGPServer:
             return {"mechanism": "none", "private": False, **common}
         assert self.promise is not None
         spent = compose(
-            [mechanism.event] * max(state.sums, 1),
+            [mechanism.event] * max(state.asked, 1),
             delta=self.delta,
             adjacency=mechanism.adjacency,
             unit=mechanism.unit,

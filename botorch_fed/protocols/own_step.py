@@ -203,6 +203,14 @@ def random_point(space: SearchSpace, candidates: Tensor | None, stream: Generato
     return candidates[row : row + 1].double()
 
 
+def untried(candidates: Tensor, tried: Tensor) -> Tensor:
+    """The candidates `K x d` that are not among `n x d` points; all of them if none is left."""
+    known = {row.tobytes() for row in (tried.double() + 0.0).numpy()}
+    rows = (candidates.double() + 0.0).numpy()
+    fresh = torch.tensor([row.tobytes() not in known for row in rows])
+    return candidates[fresh] if bool(fresh.any()) else candidates
+
+
 def check_points(X: Tensor, dim: int, what: str) -> None:
     """Raise `InputDataError` unless `X` holds `n x dim` points of the unit cube."""
     if X.dim() != 2 or X.shape[-1] != dim:
