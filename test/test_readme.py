@@ -45,7 +45,7 @@ def test_the_example_runs() -> None:
 
 
 def test_the_private_study_runs() -> None:
-    _, code, _, _ = _blocks("python")
+    _, code, *_ = _blocks("python")
     names: dict[str, Any] = {}
     exec(code.replace("rounds=8", "rounds=2").replace("Agents(60,", "Agents(30,"), names)
     privacy = names["result"].privacy
@@ -56,7 +56,7 @@ def test_the_private_study_runs() -> None:
 
 
 def test_the_privacy_tools_say_what_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
-    _, _, code, _ = _blocks("python")
+    _, _, code, *_ = _blocks("python")
     lines = code.splitlines()
     shown = next(line for line in lines if line.startswith("# epsilon"))
     call = next(line for line in lines if line.startswith("epsilon("))
@@ -68,6 +68,26 @@ def test_the_privacy_tools_say_what_is_shown(capsys: pytest.CaptureFixture[str])
     assert str(names["said"]) == shown.removeprefix("# ")
     assert names["z"] == pytest.approx(3.99, abs=0.005)
     assert capsys.readouterr().out.startswith("Passed")
+
+
+def test_the_sums_say_what_they_guarantee(capsys: pytest.CaptureFixture[str]) -> None:
+    _, _, _, code, *_ = _blocks("python")
+    exec(code, {})
+    plain, private, encrypted = capsys.readouterr().out.splitlines()
+    assert plain.startswith("plain [[0.71 0.66]]")
+    assert encrypted.startswith("encrypted [[0.75 0.69]]")
+    assert "epsilon <= 4.729 at delta = 1e-05 per agent" in private
+    for line in (plain, encrypted):
+        assert "no privacy guarantee" in line
+    assert "contributions open to nobody" in encrypted
+
+
+def test_the_encrypted_study_runs() -> None:
+    _, _, _, _, code, _ = _blocks("python")
+    names: dict[str, Any] = {}
+    exec(code.replace("rounds=12", "rounds=3"), names)
+    assert names["result"].privacy["sums"] == 3
+    assert names["result"].privacy["channel"] == "ThresholdCKKSChannel"
 
 
 def test_the_two_commands_name_real_files() -> None:
