@@ -281,7 +281,7 @@ def point(
     draws = search.acquisition == "ts" or (use_shared and search.diverse)
     if use_shared and not pic and not draws:
         stream = generator(0, "shared point", t)  # all agents find the same maximum
-    if not draws and not pic and (use_shared or search.local == "public"):
+    if not draws and not pic:
         moments = _shared_moments(shared) if use_shared else _own_moments(search, X, Y)
         score = _score(search, moments, X)
         return _best(search, space, score, X, candidates, stream)
@@ -309,16 +309,18 @@ Moments = Callable[[Tensor], tuple[Tensor, Tensor]]  # `n x d` to means and devi
 
 
 def _own_moments(search: SupportSearch, X: Tensor, Y: Tensor) -> Moments:
-    """Of the exact own model with the public kernel."""
-    kernel = feature_map(search, X.shape[-1]).kernel
+    """Of the exact own model."""
+    known = _own_hyperparameters(search, X, Y)
+    kernel = StationaryKernel(math.inf, known.lengthscale, known.outputscale)
     eye = torch.eye(len(X), dtype=torch.float64)
-    L = cholesky(kernel(X) + search.noise_var * eye, "the kernel matrix of one's own points")
-    alpha = torch.cholesky_solve(Y, L)
+    L = cholesky(kernel(X) + known.noise_var * eye, "the kernel matrix of one's own points")
+    alpha = torch.cholesky_solve(Y - known.mean, L)
 
     def moments(points: Tensor) -> tuple[Tensor, Tensor]:
         cross = kernel(points, X)
         explained = solve_rows(L, cross).square().sum(dim=-1)
-        return (cross @ alpha).squeeze(-1), _deviation(search, explained)
+        mean = known.mean + (cross @ alpha).squeeze(-1)
+        return mean, _deviation(known.outputscale, explained)
 
     return moments
 
@@ -332,13 +334,13 @@ def _shared_moments(shared: SupportView | None) -> Moments:
         Phi = phi(points)
         mean, root = posterior.predict(Phi)
         explained = Phi.square().sum(dim=-1) - root.square().sum(dim=-1)
-        return mean.squeeze(-1), _deviation(search, explained)
+        return mean.squeeze(-1), _deviation(search.outputscale, explained)
 
     return moments
 
 
-def _deviation(search: SupportSearch, explained: Tensor) -> Tensor:
-    return (search.outputscale - explained).clamp_min(1e-12).sqrt()
+def _deviation(outputscale: float, explained: Tensor) -> Tensor:
+    return (outputscale - explained).clamp_min(1e-12).sqrt()
 
 
 def _score(search: SupportSearch, moments: Moments, X: Tensor) -> Callable[[Tensor], Tensor]:
@@ -439,18 +441,21 @@ def _fitted(X: _Bytes, Y: _Bytes) -> OwnHyperparameters:
     return fit_own_gp(X.tensor, Y.tensor)
 
 
-def _local_model(search: SupportSearch, X: Tensor, Y: Tensor) -> Model:
+def _own_hyperparameters(search: SupportSearch, X: Tensor, Y: Tensor) -> OwnHyperparameters:
     if search.local == "fitted":
         n = _fitted_at(len(X))
-        return own_gp(X, Y, _fitted(_Bytes(X[:n]), _Bytes(Y[:n])))
-    known = OwnHyperparameters(
+        return _fitted(_Bytes(X[:n]), _Bytes(Y[:n]))
+    return OwnHyperparameters(
         lengthscale=torch.full((X.shape[-1],), search.lengthscale, dtype=torch.float64),
         outputscale=search.outputscale,
         noise_var=search.noise_var,
         mean=0.0,
         num_data=len(X),
     )
-    return own_gp(X, Y, known)
+
+
+def _local_model(search: SupportSearch, X: Tensor, Y: Tensor) -> Model:
+    return own_gp(X, Y, _own_hyperparameters(search, X, Y))
 
 
 def _acquisition(
