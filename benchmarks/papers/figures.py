@@ -2,11 +2,13 @@
 
     python -m benchmarks.papers.figures fts
     python -m benchmarks.papers.figures dp_fts_de
+    python -m benchmarks.papers.figures fed_gp
 
 Writes PNG files to ``benchmarks/papers/figures``. Lines are means, bands 95 % bootstrap intervals
 of the mean, pointwise: over repeats where targets are fixed (landmine, activity recognition), over
-functions where they are drawn (synthetic). Those of ``dp_fts_de`` are over seeds, and drawn from
-whatever has been run. Needs matplotlib, which the package itself does not:
+functions where they are drawn (synthetic). Those of ``dp_fts_de`` and ``fed_gp`` are over seeds,
+and drawn from whatever has been run. The functions' smallest values and the published table of
+``fed_gp`` are in ``BOTORCH_FED_DATA``. Needs matplotlib, which the package itself does not:
 ``pip install matplotlib``.
 """
 
@@ -22,7 +24,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from benchmarks.papers import dp_fts_de, fts
+from benchmarks.papers import dp_fts_de, fed_gp, fts
 from benchmarks.papers.ledger import Results, interval
 
 try:
@@ -39,6 +41,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 from PIL import Image
 
 FIGURES = Path(__file__).parent / "figures"
@@ -503,6 +506,25 @@ def label_lines(figure: Figure) -> None:
             )
 
 
+def caption(
+    figure: Figure, groups: Iterable[Sequence[Any]], of: str, *, bands: bool = True
+) -> None:
+    """What is shown, over which seeds: `groups` are the lines of one row each."""
+    groups = [group for group in groups if group]
+    counts = {len(group) for group in groups}
+    seeds = [line["seed"] for group in groups for line in group]
+    many = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
+    band = "bands and bars: 95 % bootstrap interval of the mean over seeds, pointwise"
+    figure.supxlabel(
+        f"Mean over {many} seeds ({min(seeds)}\N{EN DASH}{max(seeds)}) of {of}"
+        + (f";\n{band}." if bands else "."),
+        x=0.01,
+        ha="left",
+        fontsize=8,
+        color="0.35",
+    )
+
+
 def finish(
     figure: Figure,
     name: str,
@@ -514,20 +536,8 @@ def finish(
 ) -> None:
     """Names of lines, a caption, and the file."""
     rows = list(rows)
-    lines = [line for source in sources for row in rows for line in source.lines(row)]
-    counts = {len(found) for source in sources for row in rows if (found := source.lines(row))}
-    seeds = [line["seed"] for line in lines]
-    many = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
-    band = "bands and bars: 95 % bootstrap interval of the mean over seeds, pointwise"
     label_lines(figure)
-    figure.supxlabel(
-        f"Mean over {many} seeds ({min(seeds)}\N{EN DASH}{max(seeds)}) of {of}"
-        + (f";\n{band}." if bands else "."),
-        x=0.01,
-        ha="left",
-        fontsize=8,
-        color="0.35",
-    )
+    caption(figure, (source.lines(row) for source in sources for row in rows), of, bands=bands)
     save(figure, f"dp_fts_de-{name}", colours=256)
 
 
@@ -900,7 +910,302 @@ def all_of_dp_fts_de() -> None:
     dp_synthetic()
 
 
-PAPERS: dict[str, Callable[[], None]] = {"fts": all_of_fts, "dp_fts_de": all_of_dp_fts_de}
+# ------------------------------------------------------------------ federated sparse GP
+
+FED_GP = {
+    "ours": Style("ours", VERMILION),
+    "faithful": Style("FBO-FedGP, as published", ORANGE),
+    "global": Style("shared model alone", PURPLE, "--"),
+    "local": Style("own model alone", BLACK),
+    "fts": Style("FTS", BLUE),
+    "dp_fts_de": Style(f"DP-FTS-DE, {EPS} = 10", SKY, "--"),
+    "pooled": Style("pooled data (TuRBO)", GREEN, "--"),
+    "random": Style("random", GREY, ":"),
+}
+PRINTED = {
+    "FBO-FedGP": Style("FBO-FedGP, Table 1", ORANGE),
+    "FTS": Style("FTS, Table 1", BLUE),
+}
+FINEST = 1e-4  # what seven digits resolve of values in the hundreds
+TASK_NAMES = {
+    "credit": "credit default, 30 agents",
+    "diabetes": "diabetes, 30 agents",
+    "support": "SUPPORT, 9 agents",
+    "landmine": "landmine, 29 agents",
+    "landmine-auc": "landmine (AUC), 29 agents",
+}
+RULES = {
+    "sobol": ("Sobol points", BLACK, "o"),
+    "random": ("random points", GREY, "s"),
+    "algorithm1": ("Algorithm 1", ORANGE, "^"),
+    "dp-k-means": (f"noisy k-means, {EPS} = 1", BLUE, "D"),
+}
+SIZES = (8, 16, 32)
+
+
+def found_of(entry: str) -> dict[str, fed_gp.Lines]:
+    """The results of an entry by function or task; those that should be there are named if not."""
+    usual, methods = fed_gp.ENTRIES[entry].default, fed_gp.ENTRIES[entry].methods
+    found = {}
+    for unit in fed_gp.ENTRIES[entry].units:
+        lines = fed_gp.lines_of(entry, unit)
+        if any(method in methods for method in lines.methods()):
+            found[unit] = lines
+        elif unit in usual:
+            print(f"{entry}, {unit}: no results, left out")
+    return found
+
+
+def traces(lines: fed_gp.Lines, method: str, key: str) -> dict[int, np.ndarray]:
+    """Values after every round by seed; runs shorter than the longest are left out."""
+    by_seed = {line["seed"]: np.array(line[key]) for line in lines.select(method=method)}
+    longest = max(map(len, by_seed.values()), default=0)
+    return {s: v for s, v in sorted(by_seed.items()) if len(v) == longest}
+
+
+def draw_traces(axes: Axes, by_seed: Mapping[int, np.ndarray], style: Style, label: str) -> None:
+    """A mean with its band over rounds."""
+    values = np.array(list(by_seed.values()))
+    rounds = np.arange(values.shape[1])
+    band = np.array([interval(column) for column in values.T])
+    axes.plot(rounds, values.mean(axis=0), style.dash, color=style.colour, label=label, lw=1.5)
+    axes.fill_between(rounds, band[:, 0], band[:, 1], color=style.colour, alpha=0.13, lw=0)
+    axes.set_xlim(0, rounds[-1])
+
+
+def absent(where: str, lines: fed_gp.Lines, methods: Iterable[str]) -> None:
+    """Say which methods a file has no line of."""
+    missing = [method for method in methods if method not in lines.methods()]
+    if missing:
+        print(f"{where}: no {', '.join(missing)}")
+
+
+def gap_axis(axes: Axes) -> None:
+    """A logarithmic axis with ticks to read, however narrow it is."""
+    low, high = axes.get_ylim()
+    if high / low > 30:
+        axes.yaxis.set_major_locator(LogLocator(numticks=6))
+    else:
+        steps = high / low > 5
+        axes.yaxis.set_major_locator(
+            LogLocator(subs=(1, 2, 5), numticks=9) if steps else MaxNLocator(4)
+        )
+        axes.yaxis.set_major_formatter(ScalarFormatter())
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.set_ylim(low, high)
+
+
+def mark_printed(axes: Axes, unit: str, bias: float) -> None:
+    """Published values at the right edge; one that is far off stands at the border, in digits."""
+    low, high = np.log(axes.get_ylim())
+    span = high - low
+    gaps = {
+        name: values[unit] - bias
+        for name, values in fed_gp.table1().items()
+        if name in PRINTED and values.get(unit, bias) > bias
+    }
+    inside = {name: g for name, g in gaps.items() if low - span < np.log(g) < high + span}
+    logs = np.log([*inside.values(), *axes.get_ylim()])
+    margin = 0.06 * (logs.max() - logs.min())
+    bottom, top = np.exp([logs.min() - margin, logs.max() + margin])
+    axes.set_ylim(bottom, top)
+    for name, gap in gaps.items():
+        colour = PRINTED[name].colour
+        edge: Any = {"ms": 7, "mec": "white", "mew": 0.6, "clip_on": False, "zorder": 5}
+        last = axes.get_xlim()[1]
+        if name in inside:
+            axes.plot([0.9 * last, last], [gap, gap], color=colour, lw=1, label="_mark")
+            axes.plot(last, gap, "<", color=colour, label="_mark", **edge)
+            continue
+        above = gap > top
+        axes.plot(last, top if above else bottom, "^" if above else "v", color=colour, **edge)
+        axes.annotate(
+            f"{gap:.3g}",
+            (last, top if above else bottom),
+            xytext=(-6, -1 if above else 1),
+            textcoords="offset points",
+            ha="right",
+            va="top" if above else "bottom",
+            fontsize=8,
+            color=0.75 * np.array(to_rgb(colour)),
+        )
+
+
+def fed_gp_cec2005() -> None:
+    """How far the federation's best value is above the function's smallest one."""
+    found = found_of("cec2005")
+    try:
+        biases = {unit: float(fed_gp.CEC[unit]().optimal_values[0]) for unit in found}
+    except FileNotFoundError as error:
+        print(f"cec2005: left out, the functions' smallest values are not there: {error}")
+        return
+    if not found:
+        return
+    columns = 4
+    figure, grid = plt.subplots(
+        rows := -(-len(found) // columns), columns, figsize=(9.5, 1.2 + 2.1 * rows), squeeze=False
+    )
+    shown: dict[str, None] = {}
+    groups = []
+    for k, (unit, lines) in enumerate(found.items()):
+        axes = grid.flat[k]
+        absent(f"cec2005, {unit}", lines, FED_GP)
+        axes.set_yscale("log")
+        for method, style in FED_GP.items():
+            by_seed = traces(lines, method, "best")
+            if by_seed:
+                gaps = {s: np.maximum(v - biases[unit], FINEST) for s, v in by_seed.items()}
+                draw_traces(axes, gaps, style, style.label)
+                groups.append(lines.select(method=method))
+                shown[method] = None
+        mark_printed(axes, unit, biases[unit])
+        gap_axis(axes)
+        axes.set_title(f"F{int(unit[1:])}")
+        if k + columns >= len(found):
+            axes.set_xlabel("rounds")
+    for axes in list(grid.flat)[len(found) :]:
+        axes.remove()
+    for axes in grid[:, 0]:
+        axes.set_ylabel("best \N{MINUS SIGN} smallest value")
+    handles = [
+        Line2D([], [], color=s.colour, ls=s.dash, lw=1.5, label=s.label)
+        for s in some(FED_GP, *(m for m in FED_GP if m in shown)).values()
+    ]
+    if fed_gp.table1():
+        handles += [
+            Line2D(
+                [], [], color=s.colour, marker="<", ls="-", lw=1, ms=7, mec="white", label=s.label
+            )
+            for s in PRINTED.values()
+        ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=-(-len(handles) // 2))
+    of = (
+        f"the best value of ten agents, at least {FINEST:g} above the smallest (seven digits are "
+        "kept); F4 with its noise;\ntriangles: published values after 50 rounds, in digits where "
+        "out of range"
+    )
+    caption(figure, groups, of)
+    save(figure, "fed_gp-cec2005", colours=256)
+
+
+def errors_of(lines: fed_gp.Lines, method: str) -> dict[int, np.ndarray]:
+    """Mean errors of the agents after every round by seed, 1 - AUC where the score is that."""
+    by_seed = traces(lines, method, "mean")
+    return {seed: 1 - v for seed, v in by_seed.items()} if has_auc(lines) else by_seed
+
+
+def has_auc(lines: fed_gp.Lines) -> bool:
+    """Whether a task's score is to be large."""
+    first = lines.lines[0]
+    return bool(first["optimum"] > first["mean"][0])
+
+
+def smallest_of(lines: fed_gp.Lines) -> float:
+    """The smallest error that the agents can reach on the tabulated points."""
+    optimum = float(lines.lines[0]["optimum"])
+    return 1 - optimum if has_auc(lines) else optimum
+
+
+def score_of(lines: fed_gp.Lines) -> str:
+    return "1 \N{MINUS SIGN} AUC" if has_auc(lines) else "error"
+
+
+def fed_gp_tasks() -> None:
+    """Error curves, and the smallest error that could be reached."""
+    found = found_of("tasks")
+    if not found:
+        return
+    columns = min(2, len(found))
+    figure, grid = plt.subplots(
+        rows := -(-len(found) // columns), columns, figsize=(9.5, 1 + 3.2 * rows), squeeze=False
+    )
+    methods = fed_gp.ENTRIES["tasks"].methods
+    groups = []
+    for k, (unit, lines) in enumerate(found.items()):
+        axes = grid.flat[k]
+        absent(f"tasks, {unit}", lines, methods)
+        by_method = {m: errors for m in FED_GP if (errors := errors_of(lines, m))}
+        most = max(map(len, by_method.values()))
+        for method, by_seed in by_method.items():
+            few = "" if len(by_seed) == most else f" ({len(by_seed)} seeds)"
+            draw_traces(axes, by_seed, FED_GP[method], FED_GP[method].label + few)
+            groups.append(lines.select(method=method))
+        low = smallest_of(lines)
+        axes.plot(axes.get_xlim(), [low, low], ":", color=BLACK, lw=1, label="smallest on the grid")
+        axes.set_title(TASK_NAMES.get(unit, unit))
+        axes.set_ylabel(f"{score_of(lines)}, mean over agents")
+        axes.set_xlabel("rounds")
+    for axes in list(grid.flat)[len(found) :]:
+        axes.remove()
+    label_lines(figure)
+    of = (
+        "every agent's own best validation error; "
+        "dotted: the best of 1,024 Sobol points and corners"
+    )
+    caption(figure, groups, of)
+    save(figure, "fed_gp-tasks", colours=256)
+
+
+def fed_gp_support() -> None:
+    """Last errors by rule and size of the support set; beside Sobol points, seed by seed."""
+    found = found_of("support")
+    if not found:
+        return
+    figure, grid = plt.subplots(2, len(found), figsize=(9.5, 6), squeeze=False)
+    shown: dict[str, None] = {}
+    groups = []
+    for (top, bottom), (unit, lines) in zip(grid.T, found.items(), strict=True):
+        absent(f"support, {unit}", lines, fed_gp.ENTRIES["support"].methods)
+        last = {m: {s: v[-1] for s, v in errors_of(lines, m).items()} for m in lines.methods()}
+        for k, (rule, (_, colour, marker)) in enumerate(RULES.items()):
+            for place, size in enumerate(SIZES):
+                by_seed, other = last.get(f"{rule}-{size}"), last.get(f"sobol-{size}", {})
+                if not by_seed:
+                    continue
+                gaps = [v - other[s] for s, v in by_seed.items() if s in other]
+                x = place + 0.17 * (k - 1.5)
+                for axes, values in ((top, list(by_seed.values())), (bottom, gaps)):
+                    if values and (axes is top or rule != "sobol"):
+                        low, high = interval(np.array(values))
+                        axes.plot([x, x], [low, high], color=colour, lw=1.2)
+                        axes.plot(x, np.mean(values), marker, color=colour, ms=5)
+                groups.append(lines.select(method=f"{rule}-{size}"))
+                shown[rule] = None
+        bottom.axhline(0, color=BLACK, lw=0.8)
+        top.set_title(TASK_NAMES.get(unit, unit))
+        for axes in (top, bottom):
+            axes.set_xticks(range(len(SIZES)), list(map(str, SIZES)))
+            axes.set_xlim(-0.5, len(SIZES) - 0.5)
+            axes.yaxis.set_major_locator(MaxNLocator(5))
+        bottom.set_xlabel("support points")
+    grid[0, 0].set_ylabel("last error, mean over agents")
+    grid[1, 0].set_ylabel("last error, rule \N{MINUS SIGN} Sobol points")
+    handles = [
+        Line2D([], [], color=colour, marker=marker, ls="", label=label)
+        for rule, (label, colour, marker) in RULES.items()
+        if rule in shown
+    ]
+    figure.legend(handles=handles, loc="outside upper center", ncols=len(handles))
+    of = (
+        "every agent's own best validation error after 50 rounds of the published method;\n"
+        "below: the difference to Sobol points of the same size, same seeds and starts"
+    )
+    caption(figure, groups, of)
+    save(figure, "fed_gp-support", colours=256)
+
+
+def all_of_fed_gp() -> None:
+    """Every figure of the federated sparse Gaussian process, from what has been run."""
+    fed_gp_cec2005()
+    fed_gp_tasks()
+    fed_gp_support()
+
+
+PAPERS: dict[str, Callable[[], None]] = {
+    "fts": all_of_fts,
+    "dp_fts_de": all_of_dp_fts_de,
+    "fed_gp": all_of_fed_gp,
+}
 
 
 def main() -> None:
