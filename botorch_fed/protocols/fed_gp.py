@@ -8,6 +8,8 @@ r"""Federated Bayesian optimisation with a shared sparse Gaussian process [FBOFe
     Upload     agent -> server  the protected contribution to a sum            see the channel
     Sealed     server -> agent  the sum, still protected                       who holds keys
     Opened     server -> agent  the sum                                        server, all agents
+    Centres    agent -> server  clusters of its inputs, for ``"clustered"``    server
+    Support    server -> agent  support points made of them                    all agents
 
 Round 0 is the start, rounds 1 to `T` are one query each. After a round the agents' contributions
 are added (`privacy.aggregation`): the summaries of their data on a shared support set (dPITC), at
@@ -16,6 +18,13 @@ whether its next point comes from its own model or from that one.
 
 *Search*. `SupportSearch` is the paper's: a fixed kernel and support set, a coin :math:`p_t` between
 own and shared model, UCB, EI, PI or Thompson sampling on either. `RegionSearch` goes beyond it.
+
+*A support set that follows the data* (`SupportSearch.rule`) is agreed upon before the first sum of
+summaries, in rounds :math:`-R..-1`; the first of them is then the start. With ``"sums"`` these are
+`R` sums like all others, broadcast for good: everybody works out the support set from them. With
+``"clustered"`` it is one exchange in which agents send centres in the clear; a run with a mechanism
+refuses that. Who is absent is left out. A channel counts its sums from 0: that of round `t` is
+number `R + t`.
 
 *A joint key* (`ThresholdCKKSChannel`) belongs to a roster. A member that does not answer costs
 a new epoch with the others, three exchanges, then the interrupted round goes on: nobody
@@ -79,6 +88,7 @@ logger = logging.getLogger(__name__)
 Search = SupportSearch | RegionSearch
 Step = Literal["rest", "key", "start", "query", "resend", "share"]
 MAX_KEY_BYTES = 2**24
+MAX_CLUSTER = 10**9  # inputs in one of an agent's clusters
 MIN_TOGETHER = 2  # agents under a joint key: alone one would open one's own contribution
 
 
@@ -130,6 +140,17 @@ class Setup:
         assert found is not None
         return found
 
+    @property
+    def lead(self) -> int:
+        """How many rounds about the support set precede round 0."""
+        return 0 if self.support is None or self.rounds == 0 else self.support.lead
+
+    @property
+    def clusters(self) -> SupportSearch | None:
+        """The search if agents are to send centres in the clear: only if the setup says so."""
+        search = self.support
+        return search if search is not None and search.rule == "clustered" and self.lead else None
+
 
 @dataclass(frozen=True)
 class Order:
@@ -137,7 +158,7 @@ class Order:
 
     Attributes:
         step: The step.
-        t: The round it belongs to.
+        t: The round it belongs to; negative while the support set is made.
         epoch: The number of the epoch.
         roster: Who takes part in it.
         phase: Of the set-up, for a key.
@@ -179,6 +200,21 @@ class Opened:
     count: int
 
 
+@dataclass(frozen=True, eq=False)
+class Support:
+    """Support points that were made of agents' centres: `k x d`."""
+
+    points: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Centres:
+    """Clusters of an agent's inputs, in the clear: `n x d` centres and `n` sizes."""
+
+    points: Tensor = field(repr=False)
+    sizes: Tensor = field(repr=False)
+
+
 @dataclass(frozen=True)
 class Word:
     """A part of a joint key or of an opening; None if the agent has lost its key."""
@@ -215,8 +251,10 @@ class FedGPAgentState:
         seen: The plan of the last sum that was opened, and
         total: that sum, empty before the first;
         count: of how many contributions.
+        support: The support points in force, `k x d`; empty while they are public.
+        support_from: Hashes of the broadcasts they were made from.
         drawn: The last contribution on the grid, noise included, and
-        drawn_t: its round, -1 before the first.
+        drawn_t: its round, negative before the first summary.
         draws: How many contributions it has drawn.
         ledger: What this site has paid.
     """
@@ -234,6 +272,8 @@ class FedGPAgentState:
     total: Tensor = field(repr=False)
     total_t: int
     count: int
+    support: Tensor
+    support_from: tuple[str, ...]
     drawn: Tensor = field(repr=False)
     drawn_t: int
     draws: int
@@ -314,6 +354,8 @@ class FedGPAgent:
             total=none,
             total_t=-1,
             count=0,
+            support=none,
+            support_from=(),
             drawn=none.long(),
             drawn_t=-1,
             draws=0,
@@ -322,9 +364,11 @@ class FedGPAgent:
 
     def check(self, state: FedGPAgentState, request: Order, broadcasts: tuple[str, ...]) -> None:
         """Raise `MessageError` unless the request and what it broadcasts fit."""
-        if not 1 <= len(broadcasts) <= 3:
-            raise MessageError(f"Expected a setup, keys and a sum, got {len(broadcasts)}.")
+        if not broadcasts:
+            raise MessageError("Expected a setup.")
         setup = _setup(self.blobs, broadcasts[0])
+        if len(broadcasts) > 3 + setup.lead:
+            raise MessageError(f"Expected a setup, keys and a sum, got {len(broadcasts)}.")
         if setup.space.fingerprint != self.space.fingerprint:
             raise MessageError(
                 "The server's search space is not this site's: names, bounds, scales and outcome "
@@ -336,27 +380,51 @@ class FedGPAgent:
             raise MessageError("This site, or a member of the roster, is no agent of the setup.")
         if len(set(request.roster)) < len(request.roster):
             raise MessageError("The roster names an agent twice.")
-        if not 0 <= request.t <= setup.rounds or not 0 <= request.epoch < 2**63:
+        if not -setup.lead <= request.t <= setup.rounds or not 0 <= request.epoch < 2**63:
             raise MessageError("There is no such round or epoch.")
+        if request.t < 1 and request.step == "query":
+            raise MessageError("Round 0 and what precedes it are the start, nobody is queried.")
+        if request.t < 0 and setup.clusters is not None and request.step not in ("key", "start"):
+            raise MessageError("There is no sum before round 0 of a run that clusters.")
         if setup.fingerprint != self.private_sum.channel.fingerprint.hex():
             raise MessageError(
                 f"The server's channel is {setup.channel}, this site's {self.private_sum.channel}."
             )
-        if contribution_size(setup.search, self.space.dim) != self.private_sum.channel.grid.dim:
+        wanted = contribution_size(setup.search, self.space.dim, setup.rounds)
+        if wanted != self.private_sum.channel.grid.dim:
             raise MessageError("The search's contributions do not fit the grid of the channel.")
         mechanism = self.private_sum.mechanism
         if mechanism is not None and setup.region is not None:
             raise MessageError("RegionSearch has no mechanism, this site's sums have one.")
+        try:
+            _check_support(setup.search, self.space.dim, self.private_sum, self.require)
+        except InputDataError as error:
+            raise MessageError(str(error)) from error
         if self.require and (setup.promise is None or mechanism is None):
             raise MessageError("This site requires differential privacy, the server promises none.")
         if request.step in ("key", "resend", "share") and self.name not in request.roster:
             raise MessageError("This site is not on the roster of the epoch.")
-        for _, blob in self._loaded(broadcasts[1:]):
-            if not isinstance(blob, Keys):
+        loaded = self._loaded(broadcasts[1:])
+        for _, blob in loaded:
+            if isinstance(blob, Support):
+                self._check_points(setup, blob.points)
+            elif not isinstance(blob, Keys):
                 self._check_sum(setup, blob)
+        support = _about_support(request, loaded)
+        if state.drawn_t >= 0 and request.step in _FOR_ALL and support != state.support_from:
+            raise MessageError("The support set has changed during the run.")
+
+    def _check_points(self, setup: Setup, points: Tensor) -> None:
+        search = setup.clusters
+        if search is None:
+            raise MessageError("The setup knows of no support points from the server.")
+        shape = (search.support_size, self.space.dim)
+        if points.shape != shape or not _in_cube(points):
+            raise MessageError(f"Support points are {shape[0]} x {shape[1]}, in the unit cube.")
 
     def _check_sum(self, setup: Setup, found: Sealed | Opened) -> None:
-        if not 0 <= found.t <= setup.rounds or not 1 <= found.count <= len(setup.agents):
+        least = 0 if setup.clusters is not None else -setup.lead
+        if not least <= found.t <= setup.rounds or not 1 <= found.count <= len(setup.agents):
             raise MessageError("A sum is of one of the run's rounds and of one agent or more.")
         if isinstance(found, Sealed):
             if not 0 <= found.epoch < 2**63:
@@ -378,7 +446,12 @@ class FedGPAgent:
         if last is not None and last.epoch < request.epoch and self.name in last.roster:
             epoch = Epoch(setup.run, last.epoch, last.roster)
             self.private_sum.channel.forget(epoch, self.name, self.secrets)
-        found = {type(blob): digest for digest, blob in self._loaded(broadcasts[1:])}
+        loaded = self._loaded(broadcasts[1:])
+        support = _about_support(request, loaded)
+        found = {type(blob): digest for digest, blob in loaded if digest not in support}
+        if request.step in _FOR_ALL and support != state.support_from:
+            points = self._support(setup, support)
+            state = replace(state, support=points, support_from=support)
         state = replace(
             state,
             step=request.step,
@@ -408,12 +481,35 @@ class FedGPAgent:
         return state
 
     def _loaded(self, digests: tuple[str, ...]) -> list[tuple[str, Any]]:
-        return [(digest, self.blobs.load(digest, Keys, Sealed, Opened)) for digest in digests]
+        kinds = (Keys, Sealed, Opened, Support)
+        return [(digest, self.blobs.load(digest, *kinds)) for digest in digests]
+
+    def _support(self, setup: Setup, digests: tuple[str, ...]) -> Tensor:
+        """The support points that broadcasts lead to: the same for everybody."""
+        search = setup.search
+        assert isinstance(search, SupportSearch)
+        points = support_search.public_support(search, self.space.dim)
+        for digest in digests:
+            found = self.blobs.load(digest, Support, Sealed, Opened)
+            if isinstance(found, Support):
+                return found.points
+            total = found.total if isinstance(found, Opened) else self._open(setup, found)
+            points = support_search.moved_support(points, total, self.private_sum.mechanism)
+        return points
+
+    def _search(self, setup: Setup, state: FedGPAgentState, t: int) -> SupportSearch:
+        """The search with the support set of the sum of round `t`."""
+        search = setup.search
+        assert isinstance(search, SupportSearch)
+        grown = support_search.grown(search, max(t, 0), setup.rounds)
+        return support_search.with_support(grown, state.support)
 
     def _open(self, setup: Setup, sealed: Sealed) -> Tensor:
         channel = self.private_sum.channel
         order = Epoch(setup.run, sealed.epoch, setup.agents)
-        integers = channel.open(sealed.total, {}, epoch=order, round=sealed.t, secrets=self.secrets)
+        integers = channel.open(
+            sealed.total, {}, epoch=order, round=setup.lead + sealed.t, secrets=self.secrets
+        )
         return channel.grid.to_values(integers)
 
     def _learned(
@@ -465,9 +561,10 @@ class FedGPAgent:
             return self._listed(point, state)
         assert state.order is not None
         t, shared = state.order.t, None
+        search = self._search(setup, state, state.total_t)
         if state.total_t >= 0:
             try:
-                shared = _support_view(setup, self.space.dim, state.total, self.private_sum)
+                shared = _support_view(search, self.space.dim, state.total, self.private_sum)
             except NumericalError:
                 logger.warning(
                     "agent %r can not read the sum of round %d", self.name, state.total_t
@@ -516,7 +613,7 @@ class FedGPAgent:
             Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
         )
 
-    def reply(self, state: FedGPAgentState) -> tuple[FedGPAgentState, Word | Upload]:
+    def reply(self, state: FedGPAgentState) -> tuple[FedGPAgentState, Word | Upload | Centres]:
         """A part of the joint key, of an opening, or a contribution."""
         order = state.order
         assert order is not None
@@ -524,6 +621,10 @@ class FedGPAgent:
         setup = _setup(self.blobs, state.setup)
         channel = self.private_sum.channel
         wanted = self._wants(setup, order.t + 1)
+        if order.t < 0 and order.step == "start" and setup.clusters is not None:
+            if not order.contribute or not len(state.X):
+                return state, Upload(None, wanted)
+            return state, Centres(*support_search.own_clusters(setup.clusters, state.X))
         if self.name not in order.roster:
             return state, Upload(None, wanted)
         epoch = Epoch(setup.run, order.epoch, order.roster)
@@ -539,7 +640,7 @@ class FedGPAgent:
                 word = channel.share(
                     sealed.total,
                     epoch=epoch,
-                    round=order.t,
+                    round=setup.lead + order.t,
                     me=self.name,
                     secrets=self.secrets,
                 )
@@ -561,7 +662,7 @@ class FedGPAgent:
             data = channel.protect(
                 state.drawn,
                 epoch=epoch,
-                round=order.t,
+                round=setup.lead + order.t,
                 me=self.name,
                 key=key,
                 secrets=self.secrets,
@@ -578,7 +679,7 @@ class FedGPAgent:
     def _wants(self, setup: Setup, t: int) -> bool:
         if isinstance(setup.search, RegionSearch):
             return True
-        return self._together(setup, t)
+        return t <= 0 or self._together(setup, t)
 
     def _joint_key(self, state: FedGPAgentState, epoch: Epoch) -> bytes:
         if state.keys is None:
@@ -600,7 +701,7 @@ class FedGPAgent:
         in one only, with no noise but its own.
         """
         integers, ledger = self.private_sum.contribute(
-            self._contribution(setup, state),
+            self._contribution(setup, state, order.t),
             ledger=state.ledger,
             noise=self.noise,
             path=("contribution", order.t, order.epoch, self.name),
@@ -608,21 +709,73 @@ class FedGPAgent:
         assert ledger is not None
         return replace(state, drawn=integers, drawn_t=order.t, draws=state.draws + 1, ledger=ledger)
 
-    def _contribution(self, setup: Setup, state: FedGPAgentState) -> Tensor:
+    def _contribution(self, setup: Setup, state: FedGPAgentState, t: int) -> Tensor:
         mechanism, grid = self.private_sum.mechanism, self.private_sum.channel.grid
+        X, Y = state.X, state.Y
         if isinstance(setup.search, RegionSearch):
             assert state.plan is not None
-            values = region_search.contribution(setup.search, state.plan, state.X, state.Y)
+            values = region_search.contribution(setup.search, state.plan, X, Y)
         elif isinstance(mechanism, DistributedRecordSum):
-            phi = support_search.feature_map(setup.search, self.space.dim)
-            return support_search.records(phi, state.X, state.Y, mechanism)
+            phi = support_search.feature_map(self._search(setup, state, t), self.space.dim)
+            return support_search.records(phi, X, Y, mechanism)
+        elif t < 0:
+            Z = state.support
+            if not len(Z):
+                Z = support_search.public_support(setup.search, self.space.dim)
+            values = support_search.support_sums(setup.search, X, Z, mechanism)
         else:
-            values = support_search.contribution(setup.search, state.X, state.Y)
+            values = support_search.contribution(self._search(setup, state, t), X, Y)
+        if len(values) < grid.dim:
+            values = torch.cat([values, values.new_zeros(grid.dim - len(values))])
         largest = float(values.abs().max())
-        if largest > grid.bound:  # tempered as a whole: still the summary of a likelihood
+        if mechanism is None and largest > grid.bound:
+            # Tempered as a whole it is still the summary of a likelihood; a mechanism clips anyway.
             logger.warning("agent %r tempers a contribution of %.3g", self.name, largest)
             values = values * (grid.bound / largest)
         return values
+
+
+_FOR_ALL = ("start", "query", "resend")  # steps that name what the support set is made from
+
+
+def _about_support(request: Order, loaded: list[tuple[str, Any]]) -> tuple[str, ...]:
+    """Hashes of the broadcasts that the support set is made from."""
+    if request.step not in _FOR_ALL:
+        return ()
+    return tuple(
+        digest
+        for digest, blob in loaded
+        if isinstance(blob, Support) or (isinstance(blob, Opened | Sealed) and blob.t < 0)
+    )
+
+
+def _in_cube(points: Tensor) -> bool:
+    inside = (points >= 0) & (points <= 1)  # not a number compares as False
+    return points.dtype == torch.float64 and bool(inside.all())
+
+
+def _check_support(search: Search, dim: int, private_sum: PrivateSum, private: bool) -> None:
+    """Raise `InputDataError` unless the rule of the support set goes with the sums."""
+    if not isinstance(search, SupportSearch):
+        return
+    mechanism, k = private_sum.mechanism, search.support_size
+    if search.rule == "clustered" and (private or mechanism is not None):
+        raise InputDataError(
+            'With rule="clustered" agents send centres of their inputs in the clear, which no '
+            'privacy guarantee covers: use rule="sums" or "public".'
+        )
+    if isinstance(mechanism, DistributedRecordSum) and (
+        search.rule == "sums" or search.support_growth
+    ):
+        raise InputDataError(
+            "A DistributedRecordSum adds records of one fixed support set: use a mechanism for "
+            'agents with rule="sums" or a support set that grows.'
+        )
+    if search.rule == "sums" and k * (dim + 1) > search.size(dim):
+        raise InputDataError(
+            f"A step of k-means adds {k * (dim + 1)} numbers, a summary has {search.size(dim)}: "
+            f"take support_size={2 * dim - 1} or more."
+        )
 
 
 @lru_cache(maxsize=16)
@@ -654,9 +807,9 @@ def _region_view(setup: Setup, plan: RegionPlan, total: Tensor, count: int) -> R
     )
 
 
-def _support_view(setup: Setup, dim: int, total: Tensor, private_sum: PrivateSum) -> SupportView:
-    search = setup.search
-    assert isinstance(search, SupportSearch)
+def _support_view(
+    search: SupportSearch, dim: int, total: Tensor, private_sum: PrivateSum
+) -> SupportView:
     key = (search, dim, tensor_hash(total), private_sum.mechanism)
     return _remembered(key, lambda: support_search.view(search, dim, total, private_sum.mechanism))
 
@@ -669,7 +822,7 @@ class FedGPServerState:
     """What the server keeps.
 
     Attributes:
-        t: The round, the start being 0.
+        t: The round; negative while the support set is made.
         stage: What is asked next; ``"resend"`` and ``"query"`` differ in who evaluates.
         epoch: The number of the epoch.
         roster: Who takes part in it; empty when sums are over.
@@ -677,6 +830,9 @@ class FedGPServerState:
         resend: Whether the set-up interrupted a round.
         sealed: The sum that is to be opened together.
         opened: The last sum: opened, or for agents that open themselves, sealed.
+        steps: The sums that the support set is made from, in order: opened, or
+        closed_steps: sealed, for agents that open themselves.
+        points: The support set, if it was made of centres.
         sums: How many sums were opened.
         asked: How often contributions were asked for.
         rekeys: How many epochs followed the first.
@@ -692,10 +848,19 @@ class FedGPServerState:
     sealed: Sealed | None
     opened: Opened | None
     closed: Sealed | None
+    steps: tuple[Opened, ...]
+    closed_steps: tuple[Sealed, ...]
+    points: Support | None
     sums: int
     asked: int
     rekeys: int
     ledger: Ledger
+
+    @property
+    def about_support(self) -> tuple[Opened | Sealed | Support, ...]:
+        """What the support set is made from: a broadcast each."""
+        points = () if self.points is None else (self.points,)
+        return (*self.steps, *self.closed_steps, *points)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -719,7 +884,7 @@ class FedGPServer:
     noise_private: bool = True
 
     state_type = FedGPServerState
-    accepts = (Word, Upload)
+    accepts = (Word, Upload, Centres)
 
     def __post_init__(self) -> None:
         if self.setup.promise is not None:
@@ -731,7 +896,9 @@ class FedGPServer:
             )
         if len(self.setup.agents) > self.private_sum.channel.grid.num_agents:
             raise InputDataError("There are more agents than the grid of the channel is for.")
-        wanted = contribution_size(self.setup.search, self.setup.space.dim)
+        dim = self.setup.space.dim
+        _check_support(self.setup.search, dim, self.private_sum, False)
+        wanted = contribution_size(self.setup.search, dim, self.setup.rounds)
         if self.private_sum.channel.grid.dim != wanted:
             raise InputDataError(
                 f"A contribution has {wanted} numbers, the grid of the channel "
@@ -787,11 +954,18 @@ class FedGPServer:
     def _promised_setup(self) -> Setup:
         return replace(self.setup, promise=self.promise)
 
+    @property
+    def _learned_by(self) -> str:
+        words = self.private_sum.learned_by
+        if self.setup.clusters is not None:
+            words += "; the server reads centres of every agent's inputs"
+        return words
+
     def privacy(self, state: FedGPServerState) -> dict[str, Any]:
         """What a report needs: who learns what, the promise, and what was released."""
         common = {
             "channel": type(self.private_sum.channel).__name__,
-            "learned_by": self.private_sum.learned_by,
+            "learned_by": self._learned_by,
             "sums": state.sums,
             "rekeys": state.rekeys,
         }
@@ -823,7 +997,7 @@ class FedGPServer:
     def start(self) -> FedGPServerState:
         """The state before the start."""
         return FedGPServerState(
-            t=0,
+            t=-self.setup.lead,
             stage="key" if self._together else "query",
             epoch=0,
             roster=self.setup.agents,
@@ -832,6 +1006,9 @@ class FedGPServer:
             sealed=None,
             opened=None,
             closed=None,
+            steps=(),
+            closed_steps=(),
+            points=None,
             sums=0,
             asked=0,
             rekeys=0,
@@ -853,13 +1030,14 @@ class FedGPServer:
             assert state.sealed is not None
             order = Order("share", **common)
             return Outbox(dict.fromkeys(state.roster, order), (*broadcasts, state.sealed))
+        broadcasts += state.about_support
         last = state.opened if state.opened is not None else state.closed
         if last is not None:
             broadcasts += (last,)
         if state.stage == "resend":
             order = Order("resend", contribute=True, **common)
             return Outbox(dict.fromkeys(state.roster, order), broadcasts)
-        step: Literal["start", "query"] = "start" if state.t == 0 else "query"
+        step: Literal["start", "query"] = "query" if state.t > 0 else "start"
         order = Order(step, contribute=self._adding(state), **common)
         return Outbox(dict.fromkeys(self.setup.agents, order), broadcasts)
 
@@ -870,6 +1048,8 @@ class FedGPServer:
         if len(state.roster) < self._least:  # noise would not suffice: nobody pays for nothing
             return False
         search = self.setup.search
+        if state.t < 0:
+            return True
         if isinstance(search, SupportSearch) and search.coin == "shared":
             return search.together(state.t + 1, generator(0, "coin", state.t + 1))
         return not isinstance(search, SupportSearch) or search.ever_together
@@ -879,9 +1059,14 @@ class FedGPServer:
         used = state.sums if self.private_sum.mechanism is None else state.asked
         return used < self.setup.sums
 
-    def check(self, state: FedGPServerState, sender: AgentId, message: Word | Upload) -> None:
+    def check(
+        self, state: FedGPServerState, sender: AgentId, message: Word | Upload | Centres
+    ) -> None:
         """Raise `MessageError` unless a message fits the step and can be added."""
-        channel = self.private_sum.channel
+        if isinstance(message, Centres):
+            self._check_centres(state, message)
+            return
+        channel, number = self.private_sum.channel, self.setup.lead + state.t
         expected = Word if state.stage in ("key", "share") else Upload
         if not isinstance(message, expected):
             raise MessageError(f"Expected a {expected.__name__}, got a {type(message).__name__}.")
@@ -897,23 +1082,67 @@ class FedGPServer:
             channel.check_share(
                 message.data,
                 epoch=epoch,
-                round=state.t,
+                round=number,
                 sender=sender,
                 total=self._total(state),
             )
-        elif not (state.stage == "resend" or self._adding(state)):
+        elif self._clustering(state) or not (state.stage == "resend" or self._adding(state)):
             raise MessageError("A contribution that nobody asked for.")
         else:
-            channel.check(message.data, epoch=epoch, round=state.t, sender=sender)
+            channel.check(message.data, epoch=epoch, round=number, sender=sender)
+
+    def _check_centres(self, state: FedGPServerState, message: Centres) -> None:
+        if not self._clustering(state):
+            raise MessageError("Centres that nobody asked for.")
+        search, dim = self.setup.clusters, self.setup.space.dim
+        assert search is not None
+        points, sizes, most = message.points, message.sizes, search.support_size
+        if points.dim() != 2 or not 1 <= len(points) <= most or points.shape[1] != dim:
+            raise MessageError(f"Centres are up to {most} x {dim}, got {tuple(points.shape)}.")
+        if sizes.shape != points.shape[:1] or sizes.dtype != torch.float64:
+            raise MessageError(f"{len(points)} centres have as many sizes, as float64.")
+        if not _in_cube(points) or not bool(((sizes >= 0) & (sizes <= MAX_CLUSTER)).all()):
+            raise MessageError(f"Centres lie in the unit cube, sizes in 0..{MAX_CLUSTER}.")
+
+    def _clustering(self, state: FedGPServerState) -> bool:
+        """Whether agents are asked for centres, with the start."""
+        asked = state.t < 0 and state.stage == "query" and self._adding(state)
+        return asked and self.setup.clusters is not None
+
+    def _clustered(
+        self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload | Centres]
+    ) -> FedGPServerState:
+        """The support set from the centres of those who answered."""
+        found = [said for said in inbox.values() if isinstance(said, Centres)]
+        search, points = self.setup.clusters, None
+        assert search is not None
+        if found:
+            centres = torch.cat([said.points for said in found])
+            points = support_search.joint_clusters(
+                search, centres, torch.cat([said.sizes for said in found])
+            )
+        if points is None:
+            logger.warning("too few centres arrived: the support set stays public")
+            return self._next(state)
+        return self._next(replace(state, points=Support(points)))
 
     def _total(self, state: FedGPServerState) -> bytes:
         assert state.closed is not None
         return state.closed.total
 
     def step(
-        self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload]
+        self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload | Centres]
     ) -> FedGPServerState:
         """Add, open, or begin a new epoch without those who were lost."""
+        if self._clustering(state):
+            return self._clustered(state, inbox)
+        return self._added_up(
+            state, {name: said for name, said in inbox.items() if not isinstance(said, Centres)}
+        )
+
+    def _added_up(
+        self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload]
+    ) -> FedGPServerState:
         given = {
             agent: inbox[agent].data
             for agent in state.roster
@@ -937,10 +1166,15 @@ class FedGPServer:
     def _wanted(self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload]) -> bool:
         """Whether contributions are to be added now."""
         wanted = any(isinstance(m, Upload) and m.wanted for m in inbox.values())
-        return state.stage == "resend" or (wanted and self._adding(state))
+        return state.resend or (wanted and self._adding(state))
 
     def _next(self, state: FedGPServerState) -> FedGPServerState:
-        return replace(state, t=state.t + 1, stage="query", sealed=None, resend=False)
+        """The next round: a query, or up to round 0 of a longer start, a sum without one."""
+        t = state.t + 1
+        after = replace(state, t=t, stage="query", sealed=None, resend=False)
+        if t > 0:
+            return after
+        return replace(after, stage="resend") if self._adding(after) else self._next(after)
 
     def _prepared(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
         heard = (*state.heard, parts)
@@ -969,7 +1203,7 @@ class FedGPServer:
     def _renewed(self, state: FedGPServerState, roster: tuple[AgentId, ...]) -> FedGPServerState:
         lost = len(state.roster) - len(roster)
         logger.warning("epoch %d ends, %d agent(s) were lost", state.epoch, lost)
-        interrupted = state.resend or state.stage != "key" or state.t > 0
+        interrupted = state.resend or state.stage != "key" or state.t > -self.setup.lead
         state = replace(
             state,
             heard=(),
@@ -988,7 +1222,7 @@ class FedGPServer:
         return replace(state, roster=roster, stage="key", resend=interrupted)
 
     def _added(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
-        channel = self.private_sum.channel
+        channel, number = self.private_sum.channel, self.setup.lead + state.t
         if not parts or len(parts) < self._least:
             logger.warning("round %d: %d contributions are too few", state.t, len(parts))
             return self._next(state)
@@ -996,17 +1230,17 @@ class FedGPServer:
         if self.private_sum.noise_at == "server":
             return self._noised(state, parts, epoch)
         try:
-            total = channel.add(parts, epoch=epoch, round=state.t)
+            total = channel.add(parts, epoch=epoch, round=number)
         except (MessageError, ProtocolError) as error:
             logger.warning("round %d can not be added: %s", state.t, error)
             return self._renewed(state, state.roster) if self._together else self._next(state)
         closed = Sealed(state.t, state.epoch, total, len(parts))
         if channel.opened_by == "agents":
-            return self._next(replace(state, closed=closed, sums=state.sums + 1))
+            return self._kept(state, closed)
         if channel.open_phases:
             sealed = replace(closed, total=channel.request(total))
             return replace(state, closed=closed, sealed=sealed, stage="share")
-        integers = channel.open(total, {}, epoch=epoch, round=state.t)
+        integers = channel.open(total, {}, epoch=epoch, round=number)
         return self._opened(state, integers, len(parts))
 
     @property
@@ -1023,7 +1257,7 @@ class FedGPServer:
             values, ledger = self.private_sum.release(
                 parts,
                 epoch=epoch,
-                round=state.t,
+                round=self.setup.lead + state.t,
                 ledger=state.ledger,
                 noise=self.noise,
                 path=("sum", state.t),
@@ -1031,14 +1265,13 @@ class FedGPServer:
         except BudgetExceeded as error:
             logger.warning("round %d opens nothing: %s", state.t, error)
             return self._next(replace(state, roster=()))
-        opened = Opened(state.t, values, len(parts))
-        return self._next(replace(state, opened=opened, sums=state.sums + 1, ledger=ledger))
+        return self._kept(replace(state, ledger=ledger), Opened(state.t, values, len(parts)))
 
     def _shared(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
         epoch = Epoch(self.setup.run, state.epoch, state.roster)
         try:
             integers = self.private_sum.channel.open(
-                self._total(state), parts, epoch=epoch, round=state.t
+                self._total(state), parts, epoch=epoch, round=self.setup.lead + state.t
             )
         except (MessageError, ProtocolError) as error:
             logger.warning("the sum of round %d does not open: %s", state.t, error)
@@ -1047,12 +1280,24 @@ class FedGPServer:
 
     def _opened(self, state: FedGPServerState, integers: Tensor, count: int) -> FedGPServerState:
         values = self.private_sum.channel.grid.to_values(integers)
-        opened = Opened(state.t, values, count)
-        return self._next(replace(state, opened=opened, closed=None, sums=state.sums + 1))
+        return self._kept(replace(state, closed=None), Opened(state.t, values, count))
+
+    def _kept(self, state: FedGPServerState, found: Opened | Sealed) -> FedGPServerState:
+        """With a sum that was opened, or that agents can open."""
+        state = replace(state, sums=state.sums + 1)
+        if isinstance(found, Sealed):
+            if found.t < 0:
+                return self._next(replace(state, closed_steps=(*state.closed_steps, found)))
+            return self._next(replace(state, closed=found))
+        if found.t < 0:
+            return self._next(replace(state, steps=(*state.steps, found)))
+        return self._next(replace(state, opened=found))
 
 
-def contribution_size(search: Search, dim: int) -> int:
-    """How many numbers an agent contributes to a sum."""
+def contribution_size(search: Search, dim: int, rounds: int = 0) -> int:
+    """How many numbers an agent contributes to a sum, the largest of so many rounds."""
+    if isinstance(search, SupportSearch):
+        search = support_search.grown(search, max(rounds - 1, 0), rounds)
     return search.size(dim)
 
 
@@ -1080,7 +1325,8 @@ class FedGP:
         mechanism: Makes the mechanism from the size of a contribution and the number of agents;
             None for no privacy guarantee.
         noise_at: Who adds the noise.
-        sums: The most sums that are opened; default one a round.
+        sums: The most sums that are opened; default one a round, and one for each step of k-means
+            where the support set is made that way.
         num_initial: How many points every agent evaluates first.
         precision: Of the public grid, relative to the largest contribution; default the finest
             at which sums are exact.
@@ -1131,7 +1377,7 @@ class FedGP:
         return made
 
     def _private_sum(self, space: SearchSpace, num_agents: int) -> tuple[PrivateSum, bytes]:
-        size = contribution_size(self.search, space.dim)
+        size = contribution_size(self.search, space.dim, self.rounds)
         mechanism, grid = None, None
         if self.mechanism is not None:
             mechanism = self.mechanism(size, num_agents)
@@ -1166,7 +1412,9 @@ class FedGP:
             raise InputDataError(f"Data of agents that are no agents: {unknown[:8]}.")
         private_sum = self.private_sum(space, len(names))
         self._made["agents"] = len(names)
-        sums = self.rounds if self.sums is None else self.sums
+        search = self.search
+        steps = search.lead if isinstance(search, SupportSearch) and search.rule == "sums" else 0
+        sums = self.rounds + steps if self.sums is None else self.sums
         setup = Setup(
             run=self.run,
             space=space,
