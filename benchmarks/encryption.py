@@ -27,7 +27,7 @@ support points, up to 10^4 in size, on the grid's default of 2^-36 of that. Keys
                                   hides, per agent: of real and imaginary slots the smaller
     fed_gp_cpu_s_10_S8_50         FBO-FedGP as published, encrypted: 10 agents, S = 8, 50 rounds
     fed_gp_cpu_s_30_S32_50        30 agents, S = 32; objectives of ten dimensions, excluded
-    fed_gp_cpu_s_10_region_50     the search in a shrinking region: 10 agents, sums of 24,010 numbers
+    fed_gp_cpu_s_10_region_50     the search in a shrinking region: 10 agents, 24,010 numbers
 
 TenSEAL's figures have neither checks of what arrives nor names, rounds and checksums, ours have.
 OpenFHE's have no bytes at all: it adds 20 bits of noise to a share, ours have 40.
