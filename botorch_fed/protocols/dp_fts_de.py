@@ -342,26 +342,9 @@ class DPFTSDEAgent:
             raise MessageError("The start is asked for first, and once.")
         if request.upload and setup.message == "gain" and self.strategy.own == "random":
             raise MessageError('message="gain" needs an own model: own must not be "random".')
-        self._check_promise(setup.promise)
+        check_promise(setup.promise, self.require)
         if len(broadcasts) == 2:
             _released(self.blobs, broadcasts[1], broadcasts[0])
-
-    def _check_promise(self, promise: Guarantee | None) -> None:
-        if self.require is None:
-            return
-        wanted = f"({self.require.epsilon:g}, {self.require.delta:g})"
-        if promise is None or not promise.private:
-            raise MessageError(f"This site requires {wanted}-DP, the server promises none.")
-        if promise.unit != "agent":
-            raise MessageError(
-                f"This site requires {wanted}-DP for all that it sends, the server promises it per "
-                f"{promise.unit}."
-            )
-        if promise.epsilon > self.require.epsilon or promise.delta > self.require.delta:
-            raise MessageError(
-                f"This site requires {wanted}-DP, the server promises "
-                f"({promise.epsilon:.4g}, {promise.delta:.4g})."
-            )
 
     def receive(
         self, state: DPFTSDEAgentState, request: Query, broadcasts: tuple[str, ...]
@@ -513,6 +496,25 @@ class DPFTSDEAgent:
             self.space, state.X, state.Y, state.own, seed=self.seed, name=self.name
         )
         return replace(state, own=own)
+
+
+def check_promise(promise: Guarantee | None, require: Budget | None) -> None:
+    """Raise `MessageError` unless a server promises as much privacy as a site requires."""
+    if require is None:
+        return
+    wanted = f"({require.epsilon:g}, {require.delta:g})"
+    if promise is None or not promise.private:
+        raise MessageError(f"This site requires {wanted}-DP, the server promises none.")
+    if promise.unit != "agent":
+        raise MessageError(
+            f"This site requires {wanted}-DP for all that it sends, the server promises it per "
+            f"{promise.unit}."
+        )
+    if promise.epsilon > require.epsilon or promise.delta > require.delta:
+        raise MessageError(
+            f"This site requires {wanted}-DP, the server promises "
+            f"({promise.epsilon:.4g}, {promise.delta:.4g})."
+        )
 
 
 def make_message(

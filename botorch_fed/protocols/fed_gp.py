@@ -33,8 +33,12 @@ it has seen. Each round costs one exchange, and one more where a sum is opened t
 
 Trust and guarantee: as the channel and the mechanism say. Without a mechanism there is no privacy
 guarantee: encryption hides contributions, not their sum, which the server and all agents learn,
-and which identifies what changed between two rounds. With ``noise_at="agent"`` the sums themselves
-are differentially private; a site pays from its own ledger before it contributes.
+and which identifies what changed between two rounds. With a mechanism everything that is opened in
+the whole run is :math:`(\epsilon, \delta)`-indistinguishable under its adjacency (zero-out or
+replace-one) of its unit (an agent or a record), by the RDP accountant where agents add the noise;
+against `colluding` agents as well, who subtract their own. A site pays from its own ledger before
+it contributes. Not covered: who sees an agent's own queries and results, and settings that were
+tuned on the agents' data.
 
 .. [FBOFedGP] Federated Bayesian optimization with a privacy-preserving federated Gaussian process
    (FBO-FedGP): dPITC summaries, multiparty homomorphic encryption, mixing schedule.
@@ -55,7 +59,17 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
-from botorch_fed.privacy import Event, GaussianSum, Guarantee, Ledger, OSNoise, compose
+from botorch_fed.privacy import (
+    Adjacency,
+    Budget,
+    Event,
+    GaussianSum,
+    Guarantee,
+    Ledger,
+    OSNoise,
+    Unit,
+    compose,
+)
 from botorch_fed.privacy.aggregation import PrivateSum
 from botorch_fed.privacy.channels import (
     Channel,
@@ -70,6 +84,7 @@ from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import NoiseSource
 from botorch_fed.protocols import region_search, support_search
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.dp_fts_de import check_promise
 from botorch_fed.protocols.own_step import (
     check_data,
     check_points,
@@ -289,7 +304,8 @@ class FedGPAgent:
         space: The map of inputs and outcomes; must be the server's.
         seed: Its own seed, private.
         private_sum: What bounds, noises and carries its contributions; must be the server's.
-        require: Refuse a run that promises no privacy at all.
+        require: The most that a run may reveal about it: a server that promises less privacy, or
+            none, is refused, and so is one that promises more than the site's own noise gives.
         ledger: What it has paid before, and its budget.
         noise: Where its share of the noise comes from.
         data: Observations that it has already: points in the unit cube `n x d` and outcomes as
@@ -303,7 +319,7 @@ class FedGPAgent:
     space: SearchSpace
     seed: int = field(repr=False)
     private_sum: PrivateSum
-    require: bool = False
+    require: Budget | None = None
     ledger: Ledger = Ledger()  # noqa: RUF009 - frozen
     noise: NoiseSource = field(default_factory=OSNoise)
     data: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
@@ -381,7 +397,10 @@ class FedGPAgent:
         if len(set(request.roster)) < len(request.roster):
             raise MessageError("The roster names an agent twice.")
         if not -setup.lead <= request.t <= setup.rounds or not 0 <= request.epoch < 2**63:
-            raise MessageError("There is no such round or epoch.")
+            raise MessageError(
+                f"Rounds lie in {-setup.lead}..{setup.rounds} and epochs from 0, got round "
+                f"{request.t} and epoch {request.epoch}."
+            )
         if request.t < 1 and request.step == "query":
             raise MessageError("Round 0 and what precedes it are the start, nobody is queried.")
         if request.t < 0 and setup.clusters is not None and request.step not in ("key", "start"):
@@ -397,11 +416,10 @@ class FedGPAgent:
         if mechanism is not None and setup.region is not None:
             raise MessageError("RegionSearch has no mechanism, this site's sums have one.")
         try:
-            _check_support(setup.search, self.space.dim, self.private_sum, self.require)
+            _check_support(setup.search, self.space.dim, self.private_sum, self.require is not None)
         except InputDataError as error:
             raise MessageError(str(error)) from error
-        if self.require and (setup.promise is None or mechanism is None):
-            raise MessageError("This site requires differential privacy, the server promises none.")
+        self._check_promise(setup)
         if request.step in ("key", "resend", "share") and self.name not in request.roster:
             raise MessageError("This site is not on the roster of the epoch.")
         loaded = self._loaded(broadcasts[1:])
@@ -414,6 +432,22 @@ class FedGPAgent:
         if state.drawn_t >= 0 and request.step in _FOR_ALL and support != state.support_from:
             raise MessageError("The support set has changed during the run.")
 
+    def _check_promise(self, setup: Setup) -> None:
+        check_promise(setup.promise, self.require)
+        mechanism, promise = self.private_sum.mechanism, setup.promise
+        if self.require is None or promise is None:
+            return
+        if mechanism is None:
+            raise MessageError("This site requires privacy, but adds no noise: give a mechanism.")
+        own = _guarantee(
+            mechanism.event, setup.sums, promise.delta, mechanism.adjacency, mechanism.unit
+        )
+        if own.epsilon > promise.epsilon:
+            raise MessageError(
+                f"The server promises epsilon {promise.epsilon:.4g}, but {setup.sums} sums of this "
+                f"site's mechanism give {own.epsilon:.4g}."
+            )
+
     def _check_points(self, setup: Setup, points: Tensor) -> None:
         search = setup.clusters
         if search is None:
@@ -425,7 +459,10 @@ class FedGPAgent:
     def _check_sum(self, setup: Setup, found: Sealed | Opened) -> None:
         least = 0 if setup.clusters is not None else -setup.lead
         if not least <= found.t <= setup.rounds or not 1 <= found.count <= len(setup.agents):
-            raise MessageError("A sum is of one of the run's rounds and of one agent or more.")
+            raise MessageError(
+                f"A sum is of one of the rounds {least}..{setup.rounds} and of 1 to "
+                f"{len(setup.agents)} agents, got round {found.t} and {found.count} agents."
+            )
         if isinstance(found, Sealed):
             if not 0 <= found.epoch < 2**63:
                 raise MessageError("A sum of an epoch that there is not.")
@@ -784,6 +821,14 @@ def _setup(blobs: Blobs, digest: str) -> Setup:
     return setup
 
 
+@lru_cache(maxsize=16)
+def _guarantee(
+    event: Event, count: int, delta: float, adjacency: Adjacency, unit: Unit
+) -> Guarantee:
+    """What so many sums reveal, one at least."""
+    return compose([event] * max(count, 1), delta=delta, adjacency=adjacency, unit=unit)
+
+
 _VIEWS: dict[tuple[Any, ...], Any] = {}
 
 
@@ -895,7 +940,10 @@ class FedGPServer:
                 "them. Use SupportSearch with a mechanism."
             )
         if len(self.setup.agents) > self.private_sum.channel.grid.num_agents:
-            raise InputDataError("There are more agents than the grid of the channel is for.")
+            raise InputDataError(
+                f"There are {len(self.setup.agents)} agents, the grid of the channel is for "
+                f"{self.private_sum.channel.grid.num_agents}: give it more."
+            )
         dim = self.setup.space.dim
         _check_support(self.setup.search, dim, self.private_sum, False)
         wanted = contribution_size(self.setup.search, dim, self.setup.rounds)
@@ -928,27 +976,16 @@ class FedGPServer:
 
     # -------------------------------------------------------------- what it costs
 
-    @property
-    def event(self) -> Event | None:
-        """What one sum costs; None without noise."""
-        mechanism = self.private_sum.mechanism
-        return None if mechanism is None else mechanism.event
-
     @cached_property
     def promise(self) -> Guarantee | None:
         """What all sums of a run reveal at most; None without noise."""
         mechanism = self.private_sum.mechanism
         if mechanism is None:
             return None
-        return replace(
-            compose(
-                [mechanism.event] * max(self.setup.sums, 1),
-                delta=self.delta,
-                adjacency=mechanism.adjacency,
-                unit=mechanism.unit,
-            ),
-            private=self.noise_private,
+        promised = _guarantee(
+            mechanism.event, self.setup.sums, self.delta, mechanism.adjacency, mechanism.unit
         )
+        return replace(promised, private=self.noise_private)
 
     @cached_property
     def _promised_setup(self) -> Setup:
@@ -973,11 +1010,8 @@ class FedGPServer:
         if mechanism is None:
             return {"mechanism": "none", "private": False, **common}
         assert self.promise is not None
-        spent = compose(
-            [mechanism.event] * max(state.asked, 1),
-            delta=self.delta,
-            adjacency=mechanism.adjacency,
-            unit=mechanism.unit,
+        spent = _guarantee(
+            mechanism.event, state.asked, self.delta, mechanism.adjacency, mechanism.unit
         )
         return {
             "epsilon": spent.epsilon,
@@ -1332,7 +1366,7 @@ class FedGP:
             at which sums are exact.
         run: The run's name: agents whose `secrets` outlive a run need another one for the next.
         delta: Of the promise.
-        require: Whether agents refuse a run without privacy guarantee.
+        require: The most that agents let a run reveal about them.
         noise: Where noise comes from. The default is the operating system, so a private run cannot
             be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
         data: What agents have observed before, by name.
@@ -1353,7 +1387,7 @@ class FedGP:
     precision: float | None = None
     run: str = "run"
     delta: float = 1e-5
-    require: bool = False
+    require: Budget | None = None
     noise: NoiseSource = field(default_factory=OSNoise)
     data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     candidates: Tensor | None = None

@@ -154,7 +154,6 @@ class RegionPlan:
         top: Of the logarithmic scale: where it is steepest, in units of `scale` above the mean.
         reach: Of the logarithmic scale: the distance from the top that counts as one.
         kernels: Numbers of the kernels that are compared.
-        warp: The outcome scale chosen last, a number into `RegionSearch.warps`.
     """
 
     t: int
@@ -165,7 +164,6 @@ class RegionPlan:
     top: float
     reach: float
     kernels: tuple[int, ...]
-    warp: int
 
     @property
     def box(self) -> tuple[Tensor, Tensor]:
@@ -179,7 +177,7 @@ def first_plan(search: RegionSearch, dim: int) -> RegionPlan:
     """The plan of the first sum: the whole cube, outcomes on the public scale."""
     centre = torch.full((dim,), 0.5, dtype=torch.float64)
     kernels = _compared(search, search.kernels.index(_middle(search)), 0)
-    return RegionPlan(0, centre, 0.5, 0.0, 1.0, 3.0, 1.0, kernels, 0)
+    return RegionPlan(0, centre, 0.5, 0.0, 1.0, 3.0, 1.0, kernels)
 
 
 def _middle(search: RegionSearch) -> tuple[float, float, float]:
@@ -212,7 +210,7 @@ def _made(
     search: RegionSearch, t: int, at: tuple[float, ...], half_width: float, kernel: int
 ) -> FeatureMap:
     centre = torch.tensor(at, dtype=torch.float64)
-    plan = RegionPlan(t, centre, half_width, 0.0, 1.0, 0.0, 1.0, (), 0)
+    plan = RegionPlan(t, centre, half_width, 0.0, 1.0, 0.0, 1.0, ())
     lengthscale, amplitude, _ = search.kernels[kernel]
     lower, upper = plan.box
     dim = len(plan.centre)
@@ -413,7 +411,6 @@ def _following(
         top=top,
         reach=_REACH * top,
         kernels=_compared(search, found.kernel, plan.t + 1),
-        warp=found.warp,
     )
 
 

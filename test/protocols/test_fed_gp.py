@@ -22,7 +22,7 @@ from botorch_fed.privacy import Budget, GaussianSum, Ledger, compose
 from botorch_fed.privacy.channels import Epoch, PlainChannel
 from botorch_fed.privacy.distributed import DistributedGaussianSum, DistributedRecordSum
 from botorch_fed.privacy.grid import PublicGrid
-from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
+from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
 from botorch_fed.protocols import fed_gp, support_search
 from botorch_fed.protocols.base import Objective, Outbox, Outgoing, Reply, Request
 from botorch_fed.protocols.drive import Round, drive
@@ -526,7 +526,7 @@ def test_states_do_not_grow_with_the_rounds() -> None:
 @pytest.mark.parametrize("channel", ["plain", "threshold", "ckks"])
 @pytest.mark.parametrize("mechanism", [gaussian, records])
 def test_a_private_run(channel: Any, mechanism: Any) -> None:
-    protocol = study(GLOBAL, channel=channel, mechanism=mechanism, noise_at="agent", require=True)
+    protocol = study(GLOBAL, channel=channel, mechanism=mechanism, noise_at="agent")
     if mechanism is records:
         protocol = replace(protocol, search=replace(GLOBAL, prediction="pic", diverse=True))
     federation = Federation(protocol)
@@ -596,7 +596,7 @@ def test_noise_at_the_server(mechanism: Any) -> None:
 def test_the_servers_budget() -> None:
     protocol = study(GLOBAL, mechanism=gaussian, noise_at="server")
     federation = Federation(protocol)
-    event = federation.server.honest.event
+    event = federation.server.honest.private_sum.mechanism.event
     one = compose([event], delta=1e-5).epsilon
     ledger = Ledger(budget=Budget(1.01 * one, 1e-5))
     federation.server.honest = replace(federation.server.honest, ledger=ledger)
@@ -670,7 +670,26 @@ def test_what_a_private_run_refuses() -> None:
     with pytest.raises(InputDataError, match="room for 10"):
         study(GLOBAL, mechanism=records, noise_at="agent", rounds=8).server(SQUARE, NAMES)
     with pytest.raises(ProtocolError, match="refuse to begin"):
-        Federation(study(GLOBAL, require=True)).drive()
+        Federation(study(GLOBAL, require=Budget(9.0, 1e-3))).drive()
+
+
+def test_a_site_requires_what_its_own_noise_gives() -> None:
+    private = study(GLOBAL, mechanism=gaussian, noise_at="agent", noise=OSNoise())
+    promise = private.server(SQUARE, NAMES).promise
+    assert promise is not None
+    enough = replace(private, require=Budget(promise.epsilon, promise.delta))
+    assert finished(enough).end.sums == 3
+    for too_little in (
+        replace(private, require=Budget(0.9 * promise.epsilon, promise.delta)),
+        replace(enough, noise=InsecureSeededNoise(0)),
+    ):
+        with pytest.raises(ProtocolError, match="refuse to begin"):
+            Federation(too_little).drive()
+    lying = Federation(enough)
+    less = replace(promise, epsilon=0.5 * promise.epsilon)
+    lying.server.lie = lambda state, box: setups(box, lambda setup: replace(setup, promise=less))
+    with pytest.raises(ProtocolError, match="refuse to begin"):
+        lying.drive()
 
 
 # ------------------------------------------------------------------ hostile agents
@@ -952,11 +971,11 @@ def test_algorithm_1_sends_inputs_and_says_so() -> None:
 def test_private_support_sums_are_paid_like_all_others(mechanism: Any) -> None:
     noise_at: Any = "server" if mechanism is trusted else "agent"
     channel: Any = "plain" if mechanism is trusted else "threshold"
-    protocol = study(SUMS, channel=channel, mechanism=mechanism, noise_at=noise_at, require=True)
+    protocol = study(SUMS, channel=channel, mechanism=mechanism, noise_at=noise_at)
     federation = finished(protocol)
     assert federation.end.sums == 5  # two steps of k-means and three rounds
     assert federation.end.asked == 5
-    event = federation.server.honest.event
+    event = federation.server.honest.private_sum.mechanism.event
     assert federation.server.honest.promise.epsilon == compose([event] * 5, delta=1e-5).epsilon
     ledgers = [site.state.ledger for site in federation.sites.values()]
     if mechanism is trusted:
@@ -1107,7 +1126,9 @@ def test_agents_refuse_steps_that_no_start_has(step: Any) -> None:
 
 
 def test_agents_that_require_privacy_send_no_centres() -> None:
-    protocol = study(SUMS, mechanism=gaussian, noise_at="agent", require=True)
+    protocol = study(
+        SUMS, mechanism=gaussian, noise_at="agent", noise=OSNoise(), require=Budget(1e3, 1e-3)
+    )
     federation = Federation(protocol)
     federation.server.lie = lambda state, box: setups(
         box, lambda setup: replace(setup, support=CLUSTERED)
@@ -1195,7 +1216,7 @@ def test_settings_that_do_not_go_together() -> None:
     with pytest.raises(InputDataError, match="the grid of the channel"):
         replace(server, setup=replace(server.setup, region=replace(REGION, num_inducing=5)))
     small = PublicGrid(dim=REGION.size(2), bound=1e6, num_agents=2, precision=2.0**-40)
-    with pytest.raises(InputDataError, match="more agents"):
+    with pytest.raises(InputDataError, match="3 agents, the grid of the channel is for 2"):
         replace(server, private_sum=replace(server.private_sum, channel=PlainChannel(small)))
     with pytest.raises(InputDataError, match="one search"):
         replace(server.setup, support=SUPPORT)
