@@ -23,18 +23,22 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib import import_module
-from typing import Any
+from typing import Any, Literal
 
 import torch
+from scipy.special import ndtri
+from torch import Tensor
 
-from botorch_fed.privacy.accounting import Ledger
+from botorch_fed.privacy.accounting import Event, Ledger, gaussian_mu
 from botorch_fed.privacy.audit import (
     CURVE,
+    NOISE_LEVEL,
     AuditReport,
     Check,
     Claim,
     audit,
     audit_transcripts,
+    noise_checks,
 )
 from botorch_fed.privacy.distributed import (
     DistributedGaussianSum,
@@ -42,7 +46,8 @@ from botorch_fed.privacy.distributed import (
     DistributedRecordSum,
 )
 from botorch_fed.privacy.grid import PublicGrid
-from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, NoiseSource
+from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, NoiseSource, Path, normal
+from botorch_fed.privacy.increments import BlockSum, LocalGaussian
 from botorch_fed.privacy.mechanisms import (
     CorrelatedGaussianSum,
     FixedSizeSampling,
@@ -51,10 +56,12 @@ from botorch_fed.privacy.mechanisms import (
     SignalWarning,
     WeightedGaussianSum,
 )
+from botorch_fed.privacy.tree import PrefixSum, paper_prefix_noise
 
 # The same for every case, healthy or mutated; the canary and the thresholds are the audit's own.
 RUNS = 600
 DISTRIBUTED_RUNS = 300
+STREAM_RUNS = 300
 ROUNDS = 2
 DELTA = 1e-3
 
@@ -491,5 +498,572 @@ DISTRIBUTED_MUTANTS = (
         "distance = (_SQRT2 * (1 + r / 2) if r <= 2 else 2 * math.sqrt(r)) / 2",
         "distance = _SQRT2 / 2",
         ("records, replace-one",),
+    ),
+)
+
+
+# --- streams, increments and blocks ---------------------------------------------------------------
+
+Stream = PrefixSum | LocalGaussian | BlockSum
+World = Literal["sign", "turn", "swap"]
+
+
+@dataclass(frozen=True)
+class StreamCase:
+    """A mechanism, and the two worlds that are hard for it.
+
+    Attributes:
+        make: The mechanism.
+        world: What becomes of the canary under replacement: its outcome changes the sign ("sign"),
+            and its features turn as well, by 60 degrees ("turn") or by 90 ("swap").
+        at: The step in which it comes, from 1 on: where a column of the encoder is largest.
+        runs: Transcripts per world.
+        increments: How many a client sends.
+    """
+
+    make: Callable[[], Stream]
+    world: World = "sign"
+    at: int = 1
+    runs: int = STREAM_RUNS
+    increments: int = 2
+
+
+# Half a unit about a centre of 0.2; the default scale of the moment makes "sign" the worst world.
+_OUTCOMES: dict[str, Any] = {"outcome_bound": 0.5, "centre": 0.2, "noise_multiplier": 2.0}
+_FEATURES: dict[str, Any] = {"num_features": 2, **_OUTCOMES}
+_ZEROED: dict[str, Any] = {"adjacency": "zero-out"}
+_BANDED = torch.eye(5, dtype=torch.float64) + 0.5 * torch.diag(torch.ones(4).double(), -1)
+# Rewards up to one and no other scale: a replaced record has turned by 60 degrees at the worst.
+_PUBLISHED: dict[str, Any] = {
+    "num_features": 2,
+    "outcome_bound": 1.0,
+    "moment_scale": 1.0,
+    "noise_multiplier": 2 / gaussian_mu(10.0, 0.1),
+}
+
+STREAM_CASES: dict[str, StreamCase] = {
+    "root": StreamCase(lambda: PrefixSum(horizon=9, **_FEATURES)),
+    "root, swapped": StreamCase(lambda: PrefixSum(horizon=9, **_FEATURES), "swap"),
+    "root, exact": StreamCase(
+        lambda: PrefixSum(horizon=6, factorization="sqrt-exact", **_FEATURES, **_ZEROED)
+    ),
+    "root, rewards up to 20": StreamCase(
+        lambda: PrefixSum(horizon=9, **{**_FEATURES, "outcome_bound": 20.0}, moment_scale=1.0)
+    ),
+    "root, two records": StreamCase(
+        lambda: PrefixSum(horizon=9, participations=2, unit="agent", **_FEATURES)
+    ),
+    "root, doubling": StreamCase(lambda: PrefixSum(horizon=3, doubling=True, **_FEATURES), at=4),
+    "tree": StreamCase(lambda: PrefixSum(horizon=8, factorization="tree", **_FEATURES)),
+    "tree, zero-out": StreamCase(
+        lambda: PrefixSum(horizon=7, factorization="tree", **_FEATURES, **_ZEROED)
+    ),
+    "honaker": StreamCase(lambda: PrefixSum(horizon=8, factorization="honaker", **_FEATURES)),
+    "a given matrix": StreamCase(
+        lambda: PrefixSum(horizon=5, factorization=_BANDED, **_FEATURES), "swap"
+    ),
+    "local": StreamCase(lambda: LocalGaussian(**_FEATURES)),
+    "local, swapped": StreamCase(lambda: LocalGaussian(**_FEATURES), "swap"),
+    "local, zero-out": StreamCase(lambda: LocalGaussian(**_FEATURES, **_ZEROED)),
+    "local, alpha = 10": StreamCase(
+        lambda: LocalGaussian(**_PUBLISHED), "turn", runs=12_000, increments=1
+    ),
+    "blocks": StreamCase(lambda: BlockSum(**_OUTCOMES)),
+    "blocks, zero-out": StreamCase(lambda: BlockSum(**_OUTCOMES, **_ZEROED)),
+}
+_BLOCKS = (3, 2)  # outcomes of each block; the canary is the first one
+_DOUBLED = 9  # steps of a stream that has been doubled once, from 3
+
+
+def audited_stream(case: str, *, seed: int = 0) -> AuditReport:
+    """The audit of everything that a stream releases, by its documented law.
+
+    The canary is one record, three times beyond its bounds, in a stream without any other: in the
+    step where it moves most, in the first block, or in two increments, both of which are paid for.
+    Transcripts are whitened by the covariance of the documentation, written out again here, and
+    projected on the difference of the worlds.
+    """
+    chosen = STREAM_CASES[case]
+    law = StreamLaw(chosen)
+    noise = InsecureSeededNoise(seed)
+
+    @functools.cache
+    def seen(present: bool, runs: range) -> Tensor:
+        world = "with" if present else "without"
+        record = law.canary if present else law.other
+        transcripts = [law.transcript(record, noise, ("audit", world, run)) for run in runs]
+        return law.whitened(torch.stack(transcripts)) - law.whitened(law.mean(record)[None])
+
+    def scores(present: bool, runs: range) -> Tensor:
+        along = (seen(present, runs) * law.pull).sum(dim=(1, 2)) / law.size
+        return along + (law.size / 2 if present else -law.size / 2)
+
+    ledger = law.ledger
+    claim = _gaussian_claim(ledger)
+    residuals = seen(False, range(chosen.runs))[:STREAM_RUNS]
+    report = audit_transcripts(
+        scores,
+        claim,
+        subject=repr(law.mechanism),
+        rounds=law.releases,
+        private=False,
+        runs=chosen.runs,
+        thresholds=[-1.5, -0.75, 0.0, 0.75, 1.5],
+        residuals=residuals[:, :, None],
+    )
+    (whole, *_) = noise_checks(residuals.flatten(1)[:, None, None])
+    entry = ledger.entries[0]
+    checks = (
+        replace(whole, name="noise in all releases together"),
+        law.canary_check(seen(True, range(chosen.runs))),
+        Check("releases of a transcript", law.releases, "<=", law.documented),
+        Check("noise multiplier charged", entry.event.noise_multiplier, "<=", law.multiplier),
+        Check("releases charged", sum(e.count for e in ledger.entries), ">=", law.charges),
+    )
+    return replace(report, checks=(*report.checks, *checks))
+
+
+def _gaussian_claim(ledger: Ledger) -> Claim:
+    points = tuple(ledger.guarantee(delta=delta) for delta in (DELTA, *CURVE))
+    mu = math.sqrt(sum(e.count / e.event.noise_multiplier**2 for e in ledger.entries))
+    return Claim(points, 2 * mu if ledger.adjacency == "replace-one" else mu)
+
+
+class StreamLaw:
+    """What the documentation says of a transcript, and transcripts of the shipped program."""
+
+    def __init__(self, case: StreamCase) -> None:
+        self.case, self.mechanism = case, case.make()
+        mechanism = self.mechanism
+        self.multiplier = mechanism.noise_multiplier
+        self.canary, self.other = self._records()
+        # In the order of their release: which block, step or increment it is.
+        labels, _, self.ledger = self._run(self.other, InsecureSeededNoise(0), ("audit", "labels"))
+        self.releases = len(labels)
+        if isinstance(mechanism, PrefixSum):
+            self.documented, self.charges = self.releases, 1
+            cov = _prefix_covariance(mechanism, self.releases)
+            weights = torch.tensor([float(t >= case.at) for t in labels]) * mechanism.participations
+        elif isinstance(mechanism, LocalGaussian):
+            self.documented, self.charges = case.increments, case.increments
+            cov, weights = torch.eye(case.increments), torch.ones(case.increments)
+        else:
+            self.documented, self.charges = len(_BLOCKS), 1
+            cov, weights = torch.eye(len(labels)), (torch.tensor(labels) == 0)
+        self.covariance = cov.double() * self._unit_std() ** 2
+        self._root = torch.linalg.cholesky(self.covariance)
+        self._weights = weights.double()
+        self.pull = self.whitened((self.mean(self.canary) - self.mean(self.other))[None])[0]
+        self.size = float(self.pull.norm())
+
+    def _records(self) -> tuple[Tensor, Tensor | None]:
+        """The canary and what stands in its place: features, and the outcome in the last column."""
+        mechanism = self.mechanism
+        reward = 3 * mechanism.outcome_bound
+        canary = torch.tensor([3.0, 0.0, mechanism.centre + reward]).double()
+        if mechanism.adjacency == "zero-out":
+            return canary, None
+        angle = {"sign": 0.0, "turn": math.pi / 3, "swap": math.pi / 2}[self.case.world]
+        features = [3 * math.cos(angle), 3 * math.sin(angle)]
+        return canary, torch.tensor([*features, mechanism.centre - reward]).double()
+
+    def _statistic(self, record: Tensor | None) -> Tensor:
+        """What a record adds to a sum, by the documentation."""
+        mechanism = self.mechanism
+        if record is None:
+            return torch.zeros(1 if isinstance(mechanism, BlockSum) else 5).double()
+        y = max(
+            -mechanism.outcome_bound,
+            min(mechanism.outcome_bound, float(record[2]) - mechanism.centre),
+        )
+        if isinstance(mechanism, BlockSum):
+            return torch.tensor([y]).double()
+        first, second = (record[:2] / record[:2].norm().clamp(min=1.0)).tolist()
+        scale = mechanism.moment_scale
+        upper = math.sqrt(2) * first * second
+        return torch.tensor(
+            [first**2, second**2, upper, scale * y * first, scale * y * second]
+        ).double()
+
+    def _unit_std(self) -> float:
+        """The noise per unit of the covariance. What the lattice adds to it is a millionth."""
+        mechanism = self.mechanism
+        if isinstance(mechanism, BlockSum):
+            return self.multiplier * mechanism.outcome_bound
+        r = (mechanism.moment_scale * mechanism.outcome_bound) ** 2
+        norm = math.sqrt(1 + r)
+        if mechanism.adjacency == "replace-one":
+            norm = math.sqrt(r) if r > 2 else (1 + r / 2) / math.sqrt(2)
+        if isinstance(mechanism, PrefixSum):
+            norm *= mechanism.participations
+        return self.multiplier * norm
+
+    def mean(self, record: Tensor | None) -> Tensor:
+        """The transcript without noise."""
+        return self._weights[:, None] * self._statistic(record)
+
+    def whitened(self, transcripts: Tensor) -> Tensor:
+        """Transcripts with independent noise of variance one: `n x releases x D`."""
+        return torch.linalg.solve_triangular(self._root, transcripts, upper=False)
+
+    def canary_check(self, seen: Tensor) -> Check:
+        """Whether the canary moves every release as documented, on average.
+
+        Args:
+            seen: `n x releases x D` whitened transcripts with it, less their documented mean.
+        """
+        rows = self.pull[self.pull.norm(dim=1) > 0]
+        along = seen[:, self.pull.norm(dim=1) > 0] * rows / rows.norm(dim=1, keepdim=True)
+        means = along.sum(dim=2).mean(dim=0) * math.sqrt(len(seen))
+        limit = -float(ndtri(NOISE_LEVEL / (2 * len(means))))
+        detail = "largest difference from the documentation, in standard errors"
+        return Check("mean pull of the canary", float(means.abs().max()), "<=", limit, detail)
+
+    def transcript(self, record: Tensor | None, noise: NoiseSource, path: Path) -> Tensor:
+        """All that is released when a record is in the stream: `releases x D`."""
+        return torch.stack(self._run(record, noise, path)[1])
+
+    def _run(
+        self, record: Tensor | None, noise: NoiseSource, path: Path
+    ) -> tuple[list[int], list[Tensor], Ledger]:
+        # A mechanism of its own for every transcript: what one remembers is its own affair.
+        mechanism = self.case.make()
+        ledger = Ledger(adjacency=mechanism.adjacency, unit=mechanism.unit)
+        labels: list[int] = []
+        values: list[Tensor] = []
+        if isinstance(mechanism, LocalGaussian):
+            rows = torch.zeros(0, 3) if record is None else record[None]
+            for t in range(self.case.increments):
+                increment, ledger = mechanism.release(
+                    rows, ledger=ledger, noise=noise, path=(*path, t)
+                )
+                labels.append(t)
+                values.append(increment.values[0])
+        elif isinstance(mechanism, PrefixSum):
+            state, ledger = mechanism.start(ledger=ledger, noise=noise)
+            for t in range(1, 1 + (_DOUBLED if mechanism.doubling else mechanism.horizon)):
+                many = mechanism.participations if t == self.case.at and record is not None else 0
+                rows = torch.zeros(0, 3) if record is None else record.expand(many, 3)
+                state, prefix = mechanism.step(state, rows, noise=noise, path=path)
+                labels.append(prefix.t)
+                values.append(prefix.values)
+        else:
+            block, ledger = mechanism.start(ledger=ledger, noise=noise)
+            nothing = torch.tensor([mechanism.centre]).double()
+            for number, length in enumerate(_BLOCKS):
+                block = mechanism.open(block, length)
+                for i in range(length):
+                    outcome = nothing if number or i or record is None else record[2:]
+                    block, done = mechanism.add(block, outcome, noise=noise, path=path)
+                    if done is not None:
+                        labels.append(done.index)
+                        values.append(torch.tensor([done.total]).double())
+        return labels, values, ledger
+
+
+def _prefix_covariance(mechanism: PrefixSum, count: int) -> Tensor:
+    """That of the noise in the first sums, over the squared multiple of a unit's norm."""
+    name, horizon = mechanism.factorization, mechanism.horizon
+    if not mechanism.doubling:
+        return _stream_covariance(name, horizon)
+    whole = torch.zeros(count, count).double()
+    begin = 0
+    while begin < count:
+        part = _stream_covariance(name, horizon)
+        whole[begin : begin + horizon, begin : begin + horizon] += part
+        begin, horizon = begin + horizon, 2 * horizon
+        whole[begin:, begin:] += part[-1, -1]  # later sums have the last noise of this stream
+        whole[begin:, begin - len(part) : begin] += part[-1]
+        whole[begin - len(part) : begin, begin:] += part[-1][:, None]
+    return whole
+
+
+def _stream_covariance(name: str | Tensor, horizon: int) -> Tensor:
+    """:math:`|C|^2 B B^T` by the formulas of the documentation."""
+    if isinstance(name, Tensor):
+        C = name
+    elif name in ("tree", "honaker"):
+        B = _dyadic(horizon, combined=name == "honaker")
+        return horizon.bit_length() * B @ B.T
+    elif name == "sqrt" and horizon > 8:
+        C = _toeplitz(_buffered_response(horizon))
+    else:
+        f = [1.0]
+        for k in range(1, horizon):
+            f.append(f[-1] * (1 - 1 / (2 * k)))
+        C = _toeplitz(f)
+    A = torch.ones(horizon, horizon).double().tril()
+    B = A @ torch.linalg.inv(C)
+    return float(C.square().sum(dim=0).max()) * B @ B.T
+
+
+def _toeplitz(response: list[float]) -> Tensor:
+    n = len(response)
+    rows = [[response[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)]
+    return torch.tensor(rows).double()
+
+
+def _buffered_response(horizon: int) -> list[float]:
+    """The encoder's first column, from the fitted numbers, which are public."""
+    mechanism = PrefixSum(num_features=1, outcome_bound=1.0, horizon=horizon, noise_multiplier=1.0)
+    ledger = Ledger(adjacency=mechanism.adjacency, unit=mechanism.unit)
+    state, _ = mechanism.start(ledger=ledger, noise=InsecureSeededNoise(0))
+    omega, theta = state.factor.tolist()
+    tail = [sum(w * q**k for w, q in zip(omega, theta, strict=True)) for k in range(horizon - 1)]
+    return [1.0, *tail]
+
+
+def _dyadic(horizon: int, *, combined: bool) -> Tensor:
+    """Which noise is in which prefix: `T' x nodes`."""
+    nodes: dict[tuple[int, int], int] = {}
+    for length in (2**k for k in range(horizon.bit_length())):
+        for end in range(length, horizon + 1, length):
+            nodes[end, length] = len(nodes)
+
+    def estimate(end: int, length: int) -> Tensor:
+        own = torch.zeros(len(nodes)).double()
+        own[nodes[end, length]] = 1.0
+        if not combined or length == 1:
+            return own
+        half = length // 2
+        share = 1 / sum(1 / part for part in (2**k for k in range(length.bit_length())))
+        return share * own + (1 - share) * (estimate(end - half, half) + estimate(end, half))
+
+    rows = []
+    for t in range(1, horizon + 1):
+        row, end = torch.zeros(len(nodes)).double(), 0
+        for length in (2**k for k in reversed(range(t.bit_length()))):
+            if t & length:
+                end += length
+                row = row + estimate(end, length)
+        rows.append(row)
+    return torch.stack(rows)
+
+
+def audited_published_tree(
+    *, alpha: float, beta: float, reward: float, seed: int = 0
+) -> AuditReport:
+    """The audit of section 5.1's tree as published, on :math:`(a, y)(a, y)^T`, one feature.
+
+    A datum of 1024 rounds enters ten nodes, each with noise of its own: the published deviation off
+    the diagonal, and more by a root of two on it. The worlds: it is (1, y), or nothing.
+    """
+    nodes, std = 10, paper_prefix_noise(alpha, beta, 1024, reward)
+    pull = torch.tensor([1.0, math.sqrt(2) * reward, reward**2]).double().expand(nodes, 3)
+    pull = pull / (math.sqrt(2) * std)
+    noise, size = InsecureSeededNoise(seed), float(pull.norm())
+
+    def scores(present: bool, runs: range) -> Tensor:
+        path = ("published", "with" if present else "without")
+        draws = normal(noise, runs.stop, nodes, 3, path=path)[runs.start :]
+        return ((draws + present * pull) * pull).sum(dim=(1, 2)) / size
+
+    ledger = Ledger().spend(Event(1 / gaussian_mu(alpha, beta)), private=False)
+    claim = Claim((ledger.guarantee(delta=beta),), gaussian_mu(alpha, beta))
+    return audit_transcripts(
+        scores,
+        claim,
+        subject=f"published tree, rewards up to {reward:g}",
+        rounds=nodes,
+        private=False,
+        runs=STREAM_RUNS,
+        thresholds=[size / 2 + offset for offset in (-1.5, -0.75, 0.0, 0.75, 1.5)],
+    )
+
+
+_RECORD = "botorch_fed.privacy.records:RecordStatistic"
+_PREFIX = "botorch_fed.privacy.tree:PrefixSum"
+_LOCAL = "botorch_fed.privacy.increments:LocalGaussian"
+_BLOCK = "botorch_fed.privacy.increments:BlockSum"
+_SCALE = "return self.noise_multiplier * self._norm(step) * factor.column_norm"
+_FRESH = 'lambda rows: normal(noise, rows, self.dim, path=(*path, "step", t)),'
+_INCREMENT = (
+    'values = lattice_gaussian(total, self.noise_scale, noise=noise, path=(*path, "noise"))'
+)
+_SUMMED = "total = self.statistic.rounded_sum(records, step).double() * step"
+_PARTIAL = "return replace(state, count=count, total=total), None"
+_BLOCK_PATH = 'where = (*path, "block", block)'
+_LEMMA = "paper_local_noise(10.0, 0.1, self.outcome_bound)"
+_PAYS = "return Event(float(self.noise_multiplier))"
+
+_PREFIXES = tuple(case for case in STREAM_CASES if not case.startswith(("local", "block")))
+_NAMED = tuple(case for case in _PREFIXES if "matrix" not in case)
+_TREES = tuple(case for case in _PREFIXES if case.startswith(("tree", "honaker")))
+_BUFFERED = ("root", "root, swapped", "root, rewards up to 20", "root, two records")
+_LOCALS = ("local", "local, swapped", "local, zero-out")
+_BOTH_BLOCKS = ("blocks", "blocks, zero-out")
+_REPLACED_RECORDS = tuple(
+    case
+    for case, chosen in STREAM_CASES.items()
+    if not case.startswith("blocks") and chosen.make().adjacency == "replace-one"
+)
+
+STREAM_MUTANTS = (
+    Mutant("half noise", f"{_PREFIX}._scale", _SCALE, f"{_SCALE} / 2", _PREFIXES),
+    Mutant(
+        "half noise in an increment",
+        f"{_LOCAL}.noise_scale",
+        "return self.noise_multiplier * self.norm",
+        "return self.noise_multiplier * self.norm / 2",
+        _LOCALS,
+    ),
+    Mutant(
+        "half noise in a block",
+        f"{_BLOCK}.noise_std",
+        "return self.noise_multiplier * self.norm",
+        "return self.noise_multiplier * self.norm / 2",
+        _BOTH_BLOCKS,
+    ),
+    Mutant(
+        "constants of Lemma 5 at alpha = 10",
+        f"{_LOCAL}.release",
+        _INCREMENT,
+        f"std = torch.tensor([{_LEMMA}[0]] * 2 + [math.sqrt(2) * {_LEMMA}[0]] + "
+        f"[self.moment_scale * {_LEMMA}[1]] * 2).double(); values = std * lattice_gaussian("
+        'total / std, 1.0, noise=noise, path=(*path, "noise"))',
+        ("local, alpha = 10",),
+    ),
+    Mutant(
+        "sensitivity not squared",
+        f"{_RECORD}.sensitivity",
+        "return _SQRT2 * (1 + r / 2) if r <= 2 else 2 * math.sqrt(r)",
+        "return 2 * math.sqrt(math.sqrt(1 + r))",
+        ("root, rewards up to 20",),
+    ),
+    Mutant(
+        "replaced records are as near as two gram matrices",
+        f"{_RECORD}.sensitivity",
+        "return _SQRT2 * (1 + r / 2) if r <= 2 else 2 * math.sqrt(r)",
+        "return _SQRT2",
+        _REPLACED_RECORDS,
+    ),
+    Mutant(
+        "the moment rides for free",
+        f"{_RECORD}.sensitivity",
+        "return math.sqrt(1 + r)",
+        "return 1.0",
+        ("root, exact", "tree, zero-out", "local, zero-out"),
+    ),
+    Mutant(
+        "features not clipped",
+        f"{_RECORD}.statistics",
+        "a = clip(records[:, :-1], 1.0)",
+        "a = records[:, :-1]",
+        (*_PREFIXES, *_LOCALS),
+    ),
+    Mutant(
+        "outcomes not clipped",
+        f"{_RECORD}.statistics",
+        "y = (records[:, -1:] - self.centre).clamp(-self.outcome_bound, self.outcome_bound)",
+        "y = records[:, -1:] - self.centre",
+        (*_PREFIXES, *_LOCALS),
+    ),
+    Mutant(
+        "outcomes of a block not clipped",
+        f"{_BLOCK}.add",
+        "clipped = (values - self.centre).clamp(-self.outcome_bound, self.outcome_bound)",
+        "clipped = values - self.centre",
+        _BOTH_BLOCKS,
+    ),
+    Mutant(
+        "node noise reused",
+        f"{_PREFIX}.step",
+        _FRESH,
+        _FRESH.replace('"step", t', '"level", t & -t'),
+        _TREES,
+    ),
+    Mutant(
+        "buffer noise reused",
+        f"{_PREFIX}.step",
+        _FRESH,
+        _FRESH.replace('"step", t', '"step"'),
+        _PREFIXES,
+    ),
+    Mutant(
+        "each sum with noise of its own",
+        "botorch_fed.privacy.tree:_Buffered.advance",
+        "return (buffers * self.theta[:, None]).add_(w), noise + w",
+        "return (buffers * self.theta[:, None]).add_(w), w * math.sqrt(self.row_square(t))",
+        _BUFFERED,
+    ),
+    Mutant(
+        "horizon off",
+        f"{_PREFIX}._scale",
+        _SCALE,
+        _SCALE.replace("factor.", "_named(self.factorization, factor.horizon // 2)."),
+        _NAMED,
+    ),
+    Mutant(
+        "a doubled stream with the noise of the first one",
+        f"{_PREFIX}._scale",
+        _SCALE,
+        _SCALE.replace("factor.", "self._factor."),
+        ("root, doubling",),
+    ),
+    Mutant(
+        "one participation paid for two",
+        f"{_PREFIX}._norm",
+        "return self.participations * (distance + rounding) * (1 + _SLACK)",
+        "return (distance + rounding) * (1 + _SLACK)",
+        ("root, two records",),
+    ),
+    Mutant(
+        "wrong multiplier, accounted",
+        f"{_PREFIX}.event",
+        _PAYS,
+        "return Event(2 * float(self.noise_multiplier))",
+        _PREFIXES,
+    ),
+    Mutant(
+        "wrong multiplier, accounted by a client",
+        f"{_LOCAL}.event",
+        _PAYS,
+        "return Event(2 * float(self.noise_multiplier))",
+        _LOCALS,
+    ),
+    Mutant(
+        "wrong multiplier, accounted for blocks",
+        f"{_BLOCK}.event",
+        _PAYS,
+        "return Event(2 * float(self.noise_multiplier))",
+        _BOTH_BLOCKS,
+    ),
+    Mutant(
+        "running sum sent by a client",
+        f"{_LOCAL}.release",
+        _SUMMED,
+        f'{_SUMMED} + self.__dict__.get("sum", 0); self.__dict__["sum"] = total',
+        _LOCALS,
+    ),
+    Mutant(
+        "running sum sent without noise",
+        f"{_LOCAL}.release",
+        _INCREMENT,
+        "values = total",
+        _LOCALS,
+    ),
+    Mutant(
+        "increment noise reused",
+        f"{_LOCAL}.release",
+        _INCREMENT,
+        _INCREMENT.replace("*path,", "*path[:-1],"),
+        _LOCALS,
+    ),
+    Mutant(
+        "an unfinished block released",
+        f"{_BLOCK}.add",
+        _PARTIAL,
+        "return replace(state, count=count, total=total), BlockRelease(state.blocks - 1, count, "
+        "float(lattice_gaussian(torch.tensor([total]).double() * step, self.noise_std, "
+        'noise=noise, path=(*path, "part", state.blocks, count))), self.centre, self.noise_std, '
+        "noise.private, repr(self))",
+        _BOTH_BLOCKS,
+    ),
+    Mutant(
+        "block noise reused",
+        f"{_BLOCK}.add",
+        _BLOCK_PATH,
+        'where = (*path, "block")',
+        _BOTH_BLOCKS,
     ),
 )

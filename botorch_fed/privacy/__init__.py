@@ -3,6 +3,9 @@ r"""Privacy: tensors in, private tensors and a ledger out. Knows no models, agen
 accounting  what releases cost together: events, guarantees, budgets, ledgers
 mechanisms  noisy sums: bound, noise and event in one object; clipping and sampling
 distributed noisy sums without a trusted server: every agent adds its share of the noise
+records     the statistic of a record and its bounds, shared by the sums over records
+tree        the running sum of a stream, released after every step under one guarantee
+increments  noise before anything is added: one client's step, or a block of one action's rewards
 grid        the public grid on which contributions are added, exactly
 channels    how they are added: in the open, or encrypted under one key or under a joint one
 aggregation PrivateSum: a mechanism, a channel, and who adds the noise
@@ -51,6 +54,13 @@ from botorch_fed.privacy.distributed import (
 )
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, NoiseSource, OSNoise
+from botorch_fed.privacy.increments import (
+    BlockRelease,
+    BlockState,
+    BlockSum,
+    LocalGaussian,
+    paper_local_noise,
+)
 from botorch_fed.privacy.mechanisms import (
     CorrelatedGaussianSum,
     FixedSizeSampling,
@@ -64,11 +74,16 @@ from botorch_fed.privacy.mechanisms import (
     clip,
     simulated_clip_share,
 )
+from botorch_fed.privacy.records import RecordStatistic
+from botorch_fed.privacy.tree import PrefixRelease, PrefixState, PrefixSum, paper_prefix_noise
 
 __all__ = [
     "Accountant",
     "Adjacency",
     "AuditReport",
+    "BlockRelease",
+    "BlockState",
+    "BlockSum",
     "Budget",
     "CKKSChannel",
     "Channel",
@@ -87,13 +102,18 @@ __all__ = [
     "InsecureSeededNoise",
     "Ledger",
     "LedgerFile",
+    "LocalGaussian",
     "NoiseSource",
     "OSNoise",
     "OperatingPoint",
     "PlainChannel",
     "PoissonSampling",
+    "PrefixRelease",
+    "PrefixState",
+    "PrefixSum",
     "PrivateSum",
     "PublicGrid",
+    "RecordStatistic",
     "Release",
     "Secrets",
     "SignalWarning",
@@ -112,5 +132,7 @@ __all__ = [
     "noise_checks",
     "noise_multiplier_for",
     "noise_multiplier_within",
+    "paper_local_noise",
+    "paper_prefix_noise",
     "simulated_clip_share",
 ]

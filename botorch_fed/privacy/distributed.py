@@ -95,6 +95,7 @@ from botorch_fed.privacy.hazmat.noise import (
     discrete_gaussian_reach,
 )
 from botorch_fed.privacy.mechanisms import SignalWarning, clip
+from botorch_fed.privacy.records import RecordStatistic
 
 LEAST_STD = 8.0  # grid units of one agent's noise: from here on sums are as good as one Gaussian
 _REACH = 14.0  # standard deviations that no draw exceeds from 8 grid units on
@@ -427,21 +428,18 @@ class DistributedRecordSum(DistributedMechanism):
     unit: ClassVar[Unit] = "record"
 
     def _check_bounds(self) -> None:
-        _check_count("The number of features", self.num_features, least=1)
         _check_count("The largest number of records", self.max_records, least=1)
-        if not 1e-50 <= self.outcome_bound <= 1e50:
-            raise InputDataError(
-                f"A bound on outcomes must lie between 1e-50 and 1e50, got {self.outcome_bound}."
-            )
-        if not math.isfinite(self.centre):
-            raise InputDataError(f"The centre of outcomes must be finite, got {self.centre}.")
-        if self.moment_scale is None:
-            object.__setattr__(self, "moment_scale", _SQRT2 / self.outcome_bound)
-        if not 1e-6 <= self.moment_scale * self.outcome_bound <= 1e6:
-            raise InputDataError(
-                "moment_scale times outcome_bound must lie between 1e-6 and 1e6, got "
-                f"{self.moment_scale * self.outcome_bound:.3g}."
-            )
+        object.__setattr__(self, "moment_scale", self.statistic.moment_scale)
+
+    @cached_property
+    def statistic(self) -> RecordStatistic:
+        """What one record adds to a sum."""
+        return RecordStatistic(
+            num_features=self.num_features,
+            outcome_bound=self.outcome_bound,
+            centre=self.centre,
+            moment_scale=self.moment_scale,
+        )
 
     @property
     def dim(self) -> int:
@@ -450,21 +448,17 @@ class DistributedRecordSum(DistributedMechanism):
 
     @property
     def _numbers(self) -> int:
-        return self.num_features * (self.num_features + 3) // 2
-
-    @property
-    def _ratio(self) -> float:
-        return (self.moment_scale * self.outcome_bound) ** 2
+        return self.statistic.dim
 
     @property
     def _largest(self) -> float:
-        return self.max_records * max(1.0, math.sqrt(self._ratio))
+        return self.max_records * self.statistic.largest
 
     def _rounding(self, step: float) -> float:
         return self.max_records * step
 
     def _norm(self, step: float) -> float:
-        r = self._ratio
+        r = self.statistic.ratio
         distance = math.sqrt(1 + r)
         if self.adjacency == "replace-one":
             distance = (_SQRT2 * (1 + r / 2) if r <= 2 else 2 * math.sqrt(r)) / 2
@@ -482,13 +476,7 @@ class DistributedRecordSum(DistributedMechanism):
         Returns:
             An `n x (m + 1)` tensor.
         """
-        n = features.shape[0] if features.dim() == 2 else -1
-        if features.shape != (n, self.num_features) or outcomes.shape != (n, 1):
-            raise BotorchTensorDimensionError(
-                f"Expected features `n x {self.num_features}` and outcomes `n x 1`, got "
-                f"{tuple(features.shape)} and {tuple(outcomes.shape)}."
-            )
-        return torch.cat([features.double(), outcomes.double()], dim=1)
+        return self.statistic.records(features, outcomes)
 
     def bounded(self, values: Tensor) -> Tensor:
         """Clip each record, round its statistic, add.
@@ -503,18 +491,11 @@ class DistributedRecordSum(DistributedMechanism):
             BotorchTensorDimensionError: Another shape.
             InputDataError: Not a number, infinity, or too many records.
         """
-        if values.dim() != 2 or values.shape[1] != self.num_features + 1:
-            raise BotorchTensorDimensionError(
-                f"Records must be `n x {self.num_features + 1}`, got shape {tuple(values.shape)}."
-            )
+        self.statistic.check(values)
         if values.shape[0] > self.max_records:
             raise InputDataError(
                 f"{values.shape[0]} records are more than the {self.max_records} that the grid has "
                 "room for: agree on more in advance."
-            )
-        if not bool(values.isfinite().all()):
-            raise InputDataError(
-                "Records must be finite, got NaN or infinity: no clipping bounds them."
             )
         total = torch.zeros(self._numbers, dtype=torch.int64)
         rows = max(1, _CHUNK_NUMBERS // self._numbers)
@@ -526,9 +507,7 @@ class DistributedRecordSum(DistributedMechanism):
         """The statistic of each record: `n x D`."""
         a = clip(records[:, :-1], 1.0)
         y = (records[:, -1:] - self.centre).clamp(-self.outcome_bound, self.outcome_bound)
-        rows, columns = torch.triu_indices(self.num_features, self.num_features, offset=1)
-        upper = _SQRT2 * a[:, rows] * a[:, columns]
-        return torch.cat([a.square(), upper, self.moment_scale * y * a], dim=1)
+        return self.statistic.products(a, y)
 
     def gram_and_moment(
         self, values: Tensor, *, noise_var: float, outputscale: float = 1.0
@@ -547,30 +526,13 @@ class DistributedRecordSum(DistributedMechanism):
         Returns:
             An `m x m` and an `m x 1` tensor.
         """
-        if values.shape != (self._numbers,):
-            raise BotorchTensorDimensionError(
-                f"A sum has shape ({self._numbers},), got {tuple(values.shape)}."
-            )
-        if not (noise_var > 0 and outputscale > 0):
-            raise InputDataError(
-                f"noise_var and outputscale must be positive, got {noise_var} and {outputscale}."
-            )
-        m = self.num_features
-        diagonal, upper, moment = values.split([m, m * (m - 1) // 2, m])
-        rows, columns = torch.triu_indices(m, m, offset=1)
-        gram = torch.diag(diagonal)
-        gram[rows, columns] = upper / _SQRT2
-        gram[columns, rows] = upper / _SQRT2
-        return gram * (outputscale / noise_var), moment[:, None] * self._per_moment(
-            noise_var, outputscale
-        )
+        return self.statistic.gram_and_moment(values, noise_var=noise_var, outputscale=outputscale)
 
     def moment_noise_std(self, *, noise_var: float, outputscale: float = 1.0) -> float:
         """The standard deviation of the noise in what `gram_and_moment` returns as the moment."""
-        return self.noise_std * self._per_moment(noise_var, outputscale)
-
-    def _per_moment(self, noise_var: float, outputscale: float) -> float:
-        return math.sqrt(outputscale) / noise_var / self.moment_scale
+        return self.statistic.moment_noise_std(
+            self.noise_std, noise_var=noise_var, outputscale=outputscale
+        )
 
     def _own_words(self) -> tuple[str, ...]:
         return (

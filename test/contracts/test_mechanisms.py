@@ -36,6 +36,8 @@ from botorch_fed.privacy.distributed import (
     DistributedRecordSum,
 )
 from botorch_fed.privacy.hazmat.noise import Path, lattice_step
+from botorch_fed.privacy.increments import BlockSum, LocalGaussian
+from botorch_fed.privacy.tree import PrefixSum
 from botorch_fed.rng import generator
 
 pytestmark = pytest.mark.filterwarnings(
@@ -636,3 +638,103 @@ def test_words_and_documentation_of_distributed_noise_state_the_assumptions(make
     twin = copy.deepcopy(mechanism)
     assert twin == mechanism
     assert twin.noise_scale == mechanism.noise_scale
+
+
+# ------------------------------------------------------------------ streams, increments, blocks
+
+BOUNDED: dict[str, Any] = {"outcome_bound": 0.8, "centre": 0.3, "noise_multiplier": 1.5}
+
+
+def prefixes(**changes: Any) -> PrefixSum:
+    return PrefixSum(**{"num_features": 3, "horizon": 20, **BOUNDED, **changes})
+
+
+def prefixes_of_a_tree(**changes: Any) -> PrefixSum:
+    return prefixes(factorization="tree", **changes)
+
+
+def increments(**changes: Any) -> LocalGaussian:
+    return LocalGaussian(**{"num_features": 3, **BOUNDED, **changes})
+
+
+def blocks(**changes: Any) -> BlockSum:
+    return BlockSum(**{**BOUNDED, **changes})
+
+
+STREAMS = pytest.mark.parametrize(
+    "make", [prefixes, prefixes_of_a_tree, increments, blocks], ids=lambda f: f.__name__
+)
+
+
+def paid(mechanism: Any, ledger: Any, noise: Any) -> Any:
+    """The ledger after a stream, a run or an increment has been paid for."""
+    if isinstance(mechanism, LocalGaussian):
+        return mechanism.release(torch.zeros(1, 4), ledger=ledger, noise=noise, path=(1,))[1]
+    return mechanism.start(ledger=ledger, noise=noise)[1]
+
+
+def scale(mechanism: Any) -> float:
+    return float(mechanism.noise_std if isinstance(mechanism, BlockSum) else mechanism.noise_scale)
+
+
+@STREAMS
+@ADJACENCIES
+def test_streams_pay_their_event_once_and_scale_their_noise_by_it(
+    make: Make, adjacency: Any
+) -> None:
+    mechanism = make(adjacency=adjacency)
+    before = Ledger(adjacency=adjacency, unit="record")
+    ledger = paid(mechanism, before, SEEDED)
+    assert before.releases == 0
+    assert [entry.event for entry in ledger.entries] == [mechanism.event]
+    assert mechanism.event.noise_multiplier == 1.5
+    assert not ledger.guarantee(delta=1e-3).private
+    assert paid(mechanism, before, OSNoise()).guarantee(delta=1e-3).private
+    louder = make(adjacency=adjacency, noise_multiplier=3.0)
+    assert scale(louder) == pytest.approx(2 * scale(mechanism), rel=1e-5)
+    assert scale(mechanism) >= 1.5 * mechanism.norm * (1 - 1e-15)
+
+
+@STREAMS
+def test_streams_beyond_the_budget_or_with_another_ledger_draw_nothing(make: Make) -> None:
+    mechanism = make()
+    poor = Ledger(adjacency="replace-one", unit="record", budget=Budget(1e-3, 1e-5))
+    with pytest.raises(BudgetExceeded):
+        paid(mechanism, poor, NoSource())
+    for other in ({"unit": "record"}, {"adjacency": "replace-one"}):
+        with pytest.raises(InputDataError, match="give both the same"):
+            paid(mechanism, Ledger(**other), NoSource())
+
+
+@STREAMS
+def test_words_and_documentation_of_streams_state_the_assumptions(make: Make) -> None:
+    mechanism = make()
+    for expected in ("outcome_bound=0.8", "noise_multiplier=1.5", "unit='record'", "adjacency"):
+        assert expected in repr(mechanism)
+    text = type(mechanism).__doc__ or ""
+    assert re.search(r"Adjacency: .* Unit: .* Trust.* guarantee.* proof", text, re.DOTALL | re.I)
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        mechanism.noise_multiplier = 0.0
+    for twin in (copy.deepcopy(mechanism), pickle.loads(pickle.dumps(mechanism))):
+        assert repr(twin) == repr(mechanism)
+        assert scale(twin) == scale(mechanism)
+
+
+@STREAMS
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"outcome_bound": 0.0},
+        {"outcome_bound": math.nan},
+        {"centre": math.inf},
+        {"noise_multiplier": 0.0},
+        {"noise_multiplier": math.nan},
+        {"noise_multiplier": math.inf},
+        {"adjacency": "add-remove"},
+        {"unit": "user"},
+    ],
+    ids=str,
+)
+def test_streams_refuse_settings_without_a_guarantee(make: Make, changes: dict[str, Any]) -> None:
+    with pytest.raises(InputDataError):
+        make(**changes)

@@ -1,0 +1,616 @@
+r"""Noisy increments without a trusted server, and noisy blocks of rewards of public actions.
+
+    mechanism      releases                   of                 half a replacement n       noise
+    LocalGaussian  one client's statistics    (a aᵀ, κ y a)      Δ_replace/2 + γ √D / 2     s = z n
+    BlockSum       the sum of one block       y                  Y + γ / 2                  s = z n
+
+with :math:`a` features of norm at most one, :math:`y` an outcome less the public centre, clipped to
+:math:`\pm Y`, :math:`\Delta_{replace}` the sensitivity of `records` under replacement, `D` numbers
+per statistic, and :math:`\gamma \le 2^{-20} s` the step of the lattice that each record is rounded
+to by itself. Integers are added, so floating point has no say in a sum. Zero-out has
+:math:`\sqrt{1 + \kappa^2 Y^2}` and :math:`Y` in the place of the half distances; `event` says `z`,
+and replace-one costs twice the norm, which is the accountant's business.
+
+**A client sends only its increment.** A running sum that goes from client to client with noise on
+the last increment alone shows all increments before it: two consecutive ones differ by nothing
+else. What is released here is one client's own statistics with all of its noise; the server adds.
+The noise of a sum of `t` increments has standard deviation :math:`s\sqrt t`.
+
+**Public actions.** Where the decision set is fixed and public, an action is a function of earlier
+releases, its features are known to all, and only outcomes need noise. An action is then played
+several times and the sum of its outcomes released once, when the block is complete. Every outcome
+is in one block, so the whole run costs as much as one release, however long it is.
+
+**Trust.** `LocalGaussian`: nobody but the client itself. `BlockSum`: whoever holds the state sees
+the outcomes and the running sum of an unfinished block; all others see releases only.
+
+**Guarantee.** For public settings, of two worlds that differ in one record, what is released is
+:math:`(\varepsilon, \delta)`-indistinguishable, as the ledger composes it. Zero-out: the record
+contributes zero. Replace-one: it is any other admissible one. For `BlockSum` the record is one
+outcome and the action is public.
+
+**Proof** (sketch). All that is not finite is refused before it is clipped. *Increment.* A clipped
+record's statistic has norm :math:`\sqrt{1 + r}` at most and two of them differ by
+:math:`\Delta_{replace}` at most (see `records`); rounding adds :math:`\gamma\sqrt D/2` to each.
+An integer plus a rounded Gaussian is post-processing of the Gaussian mechanism (see
+`hazmat.noise`), whose multiplier is :math:`s/n = z`. *Block.* Let the worlds differ in an outcome
+of block `k`. What is released before block `k` has the same distribution in both, and so have the
+action, its block's length and the other outcomes, given it. Block `k` is the Gaussian mechanism of
+multiplier `z` for a number that moves by `n`, or by `2n` if the outcome is replaced. All that comes
+later is chosen by public releases from outcomes that are the same in both worlds: post-processing.
+So the whole run is one Gaussian mechanism, which `start` pays for.
+
+**Not covered.** The number of records, of blocks and of outcomes in them, and when they come; the
+action; a unit with `k` records in one release or one run, for which the distance is `k` times as
+long; a client that adds less noise than it should; settings tuned on the outcomes; a state shown to
+anybody, for it holds sums without noise.
+
+**Published constants.** `paper_local_noise` are those of Lemma 5 of [Dubey2021]_, for replication
+and no guarantee: they take the sensitivity of each *element* for that of the vector (under
+replacement the matrix moves by :math:`\sqrt2` and the vector by :math:`2Y`) and a formula that is
+proved for :math:`\alpha < 1` only. At :math:`\alpha = 10, \beta = 0.1` their matrix has 0.76 and
+their vector 0.59 of the noise that the claimed :math:`(\alpha/2, \beta/2)` of each takes.
+
+.. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
+   AISTATS 2021.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, TypeVar, get_args
+
+import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from torch import Tensor
+
+from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit
+from botorch_fed.privacy.hazmat.noise import (
+    LARGEST,
+    NoiseSource,
+    Path,
+    lattice_gaussian,
+    lattice_step,
+)
+from botorch_fed.privacy.mechanisms import Release
+from botorch_fed.privacy.records import RecordStatistic
+
+_AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
+
+_SLACK = 2.0**-30  # of the norm, for its rounding
+_HALF_STEP = 2.0**-21  # half a step of the lattice is at most this share of the noise
+
+
+# ------------------------------------------------------------------ one client's increment
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class LocalGaussian:
+    r"""One client's own statistics :math:`\sum (aa^\top, \kappa y a)` with all of their noise.
+
+    Adjacency: replace-one, or zero-out. Unit: record; or agent, which then has at most one record
+    in a release. Trust: nobody but the client, which adds the noise and sends only its increment.
+    Guarantee: that of the module's docstring, for one release; a client with several pays for each.
+
+    Proof (sketch). The statistic of one record moves the sum by half of
+    :math:`\Delta_{replace}` twice, or by :math:`\sqrt{1 + r}` once; rounding each record to the
+    lattice adds :math:`\gamma\sqrt D/2` per record, and the sum of integers is exact. The noise has
+    :math:`s = z (n' + \gamma\sqrt D/2)` for a step of :math:`\gamma \le 2^{-20} s`, where `n'`
+    covers the rounding of norms: the Gaussian mechanism of multiplier `z`.
+
+    Attributes:
+        num_features: The dimension `m` of the features.
+        outcome_bound: :math:`Y`, half the public range of outcomes.
+        noise_multiplier: :math:`z`, noise over one record's norm.
+        centre: The public middle of the range of outcomes.
+        moment_scale: :math:`\kappa`; by default :math:`\sqrt2/Y`, for which the gram matrix costs
+            the moment nothing under replace-one.
+        adjacency: "zero-out" or "replace-one", as in `privacy.accounting`.
+        unit: Whose data are protected, "agent" or "record".
+
+    Example:
+        >>> mechanism = LocalGaussian(num_features=8, outcome_bound=0.5, noise_multiplier=2.0)
+        >>> release, ledger = mechanism.release(
+        ...     mechanism.records(features, outcomes),
+        ...     ledger=Ledger(adjacency="replace-one", unit="record"), noise=OSNoise(), path=(1,),
+        ... )
+        >>> release.values.shape
+        torch.Size([1, 44])
+    """
+
+    num_features: int
+    outcome_bound: float
+    noise_multiplier: float
+    centre: float = 0.0
+    moment_scale: float = None  # type: ignore[assignment]  # never None once constructed
+    adjacency: Adjacency = "replace-one"
+    unit: Unit = "record"
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "moment_scale", self.statistic.moment_scale)
+        _check_kind(self.adjacency, self.unit)
+        _check_noise_multiplier(self.noise_multiplier, self.dim)
+
+    @cached_property
+    def statistic(self) -> RecordStatistic:
+        """What is summed, and its bounds."""
+        return RecordStatistic(
+            num_features=self.num_features,
+            outcome_bound=self.outcome_bound,
+            centre=self.centre,
+            moment_scale=self.moment_scale,
+        )
+
+    @property
+    def dim(self) -> int:
+        """The numbers `D = m(m + 3)/2` of an increment."""
+        return self.statistic.dim
+
+    @property
+    def event(self) -> Event:
+        """What one increment costs; `Ledger.spend` takes it."""
+        return Event(float(self.noise_multiplier))
+
+    @cached_property
+    def norm(self) -> float:
+        """One record's norm `n` on the lattice, half the distance of worlds for replace-one."""
+        distance = self.statistic.norm(self.adjacency) * (1 + _SLACK)
+        return distance / (1 - self.noise_multiplier * math.sqrt(self.dim) * _HALF_STEP)
+
+    @property
+    def noise_scale(self) -> float:
+        """The standard deviation :math:`s` of the noise in each number of an increment."""
+        return self.noise_multiplier * self.norm
+
+    def noise_std(self, count: int = 1) -> float:
+        r"""The standard deviation :math:`s\sqrt t` of the noise in a sum of `t` increments.
+
+        Args:
+            count: How many increments are added.
+        """
+        _check_count("The number of increments", count)
+        return self.noise_scale * math.sqrt(count)
+
+    def records(self, features: Tensor, outcomes: Tensor) -> Tensor:
+        """Records as `release` takes them: `n x (m + 1)`; see `RecordStatistic.records`."""
+        return self.statistic.records(features, outcomes)
+
+    def release(
+        self, records: Tensor, *, ledger: _AnyLedger, noise: NoiseSource, path: Path
+    ) -> tuple[Release, _AnyLedger]:
+        """Pay, then clip, round, add up and add noise.
+
+        Args:
+            records: An `n x (m + 1)` tensor of the client's own `records`, finite; `n` may be 0.
+            ledger: The client's; it pays `event` before anything is computed.
+            noise: The client's own `OSNoise()`, or a seeded source in tests.
+            path: What the increment is for, e.g. ``(t, "increment")``: one path for one release.
+
+        Returns:
+            The release, whose `values` are `1 x D`, and the ledger after it.
+
+        Raises:
+            BotorchTensorDimensionError: Another shape; nothing was paid.
+            InputDataError: Not a number, infinity, or too many records; nothing was paid.
+            BudgetExceeded: The ledger does not cover the release; nothing was computed.
+        """
+        self._check_records(records)
+        _check_ledger(ledger, self.adjacency, self.unit)
+        _check_path(path)
+        ledger = ledger.spend(self.event, note=type(self).__name__, private=noise.private)
+        step = lattice_step(self.noise_scale)
+        total = self.statistic.rounded_sum(records, step).double() * step
+        values = lattice_gaussian(total, self.noise_scale, noise=noise, path=(*path, "noise"))
+        std = torch.tensor([self.noise_scale], dtype=torch.float64)
+        return Release(values[None], std, noise.private, repr(self)), ledger
+
+    def gram_and_moment(
+        self, values: Tensor, *, noise_var: float, outputscale: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """The gram matrix and the moment in a sum of increments, a `D` tensor.
+
+        See `RecordStatistic.gram_and_moment`.
+        """
+        return self.statistic.gram_and_moment(values, noise_var=noise_var, outputscale=outputscale)
+
+    def _check_records(self, records: Tensor) -> None:
+        self.statistic.check(records)
+        if self.unit == "agent" and records.shape[0] > 1:
+            raise InputDataError(
+                f"With unit 'agent' a client has at most one record in a release, got "
+                f'{records.shape[0]}: release them one by one, or use unit="record".'
+            )
+        _check_room("A release", records.shape[0], self.statistic.largest, self.noise_scale)
+
+    def __repr__(self) -> str:
+        words = (
+            f"num_features={self.num_features}",
+            f"outcome_bound={self.outcome_bound:g}",
+            f"moment_scale={self.moment_scale:g}",
+            f"noise_multiplier={self.noise_multiplier:g}",
+            f"adjacency={self.adjacency!r}",
+            f"unit={self.unit!r}",
+        )
+        return f"LocalGaussian({', '.join(words)})"
+
+
+def paper_local_noise(alpha: float, beta: float, outcome_bound: float) -> tuple[float, float]:
+    r"""The noise of Lemma 5 of [Dubey2021]_, as published: for replication, no guarantee.
+
+    .. math:: \sigma_X = \tfrac2\alpha \sqrt{2\ln\tfrac{2.5}\beta}, \qquad
+              \sigma_u = \tfrac{2Y}\alpha \sqrt{2\ln\tfrac5\beta}.
+
+    The lemma's claim is false where this is below the noise of the Gaussian mechanism, and at
+    :math:`\alpha = 10, \beta = 0.1` the joint release delivers :math:`\alpha \ge 11` only. The
+    statement of the lemma has :math:`\sigma_u^2` where its proof has :math:`\sigma_u`; this is the
+    proof's, with the bound `Y` on outcomes in the place of its bound in high probability.
+
+    Args:
+        alpha: The claimed epsilon of the joint release.
+        beta: The claimed delta.
+        outcome_bound: :math:`Y`.
+
+    Returns:
+        The standard deviations of the entries of the upper triangle of the matrix, and of the
+        vector :math:`y a`.
+    """
+    if not (0 < alpha < math.inf and 0 < beta < 1 and 0 < outcome_bound < math.inf):
+        raise InputDataError(
+            "alpha and outcome_bound must be positive and finite and beta in (0, 1), got "
+            f"{alpha}, {outcome_bound} and {beta}."
+        )
+    matrix = 2 / alpha * math.sqrt(2 * math.log(2.5 / beta))
+    return matrix, 2 * outcome_bound / alpha * math.sqrt(2 * math.log(5 / beta))
+
+
+# ------------------------------------------------------------------ blocks of public actions
+
+
+@dataclass(frozen=True, repr=False)
+class BlockState:
+    """Where a run of `BlockSum` stands. A secret of its holder: it has a sum without noise.
+
+    Attributes:
+        mechanism: Which mechanism it belongs to, by a hash of the settings.
+        private: Whether the run has secret noise.
+        blocks: How many blocks have been opened.
+        length: How many outcomes the open block takes; 0 if none is open.
+        count: How many it has.
+        total: Their sum in steps of the lattice.
+    """
+
+    mechanism: str
+    private: bool
+    blocks: int = 0
+    length: int = 0
+    count: int = 0
+    total: int = 0
+
+    def __post_init__(self) -> None:
+        fits = 0 <= self.count < self.length if self.length else self.count == self.total == 0
+        if not fits or self.blocks < (self.length > 0):
+            raise InputDataError(
+                "This is no state of a block sum: an open block has fewer outcomes than its "
+                "length, and no block has none. Take what `start`, `open` or `add` returned."
+            )
+
+    def __repr__(self) -> str:
+        return "BlockState(secret)"
+
+
+@dataclass(frozen=True)
+class BlockRelease:
+    r"""The noisy sum of one complete block.
+
+    Attributes:
+        index: The number of the block, from 0 on.
+        length: How many outcomes it has.
+        total: The sum of the clipped, centred outcomes, with noise.
+        centre: What was subtracted from each outcome.
+        noise_std: The standard deviation :math:`s` of the noise in `total`.
+        private: False if the noise came from a seed.
+        mechanism: What made it, in words.
+    """
+
+    index: int
+    length: int
+    total: float
+    centre: float
+    noise_std: float
+    private: bool
+    mechanism: str
+
+    @property
+    def mean(self) -> float:
+        """The mean outcome of the action, with noise: the centre plus `total / length`."""
+        return self.centre + self.total / self.length
+
+    def mean_var(self, noise_var: float) -> float:
+        r"""The variance of `mean` about the action's value, :math:`(b\rho^2 + s^2)/b^2`.
+
+        Args:
+            noise_var: The variance :math:`\rho^2` of one outcome.
+        """
+        if not 0 <= noise_var < math.inf:
+            raise InputDataError(f"noise_var must be finite and not negative, got {noise_var}.")
+        return (self.length * noise_var + self.noise_std**2) / self.length**2
+
+    def __repr__(self) -> str:
+        note = "" if self.private else ", not private: seeded noise"
+        return f"BlockRelease({self.index}, {self.length} outcomes of {self.mechanism}{note})"
+
+
+@dataclass(frozen=True, kw_only=True, repr=False)
+class BlockSum:
+    r"""Sums of blocks of outcomes, one block for each time a public action is played.
+
+    `start` pays for the whole run, `open` begins a block for an action, `add` takes its outcomes
+    and releases their sum when, and only when, it is complete.
+
+    Adjacency: one reward replaced (replace-one) or zeroed (zero-out); actions public. Unit: record;
+    agent means the same for agents that give one outcome in the whole run. Trust: central, whoever
+    holds the state sees outcomes. Guarantee: that of the module's docstring, for all blocks of the
+    run together.
+
+    Proof (sketch). An outcome is in one block and moves its sum by `Y` and half a step of the
+    lattice if it is zeroed, by twice that if it is replaced. The noise has
+    :math:`s = z (Y' + \gamma/2)` for a step of :math:`\gamma \le 2^{-20} s`, where `Y'` covers
+    rounding; integers are added, exactly. What comes before the block does not depend on the
+    outcome, what comes after is post-processing: parallel composition, at the price of one
+    Gaussian mechanism of multiplier `z` for any number of blocks.
+
+    Attributes:
+        outcome_bound: :math:`Y`, half the public range of outcomes.
+        noise_multiplier: :math:`z`, noise over :math:`Y`.
+        centre: The public middle of the range of outcomes.
+        adjacency: "zero-out" or "replace-one", as in `privacy.accounting`.
+        unit: Whose data are protected, "agent" or "record".
+
+    Example:
+        >>> mechanism = BlockSum(outcome_bound=0.7, centre=0.5, noise_multiplier=2.0)
+        >>> ledger = Ledger(adjacency="replace-one", unit="record")
+        >>> state, ledger = mechanism.start(ledger=ledger, noise=OSNoise())
+        >>> state = mechanism.open(state, 20)
+        >>> state, release = mechanism.add(state, outcomes[:12], noise=OSNoise(), path=("run",))
+        >>> release is None
+        True
+        >>> state, release = mechanism.add(state, outcomes[12:], noise=OSNoise(), path=("run",))
+        >>> release.length
+        20
+    """
+
+    outcome_bound: float
+    noise_multiplier: float
+    centre: float = 0.0
+    adjacency: Adjacency = "replace-one"
+    unit: Unit = "record"
+
+    def __post_init__(self) -> None:
+        if not 1e-50 <= self.outcome_bound <= 1e50:
+            raise InputDataError(
+                f"A bound on outcomes must lie between 1e-50 and 1e50, got {self.outcome_bound}."
+            )
+        if not math.isfinite(self.centre):
+            raise InputDataError(f"The centre of outcomes must be finite, got {self.centre}.")
+        _check_kind(self.adjacency, self.unit)
+        _check_noise_multiplier(self.noise_multiplier, 1)
+
+    @property
+    def event(self) -> Event:
+        """What the whole run costs; `start` pays it."""
+        return Event(float(self.noise_multiplier))
+
+    @cached_property
+    def norm(self) -> float:
+        """One outcome's norm `n` on the lattice, half the distance of worlds for replace-one."""
+        return self.outcome_bound * (1 + _SLACK) / (1 - self.noise_multiplier * _HALF_STEP)
+
+    @property
+    def noise_std(self) -> float:
+        """The standard deviation :math:`s` of the noise in the sum of a block."""
+        return self.noise_multiplier * self.norm
+
+    def length(
+        self, posterior_std: float, observation_noise_std: float, *, most: int, c: float = 1.0
+    ) -> int:
+        r"""How often to play an action: :math:`\lceil\max(s/(c\,sd), (\rho/(c\,sd))^2)\rceil`.
+
+        So often that neither the noise of the release nor that of the outcomes hides more than the
+        posterior still does not know. It is public if the posterior is.
+
+        Args:
+            posterior_std: :math:`sd`, of the action's value given earlier releases.
+            observation_noise_std: :math:`\rho`, of one outcome.
+            most: The longest block, e.g. a twentieth of the rounds.
+            c: Above one: shorter blocks.
+
+        Returns:
+            An int from 1 to `most`.
+        """
+        _check_count("The longest block", most)
+        positive = 0 < c < math.inf and 0 <= observation_noise_std < math.inf
+        if not positive or not 0 <= posterior_std < math.inf:
+            raise InputDataError(
+                "Standard deviations must be finite and not negative and c positive, got "
+                f"{posterior_std}, {observation_noise_std} and {c}."
+            )
+        known = c * posterior_std
+        if known * most <= self.noise_std or known * math.sqrt(most) <= observation_noise_std:
+            return most
+        plays = max(self.noise_std / known, (observation_noise_std / known) ** 2)
+        return max(1, min(most, math.ceil(plays)))
+
+    def start(self, *, ledger: _AnyLedger, noise: NoiseSource) -> tuple[BlockState, _AnyLedger]:
+        """Pay for the whole run.
+
+        Args:
+            ledger: Pays `event` before there is a state.
+            noise: The source that all blocks will use; only whether it is secret matters here.
+
+        Returns:
+            The state without any block, and the ledger after it.
+
+        Raises:
+            BudgetExceeded: The ledger does not cover the run.
+        """
+        _check_ledger(ledger, self.adjacency, self.unit)
+        ledger = ledger.spend(self.event, note=type(self).__name__, private=noise.private)
+        return BlockState(self._fingerprint, noise.private), ledger
+
+    def open(self, state: BlockState, length: int) -> BlockState:
+        """Begin a block for an action.
+
+        Args:
+            state: Of the run, without an unfinished block.
+            length: How many outcomes the block will have: public, fixed before the first of them.
+        """
+        self._check_state(state)
+        _check_count("The length of a block", length)
+        if state.length:
+            raise InputDataError(
+                "A block is unfinished, and an unfinished one is never released: add the "
+                f"{state.length - state.count} outcomes that it lacks first."
+            )
+        _check_room("A block", length, self.outcome_bound, self.noise_std)
+        return replace(state, blocks=state.blocks + 1, length=length)
+
+    def add(
+        self, state: BlockState, outcomes: Tensor, *, noise: NoiseSource, path: Path
+    ) -> tuple[BlockState, BlockRelease | None]:
+        """Take outcomes of the open block, and release its sum if it is complete.
+
+        Args:
+            state: Of the run, with an open block.
+            outcomes: An `n` or `n x 1` tensor, neither centred nor clipped, finite.
+            noise: `OSNoise()`, or the seeded source of a run in tests.
+            path: What the run is for: one path for one run, the block's number is added.
+
+        Returns:
+            The state after it, and the release, or None if the block is not complete. Keep the
+            state before the release is shown to anybody: added to the old state, the outcomes
+            would be released twice.
+
+        Raises:
+            BotorchTensorDimensionError: Another shape.
+            InputDataError: Not a number, infinity, no open block, or more outcomes than it takes.
+        """
+        self._check_state(state)
+        _check_path(path)
+        values = self._checked(outcomes, state)
+        if noise.private != state.private:
+            raise InputDataError(
+                "A run has secret noise or seeded noise throughout: it was started with "
+                f"private={state.private}, the source given says private={noise.private}."
+            )
+        step = lattice_step(self.noise_std)
+        clipped = (values - self.centre).clamp(-self.outcome_bound, self.outcome_bound)
+        total = state.total + int((clipped / step).round().to(torch.int64).sum())
+        count = state.count + len(values)
+        if count < state.length:
+            return replace(state, count=count, total=total), None
+        block = state.blocks - 1
+        exact = torch.tensor([total], dtype=torch.float64) * step
+        where = (*path, "block", block)
+        noised = lattice_gaussian(exact, self.noise_std, noise=noise, path=where)
+        release = BlockRelease(
+            block,
+            state.length,
+            float(noised),
+            float(self.centre),
+            self.noise_std,
+            noise.private,
+            repr(self),
+        )
+        return BlockState(state.mechanism, state.private, state.blocks), release
+
+    def _checked(self, outcomes: Tensor, state: BlockState) -> Tensor:
+        if outcomes.dim() != 1 and (outcomes.dim() != 2 or outcomes.shape[1] != 1):
+            raise BotorchTensorDimensionError(
+                f"Outcomes must be `n` or `n x 1`, got shape {tuple(outcomes.shape)}."
+            )
+        if not state.length:
+            raise InputDataError("No block is open: `open` one for the action that was played.")
+        if len(outcomes) > state.length - state.count:
+            raise InputDataError(
+                f"{len(outcomes)} outcomes are more than the {state.length - state.count} that the "
+                "block still takes: its length is fixed before the first of them."
+            )
+        if not bool(outcomes.isfinite().all()):
+            raise InputDataError(
+                "Outcomes must be finite, got NaN or infinity: no clipping bounds them."
+            )
+        return outcomes.detach().cpu().double().flatten()
+
+    def _check_state(self, state: BlockState) -> None:
+        if state.mechanism != self._fingerprint:
+            raise InputDataError(
+                "The state belongs to a block sum with other settings: use the mechanism that it "
+                "was started with."
+            )
+
+    @cached_property
+    def _fingerprint(self) -> str:
+        numbers = (self.outcome_bound, self.noise_multiplier, self.centre)
+        words = ("BlockSum", *(float(x).hex() for x in numbers), self.adjacency, self.unit)
+        return hashlib.sha256(" ".join(words).encode()).hexdigest()
+
+    def __repr__(self) -> str:
+        change = "replaced" if self.adjacency == "replace-one" else "zeroed"
+        return (
+            f"BlockSum(outcome_bound={self.outcome_bound:g}, centre={self.centre:g}, "
+            f"noise_multiplier={self.noise_multiplier:g}, unit={self.unit!r}; adjacency: one "
+            f"reward {change}; actions public)"
+        )
+
+
+# ------------------------------------------------------------------ parts
+
+
+def _check_room(what: str, count: int, largest: float, std: float) -> None:
+    """Raise if so many records could leave the integers that float64 adds exactly."""
+    step = lattice_step(std)
+    most = int(LARGEST / 2 * step / (largest + step))
+    if count > most:
+        raise InputDataError(
+            f"{what} of {count} records exceeds the lattice, which has room for {most}: release "
+            "fewer at once, or use a larger noise multiplier."
+        )
+
+
+def _check_noise_multiplier(value: float, dim: int) -> None:
+    if not 1e-6 <= value <= 1e9:
+        raise InputDataError(f"A noise multiplier must lie between 1e-6 and 1e9, got {value}.")
+    if value * math.sqrt(dim) * _HALF_STEP >= 0.25:
+        raise InputDataError(
+            f"A noise multiplier of {value} in {dim} dimensions leaves no room for the lattice: "
+            "z √D must stay below 2^19."
+        )
+
+
+def _check_kind(adjacency: Any, unit: Any) -> None:
+    if adjacency not in get_args(Adjacency) or unit not in get_args(Unit):
+        raise InputDataError(
+            f"Adjacency is one of {get_args(Adjacency)} and unit one of {get_args(Unit)}, got "
+            f"{adjacency!r} and {unit!r}."
+        )
+
+
+def _check_ledger(ledger: Ledger | LedgerFile, adjacency: Adjacency, unit: Unit) -> None:
+    if (ledger.adjacency, ledger.unit) != (adjacency, unit):
+        raise InputDataError(
+            f"The ledger is for adjacency {ledger.adjacency!r} and unit {ledger.unit!r}, the "
+            f"mechanism for {adjacency!r} and {unit!r}: give both the same."
+        )
+
+
+def _check_path(path: Path) -> None:
+    if not all(isinstance(item, (int, str)) for item in path):
+        raise InputDataError(f"A path is a tuple of int and str, got {path!r}.")
+
+
+def _check_count(what: str, value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise InputDataError(f"{what} must be a positive int, got {value!r}.")
