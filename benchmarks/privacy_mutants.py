@@ -410,6 +410,7 @@ def _distributed_world(
 
 
 _DISTRIBUTED = "botorch_fed.privacy.distributed"
+_RECORD = "botorch_fed.privacy.records:RecordStatistic"
 _SHARE = 'return discrete_gaussian(std, self._numbers, noise=noise, path=(*path, "noise"))'
 _AGENTS = tuple(case for case in DISTRIBUTED_CASES if "agents" in case)
 _BOTH_RECORDS = ("records", "records, replace-one")
@@ -473,30 +474,30 @@ DISTRIBUTED_MUTANTS = (
     ),
     Mutant(
         "features not clipped",
-        f"{_DISTRIBUTED}:DistributedRecordSum._statistics",
+        f"{_RECORD}.statistics",
         "a = clip(records[:, :-1], 1.0)",
         "a = records[:, :-1]",
         _BOTH_RECORDS,
     ),
     Mutant(
         "outcomes not clipped",
-        f"{_DISTRIBUTED}:DistributedRecordSum._statistics",
+        f"{_RECORD}.statistics",
         "y = (records[:, -1:] - self.centre).clamp(-self.outcome_bound, self.outcome_bound)",
         "y = records[:, -1:] - self.centre",
         _BOTH_RECORDS,
     ),
     Mutant(
         "the moment rides for free",
-        f"{_DISTRIBUTED}:DistributedRecordSum._norm",
-        "distance = math.sqrt(1 + r)",
-        "distance = 1.0",
+        f"{_RECORD}.sensitivity",
+        "return math.sqrt(1 + r)",
+        "return 1.0",
         ("records",),
     ),
     Mutant(
         "replaced records are as near as two gram matrices",
-        f"{_DISTRIBUTED}:DistributedRecordSum._norm",
-        "distance = (_SQRT2 * (1 + r / 2) if r <= 2 else 2 * math.sqrt(r)) / 2",
-        "distance = _SQRT2 / 2",
+        f"{_RECORD}.sensitivity",
+        "return _SQRT2 * (1 + r / 2) if r <= 2 else 2 * math.sqrt(r)",
+        "return _SQRT2",
         ("records, replace-one",),
     ),
 )
@@ -871,7 +872,6 @@ def audited_published_tree(
     )
 
 
-_RECORD = "botorch_fed.privacy.records:RecordStatistic"
 _PREFIX = "botorch_fed.privacy.tree:PrefixSum"
 _LOCAL = "botorch_fed.privacy.increments:LocalGaussian"
 _BLOCK = "botorch_fed.privacy.increments:BlockSum"

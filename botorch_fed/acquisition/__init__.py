@@ -7,11 +7,15 @@ portfolio      `PortfolioImprovement`: the first queries against all messages at
 mixture        `MixtureEI`, `MixturePI`, `MixtureUCB` of `models.LocalSharedMixture`, in closed form
 transfer       `TransferAcquisition` (TAF); its companion RGPE is `models.RankingEnsemble`
 optimize       `maximize` over the unit cube or a list of points
+additive       `AdditiveGrid`: the bound of an additive model, coordinate by coordinate
+confidence     `private_ucb_width`: how far a private bound must reach, by the theorem
 constructors   input constructors for BoTorch and Ax, registered on import
 
 Any BoTorch acquisition function works on the package's models as well.
 """
 
+from botorch_fed.acquisition.additive import AdditiveGrid
+from botorch_fed.acquisition.confidence import private_ucb_width
 from botorch_fed.acquisition.constructors import (
     construct_inputs_portfolio,
     construct_inputs_thompson_sampling,
@@ -43,6 +47,7 @@ from botorch_fed.acquisition.thompson import ThompsonSampling, weight_path
 from botorch_fed.acquisition.transfer import TransferAcquisition
 
 __all__ = [
+    "AdditiveGrid",
     "ConditionReport",
     "Constant",
     "EqualWeights",
@@ -66,6 +71,7 @@ __all__ = [
     "construct_inputs_transfer",
     "exploration_weights",
     "maximize",
+    "private_ucb_width",
     "theory_beta",
     "theory_condition",
     "weight_path",

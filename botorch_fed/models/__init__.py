@@ -42,7 +42,12 @@ from botorch_fed.models.own import (
 )
 from botorch_fed.models.paths import draw_path
 from botorch_fed.models.pic import PartiallyIndependentGP
-from botorch_fed.models.repair import repair_total
+from botorch_fed.models.repair import (
+    noise_floor,
+    noise_norm_bound,
+    noise_shift,
+    repair_total,
+)
 from botorch_fed.models.summary import (
     LocalBlock,
     Summary,
@@ -107,6 +112,9 @@ __all__ = [
     "log_evidence",
     "log_support_size",
     "needs_fit",
+    "noise_floor",
+    "noise_norm_bound",
+    "noise_shift",
     "own_gp",
     "power_support_size",
     "profiled_evidence",

@@ -101,8 +101,6 @@ LEAST_STD = 8.0  # grid units of one agent's noise: from here on sums are as goo
 _REACH = 14.0  # standard deviations that no draw exceeds from 8 grid units on
 _PRECISION = 2.0**-36  # of a grid of one's own
 _SLACK = 2.0**-30  # of the norm, for its rounding and for sums of discrete Gaussians
-_CHUNK_NUMBERS = 2**18
-_SQRT2 = math.sqrt(2.0)
 
 
 def noise_multiplier_within(
@@ -458,12 +456,8 @@ class DistributedRecordSum(DistributedMechanism):
         return self.max_records * step
 
     def _norm(self, step: float) -> float:
-        r = self.statistic.ratio
-        distance = math.sqrt(1 + r)
-        if self.adjacency == "replace-one":
-            distance = (_SQRT2 * (1 + r / 2) if r <= 2 else 2 * math.sqrt(r)) / 2
         rounding = step * math.sqrt(self._numbers) / 2
-        return (distance + rounding) * (1 + _SLACK)
+        return (self.statistic.norm(self.adjacency) + rounding) * (1 + _SLACK)
 
     def records(self, features: Tensor, outcomes: Tensor) -> Tensor:
         """One agent's records as `bounded` takes them.
@@ -497,17 +491,7 @@ class DistributedRecordSum(DistributedMechanism):
                 f"{values.shape[0]} records are more than the {self.max_records} that the grid has "
                 "room for: agree on more in advance."
             )
-        total = torch.zeros(self._numbers, dtype=torch.int64)
-        rows = max(1, _CHUNK_NUMBERS // self._numbers)
-        for chunk in values.detach().double().split(rows):
-            total += (self._statistics(chunk) / self.grid.step).round().to(torch.int64).sum(dim=0)
-        return total
-
-    def _statistics(self, records: Tensor) -> Tensor:
-        """The statistic of each record: `n x D`."""
-        a = clip(records[:, :-1], 1.0)
-        y = (records[:, -1:] - self.centre).clamp(-self.outcome_bound, self.outcome_bound)
-        return self.statistic.products(a, y)
+        return self.statistic.rounded_sum(values, self.grid.step)
 
     def gram_and_moment(
         self, values: Tensor, *, noise_var: float, outputscale: float = 1.0

@@ -9,7 +9,12 @@ import torch
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.models import Summary, summarize
-from botorch_fed.models.repair import repair_total
+from botorch_fed.models.repair import (
+    noise_floor,
+    noise_norm_bound,
+    noise_shift,
+    repair_total,
+)
 from botorch_fed.models.summary import WeightPosterior
 from botorch_fed.rng import generator
 from test.cases import inducing, normal, uniform
@@ -92,3 +97,58 @@ def test_refuses_what_is_not_finite() -> None:
     for std in (-1.0, math.nan, math.inf):
         with pytest.raises(InputDataError, match="at least 0"):
             repair_total(total(), moment_noise_std=std)
+
+
+def svec_noise(m: int, std: float, seed: int) -> torch.Tensor:
+    """Symmetric noise of Frobenius std: on svec, independent normals of this std."""
+    z = generator(seed, "svec").normal(m, m) * std
+    upper = z.triu(1) / math.sqrt(2)
+    return upper + upper.mT + torch.diag(z.diagonal())
+
+
+def test_a_floor_raises_what_lies_below_and_leaves_the_rest() -> None:
+    draw = noisy(3, 50.0)
+    eigenvalues, Q = torch.linalg.eigh(draw.gram)
+    floor = float(eigenvalues[len(eigenvalues) // 2]) + 1.0
+    repaired = repair_total(draw, floor=floor)
+    expected = (Q * eigenvalues.clamp(min=floor)) @ Q.mT
+    torch.testing.assert_close(repaired.gram, expected, rtol=1e-9, atol=1e-9)
+    assert torch.equal(repaired.moment, draw.moment)
+    below = repair_total(draw, floor=float(eigenvalues.min()) - 1.0 if eigenvalues.min() > 1 else 0)
+    torch.testing.assert_close(repair_total(draw).gram, below.gram, rtol=0, atol=1e-9)
+
+
+def test_a_shift_is_the_regret_proofs() -> None:
+    draw = noisy(4, 5.0)
+    m, s = draw.num_features, 5.0
+    shift = noise_shift(s, m, horizon=1000)
+    repaired = repair_total(draw, shift=shift)
+    eye = torch.eye(m, dtype=torch.float64)
+    torch.testing.assert_close(repaired.gram, (draw.gram + draw.gram.mT) / 2 + shift * eye)
+    assert float(torch.linalg.eigvalsh(repaired.gram).min()) > 0
+
+
+def test_the_noise_keeps_within_its_bound_and_the_bound_is_not_loose() -> None:
+    m, s = 50, 2.0
+    norms = torch.stack(
+        [torch.linalg.matrix_norm(svec_noise(m, s, seed), ord=2) for seed in range(300)]
+    )
+    sigma = s / math.sqrt(2)
+    bound = noise_norm_bound(s, m, horizon=1024)
+    assert bound == pytest.approx(20.4 * sigma, rel=5e-3)  # the paper's is 68.1
+    assert float(norms.mean()) == pytest.approx(13.8 * sigma, rel=1e-2)
+    assert float(norms.max()) <= bound
+    assert noise_floor(s, m, height=2.0) == pytest.approx(2 * sigma * math.sqrt(m), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"floor": -1.0}, {"shift": math.inf}, {"shift": 1.0, "floor": 1.0}, {"moment_noise_std": -1}],
+)
+def test_impossible_repairs_are_refused(wrong: dict[str, float]) -> None:
+    with pytest.raises(InputDataError):
+        repair_total(total(), **wrong)
+    with pytest.raises(InputDataError, match="height"):
+        noise_floor(1.0, 5, height=-1.0)
+    with pytest.raises(InputDataError, match="failure"):
+        noise_norm_bound(1.0, 5, horizon=0)
