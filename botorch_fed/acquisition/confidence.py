@@ -13,8 +13,8 @@ probability :math:`1 - \zeta` for all rounds at once,
 
 with :math:`\epsilon` the largest error of the features' kernel and :math:`\kappa_h` a bound on the
 noise in the moment in the norm of :math:`H^{-1}` [Dubey2021]_, at :math:`\lambda = \rho^2`. It
-holds for `psd="shift"` only: a floor voids it. Used as it is, it costs half of what random play loses even without privacy: it is
-here for replication. A constant between 0.3 and 1 is what works.
+holds for `psd="shift"` only: a floor voids it. Used as it is, it costs half of what random play
+loses even without privacy: it is here for replication. A constant between 0.3 and 1 is what works.
 
 **Which acquisition functions carry the theorem.** The upper confidence bound with this width, on a
 shifted posterior. Thompson sampling, expected improvement and a floor have no regret bound here;

@@ -76,7 +76,6 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, get_args
 
-import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
 

@@ -37,8 +37,8 @@ its own ledger. Not covered: whoever sees an agent's own queries and replies, an
 played with respect to the agent's own decision set; settings tuned on the data; how many records a
 round has, who answers and how long that takes.
 
-Regret: the theorem of [Dubey2021]_ is about UCB with its own width :math:`\beta_t` and
-``psd="shift"``. A constant `exploration`, the floor, expected improvement and Thompson sampling
+Regret: the theorem of [Dubey2021]_ is about UCB with its own width :math:`\beta_t` (`norm_bound`)
+and ``psd="shift"``. A constant `exploration`, the floor, expected improvement and Thompson sampling
 carry none, and do better: half to one is a good constant, and the width of the theorem costs half
 of random play.
 
@@ -73,18 +73,22 @@ from botorch.acquisition.analytic import LogExpectedImprovement
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.acquisition import AdditiveGrid, private_ucb_width
 from botorch_fed.acquisition.optimize import ascend
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
 from botorch_fed.models import (
+    AdditiveFeatures,
     BasisGP,
     FeatureMap,
     Summary,
     WeightPosterior,
     feature_map_from_tensors,
+    noise_floor,
+    noise_norm_bound,
+    noise_shift,
     repair_total,
 )
 from botorch_fed.models.features import log_unwarp
-from botorch_fed.models.repair import noise_floor, noise_shift
 from botorch_fed.privacy import (
     Adjacency,
     BlockRelease,
@@ -133,6 +137,9 @@ MAX_NUMBER = 1e15  # of what is released: beyond it nothing is a sum of clipped 
 MAX_NOISE = 64.0  # standard deviations that noise never exceeds
 NUM_RAW = 1000  # points of the cube that are looked at
 NUM_STARTS = 20  # of the best of them, which are improved
+NUM_GRID_STARTS = 3  # of these, for additive functions coordinate by coordinate first
+GRID_POINTS = 81
+FAILURE = 0.1  # probability with which the theorem's width may fail
 SHARE = 20  # a block takes at most one in so many of all outcomes
 
 _Secret = TypeVar("_Secret")
@@ -163,6 +170,10 @@ class Setup:
             ``"shift"``.
         height: Of the floor, see `models.repair.noise_floor`.
         inflate: Whether the posterior knows of the noise in the moment. Not with a shift.
+        perturb: How much of the moment's noise is drawn anew for each action, as a share of its
+            standard deviation: without it, an unlucky sum leads to the same wrong place for long.
+        norm_bound: `B` of the theorem, whose width then takes the place of `exploration`; 0 for
+            the constant. For ``"ucb"`` with a ``"shift"``.
         promise: What the whole run reveals about one unit at most; None if it is not private.
     """
 
@@ -181,6 +192,8 @@ class Setup:
     psd: PSD
     height: float
     inflate: bool
+    perturb: float
+    norm_bound: float
     promise: Guarantee | None
 
     def __post_init__(self) -> None:
@@ -204,6 +217,21 @@ class Setup:
             raise InputDataError(f"There must be 1 to 10^8 rounds, got {self.horizon}.")
         if self.inflate and self.psd == "shift":
             raise InputDataError('inflate needs eigenvectors, psd="shift" has none: use "floor".')
+        if not (0 <= self.perturb <= 1e3 and 0 <= self.norm_bound <= 1e6):
+            raise InputDataError(
+                "perturb must lie between 0 and 1,000 and norm_bound between 0 and 1e6, got "
+                f"{self.perturb} and {self.norm_bound}."
+            )
+        if self.perturb and self.inflate:
+            raise InputDataError(
+                "A posterior that knows of the noise in the moment is not to be perturbed by it: "
+                "give perturb or inflate."
+            )
+        if self.norm_bound and (self.acquisition, self.psd) != ("ucb", "shift"):
+            raise InputDataError(
+                'The theorem is about acquisition="ucb" with psd="shift", got '
+                f"{self.acquisition!r} with {self.psd!r}: leave norm_bound out."
+            )
         none = self.noise_multiplier == 0
         if (self.trust == "none") != none or not 0 <= self.noise_multiplier < math.inf:
             raise InputDataError(
@@ -353,10 +381,23 @@ class _View:
     phi: FeatureMap
     total: Summary
     posterior: WeightPosterior
+    parameters: Parameters
 
     @classmethod
     def of(cls, setup: Setup, phi: FeatureMap, parameters: Parameters) -> _View:
-        return cls(setup, phi, *_posterior_of(setup, phi, parameters))
+        return cls(setup, phi, *_posterior_of(setup, phi, parameters), parameters)
+
+    def perturbed(self, stream: Generator) -> _View:
+        """With a part of the moment's noise drawn anew; post-processing, like everything here."""
+        setup, std = self.setup, self.parameters.noise_std
+        if not setup.perturb or std == 0:
+            return self
+        posterior, m = self.posterior, self.phi.num_features
+        statistic, scale = setup.statistic_of(m), scale_of(self.phi)
+        std = statistic.moment_noise_std(std, noise_var=setup.noise_var, outputscale=scale)
+        draw = setup.perturb * std * stream.normal(m, 1)
+        half = torch.linalg.solve_triangular(posterior.chol, draw, upper=False)
+        return replace(self, posterior=replace(posterior, half_mean=posterior.half_mean + half))
 
     def predict(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the latent function at `n x d` points, `n` each."""
@@ -382,11 +423,40 @@ class _View:
             improvement = LogExpectedImprovement(model, best_f=best)
             return lambda X: improvement(X.unsqueeze(-2))
 
+        width = self.width
+
         def bound(X: Tensor) -> Tensor:
             mean, std = self.predict(X)
-            return mean + setup.exploration * std
+            return mean + width * std
 
         return bound
+
+    @cached_property
+    def width(self) -> float:
+        """How many standard deviations the upper confidence bound reaches."""
+        setup, phi, parameters = self.setup, self.phi, self.parameters
+        if not setup.norm_bound:
+            return setup.exploration
+        m, scale, std = phi.num_features, scale_of(phi), parameters.noise_std
+        gram_bound = moment_bound = 0.0
+        if std > 0:
+            gram_bound = noise_norm_bound(std, m, horizon=setup.horizon)
+            tail = math.sqrt(2 * math.log(2 * setup.horizon / FAILURE))
+            largest = std / setup.moment_scale * (math.sqrt(m) + tail)
+            moment_bound = largest / math.sqrt(gram_bound)  # in the norm of the shifted noise
+        # For features of norm one the prior's precision is λ over the prior variance.
+        ridge = setup.noise_var / scale
+        eye = torch.eye(m, dtype=torch.float64)
+        return private_ucb_width(
+            ridge * (eye + self.total.gram),
+            t=parameters.t + 1,
+            norm_bound=setup.norm_bound,
+            noise_std=math.sqrt(setup.noise_var),
+            noise_var=ridge,
+            gram_noise_bound=gram_bound,
+            moment_noise_bound=moment_bound,
+            failure=FAILURE,
+        )
 
 
 def _action(
@@ -399,6 +469,7 @@ def _action(
     if view is None:
         point = random_point(space, arms, generator(seed, "arm", t))
         return point if arms is not None else space.snap(point)
+    view = view.perturbed(generator(seed, "perturb", t))
     score = view.score(arms, generator(seed, "score", t))
     if arms is not None:
         order = generator(seed, "ties", t).uniform(len(arms)).argsort(stable=True)
@@ -412,9 +483,29 @@ def _action(
     with torch.no_grad():
         values = score(raw)
     starts = raw[values.topk(NUM_STARTS).indices]
+    grid = _grid(view.phi) if view.setup.acquisition == "ucb" else None
+    if grid is not None:
+        points = [
+            grid.maximize_ucb(
+                view.posterior,
+                exploration=view.width,
+                generator=generator(seed, "grid", t, i),
+                start=starts[i : i + 1],
+            )[0]
+            for i in range(NUM_GRID_STARTS)
+        ]
+        starts = torch.cat([*points, starts[NUM_GRID_STARTS:]])
     found, found_values = ascend(score, starts, *space.bounds)
     best = int(torch.nan_to_num(torch.cat([found_values, values]), nan=-torch.inf).argmax())
     return space.snap(torch.cat([found, raw])[best : best + 1])
+
+
+@lru_cache(maxsize=4)
+def _grid(phi: FeatureMap) -> AdditiveGrid | None:
+    """For sums of functions of one input each; None for other maps."""
+    if not isinstance(phi, AdditiveFeatures) or any(len(group) != 1 for group in phi.groups):
+        return None
+    return AdditiveGrid(phi, torch.linspace(0, 1, GRID_POINTS, dtype=torch.float64))
 
 
 # ------------------------------------------------------------------ the agent
@@ -1376,6 +1467,8 @@ class PrivateUCB:
         psd: See `Setup`.
         height: See `Setup`.
         inflate: See `Setup`.
+        perturb: See `Setup`; 0.7 with ``trust="local"``, where noise is large.
+        norm_bound: See `Setup`.
         factorization: Of the running sums, see `privacy.tree`.
         adjacency: What a neighbouring world is.
         unit: Whose data are protected: a record, or all of an agent's.
@@ -1414,6 +1507,8 @@ class PrivateUCB:
     psd: PSD = "floor"
     height: float = 4.0
     inflate: bool = False
+    perturb: float = 0.0
+    norm_bound: float = 0.0
     factorization: Factorization | Tensor = "sqrt"
     adjacency: Adjacency = "replace-one"
     unit: Unit = "record"
@@ -1472,6 +1567,8 @@ class PrivateUCB:
             psd=self.psd,
             height=self.height,
             inflate=self.inflate,
+            perturb=self.perturb,
+            norm_bound=self.norm_bound,
             promise=None,
         )
         budget = None

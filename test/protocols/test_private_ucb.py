@@ -20,9 +20,21 @@ from botorch.generation import MaxPosteriorSampling
 from botorch.optim import optimize_acqf
 from torch import Tensor
 
+from botorch_fed.acquisition import private_ucb_width
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
-from botorch_fed.models import BasisGP, FeatureMap, KLFeatures, Summary, summarize
+from botorch_fed.models import (
+    AdditiveFeatures,
+    BasisGP,
+    FeatureMap,
+    KLFeatures,
+    QuadratureFourierFeatures,
+    StationaryKernel,
+    Summary,
+    WeightPosterior,
+    noise_norm_bound,
+    summarize,
+)
 from botorch_fed.privacy import (
     BlockSum,
     Budget,
@@ -51,6 +63,8 @@ from botorch_fed.protocols.private_ucb import (
     Query,
     Record,
     Setup,
+    _action,
+    _View,
     parameters_model,
     private_summary,
     signal_to_noise,
@@ -492,6 +506,79 @@ def test_expected_improvement_is_that_over_the_best_mean(noise_std: float) -> No
         value = LogExpectedImprovement(model, best_f=best)(arms.unsqueeze(-2))
     point = asked(setup, found, an_agent(decision_sets=partial(sets, "ann", count=40)))
     assert torch.equal(point[0], arms[value.argmax()])
+
+
+def test_a_perturbed_score_is_that_of_a_moment_with_fresh_noise() -> None:
+    setup, found = setup_of(perturb=0.7, rounds=40), parameters(noise_std=0.5)
+    total = private_summary(setup, PHI, found)
+    t = 0.5 * math.sqrt(SCALE) / NOISE_VAR / setup.moment_scale
+    points = []
+    for step in range(2, 40):
+        fresh = generator(5, "perturb", step).normal(M, 1)
+        moved = replace(total, moment=total.moment + 0.7 * t * fresh)
+        model = BasisGP.from_summary(moved, feature_map=PHI)
+        arms = sets("ann", step, 40)
+        with torch.no_grad():
+            values = UpperConfidenceBound(model, beta=setup.exploration**2)(arms.unsqueeze(-2))
+        agent = an_agent(seed=5, decision_sets=partial(sets, "ann", count=40))
+        points.append(asked(setup, found, agent, t=step))
+        assert torch.equal(points[-1][0], arms[values.argmax()])
+    exact = asked(setup, parameters(), an_agent(candidates=ARMS))  # nothing to perturb
+    assert torch.equal(exact, asked(setup_of(), parameters(), an_agent(candidates=ARMS)))
+
+
+@pytest.mark.parametrize("noise_std", [0.0, 0.3])
+def test_the_theorems_width_is_that_of_the_shifted_matrix(noise_std: float) -> None:
+    setup = setup_of(psd="shift", norm_bound=1.5)
+    found = parameters(noise_std=noise_std)
+    statistic = RecordStatistic(num_features=M, outcome_bound=2.0)
+    ridge = NOISE_VAR / SCALE
+    gram, _ = statistic.gram_and_moment(found.values, noise_var=1.0)
+    V, bounds = gram + ridge * torch.eye(M).double(), {}
+    if noise_std:
+        upsilon = noise_norm_bound(noise_std, M, horizon=setup.horizon)
+        V = V + 2 * upsilon * torch.eye(M).double()
+        reach = math.sqrt(M) + math.sqrt(2 * math.log(20 * setup.horizon))
+        largest = noise_std / setup.moment_scale * reach
+        bounds = {
+            "gram_noise_bound": upsilon,
+            "moment_noise_bound": largest / math.sqrt(upsilon),
+        }
+    width = private_ucb_width(
+        V,
+        t=found.t + 1,
+        norm_bound=1.5,
+        noise_std=math.sqrt(NOISE_VAR),
+        noise_var=ridge,
+        **bounds,
+    )
+    model, arms = parameters_model(setup, found), sets("ann", 2, 40)
+    with torch.no_grad():
+        values = UpperConfidenceBound(model, beta=width**2)(arms.unsqueeze(-2))
+    point = asked(setup, found, an_agent(decision_sets=partial(sets, "ann", count=40)))
+    assert torch.equal(point[0], arms[values.argmax()])
+
+
+def test_many_dimensions_of_an_additive_function_are_searched_one_by_one() -> None:
+    """In eight dimensions 20 starts of a gradient search do not find what coordinates do."""
+    dim = 8
+    bounds = torch.tensor([[0.0], [1.0]]).double()
+    base = QuadratureFourierFeatures.from_kernel(
+        StationaryKernel(math.inf, [0.15]), bounds, tol=1e-3
+    )
+    line = torch.linspace(0, 1, 100).double()[:, None]
+    phi = AdditiveFeatures([KLFeatures.from_map(base, line, num_features=8)] * dim)
+    space = SearchSpace(tuple(Parameter.real(f"x{i}", 0.0, 1.0) for i in range(dim)))
+    X = uniform(400, dim, seed=3)
+    Y = torch.sin(9 * X).sum(dim=-1, keepdim=True)
+    total = summarize(phi, X, Y, noise_var=0.01)
+    setup = replace(setup_of(exploration=0.0), space=space, features=phi.to_tensors())
+    view = _View(setup, phi, total, WeightPosterior.from_total(total), parameters())
+    point = _action(view, space, None, seed=0, t=3)
+    grid = torch.linspace(0, 1, 2001).double()[:, None]
+    weights = view.posterior.mean.split(8)
+    best = sum(float((phi.maps[i](grid) @ weights[i]).max()) for i in range(dim))
+    assert float(view.predict(point)[0]) == pytest.approx(best, abs=1e-3)
 
 
 def test_a_thompson_sample_is_a_draw_of_the_posterior_scaled_by_exploration() -> None:
@@ -1253,6 +1340,10 @@ def test_who_has_decision_sets_of_its_own_plays_nothing_that_others_choose() -> 
         {"acquisition": "pi"},
         {"psd": "hope"},
         {"psd": "shift", "inflate": True},
+        {"perturb": -1.0},
+        {"perturb": 0.5, "inflate": True},
+        {"norm_bound": 1.0},
+        {"norm_bound": 1.0, "psd": "shift", "acquisition": "ei"},
         {"noise_var": 0.0},
         {"outcome_bound": 0.0},
         {"exploration": -1.0},
