@@ -9,7 +9,7 @@ One thread, CPU time. Parts for ``--only``, and their keys of ``--json``:
                                         noise of the operating system, the sum is made a posterior
                                         (its eigenvalues floored), and one of 1,000 arms whose
                                         features are known is chosen by mean + c sd
-              round_ms_T1e4_m100_shift  the same with the identity added, in the place of a floor
+              round_ms_T1e4_m100_shift  the same with a multiple of the identity added
               round_growth_1e4_vs_1e2   a round at step 10^4 / one at step 10^2 of the same stream
               round_vs_exact_root       the same round with all noise kept and recombined (the
                                         exact root) / ours, at step 1,024 of a stream of as many
@@ -17,7 +17,7 @@ One thread, CPU time. Parts for ``--only``, and their keys of ``--json``:
                                         secret / ours, at the same step
     state     noise_state_mb_m400       what is kept between two steps, encoded, with 400 features:
                                         the largest of horizons from 10^3 to 10^6
-    rmse      rmse_private_mean_alpha1  of the private mean after 1,024 rewards of 0 or 1, at
+    rmse      rmse_private_mean_alpha1  of the private mean after 1,023 rewards of 0 or 1, at
                                         epsilon = 1 and delta = 1e-5: 11 features, length scale 0.2
                                         in one dimension, signal of deviation 0.28
               rmse_paper_alpha1         the same with the published constants and its shift
@@ -41,9 +41,11 @@ import statistics
 import sys
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from copy import copy
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import partial
 from importlib.metadata import version
 from typing import Literal
 
@@ -80,10 +82,12 @@ BOUND = 0.5  # rewards between 0 and 1 about a centre of one half
 NOISE_VAR, EXPLORATION = 0.25, 0.5
 SHORT = 1024  # the horizon at which forms of the noise are compared
 FACTORIZATIONS: tuple[Factorization, ...] = ("sqrt", "sqrt-exact", "honaker", "tree")
+FORMS: dict[str, Factorization] = {"tree": "tree", "root": "sqrt"}  # whose errors are compared
 SIGNAL_STD = 0.28
 SEED = 20260404
 
 Psd = Literal["floor", "shift"]
+PSD: tuple[Psd, ...] = ("shift", "floor")
 Array = NDArray[np.float64]
 Figures = dict[str, float]
 Part = tuple[Figures, list[Table]]
@@ -162,10 +166,8 @@ class Clock:
         return statistics.median(map(sum, zip(*(self.parts[part] for part in parts), strict=True)))
 
 
-class Rounds:
-    """Rounds of one stream, from a state on that real steps have reached.
-
-    A round is `ingest`, `solve` and `choose`; the arm that it chooses is the next one's record.
+class Rounds(ABC):
+    """Rounds of one stream; the arm that a round chooses is the record of the next one.
 
     Args:
         mechanism: The stream.
@@ -176,18 +178,58 @@ class Rounds:
         self.mechanism = mechanism
         self.Phi = features_of_arms(mechanism.num_features, num_arms)
         self.Y = rewards(self.Phi)
+        self.t = self.arm = 0
+
+    @abstractmethod
+    def draw(self) -> object:
+        """As much noise as one step needs, for nothing."""
+
+    @abstractmethod
+    def ingest(self) -> None:
+        """Add the record of the last arm, and release the sum."""
+
+    @abstractmethod
+    def solve(self, psd: Psd) -> None:
+        """Make the release a posterior."""
+
+    @abstractmethod
+    def choose(self) -> None:
+        """Find the best arm."""
+
+    def advance(self, t: int) -> None:
+        """Real steps up to step `t`, of arms in a random order, without decisions."""
+        order = generator(SEED, "order", self.t).uniform(max(t - self.t, 0))
+        for arm in (order * len(self.Phi)).long().tolist():
+            self.arm = arm
+            self.ingest()
+
+    def timed(self, clock: Clock, psd: Psd) -> None:
+        """One round, and its noise once more."""
+        clock("ingest", self.ingest)
+        clock("solve", partial(self.solve, psd))
+        clock("choose", self.choose)
+        clock("noise", self.draw)
+
+
+class Ours(Rounds):
+    """Rounds by the shipped parts, with noise of the operating system."""
+
+    def __init__(self, mechanism: PrefixSum, *, num_arms: int = NUM_ARMS) -> None:
+        super().__init__(mechanism, num_arms=num_arms)
         self.state = started(mechanism, OSNoise())
         self.release = mechanism.release(self.state)
         self.posterior: WeightPosterior | None = None
-        self.arm = 0
+
+    def draw(self) -> object:
+        return normal(OSNoise(), 1, self.mechanism.dim, path=())
 
     def ingest(self) -> None:
-        """Add the record of the last arm, and release the sum."""
         row = slice(self.arm, self.arm + 1)
         records = self.mechanism.records(self.Phi[row], self.Y[row])
         self.state, self.release = self.mechanism.step(
             self.state, records, noise=OSNoise(), path=("round",)
         )
+        self.t = self.state.t
 
     def solve(self, psd: Psd) -> None:
         self.posterior = posterior_of(self.release, self.mechanism, psd)
@@ -198,147 +240,376 @@ class Rounds:
         score = mean.squeeze(-1) + EXPLORATION * root.square().sum(dim=-1).sqrt()
         self.arm = int(score.argmax())
 
-    def advance(self, steps: int) -> None:
-        """Steps without decisions: arms in a random order."""
-        order = generator(SEED, "advance", self.state.t).uniform(steps)
-        for arm in (order * len(self.Phi)).long().tolist():
-            self.arm = arm
-            self.ingest()
 
-    def at(self, state: PrefixState) -> Rounds:
-        """The same stream in another state."""
-        other = object.__new__(type(self))
-        other.__dict__.update(self.__dict__, state=state)
-        return other
-
-    def timed(self, clock: Clock) -> None:
-        """One round with either way to solve, each followed by its choice, the floor's last."""
-        clock("ingest", self.ingest)
-        dim = self.mechanism.dim
-        clock("noise of it", lambda: normal(OSNoise(), 1, dim, path=()))
-        for psd in ("shift", "floor"):
-            clock(f"solve, {psd}", lambda psd=psd: self.solve(psd))  # type: ignore[misc]
-            clock(f"choose, {psd}", self.choose)
-
-
-def round_ms(clock: Clock, psd: Psd) -> float:
-    return clock.median("ingest", f"solve, {psd}", f"choose, {psd}")
-
-
-def alternating(streams: Sequence[Rounds], rounds: int) -> list[Clock]:
-    """Times of as many rounds of each; two to warm up."""
-    clocks = [Clock() for _ in streams]
-    for turn in range(rounds + 2):
-        for one, clock in zip(streams, clocks, strict=True):
-            one.timed(clock if turn > 1 else Clock())
-    return clocks
-
-
-class NumpyTree:
-    """A round as it is usually written: a tree of noise, neither on a lattice nor secret."""
+class NumpyTree(Rounds):
+    """Rounds as they are usually written: a tree, its noise neither on a lattice nor secret."""
 
     def __init__(self, mechanism: PrefixSum, *, num_arms: int = NUM_ARMS) -> None:
-        self.Phi: Array = features_of_arms(mechanism.num_features, num_arms).numpy()
-        self.Y: Array = rewards(torch.from_numpy(self.Phi)).numpy()
+        super().__init__(mechanism, num_arms=num_arms)
+        m, levels = mechanism.num_features, mechanism.horizon.bit_length()
         self.rng = np.random.default_rng(SEED)
-        self.norm = mechanism.statistic.norm(mechanism.adjacency)
-        self.scale = mechanism.noise_multiplier * self.norm * math.sqrt(self.levels(mechanism))
-        self.moment_scale = mechanism.moment_scale
-        m = mechanism.num_features
+        norm = mechanism.statistic.norm(mechanism.adjacency)
+        self.scale = mechanism.noise_multiplier * norm * math.sqrt(levels)
+        self.rows: Array = self.Phi.numpy()
         self.gram, self.moment = np.zeros((m, m)), np.zeros(m)
         self.nodes: dict[int, tuple[Array, Array]] = {}
-        self.t = self.arm = 0
+        self.precision, self.mean = self.gram, self.moment
 
-    @staticmethod
-    def levels(mechanism: PrefixSum) -> int:
-        return mechanism.horizon.bit_length()
+    def draw(self) -> tuple[Array, Array]:
+        m = len(self.moment)
+        V = self.rng.standard_normal((m, m)) * (self.scale / 2)
+        return V + V.T, self.rng.standard_normal(m) * (self.scale / self.mechanism.moment_scale)
 
-    def round(self, psd: Psd) -> None:
-        a, m = self.Phi[self.arm], len(self.moment)
+    def ingest(self) -> None:
+        a = self.rows[self.arm]
+        self.gram = self.gram + np.outer(a, a)
+        self.moment = self.moment + a * (float(self.Y[self.arm]) - BOUND)
         self.t += 1
-        self.gram += np.outer(a, a)
-        self.moment += a * (self.Y[self.arm, 0] - BOUND)
         level = (self.t & -self.t).bit_length() - 1
         self.nodes = {k: node for k, node in self.nodes.items() if k > level}
-        V = self.rng.standard_normal((m, m)) * (self.scale / 2)
-        u = self.rng.standard_normal(m) * (self.scale / self.moment_scale)
-        self.nodes[level] = (V + V.T, u)
-        gram = self.gram + sum(node[0] for node in self.nodes.values())
-        moment = self.moment + sum(node[1] for node in self.nodes.values())
+        self.nodes[level] = self.draw()
+        noise = list(self.nodes.values())
+        self.noisy = (
+            self.gram + sum(node[0] for node in noise),
+            self.moment + sum(node[1] for node in noise),
+        )
+
+    def solve(self, psd: Psd) -> None:
+        (known, moment), m = self.noisy, len(self.moment)
         std = self.scale * math.sqrt(len(self.nodes))
         if psd == "shift":
-            known = gram + noise_shift(std, m, horizon=SHORT) * np.eye(m)
+            known = known + noise_shift(std, m, horizon=self.mechanism.horizon) * np.eye(m)
         else:
-            values, Q = np.linalg.eigh(gram)
+            values, Q = np.linalg.eigh(known)
             known = (Q * values.clip(min=noise_floor(std, m))) @ Q.T
-        precision = np.eye(m) + known / NOISE_VAR
-        mean = self.Phi @ np.linalg.solve(precision, moment / NOISE_VAR)
-        half = np.linalg.solve(precision, self.Phi.T)
-        score = mean + EXPLORATION * np.sqrt(np.einsum("km,mk->k", self.Phi, half))
-        self.arm = int(score.argmax())
+        self.precision = np.eye(m) + known / NOISE_VAR
+        self.mean = np.linalg.solve(self.precision, moment / NOISE_VAR)
+
+    def choose(self) -> None:
+        half = np.linalg.solve(self.precision, self.rows.T)
+        variance = np.einsum("km,mk->k", self.rows, half)
+        self.arm = int((self.rows @ self.mean + EXPLORATION * np.sqrt(variance)).argmax())
+
+
+@dataclass(frozen=True)
+class Costs:
+    """CPU times of a stream's rounds with either way to solve."""
+
+    floor: Clock
+    shift: Clock
+
+    @property
+    def floor_ms(self) -> float:
+        return self.floor.median("ingest", "solve", "choose")
+
+    @property
+    def shift_ms(self) -> float:
+        return self.shift.median("ingest", "solve", "choose")
+
+
+def in_turns(streams: Sequence[Rounds], turns: int) -> list[Costs]:
+    """Times of as many rounds of each, in turns, two more to warm up; streams stay as they are."""
+    clocks: dict[Psd, list[Clock]] = {}
+    for psd in PSD:
+        going = [copy(one) for one in streams]  # no round writes to what another one reads
+        clocks[psd] = [Clock() for _ in going]
+        for turn in range(turns + 2):
+            for one, clock in zip(going, clocks[psd], strict=True):
+                one.timed(clock if turn > 1 else Clock(), psd)
+    return [Costs(*pair) for pair in zip(clocks["floor"], clocks["shift"], strict=True)]
 
 
 def rounds(quick: bool) -> Part:
-    few = 30 if quick else 100
-    late = HORIZON - few - 2
-    ours = Rounds(stream(NUM_FEATURES, HORIZON))
-    states: dict[int, PrefixState] = {}
-    for t in (10, 100, 1000, late):
-        ours.advance(t - ours.state.t)
-        states[t] = ours.state
-    clocks = dict(zip(states, alternating([ours.at(s) for s in states.values()], few), strict=True))
-    last, early = clocks[late], clocks[100]
+    turns = 30 if quick else 100
+    last = HORIZON - turns - 2  # the last timed round is step 10^4
+    ours, streams = Ours(stream(NUM_FEATURES, HORIZON)), {}
+    for t in (10, 100, 1000, last):
+        ours.advance(t)
+        streams[t] = copy(ours)
+    costs = dict(zip(streams, in_turns(list(streams.values()), turns), strict=True))
     figures = {
-        "round_ms_T1e4_m100": round(round_ms(last, "floor"), 3),
-        "round_ms_T1e4_m100_shift": round(round_ms(last, "shift"), 3),
-        "round_growth_1e4_vs_1e2": round(round_ms(last, "floor") / round_ms(early, "floor"), 3),
+        "round_ms_T1e4_m100": round(costs[last].floor_ms, 3),
+        "round_ms_T1e4_m100_shift": round(costs[last].shift_ms, 3),
+        "round_growth_1e4_vs_1e2": round(costs[last].floor_ms / costs[100].floor_ms, 3),
     }
-    growth = _round_table(f"A round after t of {HORIZON:,} steps, m = {NUM_FEATURES}", "t")
-    for t, clock in clocks.items():
-        _row(growth, f"{t:,}", clock)
-    sizes = _round_table(f"A round after 100 of {HORIZON:,} steps", "m")
+    growth = _round_table("t", f"A round after t of {HORIZON:,} steps, m = {NUM_FEATURES}")
+    for t, cost in costs.items():
+        _row(growth, f"{t:,}", cost)
+    sizes = _round_table("m", f"A round after 100 of {HORIZON:,} steps, m features")
     for m in (16, 50, 100, 200) if quick else (16, 50, 100, 200, 400):
-        one = Rounds(stream(m, HORIZON))
-        one.advance(20 if quick else 100)
-        _row(sizes, str(m), *alternating([one], 5 if quick else 20))
-    versus, table = compared(128 if quick else SHORT, 10 if quick else 40)
-    return {**figures, **versus}, [growth, sizes, table]
-
-
-def _round_table(title: str, what: str) -> Table:
-    return Table(
-        *(what, "floor, ms", "shift, ms", "ingest", "its noise"),
-        *("solve, floor", "solve, shift", "choose"),
-        title=f"{title}; {NUM_ARMS:,} arms",
-    )
-
-
-def _row(table: Table, name: str, clock: Clock) -> None:
-    parts = ("ingest", "noise of it", "solve, floor", "solve, shift", "choose, floor")
-    numbers = (round_ms(clock, "floor"), round_ms(clock, "shift"), *map(clock.median, parts))
-    table.add_row(name, *(f"{number:.2f}" for number in numbers))
+        one = Ours(stream(m, HORIZON))
+        one.advance(10 if quick else 100)
+        _row(sizes, str(m), *in_turns([one], 5 if quick else 20))
+    ratios, table = compared(128 if quick else SHORT, 10 if quick else 40)
+    return {**figures, **ratios}, [growth, sizes, table]
 
 
 def compared(horizon: int, turns: int) -> tuple[Figures, Table]:
     """The last rounds of a stream with three forms of the noise, in turns."""
-    before = horizon - turns - 2
-    streams = [Rounds(stream(NUM_FEATURES, horizon, name)) for name in ("sqrt", "sqrt-exact")]
-    for one in streams:
-        one.advance(before)
-    usual = {psd: NumpyTree(stream(NUM_FEATURES, horizon, "tree")) for psd in ("floor", "shift")}
-    for tree in usual.values():
-        tree.t = before - before % 2**6  # the nodes of the steps before: as many bits, as much work
-        tree.nodes = {}
-        for _ in range(before % 2**6):
-            tree.round("shift")
-    clocks, peer = [Clock(), Clock()], Clock()
-    for turn in range(turns + 2):
-        for one, clock in zip(streams, clocks, strict=True):
-            one.timed(clock if turn > 1 else Clock())
-        for psd, tree in usual.items():
-            (peer if turn > 1 else Clock())(psd, lambda tree=tree, psd=psd: tree.round(psd))
-    table = Table(
-        *("noise", "floor, ms", "shift, ms"),
-        title=f"A round at step {horizon:,} of as many, m = {NUM_FEATURES}; {NUM_ARMS:,} arms",
+    rows: dict[str, Rounds] = {
+        "ours, buffered": Ours(stream(NUM_FEATURES, horizon)),
+        "exact root": Ours(stream(NUM_FEATURES, horizon, "sqrt-exact")),
+        "NumPy, a tree": NumpyTree(stream(NUM_FEATURES, horizon, "tree")),
+    }
+    for one in rows.values():
+        one.advance(horizon - turns - 2)
+    costs = in_turns(list(rows.values()), turns)
+    table = _round_table("noise", f"The last of {horizon:,} rounds, m = {NUM_FEATURES}")
+    for name, cost in zip(rows, costs, strict=True):
+        _row(table, name, cost)
+    ours, exact, tree = (cost.floor_ms for cost in costs)
+    ratios = {"round_vs_exact_root": exact / ours, "round_vs_numpy_tree": tree / ours}
+    return {name: round(ratio, 2) for name, ratio in ratios.items()}, table
+
+
+def _round_table(first: str, title: str) -> Table:
+    return Table(
+        *(first, "floor", "shift", "ingest", "its noise"),
+        *("floor alone", "shift alone", "choose"),
+        title=f"{title}; {NUM_ARMS:,} arms; CPU ms",
     )
-    return {}, table
+
+
+def _row(table: Table, name: str, cost: Costs) -> None:
+    floor, shift = cost.floor, cost.shift
+    numbers = (
+        *(cost.floor_ms, cost.shift_ms, floor.median("ingest"), floor.median("noise")),
+        *(floor.median("solve"), shift.median("solve"), floor.median("choose")),
+    )
+    table.add_row(name, *(f"{number:.2f}" for number in numbers))
+
+
+# ------------------------------------------------------------------ what is kept
+
+
+def states(quick: bool) -> Part:
+    num_features = 400
+    table = Table(
+        *("horizon", "kept, MB", "exact root at its end, MB", "fit, s"),
+        title=f"What is kept between two steps, m = {num_features}",
+    )
+    largest = 0.0
+    for horizon in (10**3, 10**4) if quick else (10**3, 10**4, 10**5, 10**6):
+        start = time.process_time()
+        mechanism = stream(num_features, horizon)
+        _ = mechanism.noise_scale
+        seconds = time.process_time() - start
+        megabytes = kept_megabytes(mechanism)
+        largest = max(largest, megabytes)
+        exact = 8e-6 * mechanism.dim * (horizon + 3)  # all noise, the sum, its noise, closed noise
+        table.add_row(f"{horizon:,}", f"{megabytes:.2f}", f"{exact:,.0f}", f"{seconds:.2f}")
+    return {"noise_state_mb_m400": round(largest, 2)}, [table]
+
+
+def kept_megabytes(mechanism: PrefixSum) -> float:
+    """The encoded state after a few steps: sum, noise, and what later noise is made of."""
+    noise, state = OSNoise(), started(mechanism, OSNoise())
+    Phi = features_of_arms(mechanism.num_features, 3)
+    for record in mechanism.records(Phi, rewards(Phi)).split(1):
+        state, _ = mechanism.step(state, record, noise=noise, path=("kept",))
+    return len(encode(state)) / 1e6
+
+
+# ------------------------------------------------------------------ the private mean
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A draw of the prior in one dimension, of given deviation, and rewards of it.
+
+    Attributes:
+        features: Of all rounds, `T x m`.
+        rewards: 0 or 1, `T x 1`.
+        grid: Features of a grid, `G x m`.
+        truth: What is to be predicted there, `G x 1`.
+    """
+
+    features: Tensor
+    rewards: Tensor
+    grid: Tensor
+    truth: Tensor
+
+
+def curve(seed: int, count: int) -> Curve:
+    """Rewards at uniform points: the draw is centred, scaled, and clipped to probabilities."""
+    draws = generator(SEED, "curve", seed)
+    kernel, box = StationaryKernel(math.inf, [0.2]), torch.tensor([[0.0], [1.0]]).double()
+    base = QuadratureFourierFeatures.from_kernel(kernel, box, tol=1e-6)
+    grid = torch.linspace(0, 1, 201).double()[:, None]
+    phi = KLFeatures.from_map(base, grid, num_features=11)
+    X, weights = draws.uniform(count, 1), draws.normal(base.num_features, 1)
+    values = base(torch.cat([grid, X])) @ weights
+    on_grid = values[: len(grid)]
+    signal = ((values - on_grid.mean()) * (SIGNAL_STD / on_grid.std())).clamp(-BOUND, BOUND)
+    coins = (draws.uniform(count, 1) < BOUND + signal[len(grid) :]).double()
+    return Curve(phi(X), coins, phi(grid), signal[: len(grid)])
+
+
+def rms_error(known: Curve, posterior: WeightPosterior) -> float:
+    return float((known.grid @ posterior.mean[:, None] - known.truth).square().mean().sqrt())
+
+
+def error_without_privacy(known: Curve) -> float:
+    Phi, Y = known.features, known.rewards - BOUND
+    total = Summary(Phi.mT @ Phi / NOISE_VAR, Phi.mT @ Y / NOISE_VAR, "benchmark")
+    return rms_error(known, WeightPosterior.from_total(total))
+
+
+def private_errors(known: Curve, mechanism: PrefixSum, seed: int) -> dict[Psd, float]:
+    """Of the mean after a stream of all rewards, made positive either way; noise by a seed."""
+    noise = InsecureSeededNoise(seed)
+    state = started(mechanism, noise)
+    for record in mechanism.records(known.features, known.rewards).split(1):
+        state, release = mechanism.step(state, record, noise=noise, path=("rmse",))
+    posteriors = {psd: posterior_of(release, mechanism, psd, height=2.0) for psd in PSD}
+    return {psd: rms_error(known, posterior) for psd, posterior in posteriors.items()}
+
+
+def published_error(known: Curve, epsilon: float, draws: Generator) -> float:
+    """With the published noise in all nodes of the sum, of all rounds but the last, and a shift."""
+    count, m = known.features.shape
+    std = paper_prefix_noise(epsilon, DELTA, count + 1, 1.0) * math.sqrt(count.bit_count())
+    V = draws.normal(m, m) * (std / math.sqrt(2))
+    gram = known.features.mT @ known.features + V + V.mT
+    moment = known.features.mT @ (known.rewards - BOUND) + std * draws.normal(m, 1)
+    shift = noise_shift(math.sqrt(2) * std, m, horizon=count)
+    total = Summary(gram / NOISE_VAR, moment / NOISE_VAR, "benchmark")
+    return rms_error(
+        known, WeightPosterior.from_total(repair_total(total, shift=shift / NOISE_VAR))
+    )
+
+
+def errors(quick: bool) -> Part:
+    draws = 4 if quick else 100
+    count = SHORT - 1  # what the last round acts on
+    curves = [curve(seed, count) for seed in range(draws)]
+    found = {
+        "not private": [error_without_privacy(known) for known in curves],
+        "published, shift": [
+            published_error(known, EPSILON, generator(SEED, "published", seed))
+            for seed, known in enumerate(curves)
+        ],
+    }
+    for name, factorization in FORMS.items():
+        mechanism = stream(11, count, factorization)
+        ours = [private_errors(known, mechanism, seed) for seed, known in enumerate(curves)]
+        found |= {f"{name}, {psd}": [error[psd] for error in ours] for psd in PSD}
+    table = Table(
+        *("release", "error", "standard error"),
+        title=f"Error of the private mean, {draws} draws of a signal of deviation {SIGNAL_STD}; "
+        f"epsilon = {EPSILON:g}, delta = {DELTA:g}",
+    )
+    for name, column in found.items():
+        spread = statistics.stdev(column) / math.sqrt(draws)
+        table.add_row(name, f"{statistics.mean(column):.3f}", f"{spread:.3f}")
+    figures = {
+        "rmse_private_mean_alpha1": round(statistics.mean(found["root, floor"]), 4),
+        "rmse_paper_alpha1": round(statistics.mean(found["published, shift"]), 4),
+    }
+    return figures, [table]
+
+
+# ------------------------------------------------------------------ noise in the sums
+
+
+def deviations(horizon: int, factorization: Factorization) -> list[float]:
+    """Of the noise in all sums of a stream, over the multiplier times a record's norm."""
+    mechanism = stream(NUM_FEATURES, horizon, factorization)
+    unit = mechanism.noise_multiplier * mechanism.norm
+    return [mechanism.noise_std(t) / unit for t in range(1, horizon + 1)]
+
+
+def prefixes(quick: bool) -> Part:
+    horizons = (64, SHORT)
+    table = Table(
+        "noise",
+        *(f"worst of {T:,} (root mean square)" for T in horizons),
+        title="Deviation of the noise over the multiplier times a record's norm",
+    )
+    worst: dict[str, float] = {}
+    for name in FACTORIZATIONS:
+        found = [deviations(T, name) for T in horizons]
+        worst[name] = max(found[-1])
+        cells = (
+            f"{max(row):.3f} ({statistics.fmean(r * r for r in row) ** 0.5:.3f})" for row in found
+        )
+        table.add_row(name, *cells)
+    ratios = Table("horizon", "buffered / exact - 1", title="The last sum, which is the worst")
+    for T in (64, SHORT, 10**4) if quick else (64, SHORT, 10**4, 10**5, 10**6):
+        buffered, exact = (stream(8, T, name).noise_std(T) for name in ("sqrt", "sqrt-exact"))
+        ratios.add_row(f"{T:,}", f"{buffered / exact - 1:.2e}")
+    return {"prefix_std_worst_T1024": round(worst["sqrt"], 3)}, [table, ratios]
+
+
+# ------------------------------------------------------------------ defects
+
+
+def mutants(quick: bool) -> Part:
+    table = Table("defect", "caught", "mechanisms", "s", "missed in", title="Audits of defects")
+    caught = total = 0
+    for mutant in STREAM_MUTANTS:
+        cases, missed = mutant.cases[:1] if quick else mutant.cases, []
+        start = time.process_time()
+        for case in cases:
+            with installed(mutant):
+                if audited_stream(case).passed:
+                    missed.append(case)
+        seconds, found = time.process_time() - start, len(cases) - len(missed)
+        caught, total = caught + found, total + len(cases)
+        cells = (str(found), str(len(cases)), f"{seconds:.1f}", "; ".join(missed))
+        table.add_row(mutant.name, *cells)
+    return {"mutants_caught": caught, "mutants": total}, [table]
+
+
+# ------------------------------------------------------------------ all of it
+
+PARTS: dict[str, Callable[[bool], Part]] = {
+    "round": rounds,
+    "state": states,
+    "rmse": errors,
+    "prefix": prefixes,
+    "mutants": mutants,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Rounds, noise and audits of private GP-UCB.")
+    parser.add_argument("--json", action="store_true", help="print one line of figures")
+    parser.add_argument("--quick", action="store_true", help="smaller and fewer runs of everything")
+    parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    args = parser.parse_args()
+    chosen = args.only.split(",")
+    if unknown := set(chosen) - set(PARTS):
+        parser.error(f"unknown parts: {', '.join(sorted(unknown))}")
+    if os.environ.get("OMP_NUM_THREADS") != "1":  # NumPy's BLAS reads it when it is loaded
+        again = [sys.executable, "-m", "benchmarks.private_ucb", *sys.argv[1:]]
+        os.execve(sys.executable, again, {**os.environ, "OMP_NUM_THREADS": "1"})
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
+
+    load = os.getloadavg()[0]
+    results, seconds = [], {}
+    for part in (name for name in PARTS if name in chosen):
+        start = time.process_time()
+        results.append(PARTS[part](args.quick))
+        seconds[part] = time.process_time() - start
+    figures = {key: value for part, _ in results for key, value in part.items()}
+    if args.json:
+        print(json.dumps(figures))
+        return
+    console = Console()
+    versions = ", ".join(f"{package} {version(package)}" for package in ("numpy", "torch"))
+    console.print(f"{versions}; Python {platform.python_version()}; one thread; load {load:.1f}")
+    for _, tables in results:
+        for table in tables:
+            console.print(table)
+    table = Table("figure", "value", title="Figures")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:g}")
+    console.print(table)
+    spent = ", ".join(f"{part} {cpu:.0f} s" for part, cpu in seconds.items())
+    console.print(f"CPU time: {spent}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,995 @@
+r"""The experiments of private Gaussian process bandits, each a named entry.
+
+    python -m benchmarks.papers.private_ucb ENTRY [--trials N] [--rows ROW …]   run what is missing
+    python -m benchmarks.papers.private_ucb ENTRY --summary [--json]      from committed results
+    python -m benchmarks.papers.private_ucb ENTRY --smoke 2               2 trials, nothing kept
+
+    synthetic    Figs. 1 and 2, and delta = 1e-5: a kernel bandit, 25 arms a round, 1,024 rounds
+    table1       Table 1: Camelback, Styblinski-Tang in 20 and Michalewicz in 10 variables,
+                 10,000 rounds
+    rmse         the error of the private mean, by release and by what makes it positive
+    quadrature   sup errors of Fourier features, computed when asked for
+
+What runs here are the shipped mechanisms with seeded noise, in a bare loop: `PrefixSum` and
+`LocalGaussian` on records, `BlockSum` on public actions; what they release goes through
+`repair_total` into a `WeightPosterior`. A record is one round, and one user. alpha is epsilon and
+beta is delta, of one record replaced; the noise is that which the Gaussian mechanism needs.
+Published rows add the published noise to the same sums (`paper_prefix_noise`,
+`paper_local_noise`), whatever it guarantees.
+
+Settings were chosen on pilots, seeds 1000-1119 for `synthetic` and 1000-1199 for `table1` (of the
+very problems, so that results are those of a tuned method); results are of seeds from 0 on. What
+the paper leaves unstated was fixed before any run:
+
+- a function of values in [0, 1], redrawn until 0.5 % of the disc has 0.8, shuffled arms, ties at
+  random: see `KernelBandit`. All rows of a trial have the same function, decision sets and reward
+  coins. Regret is that of expected rewards, against the best arm of the round;
+- the length scale is known: 1, a quarter of the domain's width. Ours: ten KL features, rewards
+  centred, floor of height 4, noise variance 0.25, 0.5 standard deviations of exploration. Local:
+  the moment gets a fresh draw of 0.7 of its own noise in every round, which is post-processing,
+  because otherwise some runs stay for hundreds of rounds where noise sent them first;
+- non-private: 29 KL features, noise variance 1, exploration 0.3, tuned on the pilots as well;
+- published: quadrature features of tolerance 0.01, rewards in [0, 1] not centred, the noise of the
+  proof (its statement has another) on the whole matrix of features and reward, node by node as a
+  dyadic decomposition needs it, and a shift of twice the published bound on its norm, the same in
+  every round; exploration and noise variance are ours, because the theorem's lose more;
+- ``random`` is the mean over all arms, exactly;
+- Table 1: values in [0, 1] by the exact range, noise of standard deviation 0.1 (Camelback) or 0.02,
+  outcomes clipped to 0.5 ± 0.7 or ± 0.55, one variable in each group of features, and the optimum
+  of the box (of the arms for Camelback) as the yardstick. The paper's domains, scales, noise and
+  groups are not in its text. Actions are public: a fixed decision set, so that only outcomes get
+  noise, in blocks. ``gram`` is the same bandit with the noisy gram matrix of `PrefixSum`;
+- Table 1 without privacy: Camelback has blocks by the observation noise alone, the others one play
+  a round; exploration 0.5 for Styblinski-Tang, 2 for Michalewicz (of 0.5, 1 and 2 on two pilots).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache, lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from benchmarks.papers.ledger import Line, Results, versions
+from botorch_fed.acquisition import AdditiveGrid
+from botorch_fed.models import (
+    AdditiveFeatures,
+    FeatureMap,
+    KLFeatures,
+    QuadratureFourierFeatures,
+    StationaryKernel,
+    Summary,
+    WeightPosterior,
+    noise_floor,
+    repair_total,
+)
+from botorch_fed.privacy import (
+    BlockSum,
+    InsecureSeededNoise,
+    Ledger,
+    LocalGaussian,
+    NoiseSource,
+    PrefixSum,
+    RecordStatistic,
+    noise_multiplier_for,
+    paper_local_noise,
+    paper_prefix_noise,
+)
+from botorch_fed.privacy.hazmat.noise import normal
+from botorch_fed.rng import Generator, generator
+from botorch_fed.test_functions import Camelback, KernelBandit, Michalewicz, StyblinskiTang
+
+SEED = 20260103  # of what is public: reference points
+ALPHAS = (10.0, 1.0, 0.5, 0.1)
+BETAS = (0.01, 0.1, 0.5, 0.99)
+BETA, SMALL = 0.1, 1e-5  # the paper's delta, and one that deserves the name
+ADJACENCY: Any = "replace-one"
+
+
+class Lines(Results):
+    """Results whose lists are as they were stored."""
+
+    def __init__(self, name: str, keys: tuple[str, ...]) -> None:
+        super().__init__(name, keys)
+        if self.path.exists():
+            text = self.path.read_text().splitlines(keepends=True)
+            self.lines = [json.loads(line) for line in text if line.endswith("\n")]
+
+
+@cache
+def multiplier(alpha: float, delta: float) -> float:
+    """The noise that one Gaussian release needs, over one record's norm."""
+    return noise_multiplier_for(
+        epsilon=alpha, delta=delta, sampling_rate=1.0, num_releases=1, adjacency=ADJACENCY
+    )
+
+
+def free_ledger() -> Ledger:
+    """A ledger without a limit: the guarantee is in the name of the run."""
+    return Ledger(adjacency=ADJACENCY, unit="record")
+
+
+# ------------------------------------------------------------------ what the rounds leave behind
+
+
+@dataclass(frozen=True)
+class Likelihood:
+    """What records mean.
+
+    Attributes:
+        basis: The features, of prior variance `outputscale`.
+        noise_var: The variance of outcomes.
+        outputscale: What features are divided by the root of before noise is added.
+    """
+
+    basis: FeatureMap
+    noise_var: float
+    outputscale: float = 1.0
+
+    def summary(self, statistic: RecordStatistic, values: Tensor) -> Summary:
+        gram, moment = statistic.gram_and_moment(
+            values, noise_var=self.noise_var, outputscale=self.outputscale
+        )
+        return Summary(gram, moment, self.basis.fingerprint)
+
+    @property
+    def per_sum(self) -> float:
+        """What a sum of normed features is multiplied by in a summary."""
+        return self.outputscale / self.noise_var
+
+
+class Stream(ABC):
+    """Everything about earlier rounds that the next decision may depend on."""
+
+    @abstractmethod
+    def add(self, features: Tensor, outcome: float) -> None:
+        """One round's record: `1 x m` features of norm at most one, and the outcome."""
+
+    @abstractmethod
+    def posterior(self) -> WeightPosterior:
+        """Of the weights, given what was released."""
+
+    snr: float | None = None
+    """Norm of the last sum over that of its noise."""
+
+
+class Exact(Stream):
+    """The sums themselves: no privacy."""
+
+    def __init__(self, likelihood: Likelihood, statistic: RecordStatistic) -> None:
+        self.likelihood, self.statistic = likelihood, statistic
+        self.values = torch.zeros(statistic.dim, dtype=torch.float64)
+
+    def add(self, features: Tensor, outcome: float) -> None:
+        record = self.statistic.records(features, _column(outcome))
+        self.values = self.values + self.statistic.statistics(record)[0]
+
+    def posterior(self) -> WeightPosterior:
+        return WeightPosterior.from_total(self.likelihood.summary(self.statistic, self.values))
+
+
+class Noisy(Stream):
+    """Sums with noise, whose gram matrix is raised to a floor.
+
+    Attributes:
+        height: Of the floor.
+        perturbation: How much of its own noise the moment gets once more, in every round.
+    """
+
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        statistic: RecordStatistic,
+        *,
+        height: float = 4.0,
+        perturbation: float = 0.0,
+        seed: int = 0,
+    ) -> None:
+        self.likelihood, self.statistic = likelihood, statistic
+        self.height, self.perturbation, self.seed = height, perturbation, seed
+        self.exact = Exact(likelihood, statistic)
+        self.values = self.exact.values
+        self.noise_std = 0.0
+        self.t = 0
+
+    @abstractmethod
+    def _release(self, records: Tensor) -> tuple[Tensor, float]:
+        """The sum after one more record, and the standard deviation of its noise."""
+
+    def add(self, features: Tensor, outcome: float) -> None:
+        self.t += 1
+        self.exact.add(features, outcome)
+        record = self.statistic.records(features, _column(outcome))
+        self.values, self.noise_std = self._release(record)
+
+    def posterior(self) -> WeightPosterior:
+        total = self.likelihood.summary(self.statistic, self.values)
+        m, std, like = self.statistic.num_features, self.noise_std, self.likelihood
+        if self.perturbation and std > 0:
+            own = self.statistic.moment_noise_std(
+                std, noise_var=like.noise_var, outputscale=like.outputscale
+            )
+            draw = generator(self.seed, "perturbation", self.t).normal(m, 1)
+            total = replace(total, moment=total.moment + self.perturbation * own * draw)
+        floor = noise_floor(std, m, height=self.height) * like.per_sum
+        return WeightPosterior.from_total(repair_total(total, floor=floor))
+
+    @property
+    def snr(self) -> float | None:  # type: ignore[override]
+        scale = self.noise_std * math.sqrt(self.statistic.dim)
+        return float(self.exact.values.norm()) / scale if scale else None
+
+
+class Prefix(Noisy):
+    """The running sum, released in every round by a trusted privatizer."""
+
+    def __init__(
+        self, likelihood: Likelihood, mechanism: PrefixSum, noise: NoiseSource, **options: Any
+    ) -> None:
+        super().__init__(likelihood, mechanism.statistic, **options)
+        self.mechanism, self.noise = mechanism, noise
+        self.state, _ = mechanism.start(ledger=free_ledger(), noise=noise)
+
+    def _release(self, records: Tensor) -> tuple[Tensor, float]:
+        self.state, release = self.mechanism.step(
+            self.state, records, noise=self.noise, path=("stream",)
+        )
+        return release.values, release.noise_std
+
+
+class Increments(Noisy):
+    """Every client sends its own increment with noise, and the server adds."""
+
+    def __init__(
+        self, likelihood: Likelihood, mechanism: LocalGaussian, noise: NoiseSource, **options: Any
+    ) -> None:
+        super().__init__(likelihood, mechanism.statistic, **options)
+        self.mechanism, self.noise = mechanism, noise
+
+    def _release(self, records: Tensor) -> tuple[Tensor, float]:
+        release, _ = self.mechanism.release(
+            records, ledger=free_ledger(), noise=self.noise, path=(self.t, "increment")
+        )
+        return self.values + release.values[0], self.mechanism.noise_std(self.t)
+
+
+def paper_norm_bound(std: float, num_features: int, rounds: int, failure: float = 0.1) -> float:
+    r"""The published bound on the norm of noise of standard deviation `std` per number.
+
+    :math:`\Lambda = \sqrt2 \sigma (4\sqrt m + 2\ln(2T/\zeta))`, of Lemma 3; it is five times what
+    the norm is.
+    """
+    return std * math.sqrt(2) * (4 * math.sqrt(num_features) + 2 * math.log(2 * rounds / failure))
+
+
+class Published(Stream):
+    """Sums of features and rewards as they are, with published noise and the published shift."""
+
+    def __init__(self, likelihood: Likelihood, rounds: int, noise: NoiseSource) -> None:
+        self.likelihood, self.rounds, self.noise = likelihood, rounds, noise
+        self.m = likelihood.basis.num_features
+        self.exact = torch.zeros(self.m + 1, self.m + 1, dtype=torch.float64)
+        self.t = 0
+
+    @abstractmethod
+    def _noise(self) -> Tensor:
+        """What is added to the sum of `t` rounds: symmetric, `(m + 1) x (m + 1)`."""
+
+    @property
+    @abstractmethod
+    def _std(self) -> float:
+        """The standard deviation that the shift is made for."""
+
+    def add(self, features: Tensor, outcome: float) -> None:
+        self.t += 1
+        row = torch.cat([features, _column(outcome)], dim=1)
+        self.exact = self.exact + row.mT @ row
+        self.noisy = self.exact + self._noise()
+
+    def posterior(self) -> WeightPosterior:
+        like, m = self.likelihood, self.m
+        gram, moment = self.noisy[:m, :m] / like.noise_var, self.noisy[:m, m:] / like.noise_var
+        shift = 2 * paper_norm_bound(self._std, m, self.rounds) / like.noise_var
+        total = Summary(gram, moment, like.basis.fingerprint)
+        return WeightPosterior.from_total(repair_total(total, shift=shift))
+
+    @property
+    def snr(self) -> float | None:  # type: ignore[override]
+        if not self.t:
+            return None
+        m = self.m  # of what is used: the gram matrix and the moment
+        used = [matrix[:, :m] for matrix in (self.exact, self.noisy - self.exact)]
+        return float(used[0].norm() / used[1].norm())
+
+
+class PublishedPrefix(Published):
+    """Lemma 2: one matrix of noise per node of the tree, and the nodes of a dyadic sum."""
+
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        rounds: int,
+        noise: NoiseSource,
+        *,
+        alpha: float,
+        beta: float,
+        outcome_bound: float = 1.0,
+    ) -> None:
+        super().__init__(likelihood, rounds, noise)
+        self.node_std = paper_prefix_noise(alpha, beta, rounds, outcome_bound)
+        self.nodes: dict[int, Tensor] = {}
+
+    def _noise(self) -> Tensor:
+        height = (self.t & -self.t).bit_length() - 1
+        self.nodes = {h: node for h, node in self.nodes.items() if h > height}
+        V = normal(self.noise, self.m + 1, self.m + 1, path=("node", self.t))
+        self.nodes[height] = self.node_std * (V + V.mT) / math.sqrt(2)
+        return torch.stack(list(self.nodes.values())).sum(dim=0)
+
+    @property
+    def _std(self) -> float:
+        return self.node_std * math.sqrt(1 + math.ceil(math.log2(self.rounds)))
+
+
+class PublishedIncrements(Published):
+    """Lemma 5: noise of its own for the matrix and the vector of every increment."""
+
+    def __init__(
+        self,
+        likelihood: Likelihood,
+        rounds: int,
+        noise: NoiseSource,
+        *,
+        alpha: float,
+        beta: float,
+        outcome_bound: float = 1.0,
+    ) -> None:
+        super().__init__(likelihood, rounds, noise)
+        self.matrix_std, self.vector_std = paper_local_noise(alpha, beta, outcome_bound)
+        self.total = torch.zeros_like(self.exact)
+
+    def _noise(self) -> Tensor:
+        m = self.m
+        V = normal(self.noise, m + 1, m + 1, path=("increment", self.t))
+        upper = torch.triu(V[:m, :m])
+        noise = torch.zeros_like(self.exact)
+        noise[:m, :m] = self.matrix_std * (upper + upper.mT - torch.diag(upper.diagonal()))
+        noise[:m, m] = noise[m, :m] = self.vector_std * V[:m, m]
+        self.total = self.total + noise
+        return self.total
+
+    @property
+    def _std(self) -> float:
+        return self.matrix_std * math.sqrt(self.t)
+
+
+def _column(outcome: float) -> Tensor:
+    return torch.tensor([[outcome]], dtype=torch.float64)
+
+
+# ------------------------------------------------------------------ Figures 1 and 2
+
+ROUNDS = 1024
+ARMS = 25
+TIMES = (1, 2, 4, 8, 16, 32, 64, 128, 192, 256, 384, 512, 640, 768, 896, 1024)
+LENGTHSCALE = 0.25  # of the unit cube: 1 on the domain of width 4
+NOISE_VAR, EXPLORATION = 0.25, 0.5
+CENTRE = HALF_RANGE = 0.5
+
+
+@cache
+def disc_points(count: int = 4000) -> Tensor:
+    """Public points, uniform in the disc."""
+    X = generator(SEED, "disc").uniform(2 * count, 2)
+    inside = (X - 0.5).square().sum(dim=-1) <= 0.25
+    return X[inside][:count]
+
+
+def unit_box(dim: int) -> Tensor:
+    return torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, dim).contiguous()
+
+
+@cache
+def disc_features(name: str) -> FeatureMap:
+    """``kl-M``: `M` KL features; ``qff-TOL``: pruned quadrature."""
+    kind, _, number = name.partition("-")
+    kernel = StationaryKernel(math.inf, [LENGTHSCALE] * 2)
+    if kind == "qff":
+        return QuadratureFourierFeatures.from_kernel(kernel, unit_box(2), tol=float(number))
+    base = QuadratureFourierFeatures.from_kernel(kernel, unit_box(2), tol=1e-6)
+    return KLFeatures.from_map(base, disc_points(), num_features=int(number))
+
+
+Open = Callable[[Likelihood, float | None, float | None, int, int], Stream]
+
+
+@dataclass(frozen=True)
+class Row:
+    """A way of playing the kernel bandit.
+
+    Attributes:
+        stream: What leaves the rounds: of a likelihood, alpha, beta, the rounds and the trial. None
+            plays at random.
+        features: See `disc_features`.
+        noise_var: The variance of rewards.
+        exploration: What the standard deviation of the function is multiplied by.
+        trials: How many at the paper's beta.
+        small: How many at delta = 1e-5.
+        private: Whether there is an alpha.
+    """
+
+    stream: Open | None
+    features: str = "kl-10"
+    noise_var: float = NOISE_VAR
+    exploration: float = EXPLORATION
+    trials: int = 20
+    small: int = 0
+    private: bool = True
+
+
+def _statistic(m: int) -> RecordStatistic:
+    return RecordStatistic(num_features=m, outcome_bound=HALF_RANGE, centre=CENTRE)
+
+
+def exact(like: Likelihood, alpha: Any, beta: Any, rounds: int, trial: int) -> Stream:
+    return Exact(like, _statistic(like.basis.num_features))
+
+
+def prefix(factorization: Any, **options: Any) -> Open:
+    """By the running sum; the last round's is never used."""
+
+    def stream(like: Likelihood, alpha: Any, beta: Any, rounds: int, trial: int) -> Stream:
+        mechanism = PrefixSum(
+            num_features=like.basis.num_features,
+            outcome_bound=HALF_RANGE,
+            centre=CENTRE,
+            horizon=rounds - 1,
+            noise_multiplier=multiplier(alpha, beta),
+            factorization=factorization,
+        )
+        return Prefix(like, mechanism, InsecureSeededNoise(trial), seed=trial, **options)
+
+    return stream
+
+
+def increments(**options: Any) -> Open:
+    """By increments that clients add noise to themselves."""
+
+    def stream(like: Likelihood, alpha: Any, beta: Any, rounds: int, trial: int) -> Stream:
+        mechanism = LocalGaussian(
+            num_features=like.basis.num_features,
+            outcome_bound=HALF_RANGE,
+            centre=CENTRE,
+            noise_multiplier=multiplier(alpha, beta),
+        )
+        return Increments(like, mechanism, InsecureSeededNoise(trial), seed=trial, **options)
+
+    return stream
+
+
+def published(kind: type[PublishedPrefix] | type[PublishedIncrements]) -> Open:
+    """With published noise."""
+
+    def stream(like: Likelihood, alpha: Any, beta: Any, rounds: int, trial: int) -> Stream:
+        return kind(like, rounds, InsecureSeededNoise(trial), alpha=alpha, beta=beta)
+
+    return stream
+
+
+PAPER_FEATURES = "qff-0.01"
+ROWS = {
+    "nonprivate": Row(exact, "kl-29", 1.0, 0.3, trials=60, private=False),
+    "random": Row(None, trials=60, private=False),
+    "joint-sqrt": Row(prefix("sqrt"), trials=60, small=60),
+    "joint-tree": Row(prefix("tree")),
+    "joint-paper": Row(published(PublishedPrefix), PAPER_FEATURES),
+    "local": Row(increments(perturbation=0.7), trials=60, small=60),
+    "local-paper": Row(published(PublishedIncrements), PAPER_FEATURES),
+}
+SYNTHETIC_KEYS = ("row", "alpha", "beta", "trial")
+
+
+@lru_cache(maxsize=4)
+def offered(trial: int, rounds: int) -> tuple[Tensor, Tensor]:
+    """The decision sets of a trial, `T x K x 2`, and their values."""
+    problem = KernelBandit(seed=trial)
+    sets = problem.decision_sets(rounds, ARMS)
+    return sets, problem.values(sets)
+
+
+@lru_cache(maxsize=4)
+def offered_features(trial: int, rounds: int, name: str) -> Tensor:
+    """The features of all arms, `T x K x m`."""
+    with torch.no_grad():
+        return disc_features(name)(offered(trial, rounds)[0])
+
+
+def bandit_run(
+    row: str, alpha: float | None, beta: float | None, trial: int, *, rounds: int = ROUNDS
+) -> Line:
+    """One trial: `rounds` decisions, each by what earlier rounds left behind."""
+    method = ROWS[row]
+    _, values = offered(trial, rounds)
+    best = values.amax(dim=1)
+    began = time.process_time()
+    snr = None
+    if method.stream is None:
+        gaps = best - values.mean(dim=1)
+    else:
+        likelihood = Likelihood(disc_features(method.features), method.noise_var)
+        stream = method.stream(likelihood, alpha, beta, rounds, trial)
+        played = play(stream, method, trial, rounds)
+        gaps = best - values.gather(1, played[:, None])[:, 0]
+        snr = stream.snr
+    sums = gaps.cumsum(dim=0)
+    tenth = rounds - rounds // 10
+    return {
+        "regret": round(float(sums[-1]), 3),
+        "curve": [round(float(sums[t - 1]), 2) for t in TIMES if t <= rounds],
+        "last_tenth": round(float(gaps[tenth:].sum()), 3),
+        "snr": None if snr is None else round(snr, 4),
+        "cpu_seconds": round(time.process_time() - began, 2),
+        "seed": trial,
+        "versions": versions(),
+    }
+
+
+def play(stream: Stream, method: Row, trial: int, rounds: int) -> Tensor:
+    """The arms that are played; the first at random, since nothing is known yet."""
+    _, values = offered(trial, rounds)
+    Phi = offered_features(trial, rounds, method.features)
+    coins = generator(trial, "reward").uniform(rounds)
+    jitter = generator(trial, "ties").uniform(rounds, ARMS)
+    played = torch.zeros(rounds, dtype=torch.int64)
+    for t in range(rounds):
+        if t:
+            mean, root = stream.posterior().predict(Phi[t])
+            deviation = root.square().sum(dim=-1).sqrt()
+            scores = mean[:, 0] + method.exploration * deviation
+        else:
+            scores = torch.zeros(ARMS, dtype=torch.float64)
+        order = jitter[t].argsort()
+        arm = int(order[int(scores[order].argmax())])
+        played[t] = arm
+        if t + 1 < rounds:
+            stream.add(Phi[t, arm : arm + 1], float(coins[t] < values[t, arm]))
+    return played
+
+
+def synthetic_runs(row: str, trials: int | None = None, first: int = 0) -> list[Line]:
+    """The runs of a row, trial by trial; beta sweeps have twenty."""
+    method = ROWS[row]
+    counts: dict[tuple[float | None, float | None], int] = {}
+    if method.private:
+        for alpha in ALPHAS:
+            counts[alpha, BETA] = method.trials
+        for beta in BETAS:
+            counts.setdefault((1.0, beta), 20)
+        if method.small:
+            for alpha in ALPHAS:
+                counts[alpha, SMALL] = method.small
+    else:
+        counts[None, None] = method.trials
+    most = max(counts.values()) if trials is None else trials
+    return [
+        {"row": row, "alpha": alpha, "beta": beta, "trial": first + k}
+        for k in range(most)
+        for (alpha, beta), count in counts.items()
+        if k < count
+    ]
+
+
+# ------------------------------------------------------------------ Table 1
+
+LONG = 10_000
+
+
+@cache
+def interval_features(lengthscale: float, tol: float, scale: float) -> FeatureMap:
+    """KL features of one variable, uniform on [0, 1]; `scale` is the prior standard deviation."""
+    kernel = StationaryKernel(math.inf, [lengthscale], scale**2)
+    base = QuadratureFourierFeatures.from_kernel(kernel, unit_box(1), tol=1e-8)
+    points = torch.linspace(0, 1, 400, dtype=torch.float64)[:, None]
+    return KLFeatures.from_map(base, points, tol=tol)
+
+
+@cache
+def square_features(lengthscale: float, tol: float, scale: float) -> FeatureMap:
+    """KL features of two variables, uniform on the square."""
+    kernel = StationaryKernel(math.inf, [lengthscale] * 2, scale**2)
+    base = QuadratureFourierFeatures.from_kernel(kernel, unit_box(2), tol=1e-8)
+    return KLFeatures.from_map(base, generator(SEED, "square").uniform(3000, 2), tol=tol)
+
+
+@cache
+def additive_features(dim: int, lengthscale: float, tol: float, scale: float) -> FeatureMap:
+    """One group for every variable, and a constant of prior standard deviation 0.3."""
+    constant = QuadratureFourierFeatures(
+        StationaryKernel(math.inf, [1.0], 0.3**2),
+        torch.zeros(1, 1, dtype=torch.float64),
+        torch.ones(1, dtype=torch.float64),
+        bounds=unit_box(1),
+    )
+    parts = [interval_features(lengthscale, tol, scale)] * dim
+    return AdditiveFeatures([*parts, constant], [*([j] for j in range(dim)), [0]])
+
+
+class Actions(Protocol):
+    """A public set of actions."""
+
+    features: FeatureMap
+    best: float
+    random_gap: float
+
+    def choose(
+        self, posterior: WeightPosterior, exploration: float, stream: Generator
+    ) -> tuple[Tensor, float, float]:
+        """Features `1 x m`, expected outcome and posterior standard deviation of an action."""
+
+
+class Arms:
+    """A list of arms.
+
+    Attributes:
+        best: The largest value of an arm.
+        random_gap: What random play loses in a round, on average.
+    """
+
+    def __init__(self, problem: Camelback, features: FeatureMap) -> None:
+        self.features = features
+        self.values = problem.values(problem.arms)
+        with torch.no_grad():
+            self.Phi = features(problem.arms)
+        self.best = float(self.values.max())
+        self.random_gap = self.best - float(self.values.mean())
+
+    def index(
+        self, posterior: WeightPosterior, exploration: float, stream: Generator
+    ) -> tuple[int, float]:
+        """The arm of the largest bound, ties at random, and its standard deviation."""
+        mean, root = posterior.predict(self.Phi)
+        deviation = root.square().sum(dim=-1).sqrt()
+        scores = mean[:, 0] + exploration * deviation
+        ties = (scores == scores.max()).nonzero()[:, 0]
+        arm = int(ties[int(stream.uniform(1) * len(ties))])
+        return arm, float(deviation[arm])
+
+    def choose(
+        self, posterior: WeightPosterior, exploration: float, stream: Generator
+    ) -> tuple[Tensor, float, float]:
+        arm, deviation = self.index(posterior, exploration, stream)
+        return self.Phi[arm : arm + 1], float(self.values[arm]), deviation
+
+
+class Box:
+    """The box of a separable function, searched along a grid of every variable."""
+
+    best = 1.0
+
+    def __init__(
+        self, problem: StyblinskiTang | Michalewicz, features: FeatureMap, grid: int
+    ) -> None:
+        self.problem, self.features = problem, features
+        self.grid = AdditiveGrid(features, torch.linspace(0, 1, grid, dtype=torch.float64))
+        self.random_gap = separable_gap(problem)
+        self.last: Tensor | None = None
+
+    def choose(
+        self, posterior: WeightPosterior, exploration: float, stream: Generator
+    ) -> tuple[Tensor, float, float]:
+        point, _ = self.grid.maximize_ucb(
+            posterior, exploration=exploration, generator=stream, start=self.last
+        )
+        self.last = point
+        with torch.no_grad():
+            Phi = self.features(point)
+        root = posterior.predict(Phi)[1]
+        return Phi, float(self.problem.values(point)), float(root.norm())
+
+
+def separable_gap(problem: StyblinskiTang | Michalewicz, points: int = 4096) -> float:
+    """What a uniform point of the box loses, on average: a sum over variables, by midpoints."""
+    axis = (torch.arange(points, dtype=torch.float64) + 0.5) / points
+    gap = 0.0
+    for j in range(problem.dim):
+        X = problem.x_opt.expand(points, problem.dim).clone()
+        X[:, j] = axis
+        gap += 1 - float(problem.values(X).mean())
+    return gap
+
+
+@dataclass(frozen=True)
+class Environment:
+    """One environment of Table 1, with the settings of one method.
+
+    Attributes:
+        actions: Builds its actions.
+        noise_std: Of an outcome.
+        half_range: What outcomes are clipped to, about 0.5.
+        exploration: What the standard deviation is multiplied by.
+        c: Of `BlockSum.length`.
+        share: The longest block as a share of the rounds; None is one play a block.
+    """
+
+    actions: Callable[[], Actions]
+    noise_std: float
+    half_range: float
+    exploration: float
+    c: float = 1.0
+    share: Callable[[int], float] | None = lambda m: 1 / (5 * m)
+
+
+def _camelback() -> Actions:
+    return Arms(Camelback(), square_features(0.25, 1e-2, 0.3))
+
+
+def _styblinski(lengthscale: float, tol: float, scale: float) -> Callable[[], Actions]:
+    return lambda: Box(StyblinskiTang(20), additive_features(20, lengthscale, tol, scale), 41)
+
+
+def _michalewicz() -> Actions:
+    return Box(Michalewicz(10), additive_features(10, 0.035, 0.1, 0.05), 81)
+
+
+def _twentieth(num_features: int) -> float:
+    return 0.05
+
+
+ENVIRONMENTS = {
+    ("camelback", "blocks"): Environment(_camelback, 0.1, 0.7, 1.5, 0.6, _twentieth),
+    ("camelback", "none"): Environment(_camelback, 0.1, 0.7, 1.5, 0.6, _twentieth),
+    ("camelback", "gram"): Environment(_camelback, 0.1, 0.7, 1.5),
+    ("styblinski-tang", "blocks"): Environment(_styblinski(0.12, 0.05, 0.03), 0.02, 0.55, 2.0),
+    ("styblinski-tang", "none"): Environment(
+        _styblinski(0.15, 0.01, 0.05), 0.02, 0.55, 0.5, share=None
+    ),
+    ("michalewicz", "blocks"): Environment(_michalewicz, 0.02, 0.55, 2.0),
+    ("michalewicz", "none"): Environment(_michalewicz, 0.02, 0.55, 2.0, share=None),
+}
+TABLE1_KEYS = ("environment", "mechanism", "alpha", "delta", "trial")
+
+
+@cache
+def actions_of(environment: str, mechanism: str) -> Actions:
+    return ENVIRONMENTS[environment, mechanism].actions()
+
+
+def table_run(
+    environment: str,
+    mechanism: str,
+    alpha: float | None,
+    delta: float | None,
+    trial: int,
+    *,
+    rounds: int = LONG,
+) -> Line:
+    """One trial of Table 1."""
+    began = time.process_time()
+    setting = ENVIRONMENTS[environment, mechanism]
+    actions = actions_of(environment, mechanism)
+    if isinstance(actions, Box):
+        actions.last = None
+    if mechanism == "gram":
+        assert isinstance(actions, Arms)
+        plays, values = gram_plays(setting, actions, alpha, delta, trial, rounds)
+    else:
+        plays, values = block_plays(setting, actions, alpha, delta, trial, rounds)
+    gaps = np.repeat(actions.best - np.array(values), plays)
+    regret = float(gaps.sum())
+    return {
+        "regret": round(regret, 3),
+        "share_of_random": round(regret / (rounds * actions.random_gap), 5),
+        "last_tenth": round(float(gaps[rounds - rounds // 10 :].sum()), 3),
+        "curve": [round(float(gaps[:t].sum()), 2) for t in long_times(rounds)],
+        "blocks": len(plays),
+        "features": actions.features.num_features,
+        "cpu_seconds": round(time.process_time() - began, 2),
+        "seed": trial,
+        "versions": versions(),
+    }
+
+
+def long_times(rounds: int) -> list[int]:
+    """After how many rounds a curve of Table 1 is kept."""
+    return [rounds * k // 20 for k in range(1, 21)]
+
+
+def block_plays(
+    setting: Environment,
+    actions: Actions,
+    alpha: float | None,
+    delta: float | None,
+    trial: int,
+    rounds: int,
+) -> tuple[list[int], list[float]]:
+    """Blocks of public actions: how often each was played, and its expected outcome.
+
+    Without alpha nothing is hidden, and blocks are as long as the noise of outcomes makes them. The
+    last block may be unfinished; then it is played and not released.
+    """
+    phi, noise, variance = actions.features, InsecureSeededNoise(trial), setting.noise_std**2
+    m = phi.num_features
+    most = 1 if setting.share is None else max(1, int(setting.share(m) * rounds))
+    mechanism = None
+    if alpha is not None:
+        assert delta is not None
+        mechanism = BlockSum(
+            outcome_bound=setting.half_range,
+            centre=CENTRE,
+            noise_multiplier=multiplier(alpha, delta),
+        )
+        state, _ = mechanism.start(ledger=free_ledger(), noise=noise)
+    gram = torch.zeros(m, m, dtype=torch.float64)
+    moment = torch.zeros(m, 1, dtype=torch.float64)
+    plays: list[int] = []
+    values: list[float] = []
+    t = 0
+    while t < rounds:
+        posterior = WeightPosterior.from_total(Summary(gram, moment, phi.fingerprint))
+        stream = generator(trial, "action", t)
+        features, value, deviation = actions.choose(posterior, setting.exploration, stream)
+        if mechanism is not None:
+            length = mechanism.length(deviation, setting.noise_std, most=most, c=setting.c)
+        else:
+            needed = (setting.noise_std / (setting.c * max(deviation, 1e-9))) ** 2
+            length = min(most, max(1, math.ceil(min(needed, most))))
+        plays.append(min(length, rounds - t))
+        values.append(value)
+        t += plays[-1]
+        if plays[-1] < length:
+            break
+        outcomes = value + setting.noise_std * generator(trial, "outcome", t).normal(length)
+        if mechanism is not None:
+            state = mechanism.open(state, length)
+            state, release = mechanism.add(state, outcomes, noise=noise, path=("run",))
+            assert release is not None
+            mean, mean_var = release.mean, release.mean_var(variance)
+        else:
+            low, high = CENTRE - setting.half_range, CENTRE + setting.half_range
+            mean, mean_var = float(outcomes.clamp(low, high).mean()), variance / length
+        gram = gram + features.mT @ features / mean_var
+        moment = moment + features.mT * ((mean - CENTRE) / mean_var)
+    return plays, values
+
+
+def gram_plays(
+    setting: Environment,
+    actions: Arms,
+    alpha: float | None,
+    delta: float | None,
+    trial: int,
+    rounds: int,
+) -> tuple[list[int], list[float]]:
+    """The same bandit by the noisy running sum of records, as if actions had to be hidden."""
+    assert alpha is not None and delta is not None
+    scale = float(actions.features.outputscale.sum())
+    likelihood = Likelihood(actions.features, setting.noise_std**2, scale)
+    mechanism = PrefixSum(
+        num_features=actions.features.num_features,
+        outcome_bound=setting.half_range,
+        centre=CENTRE,
+        horizon=rounds - 1,
+        noise_multiplier=multiplier(alpha, delta),
+    )
+    sums = Prefix(likelihood, mechanism, InsecureSeededNoise(trial), seed=trial)
+    Phi = actions.Phi / math.sqrt(scale)
+    noise = setting.noise_std * generator(trial, "outcome").normal(rounds)
+    values = []
+    for t in range(rounds):
+        arm, _ = actions.index(sums.posterior(), setting.exploration, generator(trial, "action", t))
+        values.append(float(actions.values[arm]))
+        if t + 1 < rounds:
+            sums.add(Phi[arm : arm + 1], values[-1] + float(noise[t]))
+    return [1] * rounds, values
+
+
+def table_runs(name: str, trials: int | None = None, first: int = 0) -> list[Line]:
+    """The runs of one environment and mechanism, ``camelback-blocks``."""
+    environment, _, mechanism = name.rpartition("-")
+    counts: dict[tuple[float | None, float | None], int] = {}
+    usual = 100 if environment == "camelback" else 10  # the former take milliseconds
+    if mechanism == "none":
+        counts[None, None] = 100 if environment == "camelback" else 5
+    else:
+        for alpha in (10.0, 1.0, 0.1):
+            counts[alpha, BETA] = 3 if mechanism == "gram" else usual
+        if mechanism == "blocks":
+            for alpha in (10.0, 1.0, 0.1):
+                counts[alpha, SMALL] = usual
+    most = max(counts.values()) if trials is None else trials
+    what = {"environment": environment, "mechanism": mechanism}
+    return [
+        {**what, "alpha": alpha, "delta": delta, "trial": first + k}
+        for k in range(most)
+        for (alpha, delta), count in counts.items()
+        if k < count
+    ]
+
+
+# ------------------------------------------------------------------ the command
+
+
+@dataclass(frozen=True)
+class Entry:
+    """An entry with runs.
+
+    Attributes:
+        keys: What identifies a run.
+        rows: Their names, fast ones first.
+        runs: The runs of a row, for a number of trials and the first of them.
+        work: What a run does.
+    """
+
+    keys: tuple[str, ...]
+    rows: tuple[str, ...]
+    runs: Callable[[str, int | None, int], list[Line]]
+    work: Callable[..., Line]
+
+    def lines(self, name: str) -> Lines:
+        return Lines(f"private_ucb/{name}", self.keys)
+
+
+TABLE1_ROWS = (
+    "camelback-none",
+    "camelback-blocks",
+    "camelback-gram",
+    "styblinski-tang-blocks",
+    "michalewicz-blocks",
+    "styblinski-tang-none",
+    "michalewicz-none",
+)
+ENTRIES = {
+    "synthetic": Entry(SYNTHETIC_KEYS, tuple(ROWS), synthetic_runs, bandit_run),
+    "table1": Entry(TABLE1_KEYS, TABLE1_ROWS, table_runs, table_run),
+}
+
+
+def smoke(entry: Entry, rows: Sequence[str], trials: int) -> None:
+    """Every row at alpha = 1 and the paper's beta; nothing kept."""
+    for row in rows:
+        for run in entry.runs(row, trials, 0):
+            delta = run["beta"] if "beta" in run else run["delta"]
+            if (run["alpha"], delta) not in ((None, None), (1.0, BETA)):
+                continue
+            line = entry.work(**run)
+            said = " ".join(f"{k}={v}" for k, v in run.items())
+            shown = {k: line.get(k) for k in ("regret", "last_tenth", "snr", "cpu_seconds")}
+            print(said, " ".join(f"{k}={v}" for k, v in shown.items()), flush=True)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
+    parser.add_argument("entry", choices=(*ENTRIES,))
+    parser.add_argument("--trials", type=int, help="how many")
+    parser.add_argument("--first", type=int, default=0, help="the first of them")
+    parser.add_argument("--rows", nargs="*")
+    parser.add_argument("--smoke", type=int, metavar="TRIALS", help="keep nothing")
+    options = parser.parse_args()
+    entry = ENTRIES[options.entry]
+    rows = options.rows or list(entry.rows)
+    if strangers := [row for row in rows if row not in entry.rows]:
+        parser.error(f"{options.entry} has no rows {strangers}: it has {list(entry.rows)}.")
+    torch.set_num_threads(1)
+    if options.smoke is not None:
+        smoke(entry, rows, options.smoke)
+        return
+    lines = entry.lines(options.entry)
+    for row in rows:
+        lines.fill(entry.runs(row, options.trials, options.first), entry.work, row)
+
+
+class _Plain(argparse.RawDescriptionHelpFormatter):
+    """Keeps the docstring's lines."""
+
+
+if __name__ == "__main__":
+    main()
