@@ -136,7 +136,7 @@ def build(mutant: Mutant) -> tuple[Any, str, Any]:
     lines[i] = indentation + mutant.new
     code = compile("\n".join(lines), f"<mutant: {mutant.name}>", "exec")
     built: dict[str, Any] = {}
-    exec(code, vars(module), built)
+    exec(code, {**vars(module), "torch": torch}, built)
     value = built[name]
     if hasattr(value, "__set_name__"):
         value.__set_name__(owner, name)

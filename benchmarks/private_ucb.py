@@ -19,8 +19,9 @@ One thread, CPU time. Parts for ``--only``, and their keys of ``--json``:
                                         the largest of horizons from 10^3 to 10^6
     rmse      rmse_private_mean_alpha1  of the private mean after 1,023 rewards of 0 or 1, at
                                         epsilon = 1 and delta = 1e-5: 11 features, length scale 0.2
-                                        in one dimension, signal of deviation 0.28
-              rmse_paper_alpha1         the same with the published constants and its shift
+                                        in one dimension, signal 0.4 sin 8x of deviation 0.28
+              rmse_prior_alpha1         the same for draws of the prior, of the same deviation
+              rmse_paper_alpha1         the first with the published constants and its shift
     prefix    prefix_std_worst_T1024    deviation of the noise in the noisiest of 1,024 sums, over
                                         the multiplier times a record's norm
     mutants   mutants_caught, mutants   defects of `privacy_mutants.STREAM_MUTANTS` whose audit
@@ -82,8 +83,7 @@ BOUND = 0.5  # rewards between 0 and 1 about a centre of one half
 NOISE_VAR, EXPLORATION = 0.25, 0.5
 SHORT = 1024  # the horizon at which forms of the noise are compared
 FACTORIZATIONS: tuple[Factorization, ...] = ("sqrt", "sqrt-exact", "honaker", "tree")
-FORMS: dict[str, Factorization] = {"tree": "tree", "root": "sqrt"}  # whose errors are compared
-SIGNAL_STD = 0.28
+SIGNAL_STD, WAVE = 0.28, 0.4  # of a signal; the height of one that is not drawn
 SEED = 20260404
 
 Psd = Literal["floor", "shift"]
@@ -99,15 +99,17 @@ def stream(
     factorization: Factorization = "sqrt",
     *,
     epsilon: float = EPSILON,
+    **statistic: float,
 ) -> PrefixSum:
     """A stream of rewards between 0 and 1."""
     return PrefixSum(
         num_features=num_features,
-        outcome_bound=BOUND,
+        outcome_bound=statistic.pop("outcome_bound", BOUND),
         centre=BOUND,
         horizon=horizon,
         noise_multiplier=2 / gaussian_mu(epsilon, DELTA),  # replaced, a record moves two norms
         factorization=factorization,
+        **statistic,
     )
 
 
@@ -430,19 +432,26 @@ class Curve:
     truth: Tensor
 
 
-def curve(seed: int, count: int) -> Curve:
-    """Rewards at uniform points: the draw is centred, scaled, and clipped to probabilities."""
+def curve(seed: int, count: int, *, drawn: bool = False) -> Curve:
+    """Rewards at uniform points, of a sine or of a draw of the prior.
+
+    A draw is centred, scaled, and clipped so that chances are between 0 and 1.
+    """
     draws = generator(SEED, "curve", seed)
     kernel, box = StationaryKernel(math.inf, [0.2]), torch.tensor([[0.0], [1.0]]).double()
     base = QuadratureFourierFeatures.from_kernel(kernel, box, tol=1e-6)
     grid = torch.linspace(0, 1, 201).double()[:, None]
     phi = KLFeatures.from_map(base, grid, num_features=11)
     X, weights = draws.uniform(count, 1), draws.normal(base.num_features, 1)
-    values = base(torch.cat([grid, X])) @ weights
-    on_grid = values[: len(grid)]
-    signal = ((values - on_grid.mean()) * (SIGNAL_STD / on_grid.std())).clamp(-BOUND, BOUND)
-    coins = (draws.uniform(count, 1) < BOUND + signal[len(grid) :]).double()
-    return Curve(phi(X), coins, phi(grid), signal[: len(grid)])
+    points = torch.cat([grid, X])
+    if drawn:
+        values = base(points) @ weights
+        on_grid = values[: len(grid)]
+        values = ((values - on_grid.mean()) * (SIGNAL_STD / on_grid.std())).clamp(-BOUND, BOUND)
+    else:
+        values = WAVE * (8 * points).sin()
+    coins = (draws.uniform(count, 1) < BOUND + values[len(grid) :]).double()
+    return Curve(phi(X), coins, phi(grid), values[: len(grid)])
 
 
 def rms_error(known: Curve, posterior: WeightPosterior) -> float:
@@ -479,33 +488,68 @@ def published_error(known: Curve, epsilon: float, draws: Generator) -> float:
     )
 
 
-def errors(quick: bool) -> Part:
-    draws = 4 if quick else 100
-    count = SHORT - 1  # what the last round acts on
-    curves = [curve(seed, count) for seed in range(draws)]
-    found = {
+@dataclass(frozen=True)
+class Form:
+    """A stream whose error is compared.
+
+    Attributes:
+        factorization: Of its sums.
+        statistic: `outcome_bound` and `moment_scale` of its records where they are not the default.
+    """
+
+    factorization: Factorization
+    statistic: dict[str, float]
+
+
+PLAIN = {"moment_scale": 1.0}
+FORMS = {
+    "tree, rewards up to 1": Form("tree", {"outcome_bound": 1.0, **PLAIN}),
+    "tree, centred": Form("tree", PLAIN),
+    "root, centred": Form("sqrt", PLAIN),
+    "root, centred, moment scaled": Form("sqrt", {}),
+}
+OURS = "root, centred, moment scaled, floor"
+Errors = dict[str, list[float]]
+
+
+def errors_of(curves: Sequence[Curve], epsilon: float) -> Errors:
+    """Errors of the mean, curve by curve, by release and by what makes it positive."""
+    count = len(curves[0].rewards)
+    found: Errors = {
         "not private": [error_without_privacy(known) for known in curves],
         "published, shift": [
-            published_error(known, EPSILON, generator(SEED, "published", seed))
+            published_error(known, epsilon, generator(SEED, "published", seed))
             for seed, known in enumerate(curves)
         ],
     }
-    for name, factorization in FORMS.items():
-        mechanism = stream(11, count, factorization)
-        ours = [private_errors(known, mechanism, seed) for seed, known in enumerate(curves)]
-        found |= {f"{name}, {psd}": [error[psd] for error in ours] for psd in PSD}
+    for name, form in FORMS.items():
+        mechanism = stream(11, count, form.factorization, epsilon=epsilon, **form.statistic)
+        of_form = [private_errors(known, mechanism, seed) for seed, known in enumerate(curves)]
+        found |= {f"{name}, {psd}": [error[psd] for error in of_form] for psd in PSD}
+    return found
+
+
+def errors(quick: bool) -> Part:
+    draws = 4 if quick else 40
     table = Table(
-        *("release", "error", "standard error"),
-        title=f"Error of the private mean, {draws} draws of a signal of deviation {SIGNAL_STD}; "
-        f"epsilon = {EPSILON:g}, delta = {DELTA:g}",
+        *("signal", "epsilon", "release", "error", "standard error"),
+        title=f"Error of the private mean, {draws} draws, deviation {SIGNAL_STD}, delta {DELTA:g}",
     )
-    for name, column in found.items():
-        spread = statistics.stdev(column) / math.sqrt(draws)
-        table.add_row(name, f"{statistics.mean(column):.3f}", f"{spread:.3f}")
-    figures = {
-        "rmse_private_mean_alpha1": round(statistics.mean(found["root, floor"]), 4),
-        "rmse_paper_alpha1": round(statistics.mean(found["published, shift"]), 4),
-    }
+    figures: Figures = {}
+    for signal, drawn in (("sine", False), ("prior", True)):
+        curves = [curve(seed, SHORT - 1, drawn=drawn) for seed in range(draws)]
+        for epsilon in (EPSILON,) if quick else (EPSILON, 10.0):
+            found = errors_of(curves, epsilon)
+            for name, column in found.items():
+                spread = statistics.stdev(column) / math.sqrt(draws)
+                cells = (f"{statistics.mean(column):.3f}", f"{spread:.3f}")
+                table.add_row(signal, f"{epsilon:g}", name, *cells)
+            if epsilon == EPSILON:
+                key = "rmse_prior_alpha1" if drawn else "rmse_private_mean_alpha1"
+                figures[key] = round(statistics.mean(found[OURS]), 4)
+                if not drawn:
+                    paper = statistics.mean(found["published, shift"])
+                    figures["rmse_paper_alpha1"] = round(paper, 4)
     return figures, [table]
 
 

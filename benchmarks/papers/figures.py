@@ -3,13 +3,14 @@
     python -m benchmarks.papers.figures fts
     python -m benchmarks.papers.figures dp_fts_de
     python -m benchmarks.papers.figures fed_gp
+    python -m benchmarks.papers.figures private_ucb
 
 Writes PNG files to ``benchmarks/papers/figures``. Lines are means, bands 95 % bootstrap intervals
 of the mean, pointwise: over repeats where targets are fixed (landmine, activity recognition), over
-functions where they are drawn (synthetic). Those of ``dp_fts_de`` and ``fed_gp`` are over seeds,
-and drawn from whatever has been run. The functions' smallest values and the published table of
-``fed_gp`` are in ``BOTORCH_FED_DATA``. Needs matplotlib, which the package itself does not:
-``pip install matplotlib``.
+functions where they are drawn (synthetic). Those of ``dp_fts_de``, ``fed_gp`` and ``private_ucb``
+are over seeds, and drawn from whatever has been run. The functions' smallest values and the
+published table of ``fed_gp`` are in ``BOTORCH_FED_DATA``. Needs matplotlib, which the package
+itself does not: ``pip install matplotlib``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from typing import Any
 import numpy as np
 from scipy.optimize import isotonic_regression
 
-from benchmarks.papers import dp_fts_de, fed_gp, fts
+from benchmarks.papers import dp_fts_de, fed_gp, fts, private_ucb
 from benchmarks.papers.ledger import Results, interval
 
 try:
@@ -1201,10 +1202,136 @@ def all_of_fed_gp() -> None:
     fed_gp_support()
 
 
+# ------------------------------------------------------------------ private bandits
+
+BANDITS = {
+    "nonprivate": ("not private", BLACK, "-"),
+    "joint-sqrt": ("joint, square root", VERMILION, "-"),
+    "joint-tree": ("joint, tight tree", ORANGE, "-"),
+    "joint-paper": ("joint, published constants", BLUE, "-"),
+    "local": ("local", PURPLE, "--"),
+    "local-paper": ("local, published constants", SKY, "--"),
+    "random": ("random arms", GREY, ":"),
+}
+
+
+def bandit_curves(axes: Axes, lines: private_ucb.Lines) -> None:
+    """Regret by rounds at alpha = 1 and the paper's beta."""
+    times = private_ucb.TIMES
+    for row, (label, colour, dash) in BANDITS.items():
+        private = private_ucb.ROWS[row].private
+        setting = (1.0, private_ucb.BETA) if private else (None, None)
+        found = lines.select(row=row, alpha=setting[0], beta=setting[1])
+        if not found:
+            continue
+        values = np.array([line["curve"] for line in found])
+        band = np.array([interval(column) for column in values.T])
+        axes.plot(times, values.mean(axis=0), dash, color=colour, label=label)
+        axes.fill_between(times, band[:, 0], band[:, 1], color=colour, alpha=0.13, lw=0)
+    axes.set(xscale="log", yscale="log", xlabel="rounds", ylabel="cumulative regret")
+
+
+def bandit_sweep(axes: Axes, lines: private_ucb.Lines, of: str, beta: float | None) -> None:
+    """Regret by alpha or beta; the other one is given, or is one."""
+    for row, (_, colour, dash) in BANDITS.items():
+        chosen = [
+            line
+            for line in lines.select(row=row)
+            if line[of] is None
+            or (line["beta"] == beta if of == "alpha" else line["beta"] in private_ucb.BETAS)
+        ]
+        if of == "beta":
+            chosen = [line for line in chosen if line["alpha"] in (None, 1.0)]
+        at = sorted({line[of] for line in chosen if line[of] is not None})
+        groups = [[line["regret"] for line in chosen if line[of] == x] for x in at]
+        if chosen and not at:  # without a setting: a level
+            axes.axhline(np.mean([line["regret"] for line in chosen]), color=colour, ls=dash)
+            continue
+        if not at:
+            continue
+        means = [float(np.mean(group)) for group in groups]
+        band = np.array([interval(np.array(group)) for group in groups])
+        axes.plot(at, means, dash, color=colour, marker="o", ms=3)
+        axes.fill_between(at, band[:, 0], band[:, 1], color=colour, alpha=0.13, lw=0)
+    axes.set(xscale="log", yscale="log", ylabel="regret after 1,024 rounds")
+
+
+def private_ucb_figures() -> None:
+    """Figs. 1 and 2 of the paper, and the first at a small delta."""
+    lines = private_ucb.ENTRIES["figure1"].lines()
+    if not lines.lines:
+        return
+    figure, grid = plt.subplots(2, 2, figsize=(9.5, 7.2), sharey=True)
+    bandit_curves(grid[0, 0], lines)
+    grid[0, 0].set_title("alpha = 1, beta = 0.1")
+    for axes, of, beta, title in (
+        (grid[0, 1], "alpha", private_ucb.BETA, "by alpha at beta = 0.1 (Fig. 1)"),
+        (grid[1, 0], "beta", None, "by beta at alpha = 1 (Fig. 2)"),
+        (grid[1, 1], "alpha", private_ucb.SMALL, "by alpha at beta = 1e-5"),
+    ):
+        bandit_sweep(axes, lines, of, beta)
+        axes.set_title(title)
+        axes.set_xlabel(of)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside upper center", ncols=4)
+    groups = [lines.select(row=row, alpha=1.0, beta=private_ucb.BETA) for row in BANDITS]
+    caption(figure, groups, "regret on the kernel bandit, same functions and arms in all rows")
+    save(figure, "private_ucb-figures", colours=256)
+
+
+def private_ucb_table1() -> None:
+    """Table 1 as shares of random play, beside the printed ones."""
+    lines = private_ucb.ENTRIES["table1"].lines()
+    if not lines.lines:
+        return
+    rows = private_ucb.table_summary()["rows"]
+    names = list(private_ucb.PUBLISHED_TABLE1)
+    figure, panels = plt.subplots(1, len(names), figsize=(9.5, 3.6), sharey=True)
+    levels = (None, 10.0, 1.0, 0.1)
+    ticks = ["not\nprivate", "10", "1", "0.1"]
+    series = (
+        ("ours, beta = 0.1", VERMILION, private_ucb.BETA, "share_of_random"),
+        ("ours, 1e-5", PURPLE, private_ucb.SMALL, "share_of_random"),
+        ("printed, scale guessed", BLUE, private_ucb.BETA, "published_share"),
+    )
+    for axes, name in zip(panels, names, strict=True):
+        for k, (label, colour, delta, key) in enumerate(series):
+            for place, alpha in enumerate(levels):
+                found = [
+                    row
+                    for row in rows
+                    if row["environment"] == name
+                    and row["alpha"] == alpha
+                    and row["mechanism"] in ("none", "blocks")
+                    and row["delta"] in (None, delta)
+                ]
+                if found and (alpha is not None or delta != private_ucb.SMALL):
+                    x = place + 0.25 * (k - 1)
+                    axes.bar(x, found[0][key], 0.23, color=colour, label=label)
+        axes.axhline(1, color=BLACK, lw=0.8)
+        axes.set_xticks(range(len(levels)), ticks)
+        axes.set(title=name, xlabel="alpha", yscale="log")
+    panels[0].set_ylabel("regret / regret of random play")
+    handles, labels = panels[0].get_legend_handles_labels()
+    unique = dict(zip(labels, handles, strict=True))
+    figure.legend(unique.values(), unique.keys(), loc="outside upper center", ncols=3)
+    at = {"mechanism": "blocks", "alpha": 1.0, "delta": private_ucb.BETA}
+    groups = [lines.select(environment=name, **at) for name in names]
+    caption(figure, groups, "regret after 10,000 rounds; the line is random play", bands=False)
+    save(figure, "private_ucb-table1", colours=256)
+
+
+def all_of_private_ucb() -> None:
+    """Every figure of private bandits, from what has been run."""
+    private_ucb_figures()
+    private_ucb_table1()
+
+
 PAPERS: dict[str, Callable[[], None]] = {
     "fts": all_of_fts,
     "dp_fts_de": all_of_dp_fts_de,
     "fed_gp": all_of_fed_gp,
+    "private_ucb": all_of_private_ucb,
 }
 
 

@@ -113,8 +113,10 @@ def test_what_is_kept_does_not_grow_with_the_horizon(horizon: int) -> None:
     assert kept == pytest.approx(7 * 8e-6 * mechanism.dim, rel=0.03)
 
 
-def test_errors_of_the_private_mean() -> None:
-    known = private_ucb.curve(0, 128)
+@pytest.mark.parametrize("drawn", [False, True])
+def test_errors_of_the_private_mean(drawn: bool) -> None:
+    known = private_ucb.curve(0, 128, drawn=drawn)
+    assert float(known.truth.std()) == pytest.approx(private_ucb.SIGNAL_STD, abs=0.02)
     assert bool((known.features.norm(dim=1) <= 1 + 1e-9).all())
     assert set(known.rewards.unique().tolist()) == {0.0, 1.0}
     assert float(known.truth.abs().max()) <= 0.5
@@ -130,6 +132,7 @@ def test_private_mean_against_published_constants() -> None:
     # One draw's error has a deviation of 0.034: three of the mean of four. Published noise leaves
     # the mean near zero, as wrong as the signal is large.
     assert figures["rmse_private_mean_alpha1"] == pytest.approx(0.11, abs=0.051)
+    assert figures["rmse_prior_alpha1"] == pytest.approx(0.12, abs=0.051)
     assert figures["rmse_paper_alpha1"] == pytest.approx(private_ucb.SIGNAL_STD, abs=0.03)
 
 
@@ -161,8 +164,9 @@ def test_documented_figures(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [len(table.rows) for table in tables] == [4, 4, 3]
     keys = (
         *figures,
-        *("noise_state_mb_m400", "rmse_private_mean_alpha1", "rmse_paper_alpha1"),
-        *("prefix_std_worst_T1024", "mutants_caught", "mutants"),
+        *("noise_state_mb_m400", "rmse_private_mean_alpha1", "rmse_prior_alpha1"),
+        *("rmse_paper_alpha1", "mutants"),
+        *("prefix_std_worst_T1024", "mutants_caught"),
     )
     assert private_ucb.__doc__ is not None
     assert all(key in private_ucb.__doc__ for key in keys)
