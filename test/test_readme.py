@@ -83,11 +83,19 @@ def test_the_sums_say_what_they_guarantee(capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_the_encrypted_study_runs() -> None:
-    _, _, _, _, code, _ = _blocks("python")
+    _, _, _, _, code, *_ = _blocks("python")
     names: dict[str, Any] = {}
     exec(code.replace("rounds=12", "rounds=3"), names)
     assert names["result"].privacy["sums"] == 3
     assert names["result"].privacy["channel"] == "ThresholdCKKSChannel"
+
+
+def test_the_bandit_finds_good_arms() -> None:
+    *_, code, _ = _blocks("python")
+    names: dict[str, Any] = {}
+    exec(code.replace("epsilon=1.0", "epsilon=10.0"), names)  # noise is that of the system
+    assert names["result"].privacy["mechanism"].startswith("PrefixSum")
+    assert sum(names["late"]) / len(names["late"]) > 0.7
 
 
 def test_the_two_commands_name_real_files() -> None:

@@ -102,7 +102,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit
+from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit, set_number
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -122,6 +122,7 @@ _SLACK = 2.0**-30  # of the norm: its rounding, and that of factors and recurren
 _EXACT = 8  # up to this horizon four buffers save nothing
 _LONGEST = 2**30  # steps of one stream
 _LONGEST_EXACT = 2**20  # if all their noise is kept
+_LOUDEST = 2.0**10  # of a row of B: noise of 2^30 steps, with more draws leave gaps
 _WRONG = 1e-9  # how far a given matrix may be from a factor of A
 
 
@@ -262,7 +263,9 @@ class PrefixSum:
     participations: int = 1
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "moment_scale", self.statistic.moment_scale)
+        set_number(self, "noise_multiplier")
+        for name in ("outcome_bound", "centre", "moment_scale"):
+            object.__setattr__(self, name, getattr(self.statistic, name))
         exact = isinstance(self.factorization, str) and self.factorization == "sqrt-exact"
         _check_count("The horizon", self.horizon, _LONGEST_EXACT if exact else _LONGEST)
         _check_count("The number of participations", self.participations, _LONGEST)
@@ -730,6 +733,12 @@ class _Dense(_Factor):
         if not float((B @ matrix - A).abs().max()) <= _WRONG:
             raise InputDataError(
                 "A factor must be well conditioned: with this one, rounding changes the sums."
+            )
+        if float(B.norm(dim=1).max()) > _LOUDEST:
+            raise InputDataError(
+                "A factor must have columns of norms about one and be well conditioned: with this "
+                "one, the noise of some sum would be coarser than the lattice. Divide it by its "
+                "largest column norm; if that does not help, it is no good factor."
             )
         self._matrices = (B, matrix)
         self._squares = np.concatenate([[0.0], B.square().sum(dim=1).numpy()])

@@ -1466,8 +1466,8 @@ class PrivateUCB:
         acquisition: See `Setup`.
         psd: See `Setup`.
         height: See `Setup`.
-        inflate: See `Setup`.
-        perturb: See `Setup`; 0.7 with ``trust="local"``, where noise is large.
+        inflate: See `Setup`; better than `perturb` with ``trust="local"``, where noise is large.
+        perturb: See `Setup`.
         norm_bound: See `Setup`.
         factorization: Of the running sums, see `privacy.tree`.
         adjacency: What a neighbouring world is.

@@ -122,10 +122,10 @@ def test_sums_with_agents_noise_use_the_same_statistic(adjacency: Any, moment_sc
         ({"num_features": 0}, "features must be an int from 1"),
         ({"num_features": True}, "features must be an int"),
         ({"outcome_bound": 0.0}, "between 1e-50 and 1e50"),
-        ({"outcome_bound": math.nan}, "between 1e-50 and 1e50"),
-        ({"centre": math.inf}, "centre of outcomes must be finite"),
+        ({"outcome_bound": math.nan}, "outcome_bound must be finite"),
+        ({"centre": math.inf}, "centre must be finite"),
         ({"moment_scale": 0.0}, "between 1e-6 and 1e6"),
-        ({"moment_scale": math.nan}, "between 1e-6 and 1e6"),
+        ({"moment_scale": math.nan}, "moment_scale must be finite"),
     ],
 )
 def test_refuses_settings_that_bound_nothing(changes: dict[str, Any], words: str) -> None:

@@ -626,7 +626,7 @@ def test_a_step_costs_little_more_than_its_noise() -> None:
         ({"horizon": 2**21, "factorization": "sqrt-exact"}, "horizon must be an int from 1 to"),
         ({"participations": 0}, "participations must be an int"),
         ({"noise_multiplier": 0.0}, "between 1e-6 and 1e9"),
-        ({"noise_multiplier": math.nan}, "between 1e-6 and 1e9"),
+        ({"noise_multiplier": math.nan}, "noise_multiplier must be finite"),
         ({"noise_multiplier": 1e6}, "leaves no room for the lattice"),
         ({"noise_multiplier": 1e-6, "horizon": 2**26}, "exceeds the lattice: use a noise"),
         ({"adjacency": "add-remove"}, "Adjacency is one of"),
@@ -650,10 +650,26 @@ def test_refuses_settings_that_do_not_fit(changes: dict[str, Any], words: str) -
 def test_refuses_matrices_that_rounding_spoils() -> None:
     C = 30 * ones(20).T.flip(0).flip(1).tril() + torch.eye(20).double() * (1 - 30)
     assert float(C[3, 0]) == 30
+    for loud in (
+        torch.diag(torch.tensor([1.0, 2.0**-46])).double(),  # would overflow the lattice
+        torch.eye(48).double() - torch.ones(48, 48).double().tril(-1),  # B doubles in every row
+    ):
+        with pytest.raises(InputDataError, match="coarser than the lattice"):
+            prefix_sum(horizon=len(loud), factorization=loud)
     with pytest.raises(InputDataError, match="well conditioned"):
         prefix_sum(factorization=C)
     with pytest.raises(BotorchTensorDimensionError, match="20 x 20"):
         prefix_sum(factorization=torch.eye(19))
+
+
+def test_numbers_are_floats_whatever_they_were_given_as() -> None:
+    given = {"outcome_bound": 0.3, "centre": 0.1, "noise_multiplier": 0.7}
+    rough = {name: np.float32(value) for name, value in given.items()}
+    plain = {name: float(value) for name, value in rough.items()}
+    assert prefix_sum(**rough).noise_scale == prefix_sum(**plain).noise_scale
+    for name, value in given.items():
+        with pytest.raises(InputDataError, match=f"{name} must be a number, got Tensor"):
+            prefix_sum(**{name: torch.tensor(value)})
 
 
 def test_refuses_to_go_beyond_the_horizon() -> None:
