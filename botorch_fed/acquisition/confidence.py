@@ -4,7 +4,7 @@ For a function of norm `B` in the space of the kernel, noise of the observations
 :math:`\rho`-subgaussian, and :math:`V = \tilde\Sigma + \lambda I` with a noisy
 :math:`\tilde\Sigma = \sum\phi\phi^\top + H`, whose noise with its shift has its eigenvalues in
 :math:`[\lambda_{min}, \lambda_{max}] = [\Upsilon, 3\Upsilon]` (`models.noise_norm_bound`), with
-probability :math:`1 - \zeta` for all rounds at once,
+probability :math:`1 - \zeta` for all rounds at once, as long as the noise keeps its bounds,
 
 .. math:: |f(x) - \hat f(x)| &\le \beta_t^{1/2} \rho \|\phi(x)\|_{V^{-1}}, \\
           \beta_t^{1/2} &= \frac B\rho\sqrt{\lambda + \lambda_{max}} + \frac{tB\epsilon}{\rho
@@ -58,7 +58,7 @@ def private_ucb_width(
         gram_noise_bound: :math:`\Upsilon`, of `models.noise_norm_bound`; 0 without noise.
         moment_noise_bound: :math:`\kappa_h`.
         kernel_error: :math:`\epsilon`, the largest error of the features' kernel.
-        failure: :math:`\zeta`.
+        failure: :math:`\zeta`, of this part: the noise may exceed its bounds besides.
 
     Example:
         >>> private_ucb_width(torch.eye(5).double(), t=1, norm_bound=1.0, noise_std=0.5,

@@ -122,7 +122,7 @@ from botorch_fed.protocols.site import STATE_BYTES
 from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore, Store
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
-from botorch_fed.wire.codec import content_hash, decode, encode
+from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -358,7 +358,7 @@ def _posterior_of(
     if std == 0:
         return total, WeightPosterior.from_total(total)
     if setup.psd == "shift":
-        shift = noise_shift(std, m, horizon=setup.horizon) * unit
+        shift = noise_shift(std, m, horizon=setup.horizon, failure=FAILURE / 2) * unit
         total = repair_total(total, shift=shift)
         try:
             return total, WeightPosterior.from_total(total)
@@ -397,7 +397,11 @@ class _View:
         std = statistic.moment_noise_std(std, noise_var=setup.noise_var, outputscale=scale)
         draw = setup.perturb * std * stream.normal(m, 1)
         half = torch.linalg.solve_triangular(posterior.chol, draw, upper=False)
-        return replace(self, posterior=replace(posterior, half_mean=posterior.half_mean + half))
+        return replace(
+            self,
+            total=replace(self.total, moment=self.total.moment + draw),
+            posterior=replace(posterior, half_mean=posterior.half_mean + half),
+        )
 
     def predict(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the latent function at `n x d` points, `n` each."""
@@ -440,8 +444,9 @@ class _View:
         m, scale, std = phi.num_features, scale_of(phi), parameters.noise_std
         gram_bound = moment_bound = 0.0
         if std > 0:
-            gram_bound = noise_norm_bound(std, m, horizon=setup.horizon)
-            tail = math.sqrt(2 * math.log(2 * setup.horizon / FAILURE))
+            # The matrix may fail with half of the probability, moment and outcomes with a quarter.
+            gram_bound = noise_norm_bound(std, m, horizon=setup.horizon, failure=FAILURE / 2)
+            tail = math.sqrt(2 * math.log(4 * setup.horizon / FAILURE))
             largest = std / setup.moment_scale * (math.sqrt(m) + tail)
             moment_bound = largest / math.sqrt(gram_bound)  # in the norm of the shifted noise
         # For features of norm one the prior's precision is λ over the prior variance.
@@ -450,12 +455,12 @@ class _View:
         return private_ucb_width(
             ridge * (eye + self.total.gram),
             t=parameters.t + 1,
-            norm_bound=setup.norm_bound,
+            norm_bound=setup.norm_bound * math.sqrt(scale),
             noise_std=math.sqrt(setup.noise_var),
             noise_var=ridge,
             gram_noise_bound=gram_bound,
             moment_noise_bound=moment_bound,
-            failure=FAILURE,
+            failure=FAILURE / 2,
         )
 
 
@@ -474,7 +479,8 @@ def _action(
     if arms is not None:
         order = generator(seed, "ties", t).uniform(len(arms)).argsort(stable=True)
         with torch.no_grad():
-            best = int(order[int(score(arms[order]).argmax())])
+            values = torch.nan_to_num(score(arms[order]), nan=-torch.inf)
+            best = int(order[int(values.argmax())])
         return arms[best : best + 1].clone()
     raw = generator(seed, "point", t).uniform(NUM_RAW, space.dim)
     offsets = space.log_offsets
@@ -655,7 +661,16 @@ class PrivateUCBAgent:
             raise MessageError(
                 f"This site takes part with trust={self.trust!r}, the server says {setup.trust!r}."
             )
-        check_unit_promise(setup.promise, self.require, self.unit, self.adjacency)
+        promise = setup.promise
+        if promise is not None and (promise.unit, promise.adjacency) != (
+            setup.unit,
+            setup.adjacency,
+        ):
+            raise MessageError(
+                f"The promise is per {promise.unit}, {promise.adjacency}, and the noise per "
+                f"{setup.unit}, {setup.adjacency}: they must agree."
+            )
+        check_unit_promise(promise, self.require, self.unit, self.adjacency)
         if self.require is not None and setup.trust == "local" and not self.noise.private:
             raise MessageError("This site requires privacy, and its own noise comes from a seed.")
 
@@ -728,7 +743,8 @@ class PrivateUCBAgent:
         assert state.ledger is not None
         mechanism = _local_mechanism(setup, phi.num_features)
         release, ledger = mechanism.release(
-            mechanism.records(unit_features(phi, X), Y),
+            # A made-up basis must not tell by a missing reply where an agent's own arms are.
+            mechanism.records(unit_features(phi, X).nan_to_num(0.0, 0.0, 0.0), Y),
             ledger=_paying(setup, state.ledger, state.releases),
             noise=self.noise,
             path=("increment", self.name, state.t),
@@ -798,12 +814,20 @@ def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
     phi = received_features(setup.features, setup.space)
     if not 0 < scale_of(phi) < math.inf:
         raise MessageError("The shared basis has no prior variance.")
+    if not _fits(phi):
+        raise MessageError(f"Sums over {phi.num_features} features are too large to be sent.")
     if setup.trust == "local":
         try:
             _local_mechanism(setup, phi.num_features)
         except InputDataError as error:
             raise MessageError(f"The setup asks for noise that there is not: {error}") from error
     return setup, phi
+
+
+def _fits(phi: FeatureMap) -> bool:
+    """Whether a sum over so many features can be sent, with room for what goes with it."""
+    m = phi.num_features
+    return 4 * m * (m + 3) <= MAX_BYTES - 2**16
 
 
 @lru_cache(maxsize=16)
@@ -954,6 +978,11 @@ class PrivateUCBServer:
         if isinstance(self.batch, bool) or not 1 <= self.batch <= len(self.agents):
             raise InputDataError(
                 f"batch must lie in 1..{len(self.agents)}, the number of agents, got {self.batch}."
+            )
+        if not _fits(self._phi):
+            raise InputDataError(
+                f"Sums over {self._phi.num_features} features are larger than messages may be: use "
+                "at most 2,000. Noise grows with them too: under privacy 6 to 30 are plenty."
             )
         if self.setup.promise is not None:
             raise InputDataError("The server makes the promise: leave it out of the setup.")
@@ -1340,7 +1369,8 @@ class PrivateUCBServer:
         most = self.most_per_block
         if most is None:
             most = max(1, self.rounds * self.batch // SHARE)
-        length = self.mechanism.length(known, math.sqrt(self.setup.noise_var), most=min(most, left))
+        most = min(most, max(1, self.releases - state.t) * self.batch)  # what can be released
+        length = self.mechanism.length(known, math.sqrt(self.setup.noise_var), most=most)
         return replace(state, block=Block(X, length, 0))
 
     def _so_far(self, state: PrivateUCBServerState) -> tuple[Tensor, int]:

@@ -29,6 +29,7 @@ from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
     QuadratureFourierFeatures,
+    RandomFourierFeatures,
     StationaryKernel,
     Summary,
     WeightPosterior,
@@ -470,7 +471,7 @@ def test_a_release_is_read_with_a_floor_a_shift_or_the_noise_of_its_moment() -> 
     assert torch.allclose(total.gram, floored(gram, height), atol=1e-9)
     assert torch.equal(total.moment, moment)
     total = private_summary(setup_of(psd="shift"), PHI, found)
-    upsilon = std / math.sqrt(2) * (2 * math.sqrt(M) + 2 * math.sqrt(math.log(2 * 4 / 0.1)))
+    upsilon = std / math.sqrt(2) * (2 * math.sqrt(M) + 2 * math.sqrt(math.log(2 * 4 / 0.05)))
     shifted = gram + 2 * upsilon * unit * torch.eye(M).double()
     assert torch.allclose(total.gram, shifted, atol=1e-9)
     # Noise t in the moment: G' = G (G + t^2 I)^-1 G.
@@ -536,9 +537,9 @@ def test_the_theorems_width_is_that_of_the_shifted_matrix(noise_std: float) -> N
     gram, _ = statistic.gram_and_moment(found.values, noise_var=1.0)
     V, bounds = gram + ridge * torch.eye(M).double(), {}
     if noise_std:
-        upsilon = noise_norm_bound(noise_std, M, horizon=setup.horizon)
+        upsilon = noise_norm_bound(noise_std, M, horizon=setup.horizon, failure=0.05)
         V = V + 2 * upsilon * torch.eye(M).double()
-        reach = math.sqrt(M) + math.sqrt(2 * math.log(20 * setup.horizon))
+        reach = math.sqrt(M) + math.sqrt(2 * math.log(40 * setup.horizon))
         largest = noise_std / setup.moment_scale * reach
         bounds = {
             "gram_noise_bound": upsilon,
@@ -547,9 +548,10 @@ def test_the_theorems_width_is_that_of_the_shifted_matrix(noise_std: float) -> N
     width = private_ucb_width(
         V,
         t=found.t + 1,
-        norm_bound=1.5,
+        norm_bound=1.5 * math.sqrt(SCALE),
         noise_std=math.sqrt(NOISE_VAR),
         noise_var=ridge,
+        failure=0.05,
         **bounds,
     )
     model, arms = parameters_model(setup, found), sets("ann", 2, 40)
@@ -1047,12 +1049,85 @@ def test_a_site_takes_part_in_what_it_requires(
     promise: Guarantee | None, options: dict[str, Any], words: str | None
 ) -> None:
     setup = replace(setup_of("joint"), promise=promise)
+    if promise is not None:
+        setup = replace(setup, unit=promise.unit, adjacency=promise.adjacency)
     agent = an_agent(candidates=ARMS, require=Budget(2.0, 1e-5), **options)
     if words is None:
         asked(setup, None, agent, 1)
     else:
         with pytest.raises(MessageError, match=words):
             asked(setup, None, agent, 1)
+
+
+@pytest.mark.parametrize("lie", [{"unit": "record"}, {"adjacency": "zero-out"}])
+def test_a_promise_about_another_unit_than_the_noise_is_refused(lie: dict[str, Any]) -> None:
+    """A local site's ledger follows the setup: with a unit of less it would pay too little."""
+    two = compose([Event(2.0)] * 2, delta=1e-5, adjacency="replace-one", unit="agent").epsilon
+    promise = Guarantee(two, 1e-5, "agent", "replace-one", 2, "pld")
+    setup = replace(setup_of("local", unit="agent", noise=OSNoise()), promise=promise)
+    options: dict[str, Any] = {"unit": "agent", "trust": "local", "require": Budget(two, 1e-5)}
+    agent = an_agent(candidates=ARMS, noise=OSNoise(), **options)
+    asked(setup, None, agent, 1)
+    with pytest.raises(MessageError, match="they must agree"):
+        asked(replace(setup, **lie), None, agent, 1)
+
+
+def test_a_made_up_basis_does_not_silence_a_site_by_its_arms() -> None:
+    """Features that are not a number in one region: who has arms there replies like the others."""
+    cube = SearchSpace(tuple(Parameter.real(name, 0.0, 1.0) for name in "abc"))
+    rows = [[1e308, -1e308, 1e308], [1.0, 2.0, 3.0], [2.0, 1.0, 0.0]]
+    F = torch.tensor(rows, dtype=torch.float64)
+    phi = RandomFourierFeatures(StationaryKernel(math.inf, [0.5] * 3), F)
+    made = study("local", feature_map=phi, noise=OSNoise(), decision_sets=None)
+    setup = made.server(cube, NAMES)._promised_setup
+    # The features are not a number where the first minus the second plus the third is large.
+    outside = uniform(20, 3) * torch.tensor([0.5, 1.0, 0.5]).double()
+    for arms in (outside, torch.cat([outside, torch.tensor([[0.99, 0.01, 0.99]]).double()])):
+        agent = PrivateUCBAgent(name="ann", space=cube, seed=0, candidates=arms, noise=OSNoise())
+        assert bool(phi(arms).isfinite().all()) == (len(arms) == 20)
+        digest = agent.blobs.put(encode(setup))
+        state, query = agent.start(), Query(1, None)
+        agent.check(state, query, (digest,))
+        state = agent.tell(
+            agent.receive(state, query, (digest,)), arms[-1:], torch.ones(1, 1).double()
+        )
+        _, reply = agent.reply(state)
+        assert isinstance(reply, Increment)
+        assert bool(reply.values.isfinite().all())
+        found = Parameters(1, torch.zeros(len(reply.values)).double(), 1.0, 1)
+        point = asked(setup, found, agent)
+        assert bool(phi(point).isfinite().all())
+
+
+def test_improvement_is_that_of_the_perturbed_mean() -> None:
+    setup = setup_of(acquisition="ei", perturb=3.0)
+    view = _View.of(setup, PHI, parameters(noise_std=0.5))
+    other = view.perturbed(generator(0, "draw"))
+    X = sets("ann", 2, 40)
+    mean = BasisGP.from_summary(other.total, feature_map=PHI).posterior(X).mean[:, 0]
+    torch.testing.assert_close(mean.detach(), other.predict(X)[0].detach())
+    assert float((mean - view.predict(X)[0]).abs().max()) > 1e-3
+
+
+def test_blocks_end_before_the_last_release() -> None:
+    options: dict[str, Any] = {"rounds": 6, "batch": 2, "most_per_block": 100}
+    made = study("public", final_release=False, noise_multiplier=100.0, **options)
+    federation = Federation(made)
+    federation.drive()
+    assert federation.end.parameters is not None
+    assert federation.end.parameters.count == 10
+
+
+@pytest.mark.parametrize("trust", TRUSTS)
+def test_too_many_features_are_refused_at_once(trust: str) -> None:
+    phi = RandomFourierFeatures.draw(
+        StationaryKernel(math.inf, [0.5] * 2), 2400, generator=generator(0, "many")
+    )
+    with pytest.raises(InputDataError, match="at most 2,000"):
+        server_of(trust, feature_map=phi)
+    setup = replace(setup_of(trust), features=phi.to_tensors())
+    with pytest.raises(MessageError, match="too large to be sent"):
+        asked(setup, None, an_agent(candidates=ARMS), 1)
 
 
 def test_a_local_site_that_requires_privacy_has_noise_of_its_own() -> None:
