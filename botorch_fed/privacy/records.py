@@ -197,7 +197,6 @@ class RecordStatistic:
         Returns:
             A `D` tensor of int64, in units of the step.
         """
-        self.check(records)
         total = torch.zeros(self.dim, dtype=torch.int64)
         for chunk in records.split(max(1, _CHUNK_NUMBERS // self.dim)):
             total += (self.statistics(chunk) / step).round_().to(torch.int64).sum(dim=0)
@@ -230,11 +229,9 @@ class RecordStatistic:
             )
         m = self.num_features
         diagonal, upper, moment = values.split([m, m * (m - 1) // 2, m])
-        rows, columns = _upper(m)
-        gram = torch.diag(diagonal)
-        gram[rows, columns] = upper / _SQRT2
-        gram[columns, rows] = upper / _SQRT2
-        return gram * (outputscale / noise_var), moment[:, None] * self._per_moment(
+        entries = torch.cat([diagonal, upper / _SQRT2])
+        gram = entries.index_select(0, _places(m)).reshape(m, m)
+        return gram.mul_(outputscale / noise_var), moment[:, None] * self._per_moment(
             noise_var, outputscale
         )
 
@@ -252,6 +249,15 @@ class RecordStatistic:
 
     def _per_moment(self, noise_var: float, outputscale: float) -> float:
         return math.sqrt(outputscale) / noise_var / self.moment_scale
+
+
+@lru_cache(maxsize=16)
+def _places(m: int) -> Tensor:
+    """Where the entries of a symmetric matrix, row by row, stand in its diagonal and upper part."""
+    rows, columns = _upper(m)
+    places = torch.arange(m).diag()
+    places[rows, columns] = places[columns, rows] = m + torch.arange(len(rows))
+    return places.flatten()
 
 
 @lru_cache(maxsize=16)
