@@ -1492,7 +1492,7 @@ class PrivateUCB:
         noise_var: Variance of an outcome on the public scale.
         outcome_bound: Outcomes on the public scale are clipped to this range around zero.
         moment_scale: See `RecordStatistic`.
-        exploration: See `Setup`.
+        exploration: See `Setup`; with public actions 1.5 is better, because blocks are few.
         acquisition: See `Setup`.
         psd: See `Setup`.
         height: See `Setup`.
