@@ -1,18 +1,42 @@
-"""Figures of results; the one room that draws. Needs matplotlib, which nothing else here does."""
+"""Figures and reports of results; the one room that draws.
+
+plot_audit    what an audit measured against what was claimed
+write_report  a whole run as one HTML file that needs nothing else
+
+Needs matplotlib, which nothing else here does.
+"""
 
 from __future__ import annotations
 
+import html
+import io
+import math
+import re
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from decimal import ROUND_CEILING, Context
+from functools import cached_property
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from scipy.special import stdtrit
 
+from botorch_fed.privacy.accounting import Entry, Event, compose
 from botorch_fed.privacy.audit import AuditReport, Check
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from botorch_fed.run import Record, RunResult
+    from botorch_fed.space import Parameter, SearchSpace
+
 _CLAIMED, _MEASURED, _BOUNDS, _FAILED = "#444444", "#0072b2", "#009e73", "#d55e00"
 _FARTHEST = 100.0  # times the limit; farther bars are cut there
+_NO_MATPLOTLIB = 'needs matplotlib: pip install "botorch_fed[plot]".'
 
 
 def plot_audit(report: AuditReport) -> Figure:
@@ -31,7 +55,7 @@ def plot_audit(report: AuditReport) -> Figure:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("plot_audit needs matplotlib: pip install matplotlib.") from error
+        raise ImportError(f"plot_audit {_NO_MATPLOTLIB}") from error
 
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     errors, shares = figure.subplots(1, 2, width_ratios=(1, 1.1))
@@ -90,3 +114,1274 @@ def _share(check: Check) -> float:
     if used <= 0:
         return 0.0
     return min(used / allowed, _FARTHEST) if allowed > 0 else _FARTHEST
+
+
+# ------------------------------------------------------------------ the report of a run
+
+
+def write_report(
+    result: RunResult,
+    path: str | Path,
+    *,
+    others: Mapping[str, RunResult] = {},
+    title: str | None = None,
+) -> Path:
+    """A run as one HTML file: no scripts, no network, for light and dark screens and for paper.
+
+    It shows what the result holds: the guarantee in words, convergence over agents and agent by
+    agent, what was spent, what travelled, where agents have looked, who was absent, and who sees
+    what. A part without data is left out.
+
+    The file shows every agent's points and outcomes, like the result itself: no guarantee of the
+    run covers it.
+
+    Args:
+        result: Of `run`, or `RunResult.load(folder)`.
+        path: Where to write; a file that is there is replaced.
+        others: Runs to compare with, by label, for example "alone" or "pooled". Differences are
+            paired by the names of the agents.
+        title: The heading; by default the protocol and the number of agents.
+
+    Returns: The path.
+
+    Example:
+        >>> result = run(FTS(rounds=12), SklearnTuning(num_agents=8), seed=0)
+        >>> write_report(result, "report.html")
+        PosixPath('report.html')
+    """
+    _check_comparable(result, others)
+    runs = [_Run(f"this run ({result.protocol})", 0, result)]
+    runs += [_Run(label, i, other) for i, (label, other) in enumerate(others.items(), start=1)]
+    heading = title or f"{result.protocol}, {_count(len(result.names), 'agent')}"
+    with _drawing():
+        sections = [section for section in _sections(runs) if section.parts]
+    page = _page(heading, sections)
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(page.encode("utf-8", "replace"))  # lone surrogates become question marks
+    return path
+
+
+def _check_comparable(result: RunResult, others: Mapping[str, RunResult]) -> None:
+    for label, other in others.items():
+        if other.space.outcome.minimize != result.space.outcome.minimize:
+            raise InputDataError(
+                f"Run {label!r} minimises or maximises the other way round: its values cannot be "
+                "compared with those of the result."
+            )
+
+
+@dataclass(frozen=True)
+class _Section:
+    """A part of the page; without `parts` it is left out."""
+
+    key: str
+    title: str
+    parts: list[str]
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run, what it is called, and how its line looks."""
+
+    label: str
+    place: int
+    result: RunResult
+
+    @cached_property
+    def best(self) -> dict[str, list[float]]:
+        """The best values so far of all agents that have any."""
+        curves = {name: self.result.best(name).tolist() for name in self.result.names}
+        return {name: curve for name, curve in curves.items() if curve}
+
+    @property
+    def privacy(self) -> dict[str, Any]:
+        return self.result.privacy or {}
+
+    @property
+    def sign(self) -> float:
+        return -1.0 if self.result.space.outcome.minimize else 1.0
+
+    @property
+    def colour(self) -> str:
+        return _PALETTE[self.place % len(_PALETTE)][0]
+
+    @property
+    def dash(self) -> tuple[float, ...]:
+        return _DASHES[self.place % len(_DASHES)]
+
+    @property
+    def marker(self) -> str:
+        return _MARKERS[self.place % len(_MARKERS)]
+
+    @property
+    def line(self) -> dict[str, Any]:
+        """How matplotlib draws it."""
+        width = 2.2 if self.place == 0 else 1.6
+        return {"color": self.colour, "linestyle": _linestyle(self.dash), "linewidth": width}
+
+
+def _sections(runs: list[_Run]) -> Iterator[_Section]:
+    this = runs[0]
+    result = this.result
+    yield _Section("summary", "Summary", _summary(this))
+    yield _Section("convergence", "Convergence", _convergence(runs))
+    yield _Section("agents", "Agent by agent", _agents(runs))
+    yield _Section("privacy", "What was spent", _privacy(this))
+    yield _Section("utility", "Privacy and utility", _utility(runs))
+    yield _Section("communication", "Communication and time", _communication(result))
+    yield _Section("points", "Where agents have looked", _points(result))
+    yield _Section("absences", "Absences and failures", _absences(result))
+    yield _Section("threats", "Who sees what", _threats(result))
+
+
+# ------------------------------------------------------------------ summary
+
+
+def _summary(run: _Run) -> list[str]:
+    result = run.result
+    rounds = {row["round"] for row in result.rounds}
+    facts = [
+        ("Protocol", result.protocol),
+        ("Agents", str(len(result.names))),
+        ("Seed", str(result.seed)),
+        ("Rounds of messages", str(len(rounds)) if rounds else "not recorded"),
+        ("Observations", str(len(result.records))),
+        ("Versions", ", ".join(f"{name} {v}" for name, v in result.versions.items())),
+    ]
+    head = ("Parameter", "Kind", "Range or values", "Scale")
+    rows = [[p.name, p.kind, _range(p), p.scale] for p in result.space.parameters]
+    outcome = "smaller is better" if result.space.outcome.minimize else "larger is better"
+    return [
+        *_guarantee(result),
+        _facts("The run", facts),
+        _table(f"Search space; of the outcome, {outcome}", head, [_cells(row) for row in rows]),
+    ]
+
+
+def _range(parameter: Parameter) -> str:
+    if parameter.kind == "choice":
+        return ", ".join(parameter.values)
+    return f"{parameter.lower:g} to {parameter.upper:g}"
+
+
+def _guarantee(result: RunResult) -> list[str]:
+    said = result.privacy or {}
+    own = "It holds every agent's points and outcomes, and no guarantee covers it."
+    note = _paragraph(f"This file is for whoever ran the simulation. {own}")
+    if "epsilon" not in said:
+        return [_banner("warn", "No privacy guarantee.", "This run promises none."), note]
+    if not said.get("private"):
+        return [
+            _banner(
+                "bad",
+                "Not private: the noise was seeded.",
+                "Whoever knows or guesses the seed subtracts the noise: nothing is protected. "
+                "The numbers here say what noise of this size would promise, if it came from the "
+                "operating system.",
+            ),
+            _paragraph(_promise(said, "would be")),
+            note,
+        ]
+    return [_banner("good", "The guarantee.", _promise(said)), *_large_delta(result), note]
+
+
+_WORLDS = {
+    "zero-out": "in which all contributions of one {unit} are zero",
+    "replace-one": "in which the contributions of one {unit} are any other admissible ones",
+}
+
+
+def _promise(said: Mapping[str, Any], verb: str = "is") -> str:
+    world = _WORLDS.get(said["adjacency"], "that differs in one {unit}").format(unit=said["unit"])
+    return (
+        f"What was released in the whole run {verb} (ε, δ)-indistinguishable from a run {world}, "
+        f"with ε ≤ {_upper(said['epsilon'])} and δ = {_upper(said['delta'])}, per {said['unit']}, "
+        f"adjacency {said['adjacency']}, {_count(said['releases'], 'release')}, by the accountant "
+        f"{said['accountant']}."
+    )
+
+
+def _large_delta(result: RunResult) -> list[str]:
+    said = result.privacy or {}
+    if said["unit"] != "agent" or said["delta"] * len(result.names) <= 0.1:
+        return []
+    return [
+        _paragraph(
+            f"δ is large: {said['delta']:.3g} is not well below one over {len(result.names)} "
+            "agents. Read ε together with it."
+        )
+    ]
+
+
+# ------------------------------------------------------------------ convergence
+
+
+def _convergence(runs: list[_Run]) -> list[str]:
+    shown = [run for run in runs if run.best]
+    if not runs[0].best:
+        return []
+    tables = [_best_table(shown)]
+    if len(shown) > 1:
+        tables.append(_difference_table(shown))
+    words = (
+        "The best value so far is the noise-free one where it is known, else the observed one. "
+        "Intervals are Student's t over the agents of one run: they say how agents differ, not "
+        "what another seed would give. First points count as queries, and at each query only "
+        "agents with that many count."
+    )
+    return [_convergence_figure(shown), _paragraph(words), *tables]
+
+
+def _convergence_figure(runs: list[_Run]) -> str:
+    curves: list[tuple[str, list[tuple[_Run, dict[str, list[float]]]]]] = [
+        ("best value so far", [(run, run.best) for run in runs])
+    ]
+    regrets = [(run, _regrets(run)) for run in runs if run.result.optimal_values is not None]
+    if any(run.place == 0 for run, _ in regrets):
+        curves.append((_regret_name(runs[0]), regrets))
+    figure = _canvas(9.6, 3.6)
+    for axes, (name, lines) in zip(
+        figure.subplots(1, len(curves), squeeze=False)[0], curves, strict=True
+    ):
+        for run, values in lines:
+            _draw_mean(axes, run, values)
+        axes.set(xlabel="query of an agent", ylabel=name)
+        _whole_ticks(axes)
+    said = ", ".join(f"{run.label} ends at {_ending(run)}" for run in runs)
+    label = f"Mean over agents with 95 % intervals, query by query: {said}"
+    names = " and ".join(name for name, _ in curves)
+    caption = f"Mean over agents and 95 % interval of the {names}."
+    return _figure(figure, "convergence", label, caption, _legend(runs))
+
+
+def _regret_name(run: _Run) -> str:
+    return "cumulative regret" if run.result.protocol == "PrivateUCB" else "simple regret"
+
+
+def _regrets(run: _Run) -> dict[str, list[float]]:
+    cumulative = _regret_name(run) == "cumulative regret"
+    of = run.result.cumulative_regret if cumulative else run.result.regret
+    return {name: of(name).tolist() for name in run.best}
+
+
+def _ending(run: _Run) -> str:
+    return _number(_mean([curve[-1] for curve in run.best.values()]))
+
+
+def _draw_mean(axes: Any, run: _Run, curves: dict[str, list[float]]) -> None:
+    longest = max(map(len, curves.values()))
+    means, low, high = [], [], []
+    queries = _some_counts(longest, _MOST_DRAWN)
+    for query in queries:
+        values = [curve[query - 1] for curve in curves.values() if len(curve) >= query]
+        mean, half = _mean(values), _half_width(values)
+        means.append(mean)
+        low.append(mean - (half or 0.0))
+        high.append(mean + (half or 0.0))
+    axes.fill_between(queries, low, high, color=run.colour, alpha=0.16, linewidth=0)
+    marker = {"marker": "o", "markersize": 4} if longest <= 12 else {}
+    axes.plot(queries, means, **run.line, **marker)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return math.fsum(values) / len(values)
+
+
+def _half_width(values: Sequence[float]) -> float | None:
+    """Half of the 95 % interval of the mean; None for a single value."""
+    n = len(values)
+    if n < 2:
+        return None
+    mean = _mean(values)
+    variance = math.fsum((value - mean) ** 2 for value in values) / (n - 1)
+    return float(stdtrit(n - 1, 0.975)) * math.sqrt(variance / n)
+
+
+def _at(curve: list[float], query: int | None) -> float | None:
+    """The value after a query, the last one for None; None if there are fewer."""
+    if query is None:
+        return curve[-1]
+    return curve[query - 1] if len(curve) >= query else None
+
+
+def _queries(run: _Run) -> list[int | None]:
+    longest = max(map(len, run.best.values()))
+    return [query for query in (1, 5, 10) if query < longest] + [None]
+
+
+def _query_heads(run: _Run) -> list[str]:
+    lengths = {len(curve) for curve in run.best.values()}
+    span = str(max(lengths)) if len(lengths) == 1 else f"{min(lengths)} to {max(lengths)}"
+    names = ["the last" if query is None else f"query {query}" for query in _queries(run)]
+    return [f"after {name}" for name in names[:-1]] + [f"after {names[-1]} ({span})"]
+
+
+def _best_table(runs: list[_Run]) -> str:
+    rows = []
+    for run in runs:
+        row = [_cell(run.label)]
+        for query in _queries(runs[0]):
+            found = [_at(curve, query) for curve in run.best.values()]
+            row.append(_interval([value for value in found if value is not None]))
+        rows.append(row)
+    head = ["Run", *_query_heads(runs[0])]
+    caption = (
+        "Best value so far: mean over agents, 95 % interval, number of agents. After the last "
+        "query: each agent's own last one"
+    )
+    return _table(caption, head, rows)
+
+
+def _difference_table(runs: list[_Run]) -> str:
+    this = runs[0]
+    rows = []
+    for other in runs[1:]:
+        row = [_cell(other.label)]
+        for query in _queries(this):
+            row.append(_interval(_differences(this, other, query)))
+        rows.append(row)
+    head = ["Compared with", *_query_heads(this)]
+    caption = (
+        "Paired differences of the best value: agent by agent, positive where this run is better. "
+        "After the last query: the last one that both runs have"
+    )
+    return _table(caption, head, rows)
+
+
+def _differences(this: _Run, other: _Run, query: int | None) -> list[float]:
+    """Of the agents that both runs have, at a query that both have."""
+    found = []
+    for name in this.best.keys() & other.best.keys():
+        both = this.best[name], other.best[name]
+        k = min(map(len, both)) if query is None else query
+        mine, theirs = _at(both[0], k), _at(both[1], k)
+        if mine is not None and theirs is not None:
+            found.append(this.sign * (mine - theirs))
+    return sorted(found)  # the same sum, whatever the order of the names
+
+
+def _interval(values: list[float]) -> str:
+    """A cell: the mean of some values, its 95 % interval and how many they are."""
+    if not values:
+        return _cell("–", numeric=True)
+    half = _half_width(values)
+    around = "" if half is None else f" ± {half:.2g}"
+    mean = _mean(values)
+    small = f'<span class="n">{_text(around)} ({len(values)})</span>'
+    return f'<td class="num">{_data(mean)}{small}</td>'
+
+
+# ------------------------------------------------------------------ agent by agent
+
+_MOST_PANELS = 24
+_MOST_DRAWN = 300  # queries on a line or dots of an agent
+_MOST_OPEN = 12  # rows of a table that is not folded
+
+
+def _agents(runs: list[_Run]) -> list[str]:
+    best = runs[0].best
+    if not best:
+        return []
+    shown = list(best)[:_MOST_PANELS]
+    left = len(best) - len(shown)
+    head = ["Agent", *_query_heads(runs[0])]
+    rows = []
+    for name, curve in best.items():
+        cells = [_value_cell(_at(curve, query)) for query in _queries(runs[0])]
+        rows.append([_cell(name), *cells])
+    table = _table("Best value so far of every agent of this run", head, rows)
+    words = f" The first {_MOST_PANELS} of {len(best)} agents; the others are in the table."
+    many = max(map(len, best.values())) > _MOST_DRAWN
+    caption = (
+        f"Best value so far (lines) and {'some of ' if many else ''}what this run has observed "
+        "(dots)"
+        + ("; the thin line is the optimum." if runs[0].result.optimal_values else ".")
+        + (words if left > 0 else "")
+    )
+    label = f"Small multiples: best value so far and observations of {_count(len(shown), 'agent')}"
+    drawn = [run for run in runs if run.best.keys() & set(shown)]
+    figure = _multiples(drawn, shown)
+    return [
+        _figure(figure, "agents", label, caption, _legend(drawn)),
+        _folded(f"Table of {_count(len(best), 'agent')}", table, len(best)),
+    ]
+
+
+def _multiples(runs: list[_Run], names: list[str]) -> Figure:
+    columns = min(4, len(names))
+    lines = -(-len(names) // columns)
+    figure = _canvas(9.6, 0.6 + 1.7 * lines)
+    panels = figure.subplots(lines, columns, squeeze=False, sharex=True, sharey=True).flatten()
+    for axes, name in zip(panels, names, strict=False):
+        _draw_agent(axes, runs, name)
+    for axes in panels[len(names) :]:
+        axes.set_visible(False)
+    for i, axes in enumerate(panels[: len(names)]):
+        if i + columns >= len(names):  # nothing below
+            axes.tick_params(labelbottom=True)
+            axes.set_xlabel("query")
+        if i % columns == 0:
+            axes.set_ylabel("value")
+    return figure
+
+
+def _draw_agent(axes: Any, runs: list[_Run], name: str) -> None:
+    this = runs[0]
+    _, Y = this.result.history(name)
+    values = Y.flatten().tolist()
+    places = _some_counts(len(values), _MOST_DRAWN)
+    axes.plot(places, [values[k - 1] for k in places], ".", color=_INK, alpha=0.45, markersize=4)
+    optima = this.result.optimal_values
+    if optima is not None:
+        axes.axhline(optima[name], color=_INK, linewidth=0.7, alpha=0.7)
+    for run in reversed(runs):  # this run on top
+        curve = run.best.get(name, [])
+        if curve:
+            marker = "o" if len(curve) == 1 else ""
+            places = _some_counts(len(curve), _MOST_DRAWN)
+            heights = [curve[k - 1] for k in places]
+            axes.step(places, heights, where="post", marker=marker, **run.line)
+    axes.set_title(_short(name), fontsize=8.5)
+    _whole_ticks(axes)
+
+
+# ------------------------------------------------------------------ what was spent
+
+
+def _privacy(run: _Run) -> list[str]:
+    said = run.privacy
+    if not said:
+        return []
+    return [_privacy_table(said), *_spending(said), *_signal(said)]
+
+
+_PRIVACY_ROWS = {  # nothing else of what a server says is shown
+    "epsilon": "ε spent",
+    "promised_epsilon": "ε promised before the run",
+    "delta": "δ",
+    "unit": "Unit",
+    "adjacency": "Adjacency",
+    "accountant": "Accountant",
+    "releases": "Releases",
+    "private": "Noise nobody can repeat",
+    "exhausted": "Budget exhausted before the end",
+    "mechanism": "Mechanism",
+    "noise_at": "Who adds the noise",
+    "channel": "Channel",
+    "learned_by": "Who learns what",
+    "trust": "Trust",
+    "sums": "Sums that were opened",
+    "rekeys": "New joint keys",
+    "outcomes": "Outcomes in the newest release",
+}
+
+
+def _privacy_table(said: Mapping[str, Any]) -> str:
+    bounds = ("epsilon", "promised_epsilon", "delta")
+    facts = [
+        (name, _upper(said[key]) if key in bounds else _said(said[key]))
+        for key, name in _PRIVACY_ROWS.items()
+        if key in said and (key != "private" or "epsilon" in said)
+    ]
+    return _facts("What the server says of privacy", facts)
+
+
+def _said(value: object) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def _spending(said: Mapping[str, Any]) -> list[str]:
+    """Epsilon release by release, if the settings that are told give the epsilon that is told."""
+    if "epsilon" not in said:
+        return []
+    if said["releases"] < 2:
+        words = "One payment covers all that the run released about one unit."
+        return [_paragraph(words if said["releases"] else "Nothing was released.")]
+    spent = _spent(said)
+    if not spent:
+        words = (
+            "The stated ε covers all releases together; what is known of the mechanism does not "
+            "split it up release by release."
+        )
+        return [_paragraph(words)]
+    rounds = said.get("release_rounds")
+    known = isinstance(rounds, (list, tuple)) and len(rounds) == said["releases"]
+    places = [rounds[count - 1] if known and rounds else count for count, _ in spent]
+    costs = [epsilon for _, epsilon in spent]
+    if not known:
+        places, costs = [0, *places], [0.0, *costs]
+    figure = _canvas(9.6, 2.9)
+    axes = figure.subplots()
+    style = {"color": _PALETTE[0][0], "linewidth": 2.0, "marker": "o", "markersize": 4}
+    axes.step(places, costs, where="post", **style)
+    axes.axhline(said["epsilon"], color=_INK, linewidth=0.8, linestyle=_linestyle((4, 3)))
+    name = "after the release of round" if known else "releases"
+    axes.set(xlabel=name, ylabel="ε spent", ylim=(0, None))
+    _whole_ticks(axes)
+    label = f"Epsilon grows to {said['epsilon']:.4g} over {_count(said['releases'], 'release')}"
+    caption = f"ε at δ = {said['delta']:.3g} over the releases; dashed, what the ledger says."
+    return [_figure(figure, "spending", label, caption)]
+
+
+def _spent(said: Mapping[str, Any]) -> list[tuple[int, float]]:
+    """How many releases cost how much; nothing, if that does not lead to the stated epsilon."""
+    found = re.search(r"noise_multiplier=([0-9.e+-]+)", str(said.get("mechanism")))
+    rate = re.search(r"PoissonSampling\(rate=([0-9.e+-]+)\)", str(said.get("mechanism")))
+    total = said["releases"]
+    if found is None:
+        return []
+    discrete = said["accountant"] == "dp-accounting-rdp"
+    spent = []
+    try:
+        event = Event(float(found[1]), float(rate[1]) if rate else 1.0, discrete=discrete)
+        for count in _some_counts(total):
+            cost = compose(
+                [Entry(event, count, "")],
+                delta=said["delta"],
+                accountant=said["accountant"],
+                adjacency=said["adjacency"],
+                unit=said["unit"],
+            )
+            spent.append((count, cost.epsilon))
+    except (InputDataError, UnsupportedError, ValueError):
+        return []
+    off = abs(spent[-1][1] - said["epsilon"])
+    return spent if off <= 1e-3 * said["epsilon"] else []
+
+
+def _some_counts(total: int, most: int = 12) -> list[int]:
+    """At most so many of 1, …, total, evenly spread, both ends included."""
+    if total <= most:
+        return list(range(1, total + 1))
+    return sorted({round(1 + i * (total - 1) / (most - 1)) for i in range(most)})
+
+
+def _signal(said: Mapping[str, Any]) -> list[str]:
+    ratios = said.get("signal_to_noise")
+    words = (
+        "It is estimated from the releases themselves and costs nothing. Below one a release is "
+        "mostly noise; with no signal at all the estimate is still above zero half of the time."
+    )
+    if isinstance(ratios, (int, float)):
+        return [_paragraph(f"Signal over noise of the newest release: {ratios:.3g}. {words}")]
+    if not isinstance(ratios, list) or not ratios:
+        return []
+    rows = [row if isinstance(row, list) else [row] for row in ratios]
+    figure = _canvas(9.6, 2.9)
+    axes = figure.subplots()
+    _draw_signal(axes, rows)
+    axes.axhline(1.0, color=_INK, linewidth=0.8, linestyle=_linestyle((4, 3)))
+    axes.set(xlabel="release", ylabel="signal over noise", ylim=(0, None))
+    _whole_ticks(axes)
+    means = [_mean(row) for row in rows]
+    label = (
+        f"Signal-to-noise ratio of {_count(len(rows), 'release')}, means from {min(means):.2g} to "
+        f"{max(means):.2g}"
+    )
+    regions = len(rows[0])
+    of = f"mean and range of {regions} regions" if regions > 1 else "one region"
+    return [_figure(figure, "signal", label, f"Signal over noise per release, {of}. {words}")]
+
+
+def _draw_signal(axes: Any, rows: list[list[float]]) -> None:
+    places = range(1, len(rows) + 1)
+    colour = _PALETTE[0][0]
+    means = [_mean(row) for row in rows]
+    below = [mean - min(row) for mean, row in zip(means, rows, strict=True)]
+    above = [max(row) - mean for mean, row in zip(means, rows, strict=True)]
+    style = {"color": colour, "marker": "o", "markersize": 5, "linewidth": 1.2, "capsize": 3}
+    axes.errorbar(places, means, yerr=[below, above], **style)
+
+
+# ------------------------------------------------------------------ privacy and utility
+
+
+def _utility(runs: list[_Run]) -> list[str]:
+    this = runs[0]
+    if "epsilon" not in this.privacy or not this.best:
+        return []
+    promises = [run for run in runs if run.best and _alike(run.privacy, this.privacy)]
+    if len({run.privacy["epsilon"] for run in promises}) < 2:
+        return []
+    plain = [run for run in runs if run.best and "epsilon" not in run.privacy]
+    last = min(len(curve) for run in (*promises, *plain) for curve in run.best.values())
+    figure = _canvas(9.6, 3.4)
+    axes = figure.subplots()
+    for run in plain:
+        axes.axhline(_mean([curve[last - 1] for curve in run.best.values()]), **run.line)
+    for run in promises:
+        _draw_promise(axes, run, last)
+    axes.set(xlabel="ε", ylabel=f"best value after query {last}")
+    _ticks_at(axes, [run.privacy["epsilon"] for run in promises])
+    label = f"Best value after query {last} against epsilon, {_count(len(promises), 'run')}"
+    caption = (
+        "Mean over agents and 95 % interval; lines are runs without a guarantee. Only promises of "
+        f"the same unit ({this.privacy['unit']}) and adjacency ({this.privacy['adjacency']}) are "
+        f"shown. {_deltas(promises)}"
+    )
+    marks = [_mark_item(_SIGNS[run.marker], run.colour, _with_seed(run)) for run in promises]
+    lines = [_line_item(run.colour, run.dash, run.label) for run in plain]
+    return [_figure(figure, "utility", label, caption, _items([*marks, *lines]))]
+
+
+def _deltas(runs: list[_Run]) -> str:
+    deltas = {run.label: _upper(run.privacy["delta"]) for run in runs}
+    if len(set(deltas.values())) == 1:
+        return f"δ = {next(iter(deltas.values()))}."
+    listed = "; ".join(f"{delta} in {label}" for label, delta in deltas.items())
+    return f"They are not at the same δ: {listed}."
+
+
+def _with_seed(run: _Run) -> str:
+    return run.label if run.privacy.get("private") else f"{run.label}, seeded noise"
+
+
+def _alike(mine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Whether two promises may stand on one axis."""
+    if "epsilon" not in mine or not 0 < mine["epsilon"] < math.inf:
+        return False
+    return all(mine[key] == other[key] for key in ("unit", "adjacency"))
+
+
+def _draw_promise(axes: Any, run: _Run, last: int) -> None:
+    values = [curve[last - 1] for curve in run.best.values()]
+    style = {"color": run.colour, "marker": run.marker, "markersize": 8, "capsize": 4}
+    half = _half_width(values) or 0.0
+    axes.errorbar([run.privacy["epsilon"]], [_mean(values)], yerr=[half], **style)
+
+
+# ------------------------------------------------------------------ communication
+
+
+def _communication(result: RunResult) -> list[str]:
+    if not result.rounds:
+        return []
+    rounds = sorted({row["round"] for row in result.rounds})
+    figure = _canvas(9.6, 3.0)
+    traffic, work = figure.subplots(1, 2)
+    for place, key in enumerate(("bytes_up", "bytes_down")):
+        totals = _per_round(result.rounds, key)
+        _draw_rounds(traffic, rounds, [sum(totals[r]) for r in rounds], place)
+    seconds = _per_round(result.rounds, "cpu_seconds")
+    _draw_rounds(work, rounds, [_mean(seconds[r]) for r in rounds], 2)
+    _draw_rounds(work, rounds, [max(seconds[r]) for r in rounds], 3)
+    traffic.set(xlabel="round", ylabel="bytes, all agents", ylim=(0, None))
+    traffic.yaxis.set_major_formatter(lambda value, _: _size(value))
+    work.set(xlabel="round", ylabel="CPU seconds", ylim=(0, None))
+    for axes in (traffic, work):
+        _whole_ticks(axes)
+    up, down = (sum(row[key] for row in result.rounds) for key in ("bytes_up", "bytes_down"))
+    label = f"Per round: bytes up, {_size(up)} in all, bytes down, {_size(down)}, and CPU time"
+    caption = (
+        "Left, what all agents send and get; right, CPU time of an agent, its objective's too."
+    )
+    names = ("up, from the agents", "down, to the agents", "mean agent", "slowest agent")
+    legend = _items([_line_item(_PALETTE[i][0], _DASHES[i], n) for i, n in enumerate(names)])
+    return [
+        _figure(figure, "communication", label, caption, legend),
+        _communication_table(result, len(rounds)),
+    ]
+
+
+def _per_round(rows: list[Record], key: str) -> dict[int, list[float]]:
+    found: dict[int, list[float]] = {}
+    for row in rows:
+        found.setdefault(row["round"], []).append(row[key])
+    return found
+
+
+def _draw_rounds(axes: Any, rounds: list[int], values: list[float], place: int) -> None:
+    marker = {"marker": _MARKERS[place], "markersize": 4} if len(rounds) <= 40 else {}
+    style = {"color": _PALETTE[place][0], "linestyle": _linestyle(_DASHES[place])}
+    axes.plot(rounds, values, linewidth=1.6, **style, **marker)
+
+
+def _communication_table(result: RunResult, rounds: int) -> str:
+    rows = []
+    for name, key in (("Up", "bytes_up"), ("Down", "bytes_down")):
+        total = sum(row[key] for row in result.rounds)
+        each = total / len(result.rounds)
+        rows.append([name, _size(total), _size(total / rounds), _size(each)])
+    seconds = math.fsum(row["cpu_seconds"] for row in result.rounds)
+    parts = (seconds, seconds / rounds, seconds / len(result.rounds))
+    rows.append(["CPU time", *(f"{part:.3g} s" for part in parts)])
+    head = ("", "In all", "Per round", "Per agent and round")
+    cells = [[_cell(row[0]), *(_cell(cell, numeric=True) for cell in row[1:])] for row in rows]
+    return _table("What travelled, and what it cost the agents", head, cells)
+
+
+# ------------------------------------------------------------------ where agents have looked
+
+_MOST_PARAMETERS = 4
+_MOST_POINTS = 2000
+_QUARTERS = (0.3, 0.5, 0.75, 1.0)  # how opaque early and late points are
+
+
+def _points(result: RunResult) -> list[str]:
+    space, rows = result.space, result.records
+    if not rows or len(space.parameters) > _MOST_PARAMETERS:
+        return []
+    step = -(-len(rows) // _MOST_POINTS)
+    rows = rows[::step]
+    X = torch.tensor([row["x"] for row in rows], dtype=torch.float64).reshape(len(rows), space.dim)
+    points = space.from_unit(X)
+    values = [row["y"] if row["true"] is None else row["true"] for row in rows]
+    columns = [[_place(p, point[p.name]) for point in points] for p in space.parameters]
+    figure = _pair_plots(space, columns, values, _shades(rows), _best_rows(result, rows, values))
+    names = ", ".join(space.names)
+    label = f"{_count(len(rows), 'point')} by parameter: {names}; on the diagonal, the value"
+    caption = (
+        "On the diagonal the value against a parameter"
+        + (", below it pairs of parameters" if len(columns) > 1 else "")
+        + ", in their own units. Later points are stronger."
+        + (f" One point of {step} is shown." if step > 1 else "")
+    )
+    marks = (("●", _PALETTE[0][0], "a point"), ("★", _PALETTE[1][0], "an agent's best"))
+    legend = _items([_mark_item(*mark) for mark in marks])
+    return [_figure(figure, "points", label, caption, legend)]
+
+
+def _pair_plots(
+    space: SearchSpace,
+    columns: list[list[float]],
+    values: list[float],
+    shades: list[float],
+    best: list[int],
+) -> Figure:
+    """Every parameter against the value, and below the diagonal against every other one."""
+    d = len(columns)
+    figure = _canvas(min(9.6, 5.2 + 1.5 * (d - 1)), 3.2 if d == 1 else 0.5 + 2.1 * d)
+    grid = figure.subplots(d, d, squeeze=False)
+    for i in range(d):
+        for j in range(i + 1):
+            heights = values if i == j else columns[i]
+            _draw_points(grid[i][j], columns[j], heights, shades, best)
+            _name_axes(grid[i][j], space, i, j)
+        for j in range(i + 1, d):
+            grid[i][j].set_visible(False)
+    return figure
+
+
+def _shades(rows: list[Record]) -> list[float]:
+    last = max(row["round"] for row in rows)
+    first = min(row["round"] for row in rows)
+    span = max(last - first + 1, 1)
+    return [_QUARTERS[min(4 * (row["round"] - first) // span, 3)] for row in rows]
+
+
+def _best_rows(result: RunResult, rows: list[Record], values: list[float]) -> list[int]:
+    """Which of the rows is the best one of an agent."""
+    sign = -1.0 if result.space.outcome.minimize else 1.0
+    best: dict[str, int] = {}
+    for i, row in enumerate(rows):
+        old = best.get(row["agent"])
+        if old is None or sign * values[i] > sign * values[old]:
+            best[row["agent"]] = i
+    return list(best.values())
+
+
+def _place(parameter: Parameter, value: float | int | str) -> float:
+    """A value as a number on an axis."""
+    if parameter.kind == "choice":
+        return float(parameter.values.index(str(value)))
+    return float(value)
+
+
+def _draw_points(
+    axes: Any, xs: list[float], ys: list[float], shades: list[float], best: list[int]
+) -> None:
+    for shade in _QUARTERS:
+        mine = [i for i, s in enumerate(shades) if s == shade]
+        style = {"color": _PALETTE[0][0], "alpha": shade, "markersize": 4, "markeredgewidth": 0}
+        axes.plot([xs[i] for i in mine], [ys[i] for i in mine], "o", **style)
+    style = {"color": _PALETTE[1][0], "markersize": 9, "markeredgewidth": 0}
+    axes.plot([xs[i] for i in best], [ys[i] for i in best], "*", **style)
+
+
+def _name_axes(axes: Any, space: SearchSpace, i: int, j: int) -> None:
+    across = space.parameters[j]
+    _scale_axis(axes.set_xscale, axes.set_xlim, axes.xaxis, across)
+    axes.set_xlabel(_short(across.name))
+    if i == j:
+        axes.set_ylabel("value")
+        return
+    up = space.parameters[i]
+    _scale_axis(axes.set_yscale, axes.set_ylim, axes.yaxis, up)
+    axes.set_ylabel(_short(up.name))
+
+
+def _scale_axis(set_scale: Any, set_limits: Any, axis: Any, parameter: Parameter) -> None:
+    if parameter.kind == "choice":
+        axis.set_ticks(range(len(parameter.values)), [_short(v, 14) for v in parameter.values])
+        set_limits(-0.5, len(parameter.values) - 0.5)
+        return
+    low, high = parameter.lower, parameter.upper
+    if parameter.scale == "log":
+        _log_ticks(set_scale, axis, [low, high])
+        beyond = (high / low) ** 0.04
+        set_limits(low / beyond, high * beyond)
+    else:
+        beyond = 0.04 * (high - low)
+        set_limits(low - beyond, high + beyond)
+
+
+# ------------------------------------------------------------------ absences
+
+
+def _absences(result: RunResult) -> list[str]:
+    if not result.rounds:
+        return []
+    missed = [row for row in result.rounds if not row["heard"]]
+    if not missed:
+        return [_paragraph("Every agent answered whenever it was asked.")]
+    rows = []
+    for name in result.names:
+        mine = [row for row in missed if row["agent"] == name]
+        if not mine:
+            continue
+        asked = sum(row["agent"] == name for row in result.rounds)
+        reasons: dict[str, list[int]] = {}
+        for row in mine:
+            reasons.setdefault(row["failure"] or "no answer", []).append(row["round"])
+        why = "; ".join(f"{code}: {_spans(rounds)}" for code, rounds in sorted(reasons.items()))
+        number = _cell(f"{len(mine)} of {asked}", numeric=True)
+        rows.append([_cell(name), number, _cell(why)])
+    table = _table(
+        "Agents that did not answer", ("Agent", "Rounds without it", "Why, and in which"), rows
+    )
+    share = f"{len(missed)} of {len(result.rounds)} requests were not answered."
+    return [_paragraph(share), _folded(_count(len(rows), "agent"), table, len(rows))]
+
+
+def _spans(numbers: list[int]) -> str:
+    """1, 2, 3, 7 as 1–3, 7."""
+    spans: list[list[int]] = []
+    for number in sorted(set(numbers)):
+        if spans and number == spans[-1][1] + 1:
+            spans[-1][1] = number
+        else:
+            spans.append([number, number])
+    return ", ".join(str(a) if a == b else f"{a}–{b}" for a, b in spans)
+
+
+# ------------------------------------------------------------------ threat model
+
+_FTS = (
+    "The server reads every agent's messages in the clear and hands them to all agents. A message "
+    "is a function of the agent's data: there is no guarantee, and from a summary of fewer "
+    "observations than features the data can be recovered. Server and agents are trusted."
+)
+_DP_FTS_DE = (
+    "The server reads every agent's weight vector without noise and is trusted with it. It adds "
+    "the noise; other agents see the noisy sums per region and nothing else. The guarantee is "
+    "against any coalition of other agents, not against the server."
+)
+_DP_FTS_DE_OPEN = (
+    "The server reads every agent's weight vector and hands sums of them, without noise, to all "
+    "agents. There is no guarantee against anybody."
+)
+_FED_GP = (
+    "Agents send summaries of their data and the server adds them up. The sum is opened in every "
+    "round: encryption hides contributions, not their sum, and the difference of two sums shows "
+    "what changed between them."
+)
+_FED_GP_NOISE = (
+    "The noise is in the sum before anybody learns it; the guarantee is against those who learn "
+    "the sum alone, and whoever reads single contributions sees what the channel shows."
+)
+_FED_GP_OPEN = "No noise is added, so there is no privacy guarantee. The server follows the rules."
+_PRIVATE_UCB = {
+    "joint": "The server reads every record, an action and its outcome, and is trusted with it. "
+    "All others see the noisy running sums only; the guarantee is against them, together.",
+    "local": "Every agent adds noise to its own increment before it sends it. Nobody is trusted: "
+    "the guarantee is against the server as well.",
+    "public": "The server reads every outcome and is trusted with it; actions are public and "
+    "chosen from earlier releases. All others see noisy sums of blocks of outcomes, and the "
+    "guarantee is against them.",
+    "none": "The server reads every record and hands sums of them, without noise, to all agents. "
+    "There is no guarantee against anybody.",
+}
+
+
+def _threats(result: RunResult) -> list[str]:
+    said = result.privacy or {}
+    sentences = _sentences(result.protocol, said)
+    if "learned_by" in said:
+        sentences.append(f"As the server says it: {said['learned_by']}.")
+    if "epsilon" in said and not said.get("private"):
+        sentences.append("In this run the noise was seeded, so that it protects from nobody.")
+    not_covered = (
+        "Never covered: whoever watches an agent's own queries and results; who takes part and how "
+        "long answers take; settings that were tuned on the agents' data without paying for it; "
+        "and this file, which shows every agent's points and outcomes."
+    )
+    return [*map(_paragraph, sentences), _paragraph(not_covered)]
+
+
+def _sentences(protocol: str, said: Mapping[str, Any]) -> list[str]:
+    noisy = "epsilon" in said
+    if protocol == "FTS":
+        return [_FTS]
+    if protocol == "DPFTSDE":
+        return [_DP_FTS_DE if noisy else _DP_FTS_DE_OPEN]
+    if protocol == "FedGP":
+        return [_FED_GP, _FED_GP_NOISE if noisy else _FED_GP_OPEN]
+    if protocol == "PrivateUCB":
+        return [_PRIVATE_UCB[said.get("trust", "none") if noisy else "none"]]
+    return ["This report does not know the protocol: its documentation says who sees what."]
+
+
+# ------------------------------------------------------------------ drawing
+
+_INK = "#1a1b1c"  # stands for the colour of the text around a figure
+# Okabe and Ito's colours, which colour-blind readers tell apart: on light, and lightened on dark.
+_PALETTE = (
+    ("#0072b2", "#4db4f0"),
+    ("#d55e00", "#ff8f3d"),
+    ("#009e73", "#2fd0a2"),
+    ("#cc79a7", "#e7a3c8"),
+    ("#e69f00", "#f5bd3d"),
+    ("#56b4e9", "#a9d9f7"),
+)
+_DASHES: tuple[tuple[float, ...], ...] = ((), (5, 2), (1, 1.4), (6, 2, 1, 2), (9, 2))
+_MARKERS = ("o", "s", "^", "D", "v", "P")
+_SIGNS = {"o": "●", "s": "■", "^": "▲", "D": "◆", "v": "▼", "P": "✚"}  # in a legend
+_STYLE = {
+    "svg.fonttype": "none",  # text stays text
+    "svg.hashsalt": "botorch_fed",  # names inside are the same in every run
+    "text.parse_math": False,  # a name may contain dollars
+    "font.family": "DejaVu Sans",
+    "font.size": 9,
+    "text.color": _INK,
+    "axes.edgecolor": _INK,
+    "axes.labelcolor": _INK,
+    "axes.titlecolor": _INK,
+    "axes.linewidth": 0.7,
+    "xtick.color": _INK,
+    "ytick.color": _INK,
+    "axes.facecolor": "none",
+    "figure.facecolor": "none",
+    "savefig.facecolor": "none",
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": _INK,
+    "grid.alpha": 0.13,
+    "grid.linewidth": 0.7,
+}
+
+
+@contextmanager
+def _drawing() -> Iterator[None]:
+    """Matplotlib in this report's style, whatever the user's own style is."""
+    try:
+        from matplotlib import style
+    except ImportError as error:
+        raise ImportError(f"write_report {_NO_MATPLOTLIB}") from error
+    with style.context(["default", _STYLE]), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph .* missing from")  # the browser has it
+        yield
+
+
+def _canvas(width: float, height: float) -> Figure:
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def _linestyle(dash: tuple[float, ...]) -> Any:
+    return (0, dash) if dash else "-"
+
+
+def _whole_ticks(axes: Any) -> None:
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(nbins=8, integer=True, min_n_ticks=1))
+
+
+def _ticks_at(axes: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis with ticks at these values, but not too near each other."""
+    from matplotlib.ticker import NullLocator
+
+    ticks: list[float] = []
+    for value in sorted(set(values)):
+        if not ticks or value > 1.1 * ticks[-1]:
+            ticks.append(value)
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+def _log_ticks(set_scale: Any, axis: Any, values: Sequence[float]) -> None:
+    """A logarithmic axis with plain numbers."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    set_scale("log")
+    narrow = max(values) / min(values) < 1e2
+    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if narrow else (1.0,), numticks=6))
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(NullFormatter())
+
+
+def _svg(figure: Figure, key: str, label: str) -> str:
+    """A figure as a part of the page: in the page's colours and fonts, with its own names."""
+    buffer = io.StringIO()
+    figure.savefig(buffer, format="svg")
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    for noise in (r"<metadata>.*?</metadata>", r"<style.*?</style>", r"<!--.*?-->"):
+        text = re.sub(noise, "", text, flags=re.DOTALL)
+    used = set(re.findall(r'<[^>]*(?:href="|url\()#([\w-]+)', text))
+    text = re.sub(r"<[^>]*>", lambda tag: _tag(tag[0], key, used), text)
+    width, height = (72 * size for size in figure.get_size_inches())
+    head = (
+        f'<svg role="img" aria-label="{_text(label)}" viewBox="0 0 {width:g} {height:g}" '
+        f'style="max-width:{1.3 * width:.0f}px">'
+    )
+    return re.sub(r"<svg[^>]*>", lambda _: head, text, count=1).strip()
+
+
+def _tag(tag: str, key: str, used: set[str]) -> str:
+    """A tag of a figure in the page's colours and fonts.
+
+    Names that are referred to get a prefix of their own, all others are dropped.
+    """
+    for place, (light, _) in enumerate(_PALETTE):
+        tag = tag.replace(light, f"var(--c{place})")
+    tag = tag.replace(_INK, "currentColor").replace("xlink:href", "href")
+    tag = tag.replace("'DejaVu Sans'", "system-ui, sans-serif")
+
+    def renamed(match: re.Match[str]) -> str:
+        return f' id="{key}-{match[1]}"' if match[1] in used else ""
+
+    tag = re.sub(r' id="([^"]*)"', renamed, tag)
+    return re.sub(r'(href="|url\()#', rf"\1#{key}-", tag)
+
+
+# ------------------------------------------------------------------ HTML
+
+
+def _text(value: object) -> str:
+    return html.escape(str(value), quote=True)
+
+
+def _number(value: float) -> str:
+    return f"{value:.5g}"
+
+
+def _upper(value: float) -> str:
+    """Four digits, rounded up: a bound is never shown smaller than it is."""
+    up = Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(value))
+    return f"{float(up):g}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def _size(number: float) -> str:
+    for unit in ("B", "kB", "MB"):
+        if number < 1000:
+            return f"{number:.3g} {unit}"
+        number /= 1000
+    return f"{number:.3g} GB"
+
+
+def _short(name: str, most: int = 22) -> str:
+    """A name for a figure: one line, not too long, never hidden by a first underscore."""
+    line = " ".join(name.split())
+    return line if len(line) <= most else line[: most - 1] + "…"
+
+
+def _data(value: float) -> str:
+    """A number for the eye, with all its digits for a program."""
+    return f'<data value="{value!r}">{_number(value)}</data>'
+
+
+def _cell(value: object, *, numeric: bool = False) -> str:
+    return f'<td class="num">{_text(value)}</td>' if numeric else f"<td>{_text(value)}</td>"
+
+
+def _value_cell(value: float | None) -> str:
+    return _cell("–", numeric=True) if value is None else f'<td class="num">{_data(value)}</td>'
+
+
+def _cells(values: Iterable[object]) -> list[str]:
+    return [_cell(value) for value in values]
+
+
+def _table(caption: str, head: Sequence[str], rows: list[list[str]]) -> str:
+    """A table; the first cell of a row is its heading."""
+    heads = "".join(f'<th scope="col">{_text(name)}</th>' for name in head)
+    lines = []
+    for row in rows:
+        first = re.sub(r"^<td[^>]*>(.*)</td>$", r'<th scope="row">\1</th>', row[0], flags=re.DOTALL)
+        lines.append(f"<tr>{first}{''.join(row[1:])}</tr>")
+    body = "\n".join(lines)
+    return _scrolling(
+        f"<table><caption>{_text(caption)}.</caption><thead><tr>{heads}</tr></thead>\n"
+        f"<tbody>\n{body}\n</tbody></table>",
+        caption,
+    )
+
+
+def _facts(caption: str, facts: Sequence[tuple[str, str]]) -> str:
+    rows = "\n".join(
+        f'<tr><th scope="row">{_text(name)}</th><td>{_text(value)}</td></tr>'
+        for name, value in facts
+    )
+    table = f"<table><caption>{_text(caption)}.</caption><tbody>\n{rows}\n</tbody></table>"
+    return _scrolling(table, caption)
+
+
+def _scrolling(table: str, caption: str) -> str:
+    return (
+        f'<div class="wide" role="region" tabindex="0" aria-label="{_text(caption)}">{table}</div>'
+    )
+
+
+def _folded(name: str, table: str, rows: int) -> str:
+    """A long table is folded."""
+    if rows <= _MOST_OPEN:
+        return table
+    return f"<details><summary>{_text(name)}</summary>{table}</details>"
+
+
+def _figure(figure: Figure, key: str, label: str, caption: str, legend: str = "") -> str:
+    return (
+        f'<figure>{legend}<div class="wide" tabindex="0">{_svg(figure, key, label)}</div>'
+        f"<figcaption>{_text(caption)}</figcaption></figure>"
+    )
+
+
+def _legend(runs: list[_Run]) -> str:
+    """What the lines are, where there are several."""
+    items = [_line_item(run.colour, run.dash, run.label) for run in runs]
+    return _items(items) if len(runs) > 1 else ""
+
+
+def _items(items: list[str]) -> str:
+    return f'<ul class="legend" aria-label="Legend">{"".join(items)}</ul>'
+
+
+def _line_item(colour: str, dash: tuple[float, ...], name: str) -> str:
+    dashes = f";stroke-dasharray:{','.join(f'{2 * part:g}' for part in dash)}" if dash else ""
+    line = f'<line x1="0" y1="5" x2="38" y2="5" style="stroke:{_variable(colour)}{dashes}"/>'
+    swatch = f'<svg class="swatch" viewBox="0 0 38 10" aria-hidden="true">{line}</svg>'
+    return f"<li>{swatch}{_text(name)}</li>"
+
+
+def _mark_item(sign: str, colour: str, name: str) -> str:
+    mark = f'<span class="mark" style="color:{_variable(colour)}" aria-hidden="true">{sign}</span>'
+    return f"<li>{mark}{_text(name)}</li>"
+
+
+def _variable(colour: str) -> str:
+    return f"var(--c{[light for light, _ in _PALETTE].index(colour)})"
+
+
+def _paragraph(words: str) -> str:
+    return f"<p>{_text(words)}</p>"
+
+
+def _banner(kind: str, head: str, words: str) -> str:
+    return f'<p class="banner {kind}"><strong>{_text(head)}</strong> {_text(words)}</p>'
+
+
+def _page(heading: str, sections: list[_Section]) -> str:
+    links = "".join(f'<li><a href="#{s.key}">{_text(s.title)}</a></li>' for s in sections)
+    body = "\n".join(
+        f'<section id="{s.key}" aria-labelledby="{s.key}-head">\n'
+        f'<h2 id="{s.key}-head">{_text(s.title)}</h2>\n' + "\n".join(s.parts) + "\n</section>"
+        for s in sections
+    )
+    return f"""<!DOCTYPE html>
+<html lang="en">
+<head>
+<meta charset="utf-8">
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="default-src 'none'; style-src 'unsafe-inline'">
+<meta name="color-scheme" content="light dark">
+<title>{_text(heading)}</title>
+<style>{_colours()}{_CSS}</style>
+</head>
+<body>
+<header>
+<h1>{_text(heading)}</h1>
+<nav aria-label="Sections"><ul>{links}</ul></nav>
+</header>
+<main>
+{body}
+</main>
+</body>
+</html>
+"""
+
+
+def _colours() -> str:
+    light = "".join(f"--c{i}:{colour};" for i, (colour, _) in enumerate(_PALETTE))
+    dark = "".join(f"--c{i}:{colour};" for i, (_, colour) in enumerate(_PALETTE))
+    return f"""
+:root {{ color-scheme: light dark; {light}
+  --ink:#1b1e22; --soft:#565d66; --paper:#ffffff; --line:#d5d9de; --shade:#f4f6f8;
+  --good:#e3f4ee; --good-edge:#009e73; --warn:#fdf3dc; --warn-edge:#b57b00;
+  --bad:#b3001b; --bad-edge:#7d0013; --bad-ink:#ffffff; --link:#005a8f; }}
+@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark}
+  --ink:#e7eaee; --soft:#a7b0ba; --paper:#14171b; --line:#3a414a; --shade:#1d2228;
+  --good:#10352b; --good-edge:#2fd0a2; --warn:#3a2d0c; --warn-edge:#f5bd3d;
+  --bad:#c4162f; --bad-edge:#ff7d8d; --link:#7cc4f5; }} }}
+"""
+
+
+_CSS = """
+* { box-sizing: border-box; }
+body { margin: 0 auto; padding: 1.5rem 1.25rem 4rem; max-width: 60rem; color: var(--ink);
+  background: var(--paper); font: 1rem/1.5 system-ui, sans-serif; }
+h1 { font-size: 1.7rem; line-height: 1.2; margin: 0 0 .6rem; overflow-wrap: anywhere; }
+h2 { font-size: 1.25rem; margin: 2.4rem 0 .8rem; padding-top: .8rem;
+  border-top: 1px solid var(--line); }
+p { max-width: 46rem; overflow-wrap: anywhere; }
+a { color: var(--link); }
+nav ul, .legend { list-style: none; margin: 0; padding: 0; display: flex; flex-wrap: wrap;
+  gap: .2rem 1.1rem; }
+nav { font-size: .9rem; }
+.legend { font-size: .85rem; margin-bottom: .4rem; }
+.legend li { display: flex; align-items: center; gap: .4rem; overflow-wrap: anywhere; }
+.swatch { width: 38px; height: 10px; flex: none; }
+.swatch line { stroke-width: 2.4; }
+.mark { font-size: 1.05rem; }
+.banner { padding: .7rem .9rem; border-left: 6px solid; border-radius: 4px; max-width: none; }
+.good { background: var(--good); border-color: var(--good-edge); }
+.warn { background: var(--warn); border-color: var(--warn-edge); }
+.bad { background: var(--bad); border-color: var(--bad-edge); color: var(--bad-ink); }
+figure { margin: 1.2rem 0; }
+figure .wide svg { display: block; width: 100%; min-width: 34rem; height: auto; color: var(--ink); }
+figure svg * { stroke-linejoin: round; stroke-linecap: butt; }
+figcaption { color: var(--soft); font-size: .88rem; margin-top: .3rem; max-width: 46rem; }
+.wide { overflow-x: auto; }
+table { border-collapse: collapse; font-size: .9rem; margin: 1rem 0;
+  font-variant-numeric: tabular-nums; }
+caption { text-align: left; color: var(--soft); padding-bottom: .3rem; }
+th, td { padding: .28rem .8rem .28rem 0; text-align: left; vertical-align: top;
+  border-bottom: 1px solid var(--line); overflow-wrap: anywhere; }
+thead th { border-bottom: 2px solid var(--soft); }
+tbody th { font-weight: 500; min-width: 6rem; }
+td.num { white-space: nowrap; }
+.n { color: var(--soft); }
+details { margin: 1rem 0; }
+summary { cursor: pointer; }
+@media print {
+  body { max-width: none; padding: 0; font-size: 10pt; }
+  nav { display: none; }
+  h2, caption, .legend { break-after: avoid; }
+  figure, tr, .banner { break-inside: avoid; }
+  details::details-content { content-visibility: visible; }
+  .wide { overflow: visible; }
+  figure .wide svg { min-width: 0; }
+  .banner, figure { -webkit-print-color-adjust: exact; print-color-adjust: exact; }
+}
+"""
