@@ -28,8 +28,31 @@ ROOMS: dict[str, set[str]] = {
     "protocols": {"errors", "rng", "space", "models", "acquisition", "privacy", "wire"},
     "engines": {"errors", "protocols", "wire"},
     "test_functions": {"errors", "rng", "space"},
-    "report": {"errors", "privacy"},
+    "report": {"errors", "privacy", "run", "space"},
     "run": {"errors", "rng", "space", "wire", "protocols", "engines", "test_functions"},
+    "ax_adapter": {
+        "errors",
+        "rng",
+        "space",
+        "models",
+        "acquisition",
+        "wire",
+        "protocols",
+        "engines",
+    },
+    "study": {"errors", "space", "privacy", "protocols", "run", "test_functions"},
+    "cli": {
+        "errors",
+        "study",
+        "run",
+        "report",
+        "privacy",
+        "protocols",
+        "test_functions",
+        "acquisition",
+        "space",
+        "version",
+    },
 }
 # Third-party packages that have one owner: nobody else imports them.
 OWNERS: dict[str, set[str]] = {

@@ -1,0 +1,1037 @@
+r"""The command line: `botorch-fed`, or ``python -m botorch_fed.cli``.
+
+    demo         eight sites tune a classifier together, against each alone and pooled data
+    run          a study file: one's own objective, any protocol
+    account      what noisy releases cost, or how much noise a budget needs
+    audit        run a mechanism in two worlds and try to tell them apart
+    report       a page of pictures from the folder of a run
+    completion   completion for bash, zsh or fish
+
+Exit codes::
+
+    0    fine
+    1    a run or an audit failed
+    2    wrong usage, or a study file that cannot be used
+    3    the privacy budget is exhausted
+    130  interrupted
+
+Results go to stdout, everything else to stderr; with ``--json`` stdout is exactly one JSON
+document, ``{"error": …, "exit_code": …}`` where there is no result. Whatever is expensive to import
+is imported by the command that needs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import sys
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn, get_args
+
+from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.version import __version__
+
+if TYPE_CHECKING:
+    from rich.table import Table
+
+    from botorch_fed.privacy import Guarantee
+    from botorch_fed.privacy.audit import AuditReport
+    from botorch_fed.run import RunResult
+    from botorch_fed.study import Plan, StudyFile
+    from botorch_fed.test_functions import SklearnTuning
+
+PROGRAM = "botorch-fed"
+FINE, FAILED, USAGE, EXHAUSTED, INTERRUPTED = 0, 1, 2, 3, 130
+EPILOG = """exit codes:
+  0 fine, 1 a run or an audit failed, 2 wrong usage or study file,
+  3 privacy budget exhausted, 130 interrupted"""
+RUN_EPILOG = """a study file, complete (botorch_fed/study.py describes all keys):
+  objective = "tuning:score"   # tuning.py beside it: score(agent: str, **parameters) -> float
+  agents = ["north", "south"]
+  rounds = 12
+  seed = 0
+  [space]
+  C = { type = "real", lower = 1e-3, upper = 1e3, log = true }
+  depth = { type = "integer", lower = 1, upper = 8 }
+  [outcome]                    # public guesses of the middle and the spread
+  centre = 0.9
+  scale = 0.1
+  [protocol]
+  name = "dp-fts-de"
+  [budget]
+  epsilon = 2.0
+  delta = 1e-5"""
+PROTOCOLS = ("fts", "dp-fts-de", "fed-gp", "private-ucb")
+ADJACENCIES = ("zero-out", "replace-one")
+MECHANISMS = ("gaussian-sum", "weighted", "correlated")
+SHELLS = ("bash", "zsh", "fish")
+DEMO_SITES = 8
+DEMO_ROUNDS = 12
+DEMO_REPEATS = 4
+DEMO_OUT = "botorch-fed-demo"
+DEMO_BUDGETS = {"dp-fts-de": (4.0, 1e-3), "private-ucb": (4.0, 1e-5)}
+
+
+class UsageError(FederatedError):
+    """The arguments do not go together; the message says what to write."""
+
+
+@dataclass(frozen=True)
+class _Done:
+    """What a command has found.
+
+    Attributes:
+        document: For ``--json``.
+        code: The exit code.
+    """
+
+    document: Any
+    code: int = FINE
+
+
+# ------------------------------------------------------------------ the front door
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command and return its exit code.
+
+    Args:
+        argv: The arguments; default those of the process.
+    """
+    try:
+        arguments = _parser().parse_args(argv)
+    except SystemExit as stop:  # argparse has said why
+        return int(stop.code or FINE)
+    as_json = bool(getattr(arguments, "json", False))
+    try:
+        with _notes():
+            done: _Done = arguments.command(arguments)
+    except KeyboardInterrupt:
+        more = "; a run with a folder goes on with --resume" if arguments.command is _run else ""
+        _complain(f"interrupted{more}", as_json, INTERRUPTED)
+        return INTERRUPTED
+    except Exception as error:
+        code = _code_of(error)
+        if code is None or arguments.debug:
+            raise
+        _complain(_message_of(error), as_json, code)
+        return code
+    if as_json:
+        _write(json.dumps(_plain(done.document), indent=1, allow_nan=False))
+    return done.code
+
+
+def _code_of(error: Exception) -> int | None:
+    """The exit code of an error of the package; None for others, which are shown in full."""
+    if isinstance(error, BudgetExceeded):
+        return EXHAUSTED
+    if isinstance(error, UsageError) or _is_a(error, "botorch_fed.study", "StudyError"):
+        return USAGE
+    if isinstance(error, FederatedError):
+        return FAILED
+    if _is_a(error, "botorch.exceptions.errors", "BotorchError"):
+        return USAGE
+    return FAILED if isinstance(error, OSError) else None
+
+
+def _is_a(error: Exception, module: str, name: str) -> bool:
+    """Whether it is one of a module that may never have been imported."""
+    return module in sys.modules and isinstance(error, getattr(sys.modules[module], name))
+
+
+def _message_of(error: Exception) -> str:
+    text = str(error).strip()
+    if "Traceback (most recent call last)" in text:  # of a worker process: its last words
+        last = text.splitlines()[-1]
+        return last.removeprefix("botorch_fed.study.ObjectiveError: ")
+    return text
+
+
+def _complain(message: str, as_json: bool, code: int) -> None:
+    sys.stderr.write(f"{PROGRAM}: {message}\n")
+    if as_json:
+        _write(json.dumps({"error": message, "exit_code": code}))
+
+
+@contextmanager
+def _notes() -> Iterator[None]:
+    """Warnings as short notes on stderr, each once."""
+    said: set[str] = set()
+
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        if str(message) not in said:
+            said.add(str(message))
+            sys.stderr.write(f"note: {message}\n")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
+def _expect_notes() -> None:
+    """Let what the package says of noise be heard, and not what BoTorch says of scales."""
+    from botorch.exceptions.warnings import InputDataWarning
+
+    from botorch_fed.privacy import SignalWarning
+
+    warnings.simplefilter("default", SignalWarning)
+    warnings.simplefilter("ignore", InputDataWarning)
+
+
+def _write(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def _say(arguments: argparse.Namespace, text: str) -> None:
+    """A line for people: on stdout, or on stderr beside a JSON document."""
+    (sys.stderr if arguments.json else sys.stdout).write(text + "\n")
+
+
+def _show(arguments: argparse.Namespace, table: Table) -> None:
+    from rich.console import Console
+
+    console = Console(file=sys.stderr if arguments.json else sys.stdout)
+    if not console.is_terminal:
+        console = Console(file=console.file, width=110)
+    console.print(table)
+
+
+def _plain(value: Any) -> Any:
+    """What JSON can hold; numbers that are not finite become null."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, float) and not math.isfinite(value):
+        return None
+    return str(value) if isinstance(value, Path) else value
+
+
+# ------------------------------------------------------------------ arguments
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog=PROGRAM,
+        description="Federated and private Bayesian optimisation on BoTorch.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("--version", action="version", version=f"{PROGRAM} {__version__}")
+    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
+    _add_demo(commands)
+    _add_run(commands)
+    _add_account(commands)
+    _add_audit(commands)
+    _add_report(commands)
+    _add_completion(commands)
+    return parser
+
+
+def _command(
+    commands: Any, name: str, command: Callable[[argparse.Namespace], _Done], words: str
+) -> argparse.ArgumentParser:
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        help=words,
+        description=f"{words[0].upper()}{words[1:]}.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(command=command)
+    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
+    if name != "completion":
+        parser.add_argument(
+            "--json", action="store_true", help="one JSON document on stdout, the rest on stderr"
+        )
+    return parser
+
+
+def _count(least: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        value = int(text)
+        if value < least:
+            raise argparse.ArgumentTypeError(f"expected an integer from {least} on, got {text}")
+        return value
+
+    count.__name__ = "int"  # argparse says it
+    return count
+
+
+def _add_demo(commands: Any) -> None:
+    words = "eight sites tune a classifier together; a table against each alone and pooled data"
+    parser = _command(commands, "demo", _demo, words)
+    parser.add_argument("--protocol", choices=PROTOCOLS, default="fts", help="default fts")
+    parser.add_argument(
+        "--rounds",
+        type=_count(3),
+        default=DEMO_ROUNDS,
+        metavar="N",
+        help=f"evaluations of each site, the first random ones included; default {DEMO_ROUNDS}",
+    )
+    parser.add_argument("--seed", type=_count(0), default=0, metavar="S", help="default 0")
+    parser.add_argument(
+        "--repeats",
+        type=_count(1),
+        default=DEMO_REPEATS,
+        metavar="K",
+        help=f"runs with seeds S, S+1, … that are compared; default {DEMO_REPEATS}",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path(DEMO_OUT), metavar="DIR", help=f"default {DEMO_OUT}"
+    )
+    parser.add_argument("--no-report", action="store_true", help="no HTML report")
+
+
+def _add_run(commands: Any) -> None:
+    words = "run a study file: one's own objective, any protocol"
+    parser = _command(commands, "run", _run, words)
+    parser.epilog = f"{RUN_EPILOG}\n\n{EPILOG}"
+    parser.add_argument("study", type=Path, metavar="STUDY.toml")
+    parser.add_argument("--resume", action="store_true", help="go on with the run in its folder")
+    parser.add_argument("--dry-run", action="store_true", help="print the plan, evaluate nothing")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="in the place of the file's out")
+
+
+def _add_account(commands: Any) -> None:
+    words = "what noisy releases cost, or how much noise a budget needs"
+    parser = _command(commands, "account", _account, words)
+    parser.add_argument(
+        "--sampling-rate", type=float, default=1.0, metavar="Q", help="default 1, everyone"
+    )
+    wanted = parser.add_mutually_exclusive_group(required=True)
+    wanted.add_argument(
+        "--noise-multiplier", type=float, metavar="Z", help="noise over one contribution's norm"
+    )
+    wanted.add_argument("--epsilon", type=float, metavar="E", help="gives the noise multiplier")
+    parser.add_argument("--releases", type=_count(1), required=True, metavar="T", help="how many")
+    parser.add_argument(
+        "--delta", type=float, required=True, metavar="D", help="far below one over the units"
+    )
+    parser.add_argument(
+        "--adjacency", choices=ADJACENCIES, default=ADJACENCIES[0], help="default zero-out"
+    )
+    parser.add_argument(
+        "--unit", choices=("agent", "record"), default="agent", help="default agent"
+    )
+
+
+def _add_audit(commands: Any) -> None:
+    words = "run a mechanism in two worlds and try to tell them apart"
+    parser = _command(commands, "audit", _audit, words)
+    parser.add_argument(
+        "--mechanism", choices=MECHANISMS, default=MECHANISMS[0], help="default gaussian-sum"
+    )
+    parser.add_argument("--agents", type=_count(1), default=5, metavar="N", help="default 5")
+    parser.add_argument(
+        "--dim", type=_count(1), default=4, metavar="M", help="numbers of a contribution; default 4"
+    )
+    parser.add_argument("--clip-norm", type=float, default=1.0, metavar="C", help="default 1")
+    parser.add_argument(
+        "--noise-multiplier", type=float, default=1.0, metavar="Z", help="default 1"
+    )
+    parser.add_argument(
+        "--sampling-rate", type=float, default=1.0, metavar="Q", help="default 1, everyone"
+    )
+    parser.add_argument(
+        "--regions", type=_count(1), default=2, metavar="P", help="not for gaussian-sum; default 2"
+    )
+    parser.add_argument(
+        "--contrast",
+        type=float,
+        default=1.0,
+        metavar="K",
+        help="of own and other regions; default 1",
+    )
+    parser.add_argument(
+        "--adjacency", choices=ADJACENCIES, default=ADJACENCIES[0], help="default zero-out"
+    )
+    parser.add_argument(
+        "--rounds",
+        type=_count(1),
+        default=2,
+        metavar="T",
+        help="releases of a transcript; default 2",
+    )
+    parser.add_argument(
+        "--runs", type=_count(10), default=1000, metavar="N", help="per world; default 1000"
+    )
+    parser.add_argument("--delta", type=float, default=1e-3, metavar="D", help="default 1e-3")
+    parser.add_argument("--seed", type=_count(0), default=0, metavar="S", help="default 0")
+    parser.add_argument(
+        "--os-noise", action="store_true", help="noise of the operating system, not of the seed"
+    )
+
+
+def _add_report(commands: Any) -> None:
+    parser = _command(commands, "report", _report, "a page of pictures from the folder of a run")
+    parser.add_argument("run", type=Path, metavar="RUN", help="what run(out=…) or demo has saved")
+    parser.add_argument("--out", type=Path, metavar="FILE", help="default RUN/report.html")
+
+
+def _add_completion(commands: Any) -> None:
+    parser = _command(commands, "completion", _completion, "completion for bash, zsh or fish")
+    parser.add_argument("shell", choices=SHELLS)
+
+
+# ------------------------------------------------------------------ demo
+
+
+@dataclass(frozen=True, eq=False)
+class _Arm:
+    """One way to tune, over several seeds."""
+
+    name: str
+    results: tuple[RunResult, ...]
+
+    def curves(self, evaluations: int) -> Any:
+        """Best values, `repeats x sites x evaluations`."""
+        import torch
+
+        return torch.stack(
+            [
+                torch.stack([run.best(name)[:evaluations] for name in run.names])
+                for run in self.results
+            ]
+        )
+
+
+def _demo(arguments: argparse.Namespace) -> _Done:
+    _expect_notes()
+    from botorch_fed.test_functions import SklearnTuning
+
+    problem = SklearnTuning(DEMO_SITES, dataset="digits", skew="label", splits=2)
+    together, alone = _demo_study(arguments.protocol, arguments.rounds)
+    _say(
+        arguments,
+        f"{DEMO_SITES} sites with skewed shares of scikit-learn's digits tune C and gamma of a "
+        f"support vector machine:\n{arguments.rounds} evaluations each, validation accuracy, "
+        f"{arguments.repeats} repeat(s), {arguments.protocol}.",
+    )
+    arms = (
+        _demo_arm(arguments, "together", together, problem),
+        _demo_arm(arguments, "alone", alone, problem),
+        _demo_arm(arguments, "pooled data", alone, problem.pooled()),
+    )
+    first = arms[0].results[0]
+    first.save(arguments.out / "together")
+    gains = _gains(arms, arguments.rounds)
+    _show(arguments, _site_table(arms, arguments.rounds))
+    _show(arguments, _gain_table(arms, gains))
+    for line in (*_verdict(gains, arguments), *_privacy_words(first)):
+        _say(arguments, line)
+    report = None
+    if not arguments.no_report:
+        others = {"each site alone": arms[1].results[0], "pooled data": arms[2].results[0]}
+        report = _demo_report(arguments, first, others)
+    return _Done(_demo_document(arguments, arms, gains, first, report))
+
+
+def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
+    """The study, and a site alone: Thompson sampling, as many evaluations, the same starts."""
+    from botorch_fed.acquisition import Constant
+    from botorch_fed.protocols.dp_fts_de import DPFTSDE
+    from botorch_fed.protocols.fed_gp import FedGP
+    from botorch_fed.protocols.fts import FTS, Strategy
+    from botorch_fed.protocols.private_ucb import PrivateUCB
+
+    own = Strategy(schedule=Constant(1.0), portfolio=0, prior_until=0)
+    alone = FTS(rounds=evaluations, strategy=own)
+    start = max(1, evaluations // 4)
+    epsilon, delta = DEMO_BUDGETS.get(protocol, (0.0, 0.0))
+    if protocol == "fts":
+        return FTS(rounds=evaluations, every=1), alone
+    if protocol in ("dp-fts-de", "fed-gp"):
+        common: dict[str, Any] = {"rounds": evaluations - start, "num_initial": start}
+        silent = DPFTSDE(releases=(), noise_kind="none", **common)
+        if protocol == "fed-gp":
+            return FedGP(**common), silent
+        return DPFTSDE(epsilon=epsilon, delta=delta, **common), silent
+    return PrivateUCB(rounds=evaluations, epsilon=epsilon, delta=delta), alone
+
+
+def _demo_arm(arguments: argparse.Namespace, name: str, study: Any, problem: SklearnTuning) -> _Arm:
+    from botorch_fed.run import run
+
+    results = []
+    for repeat in range(arguments.repeats):
+        sys.stderr.write(f"{name}, seed {arguments.seed + repeat}\n")
+        results.append(run(study, problem, seed=arguments.seed + repeat))
+    return _Arm(name, tuple(results))
+
+
+@dataclass(frozen=True)
+class _Gain:
+    """What the federation gains after so many evaluations, mean over sites and repeats.
+
+    Attributes:
+        evaluations: How many.
+        means: Of the three arms.
+        gain: Together less alone.
+        half_width: Of its 95 % interval over repeats; None of one repeat.
+    """
+
+    evaluations: int
+    means: tuple[float, ...]
+    gain: float
+    half_width: float | None
+
+    @property
+    def words(self) -> str:
+        """What it says."""
+        if self.half_width is None:
+            return "one run only: take --repeats"
+        if self.gain == self.half_width == 0:
+            return "nothing: the same random starts"
+        if abs(self.gain) <= self.half_width:
+            return "nothing that can be told from chance"
+        return "gained" if self.gain > 0 else "lost"
+
+
+def _gains(arms: Sequence[_Arm], evaluations: int) -> list[_Gain]:
+    curves = [arm.curves(evaluations).mean(dim=1) for arm in arms]  # repeats x evaluations
+    marks = sorted({1, 2, evaluations // 3, evaluations // 2, evaluations} - {0})
+    found = []
+    for mark in marks:
+        values = [curve[:, mark - 1] for curve in curves]
+        differences = values[0] - values[1]
+        means = tuple(float(value.mean()) for value in values)
+        found.append(_Gain(mark, means, float(differences.mean()), _half_width(differences)))
+    return found
+
+
+def _half_width(differences: Any) -> float | None:
+    """Of Student's 95 % interval of a mean."""
+    from scipy.special import stdtrit
+
+    count = len(differences)
+    if count < 2:
+        return None
+    return float(stdtrit(count - 1, 0.975)) * float(differences.std()) / math.sqrt(count)
+
+
+def _site_table(arms: Sequence[_Arm], evaluations: int) -> Table:
+    from rich.table import Table
+
+    repeats = len(arms[0].results)
+    title = f"Best accuracy of each site after {evaluations} evaluations, mean of {repeats} seed(s)"
+    table = Table("site", *(arm.name for arm in arms), title=title)
+    last = [arm.curves(evaluations)[:, :, -1].mean(dim=0) for arm in arms]
+    for i, name in enumerate(arms[0].results[0].names):
+        table.add_row(name, *(f"{float(values[i]):.4f}" for values in last))
+    table.add_row("mean", *(f"{float(values.mean()):.4f}" for values in last), style="bold")
+    return table
+
+
+def _gain_table(arms: Sequence[_Arm], gains: Sequence[_Gain]) -> Table:
+    from rich.table import Table
+
+    heads = (*(arm.name for arm in arms), "together - alone", "verdict")
+    table = Table("evaluations", *heads, title="Mean over sites, by evaluations of each site")
+    for gain in gains:
+        width = "" if gain.half_width is None else f" ± {gain.half_width:.4f}"
+        means = (f"{mean:.4f}" for mean in gain.means)
+        table.add_row(str(gain.evaluations), *means, f"{gain.gain:+.4f}{width}", gain.words)
+    return table
+
+
+def _verdict(gains: Sequence[_Gain], arguments: argparse.Namespace) -> list[str]:
+    def after(words: str) -> str:
+        return ", ".join(str(gain.evaluations) for gain in gains if gain.words == words)
+
+    gained, lost = after("gained"), after("lost")
+    lines = []
+    if arguments.repeats == 1:
+        lines.append("One run says little about a gain: take --repeats 3 or more.")
+    else:
+        if gained:
+            lines.append(f"The federation gains after {gained} evaluations.")
+        if lost:
+            lines.append(f"It loses after {lost} evaluations: there a site is better off alone.")
+        if not gained:
+            lines.append("Nothing is gained here that could be told from chance.")
+        elif gains[-1].words != "gained":
+            lines.append(
+                f"After {gains[-1].evaluations} it gains nothing: by then a site has caught up."
+            )
+    lines.append(
+        "Alone a site draws Thompson samples from its own model, and begins at random: a good "
+        "public design may do as much."
+    )
+    return lines
+
+
+def _privacy_words(result: RunResult) -> list[str]:
+    said = result.privacy
+    if said is None:
+        return ["Privacy: no guarantee. Every site's message is a function of its data."]
+    if "epsilon" not in said:
+        learned = said.get("learned_by", "the server reads every message")
+        return [f"Privacy: no guarantee; {learned}."]
+    noisy = "" if said["private"] else " NOT PRIVATE: the noise comes from a seed."
+    return [
+        f"Privacy: epsilon <= {said['epsilon']:.4g} at delta = {said['delta']:.3g} per "
+        f"{said['unit']}, {said['adjacency']}, {said['releases']} release(s), by "
+        f"{said['accountant']}, of each run.{noisy}"
+    ]
+
+
+def _demo_report(
+    arguments: argparse.Namespace, first: RunResult, others: Mapping[str, RunResult]
+) -> Path | None:
+    title = f"{DEMO_SITES} sites tune a classifier together ({arguments.protocol})"
+    try:
+        path = _write_report(first, arguments.out / "report.html", others, title)
+    except FederatedError as error:  # the results are worth more than the pictures
+        sys.stderr.write(f"note: no report: {error}\n")
+        return None
+    _say(arguments, f"Report: {path}")
+    return path
+
+
+def _write_report(
+    result: RunResult, path: Path, others: Mapping[str, RunResult], title: str
+) -> Path:
+    try:
+        from botorch_fed.report import write_report
+
+        written: Path = write_report(result, path, others=others, title=title)
+    except ImportError as error:
+        raise FederatedError(
+            f"Pictures need matplotlib ({error}): pip install 'botorch_fed[plot]'."
+        ) from error
+    return written
+
+
+def _demo_document(
+    arguments: argparse.Namespace,
+    arms: Sequence[_Arm],
+    gains: Sequence[_Gain],
+    first: RunResult,
+    report: Path | None,
+) -> dict[str, Any]:
+    sites: dict[str, dict[str, float]] = {}
+    for arm in arms:
+        last = arm.curves(arguments.rounds)[:, :, -1].mean(dim=0).tolist()
+        sites[arm.name] = dict(zip(first.names, last, strict=True))
+    return {
+        "command": "demo",
+        "protocol": arguments.protocol,
+        "evaluations": arguments.rounds,
+        "seeds": [arguments.seed + repeat for repeat in range(arguments.repeats)],
+        "best": sites,
+        "gains": [
+            {
+                "evaluations": gain.evaluations,
+                **dict(zip((arm.name for arm in arms), gain.means, strict=True)),
+                "gain": gain.gain,
+                "half_width_95": gain.half_width,
+                "verdict": gain.words,
+            }
+            for gain in gains
+        ],
+        "privacy": first.privacy,
+        "run": arguments.out / "together",
+        "report": report,
+    }
+
+
+# ------------------------------------------------------------------ run
+
+
+def _run(arguments: argparse.Namespace) -> _Done:
+    _expect_notes()
+    from botorch_fed.study import plan, read_study, run_study
+
+    study = read_study(arguments.study)
+    out = arguments.out if arguments.out is not None else study.out
+    if arguments.dry_run:
+        study.load()  # an objective that cannot be found belongs to the plan
+        found = plan(study)
+        _show_plan(arguments, study, found, out)
+        return _Done({"command": "run", "dry_run": True, "out": out, **asdict(found)})
+    _check_folder(out, arguments.resume)
+    result = run_study(study, out=out, resume=arguments.resume)
+    _show(arguments, _result_table(result))
+    for line in _privacy_words(result):
+        _say(arguments, line)
+    if out is not None:
+        _say(arguments, f"Saved in {out}: {PROGRAM} report {out}")
+    for line in _unheard(result):
+        sys.stderr.write(f"note: {line}\n")
+    if not result.records:
+        raise FederatedError("Nothing was evaluated: no agent was heard, see the notes above.")
+    exhausted = bool((result.privacy or {}).get("exhausted"))
+    if exhausted:
+        sys.stderr.write(
+            f"{PROGRAM}: the privacy budget ran out: some releases were not made, and agents went "
+            "on alone. Plan fewer releases or more noise, or give the ledger more.\n"
+        )
+    return _Done(_result_document(result, out), EXHAUSTED if exhausted else FINE)
+
+
+def _check_folder(out: Path | None, resume: bool) -> None:
+    if resume and out is None:
+        raise UsageError(
+            '--resume needs the folder of the run: write out = "…" in the file, or --out.'
+        )
+    if out is not None and (out / "run.json").exists() and not resume:
+        raise UsageError(
+            f"There is a run in {out} already: go on with it by --resume, or choose another folder "
+            "with --out."
+        )
+
+
+def _show_plan(
+    arguments: argparse.Namespace, study: StudyFile, found: Plan, out: Path | None
+) -> None:
+    from rich.table import Table
+
+    agents = f"{found.agents} agents"
+    table = Table(show_header=False, title=f"Plan of {study.path.name}: nothing was evaluated")
+    table.add_row("protocol", found.protocol)
+    table.add_row("space", f"{', '.join(study.space.names)} ({found.columns} columns)")
+    table.add_row("rounds", f"{found.rounds}")
+    table.add_row(
+        "evaluations", f"up to {found.evaluations} of each of {agents}, {found.total:,} in all"
+    )
+    table.add_row("bytes per round", _bytes_words(found))
+    table.add_row("privacy", "no guarantee" if found.promise is None else str(found.promise))
+    table.add_row("who sees what", "\n".join(found.sees))
+    table.add_row("folder", "none: an interrupted run is lost" if out is None else str(out))
+    _show(arguments, table)
+
+
+def _bytes_words(found: Plan) -> str:
+    if found.bytes_per_round is None:
+        return found.bytes_note
+    counts = ", ".join(f"{count:,}" for count in found.bytes_per_round)
+    return f"{counts}\n({found.bytes_note})"
+
+
+def _unheard(result: RunResult) -> list[str]:
+    """Who was not heard in how many rounds, and why last."""
+    missed: dict[str, list[str]] = {}
+    for row in result.rounds:
+        if not row["heard"]:
+            missed.setdefault(row["agent"], []).append(row["failure"] or "unknown")
+    return [
+        f"{agent} was not heard in {len(why)} exchange(s), the last time because: {why[-1]}."
+        for agent, why in missed.items()
+    ]
+
+
+def _best(result: RunResult, agent: str) -> tuple[int, float, dict[str, Any]]:
+    """An agent's number of evaluations, its best value and where that was."""
+    X, Y = result.history(agent)
+    public = result.space.outcome.to_public(Y)
+    row = int(public.argmax())
+    return len(Y), float(Y[row]), dict(result.space.from_unit(X[row : row + 1])[0])
+
+
+def _result_table(result: RunResult) -> Table:
+    from rich.table import Table
+
+    better = "smallest" if result.space.outcome.minimize else "largest"
+    table = Table("agent", "evaluations", f"best ({better})", "at", title=f"{result.protocol}")
+    for agent in result.names:
+        if not any(row["agent"] == agent for row in result.records):
+            table.add_row(agent, "0", "", "")
+            continue
+        count, value, point = _best(result, agent)
+        shown = (
+            f"{k} = {v:.4g}" if isinstance(v, float) else f"{k} = {v}" for k, v in point.items()
+        )
+        table.add_row(agent, str(count), f"{value:.6g}", ", ".join(shown))
+    return table
+
+
+def _result_document(result: RunResult, out: Path | None) -> dict[str, Any]:
+    heard = {row["agent"] for row in result.records}
+    best = {
+        agent: dict(zip(("evaluations", "value", "point"), _best(result, agent), strict=True))
+        for agent in result.names
+        if agent in heard
+    }
+    return {
+        "command": "run",
+        "protocol": result.protocol,
+        "seed": result.seed,
+        "agents": list(result.names),
+        "best": best,
+        "bytes_per_round": result.bytes_per_round(),
+        "privacy": result.privacy,
+        "out": out,
+    }
+
+
+# ------------------------------------------------------------------ account
+
+
+def _account(arguments: argparse.Namespace) -> _Done:
+    from rich.table import Table
+
+    from botorch_fed.privacy import Accountant, noise_multiplier_for
+
+    settings = {
+        "sampling_rate": arguments.sampling_rate,
+        "delta": arguments.delta,
+        "adjacency": arguments.adjacency,
+    }
+    multiplier = arguments.noise_multiplier
+    if multiplier is None:
+        multiplier = noise_multiplier_for(
+            epsilon=arguments.epsilon, num_releases=arguments.releases, **settings
+        )
+    rows = [_accounted(arguments, multiplier, name) for name in get_args(Accountant)]
+    title = (
+        f"{arguments.releases} releases, q = {arguments.sampling_rate:g}, z = {multiplier:.6g}: "
+        f"epsilon at delta = {arguments.delta:g} per {arguments.unit}, {arguments.adjacency}"
+    )
+    table = Table("accountant", "epsilon at most", "", title=title)
+    for row in rows:
+        shown = "" if row["epsilon"] is None else f"{row['epsilon']:.6g}"
+        table.add_row(row["accountant"], shown, row["note"])
+    _show(arguments, table)
+    document = {
+        "command": "account",
+        **settings,
+        "unit": arguments.unit,
+        "releases": arguments.releases,
+        "noise_multiplier": multiplier,
+        "accountants": rows,
+    }
+    if arguments.epsilon is not None:
+        document["wanted_epsilon"] = arguments.epsilon
+        _say(
+            arguments, f"epsilon = {arguments.epsilon:g} needs noise_multiplier = {multiplier:.6g}"
+        )
+    return _Done(document)
+
+
+def _accounted(arguments: argparse.Namespace, multiplier: float, name: Any) -> dict[str, Any]:
+    from botorch.exceptions.errors import UnsupportedError
+
+    from botorch_fed.privacy import epsilon
+
+    notes = {"pld": "the default", "moments": "as published in 2016, to repeat its figures"}
+    try:
+        found: Guarantee = epsilon(
+            sampling_rate=arguments.sampling_rate,
+            noise_multiplier=multiplier,
+            num_releases=arguments.releases,
+            delta=arguments.delta,
+            accountant=name,
+            adjacency=arguments.adjacency,
+            unit=arguments.unit,
+        )
+    except UnsupportedError as error:
+        return {"accountant": name, "epsilon": None, "note": str(error)}
+    return {"accountant": name, "epsilon": found.epsilon, "note": notes.get(name, "")}
+
+
+# ------------------------------------------------------------------ audit
+
+
+def _audit(arguments: argparse.Namespace) -> _Done:
+    _expect_notes()
+    from botorch_fed.privacy import OSNoise
+    from botorch_fed.privacy.audit import audit
+
+    report = audit(
+        _mechanism(arguments),
+        rounds=arguments.rounds,
+        runs=arguments.runs,
+        delta=arguments.delta,
+        seed=arguments.seed,
+        noise=OSNoise() if arguments.os_noise else None,
+    )
+    _say(arguments, str(report))
+    if report.passed:
+        _say(arguments, "A passed audit is no proof of privacy; a failed one is a defect.")
+    return _Done(_audit_document(report), FINE if report.passed else FAILED)
+
+
+def _mechanism(arguments: argparse.Namespace) -> Any:
+    from botorch_fed.privacy import (
+        CorrelatedGaussianSum,
+        GaussianSum,
+        PoissonSampling,
+        WeightedGaussianSum,
+    )
+
+    common: dict[str, Any] = {
+        "num_agents": arguments.agents,
+        "dim": arguments.dim,
+        "clip_norm": arguments.clip_norm,
+        "noise_multiplier": arguments.noise_multiplier,
+        "sampling": PoissonSampling(arguments.sampling_rate),
+        "adjacency": arguments.adjacency,
+    }
+    if arguments.mechanism == "gaussian-sum":
+        return GaussianSum(**common)
+    regions = tuple(n % arguments.regions for n in range(arguments.agents))
+    correlated = CorrelatedGaussianSum(
+        regions=regions, num_regions=arguments.regions, contrast=arguments.contrast, **common
+    )
+    if arguments.mechanism == "correlated":
+        return correlated
+    return WeightedGaussianSum(weights=correlated.weights, **common)
+
+
+def _audit_document(report: AuditReport) -> dict[str, Any]:
+    return {
+        "command": "audit",
+        "passed": report.passed,
+        "verdict": report.verdict,
+        "mechanism": report.subject,
+        "claimed": asdict(report.guarantee),
+        "epsilon_lower_bound": report.epsilon_lower_bound,
+        "mu_lower_bound": report.mu_lower_bound,
+        "confidence": report.confidence,
+        "runs": report.runs,
+        "rounds": report.rounds,
+        "private": report.private,
+        "checks": [{**asdict(check), "passed": check.passed} for check in report.checks],
+    }
+
+
+# ------------------------------------------------------------------ report
+
+
+def _report(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.run import RunResult
+
+    if not (arguments.run / "result.json").is_file():
+        unfinished = (arguments.run / "run.json").is_file()
+        why = (
+            "is of a run that is not finished: end it by --resume"
+            if unfinished
+            else ("has no result.json: expected what run(out=…) has saved")
+        )
+        raise UsageError(f"The folder {arguments.run} {why}.")
+    try:
+        result = RunResult.load(arguments.run)
+    except (ValueError, KeyError, TypeError) as error:
+        raise FederatedError(
+            f"The files in {arguments.run} are damaged ({type(error).__name__}: {error}): restore "
+            "them from a copy, or end the run again by --resume."
+        ) from error
+    out = arguments.run / "report.html" if arguments.out is None else arguments.out
+    path = _write_report(result, out, {}, f"{result.protocol}, {len(result.names)} agents")
+    _say(arguments, f"Report: {path}")
+    return _Done({"command": "report", "report": path, "protocol": result.protocol})
+
+
+# ------------------------------------------------------------------ completion
+
+
+def _completion(arguments: argparse.Namespace) -> _Done:
+    scripts = {"bash": _bash, "zsh": _zsh, "fish": _fish}
+    _write(scripts[arguments.shell](_tree()))
+    return _Done(None)
+
+
+@dataclass(frozen=True)
+class _Word:
+    """An option or a positional argument of a command."""
+
+    names: tuple[str, ...]
+    values: tuple[str, ...]
+    takes_value: bool
+    words: str
+
+
+def _tree() -> dict[str, tuple[str, list[_Word]]]:
+    """The commands, what they do and what they take, from the parser itself."""
+    actions = _parser()._actions
+    commands = next(a for a in actions if isinstance(a, argparse._SubParsersAction))
+    helps = {action.dest: action.help or "" for action in commands._choices_actions}
+    return {
+        name: (helps.get(name, ""), [_word(action) for action in parser._actions])
+        for name, parser in commands.choices.items()
+    }
+
+
+def _word(action: argparse.Action) -> _Word:
+    values = tuple(map(str, action.choices or ()))
+    return _Word(tuple(action.option_strings), values, action.nargs != 0, action.help or "")
+
+
+def _bash(tree: Mapping[str, tuple[str, list[_Word]]]) -> str:
+    cases = []
+    values = []
+    for name, (_, words) in tree.items():
+        options = [option for word in words for option in word.names]
+        places = [value for word in words if not word.names for value in word.values]
+        cases.append(f'        {name}) words="{" ".join([*options, *places])}" ;;')
+        for word in words:
+            for option in word.names if word.takes_value else ():
+                # An option without a list of values takes a number or a file.
+                values.append(f'        {name}:{option}) values="{" ".join(word.values)}" ;;')
+    return f"""# bash completion of {PROGRAM}: source <({PROGRAM} completion bash)
+_botorch_fed() {{
+    local current="${{COMP_WORDS[COMP_CWORD]}}" before="${{COMP_WORDS[COMP_CWORD-1]}}"
+    local words="" values="-"
+    COMPREPLY=()
+    if [ "$COMP_CWORD" -eq 1 ]; then
+        COMPREPLY=($(compgen -W "{" ".join(tree)} --help --version" -- "$current"))
+        return
+    fi
+    case "${{COMP_WORDS[1]}}:$before" in
+{chr(10).join(values)}
+    esac
+    if [ "$values" != "-" ]; then
+        [ -n "$values" ] && COMPREPLY=($(compgen -W "$values" -- "$current"))
+        return
+    fi
+    case "${{COMP_WORDS[1]}}" in
+{chr(10).join(cases)}
+    esac
+    COMPREPLY=($(compgen -W "$words" -- "$current"))
+}}
+complete -o default -F _botorch_fed {PROGRAM}"""
+
+
+def _zsh(tree: Mapping[str, tuple[str, list[_Word]]]) -> str:
+    # zsh runs completion functions of bash.
+    return f"""#compdef {PROGRAM}
+# zsh completion of {PROGRAM}: source <({PROGRAM} completion zsh)
+autoload -U +X compinit && compinit -i
+autoload -U +X bashcompinit && bashcompinit
+{_bash(tree)}"""
+
+
+def _fish(tree: Mapping[str, tuple[str, list[_Word]]]) -> str:
+    lines = [f"# fish completion of {PROGRAM}: {PROGRAM} completion fish | source"]
+    for name, (about, words) in tree.items():
+        start = f"complete -c {PROGRAM}"
+        lines.append(f"{start} -n __fish_use_subcommand -a {name} -d {_quoted(about)}")
+        seen = f'{start} -n "__fish_seen_subcommand_from {name}"'
+        for word in words:
+            options = [f"-l {o[2:]}" if o.startswith("--") else f"-s {o[1:]}" for o in word.names]
+            values = f" -a {_quoted(' '.join(word.values))}" if word.values else ""
+            needs = " -x" if word.values else " -r" if word.names and word.takes_value else ""
+            if options or values:
+                about = f" -d {_quoted(word.words)}" if word.words else ""
+                lines.append(f"{seen} {' '.join(options)}{needs}{values}{about}")
+    return "\n".join(lines)
+
+
+def _quoted(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace("'", "\\'")
+    return f"'{escaped}'"
+
+
+def run_and_exit() -> NoReturn:
+    """For ``python -m botorch_fed.cli``."""
+    sys.exit(main())
+
+
+if __name__ == "__main__":
+    run_and_exit()

@@ -1,0 +1,332 @@
+"""The command line as people use it: what it prints where, and what it returns."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import botorch_fed.privacy
+from botorch_fed.cli import _Gain, _unheard, main
+from botorch_fed.run import RunResult
+from botorch_fed.study import read_study, run_study
+from botorch_fed.version import __version__
+from test.test_study import BANDIT, OBJECTIVE, PRIVATE, STUDY, folder, write
+
+__all__ = ["folder"]  # a fixture
+
+Captured = pytest.CaptureFixture[str]
+
+
+def told(capsys: Captured, code: int, *arguments: str | Path) -> tuple[str, str]:
+    """What a command writes to stdout and stderr; it must return this code."""
+    found = main([str(argument) for argument in arguments])
+    out, err = capsys.readouterr()
+    assert found == code, err
+    return out, err
+
+
+def document(capsys: Captured, code: int, *arguments: str | Path) -> dict[str, Any]:
+    """The one JSON document of a command."""
+    out, _ = told(capsys, code, *arguments, "--json")
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+# ------------------------------------------------------------------ the front door
+
+
+def test_help_names_all_commands_and_exit_codes(capsys: Captured) -> None:
+    out, _ = told(capsys, 0, "--help")
+    for word in ("demo", "run", "account", "audit", "report", "completion", "130 interrupted"):
+        assert word in out
+    assert told(capsys, 0, "--version")[0].split() == ["botorch-fed", __version__]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ([], "required: COMMAND"),
+        (["dmeo"], "invalid choice: 'dmeo'"),
+        (["demo", "--protocol", "ftz"], "invalid choice: 'ftz'"),
+        (["demo", "--rounds", "2"], "expected an integer from 3 on, got 2"),
+        (["demo", "--rounds", "x"], "invalid int value: 'x'"),
+        (["run"], "required: STUDY.toml"),
+        (["account", "--delta", "1e-5", "--releases", "1"], "--noise-multiplier --epsilon"),
+        (["audit", "--runs", "1"], "expected an integer from 10 on"),
+        (["completion", "tcsh"], "invalid choice: 'tcsh'"),
+    ],
+)
+def test_wrong_usage_is_code_2(capsys: Captured, arguments: list[str], said: str) -> None:
+    out, err = told(capsys, 2, *arguments)
+    assert said in err
+    assert not out
+
+
+_LOADED = """
+import sys, time
+start = time.process_time()
+from botorch_fed.cli import main
+code = main(["--help"])
+spent = time.process_time() - start
+heavy = {"torch", "sklearn", "botorch", "scipy", "numpy", "rich"} & set(sys.modules)
+sys.stderr.write(f"{code} {spent:.3f} {sorted(heavy)}")
+"""
+
+
+def test_help_is_quick_because_it_imports_nothing() -> None:
+    done = subprocess.run([sys.executable, "-c", _LOADED], capture_output=True, text=True)
+    code, spent, heavy = done.stderr.split(maxsplit=2)
+    assert (code, heavy) == ("0", "[]")
+    assert float(spent) < 0.3
+
+
+# ------------------------------------------------------------------ account and audit
+
+
+def test_account_shows_all_accountants(capsys: Captured) -> None:
+    settings = ("--sampling-rate", "0.35", "--noise-multiplier", "1", "--releases", "60")
+    found = document(capsys, 0, "account", *settings, "--delta", "0.0246")
+    by_name = {row["accountant"]: row["epsilon"] for row in found["accountants"]}
+    # "pld" as in the README; the others are other bounds of the same.
+    assert by_name["pld"] == pytest.approx(10.385, abs=0.01)
+    assert by_name["moments"] > by_name["rdp"] > by_name["pld"]
+    assert by_name["gdp"] is None  # no upper bound under sampling
+    out, err = told(capsys, 0, "account", *settings, "--delta", "0.0246")
+    assert "10.385" in out
+    assert "no upper bound" in out
+    assert not err
+
+
+def test_account_the_other_way_round(capsys: Captured) -> None:
+    settings = ("--releases", "1", "--delta", "1e-5")
+    found = document(capsys, 0, "account", "--epsilon", "1", *settings)
+    assert found["noise_multiplier"] == pytest.approx(3.730632, rel=1e-5)  # [Balle2018]
+    twice = document(
+        capsys, 0, "account", "--epsilon", "1", *settings, "--adjacency", "replace-one"
+    )
+    assert twice["noise_multiplier"] == pytest.approx(2 * 3.730632, rel=1e-5)
+    failed = document(capsys, 2, "account", "--epsilon", "-1", *settings)
+    assert failed["exit_code"] == 2
+    assert "must be positive" in failed["error"]
+
+
+@pytest.mark.parametrize("mechanism", ["gaussian-sum", "weighted", "correlated"])
+def test_audit_of_what_is_shipped(capsys: Captured, mechanism: str) -> None:
+    settings = ("--mechanism", mechanism, "--runs", "50", "--rounds", "1", "--agents", "20")
+    found = document(capsys, 0, "audit", *settings)
+    assert found["passed"]
+    assert found["runs"] == 50
+    assert all(check["passed"] for check in found["checks"])
+    assert "no proof of privacy" in told(capsys, 0, "audit", *settings)[0]
+
+
+def test_audit_of_a_mechanism_with_half_the_noise(
+    capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kind = botorch_fed.privacy.GaussianSum
+    monkeypatch.setattr(kind, "_noise_norm", property(lambda self: self.sensitivity / 2))
+    out, _ = told(capsys, 1, "audit", "--runs", "200", "--agents", "20")
+    assert "FAILED" in out
+
+
+def test_wrong_settings_of_an_audit(capsys: Captured) -> None:
+    settings = ("--mechanism", "correlated", "--agents", "1")
+    _, err = told(capsys, 2, "audit", *settings)
+    assert err.startswith("botorch-fed: Each of 2 regions, and no other, needs an agent")
+    assert "Traceback" not in err
+    with pytest.raises(Exception, match="Each of 2 regions"):
+        main(["audit", *settings, "--debug"])
+
+
+# ------------------------------------------------------------------ run and report
+
+
+def test_run_prints_a_table_and_saves(folder: Path, capsys: Captured) -> None:
+    path, out = write(folder), folder / "first"
+    text, _ = told(capsys, 0, "run", path, "--out", out)
+    assert "north" in text
+    assert "no guarantee" in text
+    assert len(RunResult.load(out).records) == 4
+    _, err = told(capsys, 2, "run", path, "--out", out)
+    assert "go on with it by --resume" in err
+    found = document(capsys, 0, "run", path, "--out", out, "--resume")
+    assert found["best"]["north"]["evaluations"] == 2
+    assert set(found["best"]["north"]["point"]) == {"lr", "depth", "kind"}
+
+
+def test_resume_pays_for_nothing_twice(folder: Path, capsys: Captured) -> None:
+    path = write(folder, 'out = "first"\n' + STUDY)
+    module = next(folder.glob("objective_*.py"))
+    module.write_text(
+        OBJECTIVE.replace(
+            "    shift =",
+            "    from pathlib import Path\n"
+            "    calls = Path(__file__).parent / 'calls'\n"
+            "    calls.write_text(calls.read_text() + agent[0] if calls.exists() else agent[0])\n"
+            "    if calls.read_text() == 'nsn':\n        raise KeyboardInterrupt\n    shift =",
+        )
+    )
+    failed = document(capsys, 130, "run", path)
+    assert failed == {
+        "error": "interrupted; a run with a folder goes on with --resume",
+        "exit_code": 130,
+    }
+    _, err = told(capsys, 2, "report", folder / "first")
+    assert "is not finished" in err
+    found = document(capsys, 0, "run", path, "--resume")
+    assert (folder / "calls").read_text() == "nsn" + "ns"
+    (folder / "calls").unlink()
+    whole = document(capsys, 0, "run", write(folder), "--out", folder / "whole")
+    assert found["best"] == whole["best"]
+
+
+def test_dry_run(folder: Path, capsys: Captured) -> None:
+    path = write(folder, PRIVATE.replace("MODULE:score", "MODULE:broken") + _budget(200.0))
+    found = document(capsys, 0, "run", path, "--dry-run")
+    assert found["evaluations"] == 4
+    assert found["total"] == 8
+    assert found["promise"]["epsilon"] <= 200
+    out, _ = told(capsys, 0, "run", path, "--dry-run")
+    assert "nothing was evaluated" in out
+    assert "The server is trusted" in out
+    assert "epsilon <=" in out
+    assert not (folder / "server").exists()
+
+
+def _budget(epsilon: float) -> str:
+    return f"\n[budget]\nepsilon = {epsilon}\ndelta = 1e-3\n"
+
+
+def test_noise_that_drowns_everything_is_noted_once(folder: Path, capsys: Captured) -> None:
+    path = write(folder, PRIVATE + _budget(1.0))
+    out, err = told(capsys, 0, "run", path)
+    assert err.count("times as much signal as noise") == 1
+    assert "epsilon <= 1 at delta = 0.001 per agent, zero-out" in out
+
+
+@pytest.mark.parametrize("text", [PRIVATE + _budget(200.0), BANDIT])
+def test_a_ledger_that_is_used_up_is_code_3(folder: Path, capsys: Captured, text: str) -> None:
+    ledger = '\n[ledger]\npath = "books"\nepsilon = 250.0\ndelta = 1e-3\n'
+    path = write(folder, text + ledger)
+    assert document(capsys, 0, "run", path)["privacy"]["epsilon"] <= 200
+    _, err = told(capsys, 3, "run", path)
+    assert "budget" in err
+    assert "Traceback" not in err
+
+
+def test_mistakes_of_run(folder: Path, capsys: Captured) -> None:
+    path = write(folder)
+    assert "--resume needs the folder" in told(capsys, 2, "run", path, "--resume")[1]
+    assert "cannot be read" in told(capsys, 2, "run", folder / "no.toml")[1]
+    path = write(folder, STUDY.replace(":score", ":broken"))
+    out, err = told(capsys, 1, "run", path)
+    assert not out
+    assert "of agent 'north' raised ValueError: no licence" in err
+    path = write(folder, STUDY.replace("rounds", "ronds"))
+    failed = document(capsys, 2, "run", path, "--dry-run")
+    assert failed["error"].endswith("workers.")
+    assert f"{path}:3: ronds: unknown key. Did you mean 'rounds'?" in failed["error"]
+
+
+def test_run_in_worker_processes_as_a_command(folder: Path) -> None:
+    path = write(folder, "workers = 1\n" + STUDY.replace(":score", ":broken"))
+    command = [sys.executable, "-m", "botorch_fed.cli", "run", str(path), "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parent.parent)
+    assert done.returncode == 1
+    said = json.loads(done.stdout)
+    assert said["error"].startswith("The objective objective_of_a_test_")
+    assert said["error"].endswith("raised ValueError: no licence (--debug shows where).")
+    assert "Traceback" not in done.stderr
+
+
+def test_report(folder: Path, capsys: Captured) -> None:
+    pytest.importorskip("matplotlib")
+    told(capsys, 0, "run", write(folder), "--out", folder / "first")
+    found = document(capsys, 0, "report", folder / "first")
+    page = Path(found["report"])
+    assert page == folder / "first" / "report.html"
+    assert "<html" in page.read_text()
+    told(capsys, 0, "report", folder / "first", "--out", folder / "other.html")
+    assert (folder / "other.html").is_file()
+    _, err = told(capsys, 2, "report", folder)
+    assert "has no result.json" in err
+    (folder / "first" / "result.json").write_text("{")
+    assert "are damaged" in told(capsys, 1, "report", folder / "first")[1]
+
+
+def test_who_was_not_heard_is_noted(folder: Path) -> None:
+    result = run_study(read_study(write(folder)), out=None, progress=False)
+    assert _unheard(result) == []
+    for row in result.rounds:
+        if row["agent"] == "south" and row["round"] > 1:
+            row.update(heard=False, failure="absent")
+    assert _unheard(result) == [
+        "south was not heard in 2 exchange(s), the last time because: absent."
+    ]
+
+
+# ------------------------------------------------------------------ demo
+
+
+@pytest.mark.parametrize("protocol", ["fts", "dp-fts-de", "fed-gp", "private-ucb"])
+def test_demo(folder: Path, capsys: Captured, protocol: str) -> None:
+    settings = ("--protocol", protocol, "--rounds", "3", "--repeats", "1", "--no-report")
+    found = document(capsys, 0, "demo", *settings, "--out", folder / "demo")
+    assert set(found["best"]) == {"together", "alone", "pooled data"}
+    assert all(len(sites) == 8 for sites in found["best"].values())
+    assert all(gain["verdict"] == "one run only: take --repeats" for gain in found["gains"])
+    assert found["report"] is None
+    private = protocol in ("dp-fts-de", "private-ucb")
+    assert (found["privacy"] or {}).get("private", False) == private
+    saved = RunResult.load(folder / "demo" / "together")
+    best = {name: float(saved.best(name)[-1]) for name in saved.names}
+    assert best == pytest.approx(found["best"]["together"])
+
+
+def test_a_gain_is_told_from_chance_and_from_a_loss() -> None:
+    assert _Gain(1, (), 0.1, 0.2).words == "nothing that can be told from chance"
+    assert _Gain(1, (), 0.3, 0.2).words == "gained"
+    assert _Gain(1, (), -0.3, 0.2).words == "lost"
+    assert _Gain(1, (), 0.0, 0.0).words == "nothing: the same random starts"
+
+
+# ------------------------------------------------------------------ completion
+
+
+def _completed(script: Path, *words: str) -> list[str]:
+    """What bash offers for the last word."""
+    quoted = " ".join(f"'{word}'" for word in words)
+    code = (
+        f"source {script}; COMP_WORDS=(botorch-fed {quoted}); COMP_CWORD={len(words)}; "
+        '_botorch_fed; echo "${COMPREPLY[@]}"; complete -p botorch-fed >&2'
+    )
+    done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, check=True)
+    assert "_botorch_fed botorch-fed" in done.stderr
+    return done.stdout.split()
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="there is no bash")
+def test_bash_completes(tmp_path: Path, capsys: Captured) -> None:
+    script = tmp_path / "completion.bash"
+    script.write_text(told(capsys, 0, "completion", "bash")[0])
+    assert _completed(script, "a") == ["account", "audit"]
+    assert _completed(script, "run", "--d") == ["--debug", "--dry-run"]
+    assert "--protocol" in _completed(script, "demo", "--")
+    assert _completed(script, "demo", "--protocol", "f") == ["fts", "fed-gp"]
+    assert _completed(script, "demo", "--rounds", "") == []  # a number
+    assert _completed(script, "completion", "z") == ["zsh"]
+
+
+def test_scripts_of_other_shells_name_every_option(capsys: Captured) -> None:
+    zsh, _ = told(capsys, 0, "completion", "zsh")
+    assert zsh.startswith("#compdef botorch-fed")
+    assert "bashcompinit" in zsh
+    fish, _ = told(capsys, 0, "completion", "fish")
+    for option in ("-l protocol -x -a 'fts dp-fts-de", "-l dry-run", "-l noise-multiplier -r"):
+        assert option in fish
