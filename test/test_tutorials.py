@@ -1,4 +1,4 @@
-"""Every tutorial runs, in a kernel of its own, with small sizes; and shows what a full run printed."""
+"""Every tutorial runs with small sizes in a kernel of its own, and shows a full run."""
 
 from __future__ import annotations
 

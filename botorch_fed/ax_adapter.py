@@ -1,0 +1,1221 @@
+r"""Ax experiments as sites of a federation, and our models inside Ax's modular BoTorch.
+
+*Door A*. A site whose black box is an Ax experiment takes part in any protocol. Rounds and trials
+meet in `AxSite`, which is a `Site` whose objective is the experiment itself:
+
+    agent asks for a point   the site's node proposes it as the experiment's next trial
+    trial is running         the objective answers `Pending()`, the round waits
+    trial is completed       its value is the objective's, as the metric has it (`Outcome` has
+                             the sign)
+    trial has failed         nothing is told, the same point is a new trial, up to `attempts`
+    abandoned, stopped, or   the query is left out: the site takes part in the round without it
+    failed too often
+    everybody else's trials  own data (attached by hand, Sobol's, of an earlier run): taken in when
+                             the next request comes
+
+Which trial belongs to which request stands in the trial's generator run, thus in Ax's own JSON. The
+node in that JSON is a name only; what the site must not lose lies in its store and journal. After a
+crash the same point is asked for again, unless its trial exists. A snapshot of Ax that is older
+than the site's files can have lost a trial: save it before it is told, or restore the newest.
+
+`AxFederation` puts several such sites and the server into one process. There is no loop and no
+thread: whenever a client asks for a trial, rounds are exchanged as far as completed trials reach.
+`Client.run_trials` keeps its thread until it ends, so it is for a site whose peers are elsewhere.
+
+*Door B*. `register()` makes `ContextBasisGP`, `ContextMessagePriorGP`, `ContextMixture`,
+`ContextThompsonSampling` and the mixture acquisition functions known to
+`Generators.BOTORCH_MODULAR` and to Ax's JSON. What was received lies in `contexts` by name, and
+only the name is in options: Ax deep-copies options and cannot save tensors. `modular_spec` uses
+Ax's default transforms of inputs (they lead to our unit cube, integers by
+(k - lower) / (upper - lower)) and none that learns from outcomes. A fitted model is used again
+while the data are the same, even if its context has moved; acquisition functions see the new one
+at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import logging
+import math
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Protocol, Self
+from weakref import WeakValueDictionary
+
+import torch
+from botorch.acquisition.input_constructors import acqf_input_constructor
+from botorch.acquisition.objective import PosteriorTransform, ScalarizedPosteriorTransform
+from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.fit import fit_gpytorch_mll
+from botorch.models import SingleTaskGP
+from botorch.models.model import Model
+from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.posteriors.posterior import Posterior
+from botorch.sampling.pathwise.paths import SamplePath
+from botorch.utils.datasets import SupervisedDataset
+from gpytorch.mlls import ExactMarginalLogLikelihood
+from torch import Tensor
+
+from botorch_fed.acquisition import (
+    MixtureEI,
+    MixturePI,
+    MixtureUCB,
+    ThompsonSampling,
+    weight_path,
+)
+from botorch_fed.engines.inprocess import InProcess
+from botorch_fed.errors import ProtocolError
+from botorch_fed.models import (
+    BasisGP,
+    FeatureMap,
+    LocalSharedMixture,
+    MessagePriorGP,
+    Summary,
+    draw_mixture_path,
+    draw_path,
+)
+from botorch_fed.protocols.base import Agent, AgentId, Exchanged, Outgoing, Pending, Server
+from botorch_fed.protocols.drive import Round, drive, finished_rounds
+from botorch_fed.protocols.fed_gp import FedGP, FedGPAgent
+from botorch_fed.protocols.fts import FTSAgent
+from botorch_fed.protocols.site import MAX_VALUE, STATE_BYTES, Site
+from botorch_fed.protocols.store import (
+    Blobs,
+    FileJournal,
+    FileStore,
+    Journal,
+    MemoryBlobs,
+    MemoryStore,
+    Store,
+)
+from botorch_fed.rng import generator
+from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.wire.codec import decode, encode
+
+try:
+    from ax.adapter.registry import Generators, MBM_X_trans
+    from ax.adapter.transforms.derelativize import Derelativize
+    from ax.api.client import Client
+    from ax.core.data import Data
+    from ax.core.experiment import Experiment
+    from ax.core.generator_run import GeneratorRun
+    from ax.core.parameter import ChoiceParameter, FixedParameter, ParameterType, RangeParameter
+    from ax.core.trial_status import TrialStatus
+    from ax.core.types import TParameterization
+    from ax.exceptions.core import DataRequiredError
+    from ax.exceptions.generation_strategy import GenerationStrategyCompleted
+    from ax.generation_strategy.external_generation_node import ExternalGenerationNode
+    from ax.generation_strategy.generation_strategy import GenerationStrategy
+    from ax.generation_strategy.generator_spec import GeneratorSpec
+    from ax.generation_strategy.transition_criterion import TransitionCriterion
+    from ax.generators.torch.botorch_modular.surrogate import SurrogateSpec
+    from ax.generators.torch.botorch_modular.utils import ModelConfig, fit_botorch_model
+    from ax.storage.botorch_modular_registry import register_acquisition_function, register_model
+    from ax.storage.json_store.decoder import object_from_json
+    from ax.storage.json_store.registry import CORE_DECODER_REGISTRY, CORE_ENCODER_REGISTRY
+except ImportError as error:
+    raise ImportError('ax_adapter needs Ax: pip install "botorch_fed[ax]"') from error
+
+logger = logging.getLogger(__name__)
+TAG = "botorch_fed"  # the entry of a generator run that says whose point it is
+_SITES: WeakValueDictionary[str, AxSite] = WeakValueDictionary()  # who is alive, for nodes
+
+Status = Literal["done", "open", "failed", "dropped", "wanted"]
+
+
+class RoundOpen(DataRequiredError):
+    """There is no point to propose now: other sites, or own trials, are still at work."""
+
+
+# ------------------------------------------------------------------ search spaces
+
+
+def search_space(client: Client, *, centre: float = 0.0, scale: float = 1.0) -> SearchSpace:
+    """The canonical search space of an Ax experiment; the objective's sign included.
+
+    Choices are one-hot, those with an order too; fixed parameters are left out.
+
+    Args:
+        client: A client with an experiment and one objective.
+        centre: What counts as a zero of the outcome, see `Outcome`: public, never learnt.
+        scale: What counts as one.
+    """
+    experiment = client._experiment  # Ax has no public name for it
+    _, minimize = _objective(experiment)
+    parameters = [_parameter(p) for p in experiment.search_space.parameters.values()]
+    found = tuple(p for p in parameters if p is not None)
+    return SearchSpace(found, Outcome(centre, scale, minimize))
+
+
+@dataclass(frozen=True)
+class AxMap:
+    """Between points of the unit cube and the parameters of one Ax experiment.
+
+    Args:
+        space: The federation's search space.
+        values: For each choice, what Ax calls each of its values.
+        fixed: Parameters of the experiment that are not searched.
+        metric: The objective's metric.
+    """
+
+    space: SearchSpace
+    values: Mapping[str, Mapping[str, Any]]
+    fixed: Mapping[str, Any]
+    metric: str
+
+    @classmethod
+    def of(cls, experiment: Experiment, space: SearchSpace) -> AxMap:
+        """The map of an experiment; `InputDataError` unless its search space is the given one."""
+        metric, minimize = _objective(experiment)
+        theirs = experiment.search_space.parameters
+        found = {name: _parameter(p) for name, p in theirs.items()}
+        own = {name: p for name, p in found.items() if p is not None}
+        if own.keys() != set(space.names):
+            raise InputDataError(
+                f"The experiment has the parameters {sorted(own)}, the federation "
+                f"{sorted(space.names)}: they must have the same names."
+            )
+        for parameter in space.parameters:
+            if _ordered(own[parameter.name], parameter) != parameter:
+                raise InputDataError(
+                    f"Parameter {parameter.name!r} is {own[parameter.name]} in the experiment and "
+                    f"{parameter} in the federation: kind, bounds, scale and values must agree."
+                )
+        if minimize != space.outcome.minimize:
+            raise InputDataError(
+                f"The experiment {'mini' if minimize else 'maxi'}mises {metric!r}, the federation "
+                "does the opposite: set minimize in the search space's Outcome."
+            )
+        values = {
+            name: {str(v): v for v in p.values}
+            for name, p in theirs.items()
+            if isinstance(p, ChoiceParameter)
+        }
+        fixed = {name: p.value for name, p in theirs.items() if isinstance(p, FixedParameter)}
+        return cls(space, values, fixed, metric)
+
+    def to_ax(self, X: Tensor) -> list[TParameterization]:
+        """An `n x d` tensor in the unit cube to parameterizations; bounds are never left."""
+        points: list[TParameterization] = []
+        for point in self.space.from_unit(X):
+            named = {
+                name: self.values[name][str(value)] if name in self.values else value
+                for name, value in point.items()
+            }
+            points.append({**named, **self.fixed})
+        return points
+
+    def from_ax(self, parameters: TParameterization) -> Tensor:
+        """A parameterization to a `1 x d` tensor; `InputDataError` outside the bounds."""
+        point: dict[str, Any] = {
+            name: str(parameters[name]) if name in self.values else parameters[name]
+            for name in self.space.names
+        }
+        return self.space.to_unit([point])
+
+
+def _objective(experiment: Experiment) -> tuple[str, bool]:
+    """The metric's name, and whether smaller is better."""
+    config = experiment.optimization_config
+    if config is None:
+        raise InputDataError("The experiment has no objective: call client.configure_optimization.")
+    if not config.objective.is_single_objective or config.outcome_constraints:
+        raise InputDataError(
+            "A site optimises one metric without outcome constraints: configure one objective."
+        )
+    return config.objective.metric_names[0], bool(config.objective.minimize)
+
+
+def _parameter(theirs: Any) -> Parameter | None:
+    """Our form of a parameter of Ax; None for a fixed one."""
+    if isinstance(theirs, FixedParameter):
+        return None
+    if getattr(theirs, "is_fidelity", False) or getattr(theirs, "is_hierarchical", False):
+        raise InputDataError(f"Parameter {theirs.name!r} is a fidelity or has dependents.")
+    if isinstance(theirs, ChoiceParameter):
+        return Parameter.choice(theirs.name, [str(value) for value in theirs.values])
+    if not isinstance(theirs, RangeParameter) or theirs.logit_scale or theirs.digits is not None:
+        raise InputDataError(
+            f"Parameter {theirs.name!r} is no range on a linear or log scale, without rounding, "
+            "and no choice: a federation has no map for it."
+        )
+    scale: Literal["log", "linear"] = "log" if theirs.log_scale else "linear"
+    if theirs.parameter_type == ParameterType.INT:
+        return Parameter.integer(theirs.name, int(theirs.lower), int(theirs.upper), scale=scale)
+    return Parameter.real(theirs.name, theirs.lower, theirs.upper, scale=scale)
+
+
+def _ordered(found: Parameter, wanted: Parameter) -> Parameter:
+    """A choice in the order of another: Ax sorts the values as it likes."""
+    if set(found.values) == set(wanted.values):
+        return replace(found, values=wanted.values)
+    return found
+
+
+# ------------------------------------------------------------------ trials
+
+
+@dataclass(frozen=True)
+class _Arm:
+    """What an experiment knows of one arm of one trial."""
+
+    key: str
+    status: Status
+    parameters: Mapping[str, Any]
+    tag: tuple[str, int] | None
+    value: float
+
+
+@dataclass(frozen=True)
+class _Row:
+    """What has become of one point that the agent has asked for."""
+
+    point: TParameterization
+    status: Status
+    value: float
+
+
+def _arms(experiment: Experiment, metric: str) -> list[_Arm]:
+    values = _values(experiment, metric)
+    found = []
+    for index, trial in experiment.trials.items():
+        names = {arm.signature: arm.name for arm in trial.arms}  # a generator run's have none
+        for run in trial.generator_runs:
+            tag = (run.gen_metadata or {}).get(TAG)
+            for arm in run.arms:
+                name = names[arm.signature]
+                value = values.get((index, name), math.nan)
+                found.append(
+                    _Arm(
+                        f"{index}/{name}",
+                        _status(trial.status, value),
+                        dict(arm.parameters),
+                        None if tag is None else (str(tag[0]), int(tag[1])),
+                        value,
+                    )
+                )
+    return found
+
+
+def _values(experiment: Experiment, metric: str) -> dict[tuple[int, str], float]:
+    """The last value of the metric for every trial and arm that has one."""
+    df = experiment.lookup_data().df
+    if not len(df):
+        return {}
+    df = df[df["metric_name"] == metric]
+    if "step" in df.columns:
+        df = df.sort_values("step", kind="stable", na_position="first")
+    rows = zip(df["trial_index"], df["arm_name"], df["mean"], strict=True)
+    return {(int(index), str(arm)): float(mean) for index, arm, mean in rows}
+
+
+def _status(status: TrialStatus, value: float) -> Status:
+    if status == TrialStatus.COMPLETED:
+        return "done" if abs(value) <= MAX_VALUE else "failed"  # false for NaN: no data
+    if status == TrialStatus.FAILED:
+        return "failed"
+    if status in (TrialStatus.CANDIDATE, TrialStatus.STAGED, TrialStatus.RUNNING):
+        return "open"
+    return "dropped"  # abandoned, stopped early, stale
+
+
+# ------------------------------------------------------------------ a site
+
+
+@dataclass(frozen=True, eq=False)
+class AxAgentState:
+    """An agent's state, and what it has got from the experiment besides.
+
+    Attributes:
+        inner: The agent's own state, encoded.
+        taken: Arms that were taken in as own data.
+        requests: How many requests have come.
+    """
+
+    inner: bytes = dataclasses.field(repr=False)
+    taken: tuple[str, ...]
+    requests: int
+
+
+class _AxAgent:
+    """An agent whose queries can be left out, and who takes in data of its experiment."""
+
+    state_type = AxAgentState
+
+    def __init__(self, inner: Agent[Any], site: AxSite) -> None:
+        self.inner = inner
+        self._site = site
+
+    @property
+    def accepts(self) -> tuple[type, ...]:
+        return self.inner.accepts
+
+    @property
+    def fingerprint(self) -> str:
+        return self.inner.fingerprint
+
+    @property
+    def blobs(self) -> Blobs:
+        return self.inner.blobs
+
+    def start(self) -> AxAgentState:
+        return AxAgentState(_packed(self.inner.start()), (), 0)
+
+    def check(self, state: AxAgentState, request: Any, broadcasts: tuple[str, ...]) -> None:
+        self.inner.check(self._opened(state), request, broadcasts)
+
+    def receive(
+        self, state: AxAgentState, request: Any, broadcasts: tuple[str, ...]
+    ) -> AxAgentState:
+        inner, taken = self._with_new_data(self._opened(state), state.taken)
+        inner = self.inner.receive(inner, request, broadcasts)
+        return AxAgentState(_packed(inner), taken, state.requests + 1)
+
+    def ask(self, state: AxAgentState) -> Tensor | Pending | None:
+        asked = self.inner.ask(self._opened(state))
+        if not isinstance(asked, Tensor):
+            return asked
+        rows = self._site.rows(asked, state.requests)
+        kept = [i for i, row in enumerate(rows) if row.status != "dropped"]
+        return asked[kept] if kept else None
+
+    def tell(self, state: AxAgentState, X: Tensor, Y: Tensor) -> AxAgentState:
+        return replace(state, inner=_packed(self.inner.tell(self._opened(state), X, Y)))
+
+    def reply(self, state: AxAgentState) -> tuple[AxAgentState, Any]:
+        inner = self._opened(state)
+        asked = self.inner.ask(inner)
+        if isinstance(asked, Tensor):  # a query without an answer: the agent is told nothing
+            inner = self.inner.tell(inner, asked[:0], asked[:0, :1])
+        inner, message = self.inner.reply(inner)
+        return replace(state, inner=_packed(inner)), message
+
+    def _opened(self, state: AxAgentState) -> Any:
+        return decode(state.inner, self.inner.state_type, max_bytes=STATE_BYTES)
+
+    def _with_new_data(self, inner: Any, taken: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
+        """The state with the experiment's other completed trials among the own observations."""
+        new = [arm for arm in self._site.others() if arm.key not in taken]
+        if not new:
+            return inner, taken
+        taken = (*taken, *(arm.key for arm in new))
+        points, values = [], []
+        for arm in new:
+            try:
+                points.append(self._site.map.from_ax(dict(arm.parameters)))
+                values.append(arm.value)
+            except InputDataError:
+                logger.warning("trial %s of site %r is out of space", arm.key, self._site.name)
+        if not points:
+            return inner, taken
+        if not _takes_data(self.inner):
+            logger.warning(
+                "%r takes no data during a run: %d trials of its own are left out",
+                self._site.name,
+                len(points),
+            )
+            return inner, taken
+        Y = torch.tensor(values, dtype=torch.float64).unsqueeze(-1)
+        return _with_data(self.inner, inner, torch.cat(points), Y), taken
+
+
+def _takes_data(agent: object) -> bool:
+    """Whether an agent may get further observations: its guarantee must not count them."""
+    if isinstance(agent, FedGPAgent):
+        return agent.private_sum.mechanism is None
+    return isinstance(agent, FTSAgent)
+
+
+def _with_data(agent: Any, state: Any, X: Tensor, Y: Tensor) -> Any:
+    outcome: Outcome = agent.space.outcome
+    X = torch.cat([state.X, X])
+    Y = torch.cat([state.Y, outcome.to_public(Y)])
+    state = replace(state, X=X, Y=Y)
+    if isinstance(agent, FTSAgent):  # hyperparameters of the own model belong to data
+        fresh = replace(agent, data=(X, outcome.from_public(Y))).start()
+        state = replace(state, own=fresh.own)
+    return state
+
+
+def _packed(state: Any) -> bytes:
+    return encode(state, max_bytes=STATE_BYTES)
+
+
+class AxSite:
+    """One agent whose objective is an Ax experiment.
+
+    Any engine may ask `site` to respond; the experiment's trials come from `node`.
+
+    Args:
+        name: The agent's name.
+        agent: The site's side of the protocol.
+        space: The federation's search space.
+        run: The run's name.
+        store: Where the record is kept; default in memory. Its own.
+        journal: Where observations are kept; default in memory.
+        attempts: How many trials of one point may fail before the query is left out.
+
+    Attributes:
+        key: The name by which nodes find the site; the same after a restart with the same store.
+        finished: Whether the protocol is over, if the engine says so.
+    """
+
+    def __init__(
+        self,
+        name: AgentId,
+        agent: Agent[Any],
+        space: SearchSpace,
+        *,
+        run: str = "run",
+        store: Store | None = None,
+        journal: Journal | None = None,
+        attempts: int = 2,
+    ) -> None:
+        if attempts < 1:
+            raise InputDataError(f"A point needs at least one attempt, got {attempts}.")
+        store = MemoryStore() if store is None else store
+        token = store.get("ax-site")
+        if token is None:
+            token = secrets.token_hex(8).encode()
+            store.put("ax-site", token)
+        self.name = name
+        self.space = space
+        self.key = f"{run}/{name}/{token.decode()}"
+        self.finished = False
+        self.waiting = False
+        self.exchange: Callable[[], object] | None = None  # goes on with the rounds, if it can
+        self._attempts = attempts
+        self._experiment: Experiment | None = None
+        self._map: AxMap | None = None
+        self._asked: tuple[Tensor, int] | None = None
+        self._agent = _AxAgent(agent, self)
+        self.site = Site(name, self._agent, self._evaluated, run=run, store=store, journal=journal)
+        _SITES[self.key] = self
+
+    def __repr__(self) -> str:
+        return f"AxSite({self.name!r}, {self.site!r})"
+
+    def node(
+        self,
+        name: str = "Federated",
+        transition_criteria: Sequence[TransitionCriterion] | None = None,
+    ) -> FederatedGenerationNode:
+        """A node for a generation strategy of Ax, e.g. after a Sobol node."""
+        return FederatedGenerationNode(self.key, name, transition_criteria)
+
+    def join(self, client: Client) -> None:
+        """Take a client's experiment as the objective.
+
+        A client without a generation strategy gets one; one that has one must have this site's node
+        in it.
+        """
+        self.bind(client._experiment)
+        strategy = client._maybe_generation_strategy
+        if strategy is None:
+            client.set_generation_strategy(
+                GenerationStrategy(name="Federated", nodes=[self.node()])
+            )
+        elif self.key not in {getattr(node, "site", None) for node in strategy._nodes}:
+            raise InputDataError(
+                f"The client's generation strategy has no node of site {self.name!r}: put "
+                "site.node() into it, or leave the strategy to us."
+            )
+
+    def bind(self, experiment: Experiment) -> None:
+        """Take an experiment as the objective."""
+        if experiment is not self._experiment:
+            self._map = AxMap.of(experiment, self.space)
+            self._experiment = experiment
+
+    @property
+    def joined(self) -> bool:
+        """Whether it has an experiment."""
+        return self._experiment is not None
+
+    @property
+    def map(self) -> AxMap:
+        """Between the unit cube and the experiment's parameters."""
+        if self._map is None:
+            raise ProtocolError(f"Site {self.name!r} has no experiment: call join(client) first.")
+        return self._map
+
+    # -------------------------------------------------------------- what trials say
+
+    def wanted(self) -> list[TParameterization]:
+        """Points that the agent waits for and that no trial is about."""
+        if self._asked is None:
+            return []
+        return [row.point for row in self.rows(*self._asked) if row.status == "wanted"]
+
+    def others(self) -> list[_Arm]:
+        """Completed arms that this site has not asked for."""
+        return [
+            arm
+            for arm in self._all_arms()
+            if arm.status == "done" and (arm.tag is None or arm.tag[0] != self.key)
+        ]
+
+    def rows(self, X: Tensor, request: int) -> list[_Row]:
+        """What has become of the points `q x d` of a request."""
+        arms = [arm for arm in self._all_arms() if arm.tag == (self.key, request)]
+        rows = []
+        for point in self.map.to_ax(X):
+            same = [arm for arm in arms if arm.parameters == point]
+            live = next((arm for arm in same if arm.status in ("done", "open")), None)
+            if live is not None:
+                arms.remove(live)  # equal points have a trial each
+                rows.append(_Row(point, live.status, live.value))
+                continue
+            failed = sum(arm.status == "failed" for arm in same)
+            over = failed >= self._attempts or any(arm.status == "dropped" for arm in same)
+            rows.append(_Row(point, "dropped" if over else "wanted", math.nan))
+        return rows
+
+    def _all_arms(self) -> list[_Arm]:
+        metric = self.map.metric
+        assert self._experiment is not None
+        return _arms(self._experiment, metric)
+
+    def _evaluated(self, X: Tensor) -> Tensor | Pending:
+        """The objective: values of completed trials, or `Pending()`."""
+        request = self.site.state.requests
+        self._asked = X, request
+        rows = self.rows(X, request)
+        self.waiting = any(row.status in ("open", "wanted") for row in rows)
+        if self.waiting:
+            return Pending()
+        # A point that was dropped after others went on without us: a value must end the query.
+        values = [self._worst() if row.status == "dropped" else row.value for row in rows]
+        return torch.tensor(values, dtype=torch.float64).unsqueeze(-1)
+
+    def _worst(self) -> float:
+        known = [arm.value for arm in self._all_arms() if arm.status == "done"]
+        outcome = self.space.outcome
+        if not known:
+            return float(outcome.from_public(torch.tensor(-3.0)))
+        return max(known) if outcome.minimize else min(known)
+
+
+# ------------------------------------------------------------------ the node
+
+
+class FederatedGenerationNode(ExternalGenerationNode):
+    """Proposes the points of an `AxSite`, which must be alive in this process.
+
+    Points are never deduplicated by Ax, which would replace a repeated one by a random point. The
+    node and its JSON hold the site's key only.
+
+    Args:
+        site: The site's key.
+        name: The node's name in its strategy.
+        transition_criteria: When another node follows.
+    """
+
+    def __init__(
+        self,
+        site: str,
+        name: str = "Federated",
+        transition_criteria: Sequence[TransitionCriterion] | None = None,
+    ) -> None:
+        super().__init__(
+            name=name, should_deduplicate=False, transition_criteria=transition_criteria
+        )
+        self.site = site
+        self._given: list[TParameterization] = []  # since the last update; not yet trials
+
+    def update_generator_state(self, experiment: Experiment, data: Data) -> None:
+        """Read the trials, and exchange rounds as far as they reach; also without data."""
+        self._given = []
+        site = self._live()
+        site.bind(experiment)
+        if site.exchange is not None:
+            site.exchange()
+
+    def get_next_candidate(self, pending_parameters: list[TParameterization]) -> TParameterization:
+        """The next point that the agent waits for.
+
+        Raises:
+            RoundOpen: There is none until trials are completed, here or at other sites.
+            GenerationStrategyCompleted: The protocol is over.
+        """
+        left = self._left()
+        if left:
+            self._given.append(left[0])
+            return left[0]
+        site = self._live()
+        if site.finished:
+            raise GenerationStrategyCompleted(f"The run of site {site.name!r} is over.")
+        raise RoundOpen(
+            f"Site {site.name!r} has nothing to propose: complete its trials, or wait for the "
+            "other sites, and ask again."
+        )
+
+    def new_trial_limit(self, raise_generation_errors: bool = False) -> int:
+        """How many trials can be proposed now."""
+        self.update_generator_state(self.experiment, self.experiment.lookup_data())
+        return len(self._left())
+
+    def _left(self) -> list[TParameterization]:
+        left = self._live().wanted()
+        for point in self._given:
+            if point in left:
+                left.remove(point)
+        return left
+
+    def _live(self) -> AxSite:
+        site = _SITES.get(self.site)
+        if site is None:
+            raise ProtocolError(
+                f"Site {self.site!r} is not alive in this process: make its AxFederation or AxSite "
+                "with the same folder first, and keep it."
+            )
+        return site
+
+    def _gen(self, experiment: Experiment, **kwargs: Any) -> GeneratorRun:
+        fixed = kwargs.get("fixed_features")
+        if fixed is not None and fixed.parameters:
+            raise UnsupportedError("A federation's point cannot have fixed parameters.")
+        run = super()._gen(experiment=experiment, **kwargs)
+        site = self._live()
+        assert site._asked is not None
+        run._gen_metadata = {**(run.gen_metadata or {}), TAG: [site.key, site._asked[1]]}
+        return run
+
+    @classmethod
+    def deserialize_init_args(
+        cls, args: dict[str, Any], decoder_registry: Any = None, class_decoder_registry: Any = None
+    ) -> dict[str, Any]:
+        """What Ax's decoder passes to the constructor."""
+        criteria = object_from_json(
+            args["transition_criteria"],
+            decoder_registry=decoder_registry or CORE_DECODER_REGISTRY,
+            **(
+                {"class_decoder_registry": class_decoder_registry} if class_decoder_registry else {}
+            ),
+        )
+        return {"site": args["site"], "name": args["name"], "transition_criteria": criteria}
+
+
+def _node_to_dict(node: FederatedGenerationNode) -> dict[str, Any]:
+    return {
+        "__type": type(node).__name__,
+        "site": node.site,
+        "name": node.name,
+        "transition_criteria": list(node.transition_criteria),
+    }
+
+
+CORE_ENCODER_REGISTRY[FederatedGenerationNode] = _node_to_dict
+CORE_DECODER_REGISTRY[FederatedGenerationNode.__name__] = FederatedGenerationNode
+
+
+# ------------------------------------------------------------------ a federation
+
+
+class Study(Protocol):
+    """The settings of a protocol, as for `run`."""
+
+    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Server[Any]: ...
+
+    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> Agent[Any]: ...
+
+
+class _Waiting(Exception):
+    """Too few sites have answered: the round is exchanged again later."""
+
+
+class AxFederation:
+    """Several Ax experiments as the sites of one federation, in one process.
+
+    Every client works as always: ``get_next_trials``, ``complete_trial``. `get_next_trials` raises
+    `RoundOpen` while the round waits for others, and Ax's `GenerationStrategyCompleted` at the end.
+    It is for one thread at a time.
+
+    Args:
+        protocol: Its settings, e.g. `FTS(rounds=20, every=1)` or `FedGP(rounds=20)`.
+        clients: Clients by the names of their sites; or the names alone, whose clients `join`
+            later: on loading from JSON, the federation must be there first.
+        space: The search space; default that of the first client, with an outcome that has centre 0
+            and scale 1.
+        seed: Fixes all random numbers but those of privacy.
+        run: The run's name.
+        folder: Keeps the run from its first message on; the same folder goes on with it.
+        quorum: How many sites must answer before a round goes on; default all. The others are
+            heard when their trials are completed.
+        attempts: How many trials of a point may fail before its query is left out.
+
+    Example:
+        >>> federation = AxFederation(FTS(rounds=20, every=1), {"a": a, "b": b}, seed=0)
+        >>> for index, point in a.get_next_trials(max_trials=1).items():
+        ...     a.complete_trial(index, raw_data={"loss": train(**point)})
+    """
+
+    def __init__(
+        self,
+        protocol: Study,
+        clients: Mapping[AgentId, Client] | Sequence[AgentId],
+        *,
+        seed: int,
+        space: SearchSpace | None = None,
+        run: str = "run",
+        folder: str | Path | None = None,
+        quorum: int | None = None,
+        attempts: int = 2,
+    ) -> None:
+        names = tuple(clients)
+        if space is None:
+            if not isinstance(clients, Mapping) or not clients:
+                raise InputDataError("Names alone need their search space: pass space=….")
+            space = search_space(next(iter(clients.values())))
+        home = None if folder is None else Path(folder).resolve()
+        if home is not None and isinstance(protocol, FedGP) and protocol.secrets is None:
+            protocol = replace(protocol, secrets=partial(_secrets, home), _made={})
+        self.names = names
+        self.space = space
+        self._run = run
+        self._quorum = len(names) if quorum is None else quorum
+        self._server = protocol.server(space, names)
+        self._store: Store = MemoryStore() if home is None else FileStore(home / "server")
+        blobs = MemoryBlobs()  # the server sends them again after a restart
+        self.sites: dict[AgentId, AxSite] = {}
+        for name in names:
+            agent = protocol.agent(name, space, _agent_seed(seed, name), blobs)
+            self.sites[name] = site = _site(name, agent, space, run, home, attempts)
+            site.exchange = self.step
+        self._engine = InProcess(site.site for site in self.sites.values())
+        if isinstance(clients, Mapping):
+            for name, client in clients.items():
+                self.join(name, client)
+
+    def __repr__(self) -> str:
+        return f"AxFederation({len(self.names)} sites, {self.rounds} exchanges)"
+
+    def join(self, name: AgentId, client: Client) -> None:
+        """Give a site its client."""
+        self.sites[name].join(client)
+
+    def step(self) -> int:
+        """Exchange rounds until trials are needed; returns how many were finished.
+
+        Safe to call at any time; clients call it when they ask for trials.
+        """
+        before = self.rounds
+        if self.finished:
+            return 0
+        absent = [name for name, site in self.sites.items() if not site.joined]
+        if absent:
+            raise ProtocolError(f"Sites {absent[:8]} have no client: call join(name, client).")
+        try:
+            drive(
+                self._server,
+                self._exchanged,
+                run=self._run,
+                record=self._store.get("record"),
+                save=partial(self._store.put, "record"),
+                on_round=_logged,
+            )
+        except _Waiting:
+            return self.rounds - before
+        for site in self.sites.values():
+            site.finished = True
+        return self.rounds - before
+
+    @property
+    def rounds(self) -> int:
+        """How many exchanges are finished."""
+        record = self._store.get("record")
+        return 0 if record is None else finished_rounds(record)
+
+    @property
+    def finished(self) -> bool:
+        """Whether the protocol is over."""
+        return all(site.finished for site in self.sites.values())
+
+    def history(self, name: AgentId) -> tuple[Tensor, Tensor]:
+        """What a site was asked and has told: `n x d` points, `n x 1` values of the metric."""
+        seen = list(self.sites[name].site.journal)
+        if not seen:
+            return torch.zeros(0, self.space.dim).double(), torch.zeros(0, 1).double()
+        return torch.cat([o.X for o in seen]), torch.cat([o.Y for o in seen])
+
+    def close(self) -> None:
+        """Release the sites' files."""
+        self._engine.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _exchanged(self, outgoing: Outgoing) -> Exchanged:
+        """One attempt of a round; `_Waiting` while too many sites are at work."""
+        for site in self.sites.values():
+            site.waiting = False
+        exchanged = self._engine(outgoing)
+        ready = sum(not self.sites[name].waiting for name in outgoing.requests)
+        if ready < min(self._quorum, len(outgoing.requests)):
+            raise _Waiting
+        return exchanged
+
+
+def _logged(round_: Round) -> None:
+    logger.info("exchange %d: %d sites heard", round_.serial, len(round_.heard))
+
+
+def _agent_seed(seed: int, name: AgentId) -> int:
+    """An agent's own seed, as in `run`."""
+    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:6], "big")
+
+
+def _home(folder: Path, name: AgentId) -> Path:
+    return folder / "sites" / hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def _secrets(folder: Path, name: AgentId) -> FileStore:
+    return FileStore(_home(folder, name) / "secrets")
+
+
+def _site(
+    name: AgentId,
+    agent: Agent[Any],
+    space: SearchSpace,
+    run: str,
+    folder: Path | None,
+    attempts: int,
+) -> AxSite:
+    if folder is None:
+        return AxSite(name, agent, space, run=run, attempts=attempts)
+    home = _home(folder, name)
+    store, journal = FileStore(home), FileJournal(home / "journal")
+    try:
+        return AxSite(name, agent, space, run=run, store=store, journal=journal, attempts=attempts)
+    except BaseException:
+        journal.close()
+        raise
+
+
+# ------------------------------------------------------------------ door B: contexts
+
+
+@dataclass(frozen=True, eq=False)
+class Context:
+    r"""What a site has received, for models and acquisition functions inside Ax.
+
+    Attributes:
+        feature_map: The shared basis, over the unit cube.
+        outcome: The public map of the metric; everything received is about its larger-is-better
+            scale.
+        weights: Received weight vectors, `N x M`.
+        summaries: Received summaries.
+        mean: The public constant mean :math:`\mu` they are relative to.
+        local_weight: :math:`w` of `ContextMixture`.
+        seed: Of draws of the own model.
+    """
+
+    feature_map: FeatureMap
+    outcome: Outcome = Outcome()  # noqa: RUF009 - frozen
+    weights: Tensor | None = None
+    summaries: tuple[Summary, ...] = ()
+    mean: float = 0.0
+    local_weight: float = 0.5
+    seed: int = 0
+
+
+contexts: dict[str, Context] = {}  # by the names that options hold
+
+
+def _context(name: str) -> Context:
+    try:
+        return contexts[name]
+    except KeyError:
+        raise ProtocolError(
+            f"There is no context {name!r}: set ax_adapter.contexts[{name!r}] first, also after "
+            "loading a strategy."
+        ) from None
+
+
+class PublicOutcome(OutcomeTransform):
+    """`Outcome` as an outcome transform: fixed, agreed, never learnt from data.
+
+    Args:
+        outcome: The public map.
+    """
+
+    _is_linear = True
+
+    def __init__(self, outcome: Outcome) -> None:
+        super().__init__()
+        self.outcome = outcome
+
+    def subset_output(self, idcs: list[int]) -> PublicOutcome:
+        """The same for every output."""
+        return self
+
+    def forward(
+        self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Metric to public scale."""
+        return self.outcome.to_public(Y), None if Yvar is None else Yvar / self.outcome.scale**2
+
+    def untransform(
+        self, Y: Tensor, Yvar: Tensor | None = None, X: Tensor | None = None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Public scale to metric."""
+        return self.outcome.from_public(Y), None if Yvar is None else Yvar * self.outcome.scale**2
+
+    def untransform_posterior(self, posterior: Posterior, X: Tensor | None = None) -> Posterior:
+        """A posterior on the public scale as one of the metric."""
+        sign = -1.0 if self.outcome.minimize else 1.0
+        weights = torch.tensor([sign * self.outcome.scale], dtype=torch.float64)
+        return ScalarizedPosteriorTransform(weights, self.outcome.centre)(posterior)
+
+
+class ContextBasisGP(BasisGP):
+    """`BasisGP` over the basis and summaries of a context, on the metric's own scale.
+
+    Args:
+        train_X: A `n x d` tensor of points.
+        train_Y: A `n x 1` tensor of the metric's values.
+        train_Yvar: A `n x 1` tensor of noise variances, if they are known.
+        context: The context's name.
+        input_transform: To the unit cube; Ax's `Normalize` over the declared bounds.
+    """
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        context: str = "default",  # Ax does not see keyword-only arguments
+        input_transform: InputTransform | None = None,
+    ) -> None:
+        known = _context(context)
+        super().__init__(
+            train_X,
+            train_Y,
+            train_Yvar,
+            feature_map=known.feature_map,
+            summaries=known.summaries,
+            mean=known.mean,
+            input_transform=input_transform,
+            outcome_transform=PublicOutcome(known.outcome),
+        )
+
+    @classmethod
+    def construct_inputs(  # type: ignore[override]
+        cls, training_data: SupervisedDataset, *, context: str = "default"
+    ) -> dict[str, Any]:
+        """Constructor arguments from a dataset and a context's name."""
+        return {**_dataset(training_data), "context": context}
+
+
+class ContextMessagePriorGP(MessagePriorGP):
+    """`MessagePriorGP` with the weight vectors of a context as prior; see `ContextBasisGP`."""
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        context: str = "default",  # Ax does not see keyword-only arguments
+        input_transform: InputTransform | None = None,
+    ) -> None:
+        known = _context(context)
+        super().__init__(
+            train_X,
+            train_Y,
+            train_Yvar,
+            feature_map=known.feature_map,
+            weights=_weights(known, context),
+            mean=known.mean,
+            input_transform=input_transform,
+            outcome_transform=PublicOutcome(known.outcome),
+        )
+
+    @classmethod
+    def construct_inputs(  # type: ignore[override]
+        cls, training_data: SupervisedDataset, *, context: str = "default"
+    ) -> dict[str, Any]:
+        """Constructor arguments from a dataset and a context's name."""
+        return {**_dataset(training_data), "context": context}
+
+
+class ContextMixture(LocalSharedMixture):
+    """`LocalSharedMixture` of an own GP and the model of a context's summaries.
+
+    Args:
+        train_X: A `n x d` tensor of points.
+        train_Y: A `n x 1` tensor of the metric's values.
+        train_Yvar: A `n x 1` tensor of noise variances, if they are known.
+        context: The context's name.
+        input_transform: To the unit cube; Ax's `Normalize` over the declared bounds.
+    """
+
+    def __init__(
+        self,
+        train_X: Tensor,
+        train_Y: Tensor,
+        train_Yvar: Tensor | None = None,
+        context: str = "default",  # Ax does not see keyword-only arguments
+        input_transform: InputTransform | None = None,
+    ) -> None:
+        known = _context(context)
+        if not known.summaries:
+            raise ProtocolError(f"Context {context!r} has no summaries for a shared model.")
+        outcome = PublicOutcome(known.outcome)
+        local = SingleTaskGP(
+            train_X,
+            train_Y,
+            train_Yvar,
+            outcome_transform=outcome,
+            input_transform=input_transform,
+        )
+        shared = BasisGP.from_summary(
+            sum(known.summaries[1:], start=known.summaries[0]),
+            feature_map=known.feature_map,
+            mean=known.mean,
+            input_transform=input_transform,
+            outcome_transform=outcome,
+        )
+        super().__init__(local, shared, known.local_weight)
+
+    @classmethod
+    def construct_inputs(  # type: ignore[override]
+        cls, training_data: SupervisedDataset, *, context: str = "default"
+    ) -> dict[str, Any]:
+        """Constructor arguments from a dataset and a context's name."""
+        return {**_dataset(training_data), "context": context}
+
+
+def _dataset(training_data: SupervisedDataset) -> dict[str, Any]:
+    data = {"train_X": training_data.X, "train_Y": training_data.Y}
+    if training_data.Yvar is not None:
+        data["train_Yvar"] = training_data.Yvar
+    return data
+
+
+def _weights(known: Context, name: str) -> Tensor:
+    if known.weights is None:
+        raise ProtocolError(f"Context {name!r} has no weight vectors.")
+    return known.weights
+
+
+class ContextThompsonSampling(ThompsonSampling):
+    """`ThompsonSampling` on a message of a context, or on a draw of the own model."""
+
+
+class _InModelSpace(SamplePath):
+    """A path over the unit cube, for points as the model gets them; times a sign."""
+
+    def __init__(self, path: SamplePath, transform: InputTransform | None, sign: float) -> None:
+        super().__init__()
+        self.path = path
+        self.transform = transform
+        self.sign = sign
+
+    def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
+        self.path.set_ensemble_as_batch(ensemble_as_batch)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Values at `batch_shape x n x d` points."""
+        X = X if self.transform is None else self.transform.transform(X)
+        return self.sign * self.path(X)
+
+
+def _thompson_inputs(
+    model: Model,
+    training_data: SupervisedDataset,
+    posterior_transform: PosteriorTransform | None = None,
+    X_pending: Tensor | None = None,
+    context: str = "default",
+    message: int | None = None,
+) -> dict[str, Any]:
+    """Arguments of `ContextThompsonSampling`.
+
+    Args:
+        model: The own model, of which a draw is made if no message is chosen.
+        training_data: Its data.
+        posterior_transform: Ax's, whose weight has the objective's sign.
+        X_pending: Named, because Ax insists; draws do not depend on pending points.
+        context: The context's name.
+        message: Which weight vector is followed.
+    """
+    known = _context(context)
+    weights = getattr(posterior_transform, "weights", torch.ones(1))
+    sign = float(weights.sign())
+    if (sign < 0) != known.outcome.minimize:
+        raise InputDataError(
+            f"Ax {'mini' if sign < 0 else 'maxi'}mises the metric, the outcome of context "
+            f"{context!r} says the opposite."
+        )
+    if message is None:  # a draw is on the metric's scale, over the model's own inputs
+        stream = generator(known.seed, "ax", len(training_data.X))
+        draw: Any = draw_mixture_path if isinstance(model, LocalSharedMixture) else draw_path
+        return {"path": _InModelSpace(draw(model, generator=stream), None, sign)}
+    row = _weights(known, context)[message]
+    path = weight_path(known.feature_map, row, mean=known.mean)  # larger is better already
+    return {"path": _InModelSpace(path, getattr(model, "input_transform", None), 1.0)}
+
+
+def _fit_mixture(model: ContextMixture, mll_class: Any, mll_options: Any = None) -> None:
+    """The own part is fitted; the shared one is what was received."""
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(model.local.likelihood, model.local))
+
+
+def _fit_basis(model: BasisGP, mll_class: Any, mll_options: Any = None) -> None:
+    fit_gpytorch_mll(mll_class(likelihood=model.likelihood, model=model, **(mll_options or {})))
+
+
+def register() -> None:
+    """Make our models and acquisition functions known to Ax: to its fits and to its JSON.
+
+    It may be called again, and must be called before a strategy that uses them is loaded.
+    """
+    fit_botorch_model.register(ContextBasisGP)(_fit_basis)  # by its own `custom_fit`
+    fit_botorch_model.register(ContextMixture)(_fit_mixture)
+    for model in (ContextBasisGP, ContextMessagePriorGP, ContextMixture):
+        register_model(model)
+    for acquisition in (ContextThompsonSampling, MixtureUCB, MixtureEI, MixturePI):
+        register_acquisition_function(acquisition)
+
+
+acqf_input_constructor(ContextThompsonSampling)(_thompson_inputs)
+
+
+def modular_spec(
+    model: type[Model],
+    acquisition: type,
+    *,
+    context: str = "default",
+    **acquisition_options: Any,
+) -> GeneratorSpec:
+    """A generator spec with scales that all sites agree on.
+
+    Inputs pass Ax's default transforms and `Normalize` over the declared bounds; outcomes pass
+    none that learns from data: `PublicOutcome` scales them.
+
+    Args:
+        model: One of the context models.
+        acquisition: The acquisition class.
+        context: The context's name, for both.
+        acquisition_options: Further options of the acquisition function.
+    """
+    options = dict(acquisition_options)
+    if issubclass(acquisition, ContextThompsonSampling):
+        options["context"] = context
+    config = ModelConfig(botorch_model_class=model, model_options={"context": context})
+    return GeneratorSpec(
+        Generators.BOTORCH_MODULAR,
+        generator_kwargs={
+            "surrogate_spec": SurrogateSpec(model_configs=[config]),
+            "botorch_acqf_class": acquisition,
+            "botorch_acqf_options": options,
+            "transforms": [*MBM_X_trans, Derelativize],
+        },
+    )
