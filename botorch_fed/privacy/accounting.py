@@ -108,8 +108,8 @@ class Event:
     discrete: bool = False
 
     def __post_init__(self) -> None:
-        set_number(self, "noise_multiplier")
-        set_number(self, "sampling_rate")
+        _set_number(self, "noise_multiplier")
+        _set_number(self, "sampling_rate")
         if not self.noise_multiplier > 1e-100:
             raise InputDataError(
                 f"A noise multiplier must be positive, got {self.noise_multiplier}: a release "
@@ -164,8 +164,8 @@ class Guarantee:
     private: bool = True
 
     def __post_init__(self) -> None:
-        set_number(self, "epsilon")
-        set_number(self, "delta")
+        _set_number(self, "epsilon")
+        _set_number(self, "delta")
         _check_count(self.releases, "The number of releases", least=0)
         _check_choice(self.unit, Unit, "unit")
         _check_choice(self.adjacency, Adjacency, "adjacency")
@@ -203,8 +203,8 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        set_number(self, "epsilon")
-        set_number(self, "delta")
+        _set_number(self, "epsilon")
+        _set_number(self, "delta")
         _check_epsilon(self.epsilon)
         _check_delta(self.delta)
 
@@ -366,7 +366,7 @@ def _refusal(ledger: Ledger, budget: Budget, after: Ledger, entry: Entry) -> str
 # ------------------------------------------------------------------ checks
 
 
-def set_number(value: Any, name: str) -> None:
+def _set_number(value: Any, name: str) -> None:
     """Make a field of a frozen dataclass a finite float, lest another precision be computed in."""
     number = getattr(value, name)
     if isinstance(number, bool) or not isinstance(number, (int, float, np.floating)):

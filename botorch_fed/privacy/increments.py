@@ -67,7 +67,7 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit, set_number
+from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit, _set_number
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -130,7 +130,7 @@ class LocalGaussian:
     unit: Unit = "record"
 
     def __post_init__(self) -> None:
-        set_number(self, "noise_multiplier")
+        _set_number(self, "noise_multiplier")
         for name in ("outcome_bound", "centre", "moment_scale"):
             object.__setattr__(self, name, getattr(self.statistic, name))
         _check_kind(self.adjacency, self.unit)
@@ -392,7 +392,7 @@ class BlockSum:
 
     def __post_init__(self) -> None:
         for name in ("outcome_bound", "centre", "noise_multiplier"):
-            set_number(self, name)
+            _set_number(self, name)
         if not 1e-50 <= self.outcome_bound <= 1e50:
             raise InputDataError(
                 f"A bound on outcomes must lie between 1e-50 and 1e50, got {self.outcome_bound}."

@@ -35,7 +35,7 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, set_number
+from botorch_fed.privacy.accounting import Adjacency, _set_number
 from botorch_fed.privacy.mechanisms import clip
 
 _CHUNK_NUMBERS = 2**18
@@ -67,15 +67,15 @@ class RecordStatistic:
         m = self.num_features
         if isinstance(m, bool) or not isinstance(m, int) or m < 1:
             raise InputDataError(f"The number of features must be an int from 1 on, got {m!r}.")
-        set_number(self, "outcome_bound")
-        set_number(self, "centre")
+        _set_number(self, "outcome_bound")
+        _set_number(self, "centre")
         if not 1e-50 <= self.outcome_bound <= 1e50:
             raise InputDataError(
                 f"A bound on outcomes must lie between 1e-50 and 1e50, got {self.outcome_bound}."
             )
         if self.moment_scale is None:
             object.__setattr__(self, "moment_scale", _SQRT2 / self.outcome_bound)
-        set_number(self, "moment_scale")
+        _set_number(self, "moment_scale")
         if not 1e-6 <= self.moment_scale * self.outcome_bound <= 1e6:
             raise InputDataError(
                 "moment_scale times outcome_bound must lie between 1e-6 and 1e6, got "

@@ -102,7 +102,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit, set_number
+from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit, _set_number
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -263,7 +263,7 @@ class PrefixSum:
     participations: int = 1
 
     def __post_init__(self) -> None:
-        set_number(self, "noise_multiplier")
+        _set_number(self, "noise_multiplier")
         for name in ("outcome_bound", "centre", "moment_scale"):
             object.__setattr__(self, name, getattr(self.statistic, name))
         exact = isinstance(self.factorization, str) and self.factorization == "sqrt-exact"
