@@ -976,6 +976,14 @@ class PublicOutcome(OutcomeTransform):
         return ScalarizedPosteriorTransform(weights, self.outcome.centre)(posterior)
 
 
+def _from_context(
+    cls: type, training_data: SupervisedDataset, *, context: str = "default"
+) -> dict[str, Any]:
+    """Constructor arguments of a model from a dataset and a context's name."""
+    data = {"train_X": training_data.X, "train_Y": training_data.Y, "context": context}
+    return data if training_data.Yvar is None else {**data, "train_Yvar": training_data.Yvar}
+
+
 class ContextBasisGP(BasisGP):
     """`BasisGP` over the basis and summaries of a context, on the metric's own scale.
 
@@ -1007,12 +1015,7 @@ class ContextBasisGP(BasisGP):
             outcome_transform=PublicOutcome(known.outcome),
         )
 
-    @classmethod
-    def construct_inputs(  # type: ignore[override]
-        cls, training_data: SupervisedDataset, *, context: str = "default"
-    ) -> dict[str, Any]:
-        """Constructor arguments from a dataset and a context's name."""
-        return {**_dataset(training_data), "context": context}
+    construct_inputs = classmethod(_from_context)  # type: ignore[assignment, var-annotated]
 
 
 class ContextMessagePriorGP(MessagePriorGP):
@@ -1038,12 +1041,7 @@ class ContextMessagePriorGP(MessagePriorGP):
             outcome_transform=PublicOutcome(known.outcome),
         )
 
-    @classmethod
-    def construct_inputs(  # type: ignore[override]
-        cls, training_data: SupervisedDataset, *, context: str = "default"
-    ) -> dict[str, Any]:
-        """Constructor arguments from a dataset and a context's name."""
-        return {**_dataset(training_data), "context": context}
+    construct_inputs = classmethod(_from_context)  # type: ignore[assignment, var-annotated]
 
 
 class ContextMixture(LocalSharedMixture):
@@ -1085,19 +1083,7 @@ class ContextMixture(LocalSharedMixture):
         )
         super().__init__(local, shared, known.local_weight)
 
-    @classmethod
-    def construct_inputs(  # type: ignore[override]
-        cls, training_data: SupervisedDataset, *, context: str = "default"
-    ) -> dict[str, Any]:
-        """Constructor arguments from a dataset and a context's name."""
-        return {**_dataset(training_data), "context": context}
-
-
-def _dataset(training_data: SupervisedDataset) -> dict[str, Any]:
-    data = {"train_X": training_data.X, "train_Y": training_data.Y}
-    if training_data.Yvar is not None:
-        data["train_Yvar"] = training_data.Yvar
-    return data
+    construct_inputs = classmethod(_from_context)  # type: ignore[assignment, var-annotated]
 
 
 def _weights(known: Context, name: str) -> Tensor:

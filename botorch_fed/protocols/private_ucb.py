@@ -815,7 +815,9 @@ def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
     if not 0 < scale_of(phi) < math.inf:
         raise MessageError("The shared basis has no prior variance.")
     if not _fits(phi):
-        raise MessageError(f"Sums over {phi.num_features} features are too large to be sent.")
+        raise MessageError(
+            f"Sums over {phi.num_features} features are too large to be sent: use at most 2,000."
+        )
     if setup.trust == "local":
         try:
             _local_mechanism(setup, phi.num_features)
