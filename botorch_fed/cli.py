@@ -5,6 +5,8 @@ r"""The command line: `botorch-fed`, or ``python -m botorch_fed.cli``.
     account      what noisy releases cost, or how much noise a budget needs
     audit        run a mechanism in two worlds and try to tell them apart
     report       a page of pictures from the folder of a run
+    hub          the machine in the middle of a study across machines
+    site         one of its sites
     completion   completion for bash, zsh or fish
 
 Exit codes::
@@ -229,6 +231,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_account(commands)
     _add_audit(commands)
     _add_report(commands)
+    _add_hub(commands)
+    _add_site(commands)
     _add_completion(commands)
     return parser
 
@@ -926,6 +930,205 @@ def _report(arguments: argparse.Namespace) -> _Done:
     path = _write_report(result, out, {}, f"{result.protocol}, {len(result.names)} agents")
     _say(arguments, f"Report: {path}")
     return _Done({"command": "report", "report": path, "protocol": result.protocol})
+
+
+# ------------------------------------------------------------------ hub and site
+
+
+def _add_hub(commands: Any) -> None:
+    words = "the machine in the middle of a study across machines"
+    group = commands.add_parser("hub", help=words, description=f"{words[0].upper()}{words[1:]}.")
+    verbs = group.add_subparsers(title="commands", metavar="VERB", required=True)
+    made = _command(verbs, "init", _hub_init, "make a hub's folder: certificates and settings")
+    made.add_argument("folder", type=Path, metavar="HUB")
+    made.add_argument(
+        "--address", required=True, metavar="NAME", help="by which sites reach this machine"
+    )
+    made.add_argument("--port", type=_count(1), default=8000, metavar="N", help="default 8000")
+    start = _command(verbs, "start", _hub_start, "run Flower's server, until it is stopped")
+    start.add_argument("folder", type=Path, metavar="HUB")
+    start.add_argument(
+        "--host", default="0.0.0.0", metavar="IP", help="to listen on; default all of them"
+    )
+    admit = _command(verbs, "admit", _hub_admit, "let a site's node take part under a name")
+    admit.add_argument("folder", type=Path, metavar="HUB")
+    admit.add_argument("name", metavar="NAME", help="one of the study's agents")
+    admit.add_argument("key", type=Path, metavar="NODE.pub")
+    dismiss = _command(verbs, "dismiss", _hub_dismiss, "forget a site and its key")
+    dismiss.add_argument("folder", type=Path, metavar="HUB")
+    dismiss.add_argument("name", metavar="NAME")
+    sites = _command(verbs, "sites", _hub_sites, "the sites and whether their nodes are online")
+    sites.add_argument("folder", type=Path, metavar="HUB")
+    run = _command(verbs, "run", _hub_run, "run a study over the sites")
+    run.add_argument("folder", type=Path, metavar="HUB")
+    run.add_argument("study", type=Path, metavar="STUDY.toml")
+    run.add_argument("--resume", action="store_true", help="go on with the run in its folder")
+    run.add_argument("--out", type=Path, metavar="DIR", help="in the place of the file's out")
+    run.add_argument(
+        "--deadline",
+        type=float,
+        default=600.0,
+        metavar="SECONDS",
+        help="that a round waits for its agents; default 600",
+    )
+    run.add_argument(
+        "--quorum",
+        type=_count(0),
+        default=0,
+        metavar="N",
+        help="the least number of replies with which a round may go on; default 0",
+    )
+    run.add_argument(
+        "--retries",
+        type=_count(0),
+        default=0,
+        metavar="N",
+        help="how often a round below it is asked again before the run stops; default 0",
+    )
+
+
+def _hub_init(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.deploy import Hub
+
+    folder = Hub.create(arguments.folder, arguments.address, arguments.port).folder
+    _say(arguments, f"Made {folder}. Start it: {PROGRAM} hub start {folder}")
+    _say(arguments, f"Give the sites {folder / 'ca.crt'} and the study file.")
+    _say(arguments, "Let nobody but yourself reach /v1/control on its port: see the documentation.")
+    return _Done({"command": "hub init", "folder": folder})
+
+
+def _hub_start(arguments: argparse.Namespace) -> NoReturn:
+    from botorch_fed.deploy import Hub
+
+    Hub(arguments.folder.resolve()).start(arguments.host)
+
+
+def _hub_admit(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.deploy import Hub
+
+    if not arguments.key.exists():
+        raise UsageError(f"There is no file {arguments.key}: the site's node.pub is needed.")
+    node = Hub(arguments.folder.resolve()).admit(arguments.name, arguments.key)
+    _say(arguments, f"Site {arguments.name!r} may take part.")
+    return _Done({"command": "hub admit", "site": arguments.name, "node": str(node)})
+
+
+def _hub_dismiss(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.deploy import Hub
+
+    Hub(arguments.folder.resolve()).dismiss(arguments.name)
+    _say(arguments, f"Site {arguments.name!r} is forgotten.")
+    return _Done({"command": "hub dismiss", "site": arguments.name})
+
+
+def _hub_sites(arguments: argparse.Namespace) -> _Done:
+    from rich.table import Table
+
+    from botorch_fed.deploy import Hub
+
+    sites = Hub(arguments.folder.resolve()).sites()
+    table = Table("site", "node")
+    for name, status in sites.items():
+        table.add_row(name, status)
+    _show(arguments, table)
+    return _Done({"command": "hub sites", "sites": sites})
+
+
+def _hub_run(arguments: argparse.Namespace) -> _Done:
+    _expect_notes()
+    from botorch_fed.deploy import Hub
+    from botorch_fed.study import read_study
+
+    study = read_study(arguments.study)
+    out = arguments.out if arguments.out is not None else study.out
+    if out is None:
+        raise UsageError('A run needs a folder: write out = "…" in the file, or --out.')
+    _check_folder(out, arguments.resume)
+    result = Hub(arguments.folder.resolve()).run(
+        arguments.study,
+        out,
+        resume=arguments.resume,
+        deadline=arguments.deadline,
+        quorum=arguments.quorum,
+        retries=arguments.retries,
+        watch=lambda rounds: sys.stderr.write(f"{rounds} of {study.rounds} rounds\n"),
+    )
+    heard = {name: 0 for name in study.agents}
+    for row in result.rounds:
+        heard[row["agent"]] += row["heard"]
+    for name, count in heard.items():
+        _say(arguments, f"{name}: heard in {count} rounds")
+    for line in [*_privacy_words(result), f"Saved in {out}. Each site has its own observations."]:
+        _say(arguments, line)
+    exhausted = bool((result.privacy or {}).get("exhausted"))
+    document = {"command": "hub run", "out": out, "heard": heard, "privacy": result.privacy}
+    return _Done(document, EXHAUSTED if exhausted else FINE)
+
+
+def _add_site(commands: Any) -> None:
+    words = "one of the sites of a study across machines"
+    group = commands.add_parser("site", help=words, description=f"{words[0].upper()}{words[1:]}.")
+    verbs = group.add_subparsers(title="commands", metavar="VERB", required=True)
+    made = _command(verbs, "init", _site_init, "make a site's folder, with the key of its node")
+    made.add_argument("folder", type=Path, metavar="SITE")
+    start = _command(verbs, "start", _site_start, "answer the hub's requests, until it is stopped")
+    start.add_argument("folder", type=Path, metavar="SITE")
+    start.add_argument("study", type=Path, metavar="STUDY.toml")
+    start.add_argument("--name", required=True, help="which of the study's agents this is")
+    start.add_argument("--hub", required=True, metavar="NAME:PORT", help="the hub's address")
+    start.add_argument("--ca", required=True, type=Path, metavar="FILE", help="the hub's ca.crt")
+    start.add_argument(
+        "--patience",
+        type=float,
+        default=20.0,
+        metavar="SECONDS",
+        help="that a request waits for the objective before the site is busy; default 20",
+    )
+    shown = _command(verbs, "show", _site_show, "what the site has observed in a study")
+    shown.add_argument("folder", type=Path, metavar="SITE")
+    shown.add_argument("study", type=Path, metavar="STUDY.toml")
+    shown.add_argument("--name", required=True, help="which of the study's agents this is")
+    shown.add_argument("--out", type=Path, metavar="DIR", help=f"save it for {PROGRAM} report")
+
+
+def _site_init(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.deploy import SiteFolder
+
+    folder = SiteFolder.create(arguments.folder).folder
+    _say(arguments, f"Made {folder}. Give {folder / 'node.pub'} to the hub's operator.")
+    return _Done({"command": "site init", "folder": folder, "key": folder / "node.pub"})
+
+
+def _site_start(arguments: argparse.Namespace) -> _Done:
+    import logging
+
+    from botorch_fed.deploy import SiteFolder
+    from botorch_fed.study import read_study
+
+    logging.getLogger("botorch_fed").addHandler(logging.StreamHandler())
+    SiteFolder(arguments.folder.resolve()).start(
+        read_study(arguments.study),
+        arguments.name,
+        hub=arguments.hub,
+        certificates=arguments.ca,
+        patience=arguments.patience,
+    )
+    return _Done({"command": "site start", "site": arguments.name})
+
+
+def _site_show(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.deploy import SiteFolder
+    from botorch_fed.study import read_study
+
+    study = read_study(arguments.study)
+    result = SiteFolder(arguments.folder.resolve()).result(study, arguments.name)
+    if arguments.out is not None:
+        result.save(arguments.out)
+    if result.records:
+        _show(arguments, _result_table(result))
+    else:
+        _say(arguments, "Nothing has been observed yet.")
+    return _Done({"command": "site show", "observations": result.records})
 
 
 # ------------------------------------------------------------------ completion

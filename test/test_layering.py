@@ -41,8 +41,10 @@ ROOMS: dict[str, set[str]] = {
         "engines",
     },
     "study": {"errors", "space", "privacy", "protocols", "run", "test_functions"},
+    "deploy": {"errors", "engines", "protocols", "run", "study"},
     "cli": {
         "errors",
+        "deploy",
         "study",
         "run",
         "report",
@@ -59,13 +61,28 @@ OWNERS: dict[str, set[str]] = {
     "tenseal": {"botorch_fed/privacy/hazmat/ckks.py"},
     "opacus": {"botorch_fed/privacy/accounting.py"},
     "dp_accounting": {"botorch_fed/privacy/accounting.py"},
-    "flwr": {"botorch_fed/engines/flower.py"},
+    "flwr": {
+        "botorch_fed/engines/flower.py",
+        "botorch_fed/engines/flower_app/client_app.py",
+        "botorch_fed/engines/flower_app/server_app.py",
+        "botorch_fed/deploy.py",  # a type only
+    },
+    "cryptography": {"botorch_fed/deploy.py"},
     "ax": {"botorch_fed/ax_adapter.py"},
     "matplotlib": {"botorch_fed/report.py"},
     "msgpack": {"botorch_fed/wire/codec.py"},
     "pickle": set(),
 }
-HEAVY = ["tenseal", "opacus", "flwr", "ax", "matplotlib", "dp_accounting", "pandas"]
+HEAVY = [
+    "tenseal",
+    "opacus",
+    "flwr",
+    "cryptography",
+    "ax",
+    "matplotlib",
+    "dp_accounting",
+    "pandas",
+]
 IMPORT_BUDGET = 0.3  # seconds beyond `import botorch`
 
 

@@ -88,7 +88,7 @@ class InProcess:
                     failures[name] = Failure("failed", type(error).__name__)
                     replies.pop(name, None)  # that it was busy before
                 cpu_seconds[name] += time.thread_time() - start
-            left = [name for name in left if name in replies and _is_busy(replies[name])]
+            left = [n for n in left if n in replies and refusal_code(replies[n]) == "busy"]
             if not left or time.monotonic() + pause > deadline:
                 break
             time.sleep(pause)
@@ -137,11 +137,12 @@ class InProcess:
         self.close()
 
 
-def _is_busy(answer: bytes) -> bool:
+def refusal_code(answer: bytes) -> str | None:
+    """The reason in an answer that is a refusal, None in any other."""
     if len(answer) > 8192:
-        return False  # no refusal is so long
+        return None  # no refusal is so long
     try:
-        refusal = decode(answer, Refusal)
+        refusal: Refusal = decode(answer, Refusal)
     except MessageError:
-        return False
-    return bool(refusal.code == "busy")
+        return None
+    return refusal.code

@@ -9,6 +9,7 @@ fro; the agents and objectives themselves are handed over once, when a process s
 from __future__ import annotations
 
 import contextlib
+import math
 import multiprocessing
 import multiprocessing.util
 import os
@@ -18,7 +19,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from multiprocessing.connection import Connection
+from multiprocessing.connection import Connection, wait
 from multiprocessing.process import BaseProcess
 from typing import Any
 
@@ -88,6 +89,8 @@ class Parallel:
         raise_errors: As in `InProcess`; an error stops the run as a `ProtocolError` that holds the
             worker's traceback.
         patience: As in `InProcess`.
+        deadline: For how many seconds a round waits for a worker, which may hang; then the run
+            stops as if the worker had died. What it was evaluating is lost. Default for ever.
     """
 
     def __init__(
@@ -99,13 +102,17 @@ class Parallel:
         absent: Callable[[AgentId, int], bool] | None = None,
         raise_errors: bool = True,
         patience: float = 0.0,
+        deadline: float = math.inf,
     ) -> None:
         if workers < 1:
             raise ProtocolError(f"There must be at least one worker, got {workers}.")
+        if not deadline > 0:
+            raise ProtocolError(f"A deadline is a positive number of seconds, got {deadline}.")
         if len(set(names)) < len(names):
             raise ProtocolError("Two sites have one name: names must differ.")
         self._absent = absent
         self._owner = {name: i % workers for i, name in enumerate(names)}
+        self._deadline = deadline
         self._broken = False
         self._processes: list[BaseProcess] = []
         self._pipes: list[Pipe[Any, Any]] = []
@@ -168,35 +175,61 @@ class Parallel:
         return found
 
     def _all(self, messages: list[Any], expected: type) -> list[Any]:
-        """Ask every worker and hear every worker, also those after one that has failed."""
+        """Ask every worker and hear every worker, also after one that says what went wrong."""
         if self._broken or not self.close.alive:
             raise ProtocolError("The worker processes have ended: make a new engine.")
-        answers: list[Any] = []
         try:
             for pipe, message in zip(self._pipes, messages, strict=True):
                 with contextlib.suppress(OSError):  # it has ended, and may have said why
                     pipe.send_bytes(encode(message, max_bytes=STATE_BYTES))
-            for pipe in self._pipes:
-                last = False
-                while not last:
-                    data = pipe.recv_bytes()
-                    answers.append(decode(data, expected, _Broken, max_bytes=STATE_BYTES))
-                    last = getattr(answers[-1], "last", True)
-        except BaseException as error:
+            answers = self._heard(expected)
+            for answer in answers:
+                if isinstance(answer, _Broken):
+                    raise ProtocolError(f"An agent has failed in a worker process:\n{answer.trace}")
+        except BaseException:
             self._broken = True
             self.close()
-            if not isinstance(error, EOFError | OSError):
-                raise
-            raise ProtocolError(
-                "A worker process has died: see its output above. Its agents and objectives must "
-                'be importable, and a script needs `if __name__ == "__main__":`.'
-            ) from error
-        for answer in answers:
-            if isinstance(answer, _Broken):
-                self._broken = True
-                self.close()
-                raise ProtocolError(f"An agent has failed in a worker process:\n{answer.trace}")
+            raise
         return answers
+
+    def _heard(self, expected: type) -> list[Any]:
+        """What all workers answer, in their order; whoever comes first is read first."""
+        answers: list[list[Any]] = [[] for _ in self._pipes]
+        left = {pipe: i for i, pipe in enumerate(self._pipes)}
+        end = time.monotonic() + self._deadline
+        while left:
+            seconds = None if math.isinf(end) else max(end - time.monotonic(), 0.0)
+            found = wait(list(left), seconds)
+            ready = [pipe for pipe in left if pipe in found]
+            if not ready:
+                raise ProtocolError(
+                    f"{self._named(min(left.values()))} has not answered for {self._deadline:g} "
+                    "seconds: its objective hangs, or needs a longer deadline."
+                )
+            for pipe in ready:
+                try:
+                    data = pipe.recv_bytes()
+                except (EOFError, OSError) as error:
+                    raise self._died(left[pipe]) from error
+                answer = decode(data, expected, _Broken, max_bytes=STATE_BYTES)
+                answers[left[pipe]].append(answer)
+                if getattr(answer, "last", True):
+                    del left[pipe]
+        return [answer for parts in answers for answer in parts]
+
+    def _died(self, worker: int) -> ProtocolError:
+        process = self._processes[worker]
+        process.join(GRACE)
+        return ProtocolError(
+            f"{self._named(worker)} has died (exit code {process.exitcode}): see its output above. "
+            "A negative code is a signal: -9 is often too little memory. Its agents and objectives "
+            'must be importable, and a script needs `if __name__ == "__main__":`.'
+        )
+
+    def _named(self, worker: int) -> str:
+        names = [name for name, owner in self._owner.items() if owner == worker]
+        more = ", …" if len(names) > 4 else ""
+        return f"The worker process of {', '.join(map(repr, names[:4]))}{more}"
 
     def __enter__(self) -> Parallel:
         return self
@@ -217,7 +250,10 @@ def _end(processes: list[BaseProcess], pipes: list[Pipe[Any, Any]], owner: int) 
         if process.is_alive():
             process.terminate()
     for process in processes:
-        process.join()
+        process.join(GRACE)
+        if process.is_alive():  # it is stopped, or does not listen
+            process.kill()
+            process.join()
 
 
 def _work(

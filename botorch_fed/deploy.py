@@ -1,0 +1,597 @@
+r"""Studies across machines: a hub, its sites, and the Flower commands behind them.
+
+    hub     folder with certificates, Flower's database, the table of sites, and the runs' records
+    site    folder with the node's key, and for every study the site's record, journal and secrets
+
+A hub and a site read the same study file; a site's copy may name its own `objective`, everything
+else must agree: both call the run by `StudyFile.fingerprint`, so that a site with other settings
+refuses. What a node may say is bound to its key: the hub's operator admits a public key under an
+agent's name, Flower authenticates the node, and the engine asks the node of that name only.
+
+Flower gives whoever can reach its control interface the right to run code on the machines of all
+sites, as the user that `flower-supernode` runs as. See the threat model in the documentation: let
+nobody but the hub's operator reach ``/v1/control``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import datetime
+import fcntl
+import ipaddress
+import json
+import logging
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from botorch_fed.engines.flower import FlowerExchange
+from botorch_fed.engines.site_process import Background, SiteProcess
+from botorch_fed.errors import FederatedError
+from botorch_fed.protocols.base import AgentId
+from botorch_fed.protocols.site import Site
+from botorch_fed.protocols.store import FileBlobs, FileJournal, FileStore
+from botorch_fed.run import RunResult, host, make_agent, site_result
+from botorch_fed.study import NamedObjective, StudyFile, read_study
+
+if TYPE_CHECKING:
+    from flwr.serverapp import Grid
+
+logger = logging.getLogger(__name__)
+
+APP = Path(__file__).parent / "engines" / "flower_app"
+CONNECTION = "hub"  # the name of the hub in Flower's configuration
+DAYS = 825  # that a hub's certificates are good for
+GRACE = 10.0  # seconds that a process has to end
+LOOK = 0.5  # seconds between two looks at a run
+
+
+class DeployError(FederatedError):
+    """A hub or a site cannot be used as it is; the message says what to do."""
+
+
+# ------------------------------------------------------------------ the hub
+
+
+@dataclass(frozen=True)
+class Hub:
+    """The machine in the middle.
+
+    Args:
+        folder: Its folder, made by `create`.
+    """
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: str | Path, address: str, port: int = 8000) -> Hub:
+        """Make the folder: an authority of its own, the server's certificate, Flower's settings.
+
+        Args:
+            folder: A new folder.
+            address: The name or IP address by which the sites reach this machine.
+            port: The one port that Flower listens on.
+        """
+        hub = cls(Path(folder).resolve())
+        _new_folder(hub.folder)
+        _make_certificates(hub.folder, address)
+        home = hub.folder / "flower"
+        home.mkdir(mode=0o700)
+        (home / "config.toml").write_text(
+            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
+            f'address = "127.0.0.1:{port}"\n'
+            f"root-certificates = {json.dumps(str(hub.folder / 'ca.crt'))}\n"
+        )
+        _write_private(
+            hub.folder / "hub.json", json.dumps({"address": address, "port": port, "sites": {}})
+        )
+        return hub
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Address, port, and the nodes of the sites."""
+        path = self.folder / "hub.json"
+        if not path.exists():
+            raise DeployError(
+                f"{self.folder} is no hub's folder. Make one: botorch-fed hub init {self.folder} "
+                "--address NAME"
+            )
+        settings: dict[str, Any] = json.loads(path.read_text())
+        return settings
+
+    def command(self, host: str = "0.0.0.0") -> list[str]:
+        """Flower's command for this hub."""
+        return [
+            _program("flower-superlink"),
+            *("--host", host, "--port", str(self.settings["port"])),
+            *("--ssl-ca-certfile", str(self.folder / "ca.crt")),
+            *("--ssl-certfile", str(self.folder / "server.crt")),
+            *("--ssl-keyfile", str(self.folder / "server.key")),
+            "--enable-supernode-auth",
+            *("--database", str(self.folder / "flower.db")),
+        ]
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Of Flower's commands: no telemetry, nothing fetched, settings in this folder."""
+        return _environment(self.folder / "flower")
+
+    def start(self, host: str = "0.0.0.0") -> NoReturn:
+        """Become Flower's server, until it is stopped."""
+        command = self.command(host)
+        os.umask(0o077)
+        os.execve(command[0], command, self.environment)
+
+    def admit(self, name: AgentId, public_key: str | Path) -> int:
+        """Register a site's node key under an agent's name; the hub must be running.
+
+        Returns:
+            The node's number in Flower.
+        """
+        settings = self.settings
+        if name in settings["sites"]:
+            raise DeployError(f"There is a site {name!r} already: dismiss it first.")
+        said = self._flwr("supernode", "register", str(public_key), CONNECTION, "--format", "json")
+        node = int(said["node-id"])
+        self._save({**settings, "sites": {**settings["sites"], name: node}})
+        return node
+
+    def dismiss(self, name: AgentId) -> None:
+        """Forget a site and its key."""
+        settings = self.settings
+        node = self.nodes([name])[name]
+        self._flwr("supernode", "unregister", str(node), CONNECTION, "--format", "json")
+        self._save({**settings, "sites": {k: v for k, v in settings["sites"].items() if k != name}})
+
+    def sites(self) -> dict[AgentId, str]:
+        """The sites, and what Flower says of each one's node: ``"online"``, ``"offline"``, …"""
+        said = self._flwr("supernode", "list", CONNECTION, "--format", "json")
+        status = {int(node["node-id"]): str(node["status"]) for node in said["nodes"]}
+        return {name: status.get(node, "unknown") for name, node in self.settings["sites"].items()}
+
+    def nodes(self, names: Sequence[AgentId]) -> dict[AgentId, int]:
+        """The nodes of some sites."""
+        known: dict[AgentId, int] = self.settings["sites"]
+        missing = [name for name in names if name not in known]
+        if missing:
+            raise DeployError(
+                f"The hub does not know the sites {missing}. Admit each one: botorch-fed hub admit "
+                f"{self.folder} {missing[0]} NODE.pub"
+            )
+        return {name: known[name] for name in names}
+
+    def run(
+        self,
+        study: str | Path,
+        out: str | Path,
+        *,
+        resume: bool = False,
+        deadline: float = 600.0,
+        quorum: int = 0,
+        retries: int = 0,
+        watch: Any = None,
+    ) -> RunResult:
+        """Run a study over the sites; it goes on in Flower's server if this process dies.
+
+        Args:
+            study: The study file.
+            out: The folder that keeps the server's side of the run.
+            resume: Go on with the run in `out`.
+            deadline: For how many seconds a round waits for its agents.
+            quorum: The least number of replies with which a round may go on.
+            retries: How often a round below it is asked again before the run stops.
+            watch: Called with the number of finished rounds when it has changed.
+
+        Raises:
+            DeployError: The run stopped; the message says why. What is in `out` is good.
+        """
+        path, folder = Path(study).resolve(), Path(out).resolve()
+        self.nodes(read_study(path).agents)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        outcome = folder / "outcome.json"
+        outcome.unlink(missing_ok=True)
+        config = {
+            "folder": str(self.folder),
+            "study": str(path),
+            "out": str(folder),
+            "resume": resume,
+            "deadline": float(deadline),
+            "quorum": quorum,
+            "retries": retries,
+        }
+        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        said = self._flwr("run", str(APP), CONNECTION, "-c", pairs, "--format", "json")
+        number = str(said["run-id"])
+        try:
+            self._wait(number, folder, watch)
+        except BaseException:
+            self._flwr("stop", number, CONNECTION, "--format", "json")
+            raise
+        if not outcome.exists():
+            raise DeployError(
+                f"The run's process has ended without a word, see `flwr log {number}` with "
+                f"FLWR_HOME={self.folder / 'flower'}. Go on with --resume."
+            )
+        error = json.loads(outcome.read_text())["error"]
+        if error is not None:
+            raise DeployError(error)
+        return RunResult.load(folder)
+
+    def _wait(self, number: str, folder: Path, watch: Any) -> None:
+        """Until Flower says that the run is over, or it has told its outcome."""
+        seen, looks = -1, 0
+        while not (folder / "outcome.json").exists():
+            rounds = _rounds(folder / "rounds.jsonl")
+            if watch is not None and rounds != seen:
+                watch(rounds)
+                seen = rounds
+            looks += 1
+            if looks % 20 == 0:
+                said = self._flwr("list", CONNECTION, "--run-id", number, "--format", "json")
+                if str(said["runs"][0]["status"]).startswith("finished"):
+                    time.sleep(LOOK)
+                    return
+            time.sleep(LOOK)
+
+    def _save(self, settings: Mapping[str, Any]) -> None:
+        _write_private(self.folder / "hub.json", json.dumps(settings))
+
+    def _flwr(self, *arguments: str) -> dict[str, Any]:
+        """A command of Flower's, and what it says in JSON."""
+        done = subprocess.run(
+            [_program("flwr"), *arguments],
+            env=self.environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        with contextlib.suppress(json.JSONDecodeError):
+            said = json.loads(done.stdout[max(done.stdout.find("{"), 0) :])
+            if said.get("success") and done.returncode == 0:
+                return dict(said)
+            raise DeployError(
+                f"Flower refuses `flwr {arguments[0]}`: "
+                f"{said.get('error-message', done.stderr.strip())}. Is the hub running "
+                f"(botorch-fed hub start {self.folder})?"
+            )
+        words = (done.stderr or done.stdout).strip()[-500:]
+        raise DeployError(f"`flwr {' '.join(arguments[:2])}` failed: {words}")
+
+
+def serve(grid: Grid, config: Mapping[str, Any]) -> None:
+    """The ServerApp: run a study to its end, and write down how it ended."""
+    out = Path(str(config["out"]))
+    with _alone(out):
+        error = None
+        try:
+            study = read_study(str(config["study"]))
+            nodes = Hub(Path(str(config["folder"]))).nodes(study.agents)
+            host(
+                study.study(out=out),
+                study.space,
+                study.agents,
+                FlowerExchange(grid, nodes, deadline=float(config["deadline"])),
+                run=study.fingerprint,
+                seed=study.seed,
+                out=out,
+                resume=bool(config["resume"]),
+                quorum=int(config["quorum"]),
+                retries=int(config["retries"]),
+            )
+        except Exception as failed:
+            logger.exception("the run has stopped")
+            error = str(failed) or type(failed).__name__
+        _write_private(out / "outcome.json", json.dumps({"error": error}))
+
+
+# ------------------------------------------------------------------ a site
+
+
+@dataclass(frozen=True)
+class SiteFolder:
+    """A site's machine.
+
+    Args:
+        folder: Its folder, made by `create`.
+    """
+
+    folder: Path
+
+    @classmethod
+    def create(cls, folder: str | Path) -> SiteFolder:
+        """Make the folder and the node's key; ``node.pub`` in it goes to the hub's operator."""
+        from cryptography.hazmat.primitives import serialization as forms
+        from cryptography.hazmat.primitives.asymmetric import ec
+
+        site = cls(Path(folder).resolve())
+        _new_folder(site.folder)
+        key = ec.generate_private_key(ec.SECP384R1())
+        private = key.private_bytes(
+            forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption()
+        )
+        public = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
+        _write_private(site.folder / "node", private.decode())
+        (site.folder / "node.pub").write_bytes(public + b"\n")
+        return site
+
+    def home(self, study: StudyFile) -> Path:
+        """Where the site keeps what belongs to a study."""
+        return self.folder / study.fingerprint
+
+    def site(self, study: StudyFile, name: AgentId, *, patience: float = 20.0) -> Site:
+        """The site of a study, as it was left."""
+        if name not in study.agents:
+            raise DeployError(f"{name!r} is none of the study's agents {list(study.agents)}.")
+        if not (self.folder / "node").exists():
+            raise DeployError(
+                f"{self.folder} is no site's folder. Make one: botorch-fed site init {self.folder}"
+            )
+        study.load()
+        home = self.home(study)
+        store = FileStore(home)
+        blobs = FileBlobs(home / "broadcasts")
+        agent = make_agent(study.study(out=home), name, study.space, study.seed, blobs)
+        journal = FileJournal(home / "journal")
+        try:
+            return Site(
+                name,
+                agent,
+                Background(NamedObjective(study, name), patience),
+                run=study.fingerprint,
+                store=store,
+                journal=journal,
+            )
+        except BaseException:
+            journal.close()
+            raise
+
+    def command(self, hub: str, certificates: str | Path, port: int) -> list[str]:
+        """Flower's command for this site's node; `port` is for its own processes only."""
+        return [
+            _program("flower-supernode"),
+            *("--superlink", hub),
+            *("--root-certificates", str(Path(certificates).resolve())),
+            *("--auth-supernode-private-key", str(self.folder / "node")),
+            *("--host", "127.0.0.1", "--port", str(port)),
+            *("--node-config", f"socket={json.dumps(str(self.folder / 'socket'))}"),
+        ]
+
+    def start(
+        self,
+        study: StudyFile,
+        name: AgentId,
+        *,
+        hub: str,
+        certificates: str | Path,
+        patience: float = 20.0,
+    ) -> None:
+        """Answer a hub's requests until the process is stopped.
+
+        Args:
+            study: The study, as this site reads it.
+            name: Which of its agents this site is.
+            hub: The hub's address, ``name:port``.
+            certificates: The hub's ``ca.crt``.
+            patience: For how many seconds a request waits for the objective before the site
+                answers that it is busy.
+        """
+        if not Path(certificates).exists():
+            raise DeployError(
+                f"There is no file {certificates}: get ca.crt of the hub's folder from its "
+                "operator, by a way that you trust."
+            )
+        _check_address(hub)
+        site = self.site(study, name, patience=patience)
+        with SiteProcess(site, self.folder / "socket") as process, _stopping(process):
+            node = subprocess.Popen(
+                self.command(hub, certificates, _free_port()),
+                env=_environment(self.folder / "flower"),
+                start_new_session=True,
+                preexec_fn=_end_with_parent,
+            )
+            watcher = threading.Thread(target=_close_after, args=(node, process), daemon=True)
+            watcher.start()
+            try:
+                process.serve()
+            finally:
+                ended = node.poll()
+                _end(node)
+        if ended is not None:
+            raise DeployError(
+                f"Flower's node has ended with code {ended}; its words stand above. 305 means that "
+                "the hub does not know this node's key: have node.pub admitted."
+            )
+
+    def result(self, study: StudyFile, name: AgentId) -> RunResult:
+        """What this site has observed in a study."""
+        journal = FileJournal(self.home(study) / "journal")
+        try:
+            return site_result(study.protocol, study.space, study.seed, name, list(journal))
+        finally:
+            journal.close()
+
+
+# ------------------------------------------------------------------ processes
+
+
+def _environment(home: Path) -> dict[str, str]:
+    return {
+        **os.environ,
+        "FLWR_HOME": str(home),
+        "FLWR_TELEMETRY_ENABLED": "0",
+        "FLWR_DISABLE_UPDATE_CHECK": "1",
+        "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+    }
+
+
+def _program(name: str) -> str:
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        raise DeployError(
+            f"The command {name} is missing: pip install 'botorch_fed[flower]' in this environment."
+        )
+    return found
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+@contextlib.contextmanager
+def _stopping(process: SiteProcess) -> Iterator[None]:
+    """A signal to stop ends `serve` between two requests."""
+
+    def stop(*_: object) -> None:
+        raise SystemExit(0)
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    except SystemExit:
+        logger.info("site %r stops", process.site.name)
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _close_after(node: subprocess.Popen[bytes], process: SiteProcess) -> None:
+    node.wait()
+    process.stop()
+
+
+def _end_with_parent() -> None:
+    """In a child on Linux: be told to stop when the process that started it dies, however."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGTERM)  # PR_SET_PDEATHSIG
+
+
+def _end(node: subprocess.Popen[bytes]) -> None:
+    """Stop a process and all that it has started."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(node.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            node.wait(GRACE)
+            return
+
+
+@contextlib.contextmanager
+def _alone(out: Path) -> Iterator[None]:
+    """One server at a time has a run's folder."""
+    with (out / "lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise DeployError(f"Another process runs the study in {out}: wait for it.") from error
+        yield
+
+
+def _check_address(address: str) -> None:
+    name, _, port = address.rpartition(":")
+    if not name or not port.isdigit():
+        raise DeployError(f"The hub's address is NAME:PORT, got {address!r}.")
+
+
+def _rounds(path: Path) -> int:
+    """How many rounds the file of rounds knows."""
+    if not path.exists():
+        return 0
+    last = path.read_text().rstrip("\n").rpartition("\n")[2]
+    try:
+        return int(json.loads(last)["round"])
+    except (json.JSONDecodeError, KeyError):
+        return 0
+
+
+# ------------------------------------------------------------------ files
+
+
+def _new_folder(folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        raise DeployError(f"{folder} is not empty: choose a new folder.")
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+
+
+def _write_private(path: Path, text: str) -> None:
+    draft = path.with_name(path.name + ".draft")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def _make_certificates(folder: Path, address: str) -> None:
+    """An authority, and a certificate of the server for its address and this machine's own."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives import serialization as forms
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    now = datetime.datetime.now(datetime.UTC)
+
+    def begun(subject: str, issuer: str, key: Any) -> x509.CertificateBuilder:
+        return (
+            x509.CertificateBuilder()
+            .subject_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, subject)]))
+            .issuer_name(x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, issuer)]))
+            .public_key(key.public_key())
+            .serial_number(x509.random_serial_number())
+            .not_valid_before(now - datetime.timedelta(days=1))
+            .not_valid_after(now + datetime.timedelta(days=DAYS))
+        )
+
+    authority = ec.generate_private_key(ec.SECP384R1())
+    root = begun("botorch-fed hub", "botorch-fed hub", authority).add_extension(
+        x509.BasicConstraints(ca=True, path_length=0), critical=True
+    )
+    usage = x509.KeyUsage(False, False, False, False, False, True, True, False, False)
+    root = root.add_extension(usage, critical=True)
+    root = root.add_extension(
+        x509.SubjectKeyIdentifier.from_public_key(authority.public_key()), critical=False
+    )
+    key = ec.generate_private_key(ec.SECP384R1())
+    names: list[x509.GeneralName] = [
+        x509.DNSName("localhost"),
+        x509.IPAddress(ipaddress.ip_address("127.0.0.1")),
+    ]
+    try:
+        names.append(x509.IPAddress(ipaddress.ip_address(address)))
+    except ValueError:
+        names.append(x509.DNSName(address))
+    server = begun(address[:64], "botorch-fed hub", key)
+    server = server.add_extension(x509.SubjectAlternativeName(names), critical=False)
+    server = server.add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+    server = server.add_extension(
+        x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH]), critical=False
+    )
+    server = server.add_extension(
+        x509.AuthorityKeyIdentifier.from_issuer_public_key(authority.public_key()), critical=False
+    )
+    for name, made in (("ca.crt", root), ("server.crt", server)):
+        signed = made.sign(authority, hashes.SHA384())
+        (folder / name).write_bytes(signed.public_bytes(forms.Encoding.PEM))
+    # The authority's key is not kept: nobody can make another certificate that sites believe.
+    text = key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
+    _write_private(folder / "server.key", text.decode())
+
+
+__all__ = ["DeployError", "Hub", "SiteFolder", "serve"]

@@ -1,0 +1,247 @@
+r"""A site as a process of its own: it holds state, secrets and objective, and answers on a socket.
+
+Whatever carries the bytes between machines only hands them on: the request and the broadcasts that
+came with it go in, the answer comes out. The socket is a Unix domain socket in a private folder;
+nobody but the site's own user can connect to it.
+
+On the socket a message is a list of byte strings, each after its length:
+
+    to the site      [request, broadcast, broadcast, ...]
+    from the site    [answer] or, if the site has failed, nothing: b"" and an end
+
+Words of an error never leave the process: they are in its log.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.protocols.base import MAX_BROADCASTS, Objective, Pending, Request
+from botorch_fed.protocols.site import FRAME_BYTES, Site
+from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode
+
+logger = logging.getLogger(__name__)
+
+COUNT = struct.Struct("<I")  # how many byte strings follow
+LENGTH = struct.Struct("<Q")  # of one of them
+STALLED = 30.0  # seconds without a byte after which a connection is given up
+
+
+class SiteProcess:
+    """Answers requests that come over a socket, one after the other.
+
+    Args:
+        site: The site, with what it keeps on disk.
+        path: The socket. Its folder must be private to this user.
+        max_bytes: The longest request or broadcast; all that come together may be twice as long.
+
+    Raises:
+        ProtocolError: The folder is open to others, the path is too long, or another process
+            listens there.
+
+    Example:
+        >>> with SiteProcess(site, folder / "socket") as process:
+        ...     process.serve()
+    """
+
+    def __init__(self, site: Site, path: str | Path, *, max_bytes: int = MAX_BYTES) -> None:
+        self.site = site
+        self.path = Path(path)
+        self._max_bytes = max_bytes
+        self._socket = _listening(self.path)
+        self._stopped = False
+
+    def __repr__(self) -> str:
+        return f"SiteProcess({self.site!r}, {str(self.path)!r})"
+
+    def serve(self) -> None:
+        """Answer until `stop` is called, or a signal raises."""
+        while not self._stopped:
+            try:
+                connection, _ = self._socket.accept()
+            except OSError:
+                if self._stopped:
+                    return
+                raise
+            with connection:
+                connection.settimeout(STALLED)
+                try:
+                    self._answer(connection)
+                except (OSError, MessageError) as error:
+                    logger.warning("site %r: a request was given up: %s", self.site.name, error)
+
+    def _answer(self, connection: socket.socket) -> None:
+        parts = receive(connection, MAX_BROADCASTS + 1, 2 * self._max_bytes + FRAME_BYTES)
+        if not parts:
+            raise MessageError("A message on the socket begins with a request, got none.")
+        send(connection, [self.respond(parts[0], parts[1:])])
+
+    def respond(self, request: bytes, blobs: Sequence[bytes] = ()) -> bytes:
+        """The answer to a request that came with broadcasts; empty if the site has failed."""
+        try:
+            self._take(request, blobs)
+            answer = self.site.respond(request)
+            self.site.agent.blobs.keep(self.site.broadcasts)
+            return answer
+        except Exception:  # whatever the objective raises; the words stay here
+            logger.exception("site %r has failed in a request", self.site.name)
+            return b""
+
+    def _take(self, request: bytes, blobs: Sequence[bytes]) -> None:
+        """Put the broadcasts that the request names where the site looks for them."""
+        store = self.site.agent.blobs
+        try:
+            frame: Request = decode(request, Request, max_bytes=self._max_bytes + FRAME_BYTES)
+        except MessageError:
+            return  # the site refuses it
+        for blob in blobs:
+            digest = content_hash(blob)
+            if digest in frame.broadcasts and len(blob) <= self._max_bytes and not store.has(digest):
+                store.put(blob)
+
+    def stop(self) -> None:
+        """End `serve` after the request that it is at; from any thread."""
+        self._stopped = True
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        """Stop listening and release the site's files."""
+        self._socket.close()
+        self.path.unlink(missing_ok=True)
+        self.site.journal.close()
+
+    def __enter__(self) -> SiteProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Background:
+    """An objective that goes on in a thread and answers `Pending()` until it has a value.
+
+    A site whose objective takes hours answers "busy" meanwhile, and rounds go on without it. The
+    value waits for the next request, however late. If the process dies, the evaluation is begun
+    again when it is back.
+
+    Args:
+        objective: `q x d` points to `q x 1` values. Points come one request after the other.
+        patience: For how many seconds a request waits for the value before it gets `Pending()`.
+    """
+
+    def __init__(self, objective: Objective, patience: float = 20.0) -> None:
+        if not patience >= 0:
+            raise InputDataError(f"patience is a number of seconds from 0 on, got {patience}.")
+        self._objective = objective
+        self._patience = patience
+        self._run: _Evaluation | None = None
+
+    def __call__(self, X: Tensor) -> Tensor | Pending:
+        """The values, or `Pending()`; an error of the objective is raised once, then tried anew."""
+        if self._run is None or self._run.points != X.numpy().tobytes():
+            self._run = _Evaluation(self._objective, X)
+        self._run.thread.join(self._patience)
+        if self._run.thread.is_alive():
+            return Pending()
+        run, self._run = self._run, None
+        if run.error is not None:
+            raise run.error
+        assert run.value is not None
+        return run.value
+
+
+class _Evaluation:
+    def __init__(self, objective: Objective, X: Tensor) -> None:
+        self.points = X.numpy().tobytes()
+        self.value: Tensor | Pending | None = None
+        self.error: BaseException | None = None
+        self._objective, self._X = objective, X.clone()
+        self.thread = threading.Thread(target=self._work, name="objective", daemon=True)
+        self.thread.start()
+
+    def _work(self) -> None:
+        try:
+            self.value = self._objective(self._X)
+        except BaseException as error:  # raised in the thread that asks
+            self.error = error
+
+
+# ------------------------------------------------------------------ the socket
+
+
+def send(connection: socket.socket, parts: Sequence[bytes]) -> None:
+    """Send some byte strings."""
+    framed = [LENGTH.pack(len(part)) + part for part in parts]
+    connection.sendall(COUNT.pack(len(parts)) + b"".join(framed))
+
+
+def receive(connection: socket.socket, most: int, max_bytes: int) -> list[bytes]:
+    """Byte strings as `send` sends them; `MessageError` if they are too many or too long."""
+    (count,) = COUNT.unpack(_exactly(connection, COUNT.size))
+    if count > most:
+        raise MessageError(f"At most {most} byte strings come together, got {count}.")
+    parts: list[bytes] = []
+    for _ in range(count):
+        (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
+        if size > max_bytes:
+            raise MessageError(f"There is room for {max_bytes} more bytes, {size} are announced.")
+        max_bytes -= size
+        parts.append(_exactly(connection, size))
+    return parts
+
+
+def _exactly(connection: socket.socket, size: int) -> bytes:
+    data = bytearray()
+    while len(data) < size:
+        piece = connection.recv(min(size - len(data), 2**20))
+        if not piece:
+            raise MessageError(f"The other side left after {len(data)} of {size} bytes.")
+        data += piece
+    return bytes(data)
+
+
+def _listening(path: Path) -> socket.socket:
+    folder = path.parent.stat()
+    if folder.st_mode & 0o077:
+        raise ProtocolError(
+            f"The folder {path.parent} is open to others (mode {stat.S_IMODE(folder.st_mode):o}): "
+            f"whoever can connect can ask the site. Make it private: chmod 700 {path.parent}"
+        )
+    if _in_use(path):
+        raise ProtocolError(f"A site answers at {path} already: stop that process first.")
+    path.unlink(missing_ok=True)
+    listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        listening.bind(str(path))
+        path.chmod(0o600)
+        listening.listen(16)
+    except OSError as error:
+        listening.close()
+        if len(str(path).encode()) > 100:
+            raise ProtocolError(
+                f"The path of a socket has at most 100 bytes, {path} has more: choose a shorter "
+                "folder."
+            ) from error
+        raise
+    return listening
+
+
+def _in_use(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
+        try:
+            probe.connect(str(path))
+        except OSError:
+            return False
+    return True
