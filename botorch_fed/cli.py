@@ -72,6 +72,7 @@ PROTOCOLS = ("fts", "dp-fts-de", "fed-gp", "private-ucb")
 ADJACENCIES = ("zero-out", "replace-one")
 MECHANISMS = ("gaussian-sum", "weighted", "correlated")
 SHELLS = ("bash", "zsh", "fish")
+KEYS_HELP = 'of channel = "ckks": one\'s own folder of those that site keys made; needed once'
 DEMO_SITES = 8
 DEMO_ROUNDS = 12
 DEMO_REPEATS = 4
@@ -187,6 +188,10 @@ def _expect_notes() -> None:
 
 def _write(text: str) -> None:
     sys.stdout.write(text + "\n")
+
+
+def _note(text: str) -> None:
+    sys.stderr.write(f"{text}\n")
 
 
 def _say(arguments: argparse.Namespace, text: str) -> None:
@@ -986,6 +991,8 @@ def _add_hub(commands: Any) -> None:
         help="how often a round below it is asked again before the run stops; default 0",
     )
 
+    run.add_argument("--keys", type=Path, metavar="DIR", help=KEYS_HELP)
+
 
 def _hub_init(arguments: argparse.Namespace) -> _Done:
     from botorch_fed.deploy import Hub
@@ -1051,9 +1058,10 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
         deadline=arguments.deadline,
         quorum=arguments.quorum,
         retries=arguments.retries,
-        watch=lambda rounds: sys.stderr.write(f"{rounds} of {study.rounds} rounds\n"),
+        keys=arguments.keys,
+        watch=lambda rounds: _note(f"{rounds} of {study.rounds} rounds"),
     )
-    heard = {name: 0 for name in study.agents}
+    heard = dict.fromkeys(study.agents, 0)
     for row in result.rounds:
         heard[row["agent"]] += row["heard"]
     for name, count in heard.items():
@@ -1084,6 +1092,10 @@ def _add_site(commands: Any) -> None:
         metavar="SECONDS",
         help="that a request waits for the objective before the site is busy; default 20",
     )
+    start.add_argument("--keys", type=Path, metavar="DIR", help=KEYS_HELP)
+    keys = _command(verbs, "keys", _site_keys, "the one key of ckks, by whom all sites trust")
+    keys.add_argument("study", type=Path, metavar="STUDY.toml")
+    keys.add_argument("folder", type=Path, metavar="DIR")
     shown = _command(verbs, "show", _site_show, "what the site has observed in a study")
     shown.add_argument("folder", type=Path, metavar="SITE")
     shown.add_argument("study", type=Path, metavar="STUDY.toml")
@@ -1099,6 +1111,15 @@ def _site_init(arguments: argparse.Namespace) -> _Done:
     return _Done({"command": "site init", "folder": folder, "key": folder / "node.pub"})
 
 
+def _site_keys(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.deploy import make_keys
+    from botorch_fed.study import read_study
+
+    make_keys(read_study(arguments.study), arguments.folder)
+    _say(arguments, f"Made {arguments.folder}: give hub to the hub and each site its own folder.")
+    return _Done({"command": "site keys", "folder": arguments.folder})
+
+
 def _site_start(arguments: argparse.Namespace) -> _Done:
     import logging
 
@@ -1112,6 +1133,7 @@ def _site_start(arguments: argparse.Namespace) -> _Done:
         hub=arguments.hub,
         certificates=arguments.ca,
         patience=arguments.patience,
+        keys=arguments.keys,
     )
     return _Done({"command": "site start", "site": arguments.name})
 

@@ -30,7 +30,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -38,11 +38,11 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from botorch_fed.engines.flower import FlowerExchange
 from botorch_fed.engines.site_process import Background, SiteProcess
 from botorch_fed.errors import FederatedError
-from botorch_fed.protocols.base import AgentId
+from botorch_fed.protocols.base import AgentId, secrets_in, with_stores
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import FileBlobs, FileJournal, FileStore
 from botorch_fed.run import RunResult, host, make_agent, site_result
-from botorch_fed.study import NamedObjective, StudyFile, read_study
+from botorch_fed.study import NamedObjective, StudyFile, open_books, read_study
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -179,7 +179,8 @@ class Hub:
         deadline: float = 600.0,
         quorum: int = 0,
         retries: int = 0,
-        watch: Any = None,
+        keys: str | Path | None = None,
+        watch: Callable[[int], None] | None = None,
     ) -> RunResult:
         """Run a study over the sites; it goes on in Flower's server if this process dies.
 
@@ -190,6 +191,7 @@ class Hub:
             deadline: For how many seconds a round waits for its agents.
             quorum: The least number of replies with which a round may go on.
             retries: How often a round below it is asked again before the run stops.
+            keys: The hub's folder of those that `make_keys` made; needed once.
             watch: Called with the number of finished rounds when it has changed.
 
         Raises:
@@ -198,6 +200,8 @@ class Hub:
         path, folder = Path(study).resolve(), Path(out).resolve()
         self.nodes(read_study(path).agents)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        if keys is not None:
+            _copy_keys(keys, secrets_in(folder, None))
         outcome = folder / "outcome.json"
         outcome.unlink(missing_ok=True)
         config = {
@@ -227,7 +231,7 @@ class Hub:
             raise DeployError(error)
         return RunResult.load(folder)
 
-    def _wait(self, number: str, folder: Path, watch: Any) -> None:
+    def _wait(self, number: str, folder: Path, watch: Callable[[int], None] | None) -> None:
         """Until Flower says that the run is over, or it has told its outcome."""
         seen, looks = -1, 0
         while not (folder / "outcome.json").exists():
@@ -272,12 +276,13 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
     """The ServerApp: run a study to its end, and write down how it ended."""
     out = Path(str(config["out"]))
     with _alone(out):
-        error = None
+        error = books = None
         try:
             study = read_study(str(config["study"]))
+            books = open_books(study)
             nodes = Hub(Path(str(config["folder"]))).nodes(study.agents)
             host(
-                study.study(out=out),
+                study.study(books=books),
                 study.space,
                 study.agents,
                 FlowerExchange(grid, nodes, deadline=float(config["deadline"])),
@@ -291,6 +296,9 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
         except Exception as failed:
             logger.exception("the run has stopped")
             error = str(failed) or type(failed).__name__
+        finally:
+            if books is not None:
+                books.close()
         _write_private(out / "outcome.json", json.dumps({"error": error}))
 
 
@@ -328,7 +336,14 @@ class SiteFolder:
         """Where the site keeps what belongs to a study."""
         return self.folder / study.fingerprint
 
-    def site(self, study: StudyFile, name: AgentId, *, patience: float = 20.0) -> Site:
+    def site(
+        self,
+        study: StudyFile,
+        name: AgentId,
+        *,
+        patience: float = 20.0,
+        keys: str | Path | None = None,
+    ) -> Site:
         """The site of a study, as it was left."""
         if name not in study.agents:
             raise DeployError(f"{name!r} is none of the study's agents {list(study.agents)}.")
@@ -340,7 +355,11 @@ class SiteFolder:
         home = self.home(study)
         store = FileStore(home)
         blobs = FileBlobs(home / "broadcasts")
-        agent = make_agent(study.study(out=home), name, study.space, study.seed, blobs)
+        secrets = FileStore(home / "secrets")
+        if keys is not None:
+            _copy_keys(keys, secrets)
+        protocol = with_stores(study.study(), study.agents, lambda _: secrets)
+        agent = make_agent(protocol, name, study.space, study.seed, blobs)
         journal = FileJournal(home / "journal")
         try:
             return Site(
@@ -374,6 +393,7 @@ class SiteFolder:
         hub: str,
         certificates: str | Path,
         patience: float = 20.0,
+        keys: str | Path | None = None,
     ) -> None:
         """Answer a hub's requests until the process is stopped.
 
@@ -384,6 +404,7 @@ class SiteFolder:
             certificates: The hub's ``ca.crt``.
             patience: For how many seconds a request waits for the objective before the site
                 answers that it is busy.
+            keys: This site's folder of those that `make_keys` made; needed once.
         """
         if not Path(certificates).exists():
             raise DeployError(
@@ -391,7 +412,7 @@ class SiteFolder:
                 "operator, by a way that you trust."
             )
         _check_address(hub)
-        site = self.site(study, name, patience=patience)
+        site = self.site(study, name, patience=patience, keys=keys)
         with SiteProcess(site, self.folder / "socket") as process, _stopping(process):
             node = subprocess.Popen(
                 self.command(hub, certificates, _free_port()),
@@ -416,9 +437,40 @@ class SiteFolder:
         """What this site has observed in a study."""
         journal = FileJournal(self.home(study) / "journal")
         try:
-            return site_result(study.protocol, study.space, study.seed, name, list(journal))
+            kind = type(study.study()).__name__
+            return site_result(kind, study.space, study.seed, name, list(journal))
         finally:
             journal.close()
+
+
+def make_keys(study: StudyFile, folder: str | Path) -> None:
+    """The one key of ``channel = "ckks"``, by somebody whom all sites trust; never at the hub.
+
+    Args:
+        study: The study.
+        folder: A new folder. ``hub`` in it goes to the hub, and each site's to that site alone.
+    """
+    home = Path(folder).resolve()
+    if study.settings.get("channel") != "ckks":
+        raise DeployError('Only a study with channel = "ckks" needs keys: others make their own.')
+    _new_folder(home)
+    if "hub" in study.agents:
+        raise DeployError("A site is called 'hub': give it another name.")
+    protocol = with_stores(
+        study.study(), study.agents, lambda name: FileStore(home / (name or "hub"))
+    )
+    protocol.provision(study.space)
+
+
+def _copy_keys(keys: str | Path, store: FileStore) -> None:
+    """Put keys that came by hand into a store that has none."""
+    if not Path(keys).is_dir():
+        raise DeployError(f"There is no folder {keys} with keys.")
+    found = FileStore(keys)
+    for name in found.names():
+        data = found.get(name)
+        if data is not None and store.get(name) is None:
+            store.put_new(name, data)
 
 
 # ------------------------------------------------------------------ processes
@@ -594,4 +646,4 @@ def _make_certificates(folder: Path, address: str) -> None:
     _write_private(folder / "server.key", text.decode())
 
 
-__all__ = ["DeployError", "Hub", "SiteFolder", "serve"]
+__all__ = ["DeployError", "Hub", "SiteFolder", "make_keys", "serve"]

@@ -40,7 +40,17 @@ ROOMS: dict[str, set[str]] = {
         "protocols",
         "engines",
     },
-    "study": {"errors", "space", "privacy", "protocols", "run", "test_functions"},
+    "study": {
+        "errors",
+        "rng",
+        "space",
+        "models",
+        "acquisition",
+        "privacy",
+        "protocols",
+        "run",
+        "test_functions",
+    },
     "deploy": {"errors", "engines", "protocols", "run", "study"},
     "cli": {
         "errors",

@@ -106,8 +106,8 @@ class SiteProcess:
         except MessageError:
             return  # the site refuses it
         for blob in blobs:
-            digest = content_hash(blob)
-            if digest in frame.broadcasts and len(blob) <= self._max_bytes and not store.has(digest):
+            named = content_hash(blob) in frame.broadcasts
+            if named and len(blob) <= self._max_bytes and not store.has(content_hash(blob)):
                 store.put(blob)
 
     def stop(self) -> None:

@@ -46,7 +46,8 @@ def bowl(X: Tensor) -> Tensor:
 
 def client_app() -> Any:
     spec = importlib.util.spec_from_file_location("client_app", APP / "client_app.py")
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module.app
@@ -178,7 +179,8 @@ def test_an_error_reply_is_matched_by_its_message(machines: Machines) -> None:
     for round_ in rounds:
         assert round_.heard == ("a", "c")
         failure = round_.exchanged.failures["b"]
-        assert failure.code == "absent" and "700" not in str(failure)
+        assert failure.code == "absent"
+        assert "700" not in str(failure)
 
 
 def test_silence_costs_the_deadline_and_the_agent_only(machines: Machines) -> None:
@@ -298,7 +300,8 @@ def test_replies_that_a_node_makes_up(
     drive(server, exchange(machines, max_bytes=100_000), on_round=rounds.append)
     assert rounds[0].heard == ("a", "c")
     failure = rounds[0].exchanged.failures["b"]
-    assert failure.code == code and "700" not in str(failure)
+    assert failure.code == code
+    assert "700" not in str(failure)
 
 
 def test_a_node_with_other_records(machines: Machines) -> None:

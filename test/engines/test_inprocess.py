@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -16,6 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from botorch_fed.engines import parallel
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import CHUNK, Parallel
 from botorch_fed.errors import ProtocolError
@@ -214,11 +216,61 @@ def test_the_death_of_a_worker_is_an_error_and_leaves_nothing_behind() -> None:
     maker = partial(make_site, objective=deadly)
     with Parallel(NAMES, maker, workers=2) as engine:
         processes = list(engine._processes)
-        with pytest.raises(ProtocolError, match="has died"):
+        with pytest.raises(ProtocolError, match=r"has died \(exit code 3\)"):
             drive(SERVER, engine)
         assert not any(process.is_alive() for process in processes)
         with pytest.raises(ProtocolError, match="have ended"):
             engine.observations()
+
+
+def hanging(X: Tensor) -> Tensor:
+    time.sleep(600)
+    return bowl(X)
+
+
+def one_dies(name: str) -> Site:
+    return make_site(name, objective=deadly if name == "b" else hanging)
+
+
+def one_hangs(name: str) -> Site:
+    return make_site(name, objective=hanging if name == "b" else bowl)
+
+
+def test_a_death_is_noticed_while_others_hang() -> None:
+    with Parallel(("a", "b"), one_dies, workers=2) as engine:
+        processes = list(engine._processes)
+        with pytest.raises(ProtocolError, match=r"'b' has died \(exit code 3\)"):
+            drive(BoxServer(("a", "b"), rounds=1), engine)
+        assert not any(process.is_alive() for process in processes)
+
+
+def test_a_worker_that_hangs_ends_the_run_at_its_deadline() -> None:
+    with Parallel(("a", "b"), one_hangs, workers=2, deadline=20.0) as engine:
+        processes = list(engine._processes)
+        engine.observations()  # all are awake
+        engine._deadline = 1.0
+        with pytest.raises(ProtocolError, match="'b' has not answered for 1 seconds"):
+            drive(BoxServer(("a", "b"), rounds=1), engine)
+        assert not any(process.is_alive() for process in processes)
+        with pytest.raises(ProtocolError, match="have ended"):
+            engine.observations()
+
+
+def test_a_stopped_worker_is_ended_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "GRACE", 0.2)
+    with Parallel(("a",), make_site, workers=1) as engine:
+        engine.observations()
+        engine._deadline = 0.5
+        (process,) = engine._processes
+        os.kill(process.pid or 0, signal.SIGSTOP)
+        with pytest.raises(ProtocolError, match="'a' has not answered"):
+            engine.observations()
+        assert process.exitcode == -signal.SIGKILL
+
+
+def test_a_deadline_is_positive() -> None:
+    with pytest.raises(ProtocolError, match="deadline"):
+        Parallel(("a",), make_site, workers=1, deadline=0.0)
 
 
 class Oven:

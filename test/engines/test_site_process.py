@@ -96,14 +96,14 @@ def test_the_socket_is_private_and_goes_away(tmp_path: Path) -> None:
 def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:
     site = site_in(tmp_path / "a")
     (tmp_path / "a").chmod(0o755)
-    with pytest.raises(ProtocolError, match="mode 755.*chmod 700"):
+    with pytest.raises(ProtocolError, match=r"mode 755.*chmod 700"):
         SiteProcess(site, tmp_path / "a" / "socket")
 
 
 def test_a_second_process_is_refused_and_a_stale_socket_is_not(tmp_path: Path) -> None:
     path = tmp_path / "a" / "socket"
     site = site_in(tmp_path / "a")
-    with running(site, path), pytest.raises(ProtocolError, match="answers at .* already"):
+    with running(site, path), pytest.raises(ProtocolError, match=r"answers at .* already"):
         SiteProcess(Site("a", BoxAgent(seed=0), bowl), path)
     left = socket.socket(socket.AF_UNIX)
     left.bind(str(path))  # as a process that was killed leaves it

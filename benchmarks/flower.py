@@ -1,0 +1,255 @@
+r"""What a round over Flower costs, against Flower itself, and how many bytes it takes.
+
+    python -m benchmarks.flower [--json] [--rounds N] [--only time,bytes]
+
+Parts for ``--only``, and their keys of ``--json``:
+
+    time      seconds_per_round     FTS with a message of 100 numbers from each of three sites in every
+                                    round, over a hub and three sites on loopback with TLS and node
+                                    keys, as `botorch-fed hub` and `botorch-fed site` set them up; the
+                                    objective costs nothing. The median of the rounds
+              seconds_empty         the same three nodes answer an empty message, by a ClientApp that
+                                    does nothing else; awaited by the same loop. One after every round
+                                    of the first kind, in the same run
+              ratio_vs_flower       the first / the second
+    bytes     fts_bytes_ratio_up    bytes that a site sends in a round / 800, the bytes of 100 numbers
+              fts_bytes_ratio       bytes to and from all sites / those of the numbers in them (each
+                                    site sends 100, and gets the 100 of each of the three)
+              fed_gp_kbytes_up      of a site and round of encrypted FBO-FedGP: 560 numbers, three sites
+              fed_gp_kbytes_down
+              fed_gp_kbytes_key     of a site, up, and everybody's parts down, once per epoch
+
+Bytes are those that the protocol hands to Flower, broadcasts included; Flower's own frames come on
+top. They are the same in process, where they are counted here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from botorch_fed import deploy
+from botorch_fed.deploy import DeployError, Hub, SiteFolder
+from botorch_fed.engines.flower import POLL, FlowerExchange
+from botorch_fed.protocols.base import Exchanged, Outgoing
+from botorch_fed.protocols.fed_gp import FedGP
+from botorch_fed.protocols.fts import FTS
+from botorch_fed.protocols.support_search import SupportSearch
+from botorch_fed.run import host, run
+from botorch_fed.study import read_study
+from botorch_fed.test_functions import SyntheticGPAgents
+
+ROOT = Path(__file__).resolve().parent.parent
+SITES = ("north", "south", "west")
+ROUNDS = 25
+NUMBERS = 100
+STUDY = """
+objective = "nothing:score"
+agents = ["north", "south", "west"]
+rounds = {rounds}
+seed = 0
+[space]
+x = {{ type = "real", lower = 0, upper = 1 }}
+y = {{ type = "real", lower = 0, upper = 1 }}
+[protocol]
+name = "fts"
+every = 1
+"""
+OBJECTIVE = "def score(agent, x, y):\n    return 1 - (x - 0.3) ** 2 - (y - 0.6) ** 2\n"
+EMPTY = '''
+
+@app.query("empty")
+def empty(message: Message, context: Context) -> Message:
+    """Nothing."""
+    return Message(RecordDict({"reply": ConfigRecord({})}), reply_to=message)
+'''
+SERVER_APP = """
+from flwr.app import Context
+from flwr.serverapp import Grid, ServerApp
+
+app = ServerApp()
+
+
+@app.main()
+def main(grid: Grid, context: Context) -> None:
+    from benchmarks.flower import serve
+
+    serve(grid, context.run_config)
+"""
+
+
+# ------------------------------------------------------------------ in the ServerApp
+
+
+def serve(grid: Any, config: Mapping[str, Any]) -> None:
+    """Rounds of a study and empty rounds, one after the other."""
+    study = read_study(str(config["study"]))
+    nodes = Hub(Path(str(config["folder"]))).nodes(study.agents)
+    engine = FlowerExchange(grid, nodes)
+    times: dict[str, list[float]] = {"ours": [], "empty": []}
+
+    def exchange(outgoing: Outgoing) -> Exchanged:
+        start = time.monotonic()
+        exchanged = engine(outgoing)
+        times["ours"].append(time.monotonic() - start)
+        start = time.monotonic()
+        _empty(grid, list(nodes.values()))
+        times["empty"].append(time.monotonic() - start)
+        assert len(exchanged.replies) == len(nodes), exchanged.failures
+        return exchanged
+
+    host(study.study(), study.space, study.agents, exchange, run=study.fingerprint, seed=0)
+    Path(str(config["out"]), "times.json").write_text(json.dumps(times))
+
+
+def _empty(grid: Any, nodes: list[int]) -> None:
+    from flwr.app import ConfigRecord, Message, RecordDict
+
+    messages = [
+        Message(RecordDict({"request": ConfigRecord({})}), node, "query.empty", ttl=600.0)
+        for node in nodes
+    ]
+    waiting = set(grid.push_messages(messages))
+    while waiting:
+        for message in grid.pull_messages(list(waiting)):
+            waiting.discard(message.metadata.reply_to_message_id)
+            assert not message.has_error()
+        time.sleep(POLL)
+
+
+# ------------------------------------------------------------------ around it
+
+
+def measure_time(rounds: int) -> dict[str, float]:
+    """Set up a federation, run the app, take it down."""
+    home = Path(tempfile.mkdtemp())
+    home.chmod(0o700)
+    running: list[subprocess.Popen[bytes]] = []
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
+    program = str(Path(sys.executable).parent / "botorch-fed")
+
+    def start(*words: str) -> None:
+        log = (home / f"{len(running)}.log").open("w")
+        running.append(
+            subprocess.Popen([program, *words], cwd=home, env=environment, stdout=log, stderr=log)
+        )
+
+    try:
+        (home / "study.toml").write_text(STUDY.format(rounds=rounds))
+        (home / "nothing.py").write_text(OBJECTIVE)
+        hub = Hub.create(home / "hub", "localhost", port := deploy._free_port())
+        start("hub", "start", "hub", "--host", "127.0.0.1")
+        _until(lambda: hub.sites() == {})
+        for name in SITES:
+            hub.admit(name, SiteFolder.create(home / name).folder / "node.pub")
+            start(
+                *("site", "start", name, "study.toml", "--name", name),
+                *("--hub", f"localhost:{port}", "--ca", "hub/ca.crt"),
+            )
+        _until(lambda: set(hub.sites().values()) == {"online"})
+        app = _app(home)
+        config = {"folder": str(hub.folder), "study": str(home / "study.toml"), "out": str(home)}
+        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        hub._flwr("run", str(app), deploy.CONNECTION, "-c", pairs, "--format", "json")
+        _until(lambda: (home / "times.json").exists(), 60.0 * rounds)
+        times = json.loads((home / "times.json").read_text())
+    finally:
+        for process in reversed(running):
+            process.terminate()
+        for process in running:
+            process.wait()
+        shutil.rmtree(home)
+    ours, empty = (statistics.median(times[kind][1:]) for kind in ("ours", "empty"))
+    return {
+        "seconds_per_round": ours,
+        "seconds_empty": empty,
+        "ratio_vs_flower": ours / empty,
+        "rounds": len(times["ours"]) - 1,
+    }
+
+
+def _app(home: Path) -> Path:
+    """The shipped app, with a handler of empty messages."""
+    folder = home / "app"
+    shutil.copytree(deploy.APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    with (folder / "client_app.py").open("a") as file:
+        file.write(EMPTY)
+    (folder / "server_app.py").write_text(SERVER_APP)
+    return folder
+
+
+def _until(ready: Any, seconds: float = 180.0) -> None:
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            if ready():
+                return
+        except DeployError:
+            pass
+        if time.monotonic() > end:
+            raise TimeoutError("the federation does not get ready")
+        time.sleep(0.5)
+
+
+def measure_bytes() -> dict[str, float]:
+    """Of rounds in process, from the third on: messages have been made and are received."""
+    problem = SyntheticGPAgents(3, seed=0)
+    fts = run(FTS(rounds=6, every=1), problem, seed=0, progress=False)
+    rows = [row for row in fts.rounds if 3 <= row["round"] <= 6]
+    up = statistics.mean(row["bytes_up"] for row in rows)
+    down = statistics.mean(row["bytes_down"] for row in rows)
+    search = SupportSearch(support_size=32)
+    fed_gp = run(FedGP(rounds=4, search=search, num_initial=2), problem, seed=0, progress=False)
+    by_round = {row["round"]: row for row in fed_gp.rounds if row["agent"] == "agent0"}
+    key = [by_round[t]["bytes_up"] for t in (1, 2, 3)] + [by_round[4]["bytes_down"]]
+    last = max(by_round)
+    pair = [by_round[t] for t in (last - 3, last - 2)]
+    return {
+        "fts_bytes_ratio_up": up / (8 * NUMBERS),
+        "fts_bytes_ratio": (up + down) / (8 * NUMBERS * (1 + len(SITES))),
+        "fed_gp_kbytes_up": sum(row["bytes_up"] for row in pair) / 1e3,
+        "fed_gp_kbytes_down": sum(row["bytes_down"] for row in pair) / 1e3,
+        "fed_gp_kbytes_key": sum(key) / 1e3,
+    }
+
+
+def main() -> None:
+    """Measure, and show."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--only", default="time,bytes")
+    options = parser.parse_args()
+    found: dict[str, float] = {}
+    if "bytes" in options.only:
+        found |= measure_bytes()
+    if "time" in options.only:
+        found |= measure_time(options.rounds)
+    found = {key: round(value, 3) for key, value in found.items()}
+    if options.json:
+        print(json.dumps(found))
+        return
+    table = Table("figure", "value", title="Flower")
+    for key, value in found.items():
+        table.add_row(key, f"{value:g}")
+    Console().print(table)
+
+
+if __name__ == "__main__":
+    main()

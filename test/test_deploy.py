@@ -1,0 +1,395 @@
+"""Hubs and sites: folders, keys, and real Flower on loopback with TLS and authentication."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import ssl
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("flwr")
+
+import contextlib
+
+from botorch_fed.deploy import DeployError, Hub, SiteFolder, _free_port, make_keys
+from botorch_fed.protocols.store import FileStore
+from botorch_fed.run import RunResult
+from botorch_fed.study import StudyFile, read_study, run_study
+
+ROOT = Path(__file__).parent.parent
+SITES = ("north", "south", "west")
+PROGRAM = str(Path(sys.executable).parent / "botorch-fed")
+OBJECTIVE = """
+import os, time
+
+def score(agent, x, y):
+    with open(os.environ.get("CALLS", os.devnull).replace("*", agent), "a") as file:
+        file.write(f"{x!r} {y!r}\\n")
+    time.sleep(float(os.environ.get("SECONDS_EACH", "0")))
+    best = {"north": 0.2, "south": 0.3, "west": 0.25}[agent]
+    return 1 - (x - best) ** 2 - (y - 0.6) ** 2
+"""
+FTS = """
+objective = "tuning:score"
+agents = ["north", "south", "west"]
+rounds = {rounds}
+seed = 3
+[space]
+x = {{ type = "real", lower = 0, upper = 1 }}
+y = {{ type = "real", lower = 0, upper = 1 }}
+[outcome]
+centre = 0.5
+scale = 0.5
+[protocol]
+name = "fts"
+"""
+FED_GP = """
+objective = "tuning:score"
+agents = ["north", "south", "west"]
+rounds = 2
+seed = 4
+channel = "{channel}"
+[space]
+x = {{ type = "real", lower = 0, upper = 1 }}
+y = {{ type = "real", lower = 0, upper = 1 }}
+[protocol]
+name = "fed-gp"
+num_initial = 2
+"""
+
+
+def write_study(folder: Path, text: str, name: str = "study.toml") -> StudyFile:
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tuning.py").write_text(OBJECTIVE)
+    (folder / name).write_text(text)
+    return read_study(folder / name)
+
+
+# ------------------------------------------------------------------ folders
+
+
+def test_a_hub_has_certificates_and_nobody_else_can_read_its_key(tmp_path: Path) -> None:
+    hub = Hub.create(tmp_path / "hub", "hub.example", 8123)
+    for name in ("server.key", "hub.json"):
+        assert stat.S_IMODE((hub.folder / name).stat().st_mode) == 0o600
+    assert stat.S_IMODE(hub.folder.stat().st_mode) == 0o700
+    context = ssl.create_default_context(cafile=str(hub.folder / "ca.crt"))
+    context.load_cert_chain(hub.folder / "server.crt", hub.folder / "server.key")
+    assert not list(hub.folder.glob("ca.key"))  # nobody can make another certificate
+    names = subprocess.run(
+        ["openssl", "x509", "-in", hub.folder / "server.crt", "-noout", "-ext", "subjectAltName"],
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert "DNS:hub.example" in names
+    assert "DNS:localhost" in names
+
+
+def test_folders_are_made_once(tmp_path: Path) -> None:
+    Hub.create(tmp_path / "hub", "10.0.0.1")
+    with pytest.raises(DeployError, match="not empty"):
+        Hub.create(tmp_path / "hub", "10.0.0.1")
+    with pytest.raises(DeployError, match="not empty"):
+        SiteFolder.create(tmp_path / "hub")
+
+
+def test_a_site_has_a_key_of_its_own(tmp_path: Path) -> None:
+    site = SiteFolder.create(tmp_path / "site")
+    assert stat.S_IMODE((site.folder / "node").stat().st_mode) == 0o600
+    assert (site.folder / "node.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    other = SiteFolder.create(tmp_path / "other")
+    assert (site.folder / "node").read_text() != (other.folder / "node").read_text()
+
+
+def test_what_is_missing_is_said(tmp_path: Path) -> None:
+    study = write_study(tmp_path, FTS.format(rounds=2))
+    with pytest.raises(DeployError, match=r"no hub's folder. Make one: botorch-fed hub init"):
+        Hub(tmp_path).nodes(["north"])
+    hub = Hub.create(tmp_path / "hub", "localhost")
+    with pytest.raises(DeployError, match=r"does not know the sites \['north'\].*hub admit"):
+        hub.nodes(["north"])
+    with pytest.raises(DeployError, match=r"no site's folder. Make one: botorch-fed site init"):
+        SiteFolder(tmp_path / "nowhere").site(study, "north")
+    site = SiteFolder.create(tmp_path / "site")
+    with pytest.raises(DeployError, match="'east' is none of the study's agents"):
+        site.site(study, "east")
+    with pytest.raises(DeployError, match=r"get ca\.crt"):
+        site.start(study, "north", hub="localhost:1", certificates=tmp_path / "ca.crt")
+    with pytest.raises(DeployError, match="NAME:PORT, got 'localhost'"):
+        site.start(study, "north", hub="localhost", certificates=hub.folder / "ca.crt")
+
+
+def test_a_hub_that_does_not_run_says_so(tmp_path: Path) -> None:
+    hub = Hub.create(tmp_path / "hub", "localhost", _free_port())
+    site = SiteFolder.create(tmp_path / "site")
+    with pytest.raises(DeployError, match="hub start"):
+        hub.admit("north", site.folder / "node.pub")
+    assert hub.settings["sites"] == {}
+
+
+def test_copies_of_a_study_agree_but_for_what_is_ones_own(tmp_path: Path) -> None:
+    text = FTS.format(rounds=2)
+    study = write_study(tmp_path / "a", text)
+    own = text.replace("tuning:score", "tuning:other").replace("seed = 3", 'seed = 3\nout = "x"')
+    assert write_study(tmp_path / "b", own).fingerprint == study.fingerprint
+    other = text.replace("scale = 0.5", "scale = 0.6")
+    assert write_study(tmp_path / "c", other).fingerprint != study.fingerprint
+
+
+def test_the_one_key_of_ckks_goes_to_the_sites_only(tmp_path: Path) -> None:
+    study = write_study(tmp_path, FED_GP.format(channel="ckks"))
+    with pytest.raises(DeployError, match="Only a study with"):
+        make_keys(write_study(tmp_path, FTS.format(rounds=1), "fts.toml"), tmp_path / "none")
+    make_keys(study, tmp_path / "keys")
+    at = {path.name: FileStore(path).names() for path in (tmp_path / "keys").iterdir()}
+    assert set(at) == {"hub", *SITES}
+    assert len(at["hub"]) == 1
+    assert all(len(at[name]) == 2 for name in SITES)
+    site = SiteFolder.create(tmp_path / "site")
+    with site.site(study, "north", keys=tmp_path / "keys" / "north").journal:
+        pass
+    with site.site(study, "north").journal:  # it has them now
+        pass
+    other = SiteFolder.create(tmp_path / "other")
+    with pytest.raises(Exception, match="not in this store"):
+        other.site(study, "south")
+
+
+# ------------------------------------------------------------------ deployed
+
+
+class Machines:
+    """A hub and three sites on loopback, each in processes of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.port = _free_port()
+        self.hub = Hub.create(folder / "hub", "localhost", self.port)
+        self.processes: dict[str, subprocess.Popen[bytes]] = {}
+        self.environment = {
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "CALLS": str(folder / "*.calls"),
+            "SECONDS_EACH": "0.3",
+        }
+
+    def start(self, name: str, *arguments: str) -> None:
+        with (self.folder / f"{name}.log").open("ab") as log:
+            self.processes[name] = subprocess.Popen(
+                [PROGRAM, *arguments],
+                env=self.environment,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                cwd=self.folder,
+            )
+
+    def start_hub(self) -> None:
+        self.start("hub", "hub", "start", str(self.hub.folder), "--host", "127.0.0.1")
+        self.wait(lambda: self.hub.sites() is not None)
+
+    def start_site(self, name: str, study: StudyFile) -> None:
+        self.start(
+            name,
+            *("site", "start", name, str(study.path), "--name", name),
+            *("--hub", f"localhost:{self.port}", "--ca", str(self.hub.folder / "ca.crt")),
+        )
+
+    def wait(self, ready: Any, seconds: float = 120.0) -> None:
+        end = time.monotonic() + seconds
+        while True:
+            try:
+                if ready():
+                    return
+            except DeployError:
+                pass
+            if time.monotonic() > end:
+                logs = [path.read_text()[-2000:] for path in self.folder.glob("*.log")]
+                raise AssertionError("\n".join(["not ready in time:", *logs]))
+            time.sleep(0.5)
+
+    def wait_online(self) -> None:
+        self.wait(lambda: set(self.hub.sites().values()) == {"online"})
+
+    def kill(self, name: str) -> None:
+        """As a power cut: the process and all that it has started, with signal 9."""
+        process = self.processes.pop(name)
+        for pid in [process.pid, *_descendants(process.pid)]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        process.wait()
+
+    def stop(self, name: str) -> None:
+        process = self.processes.pop(name)
+        process.terminate()
+        process.wait(30)
+
+    def run(self, study: StudyFile, out: Path, *arguments: str) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            [
+                PROGRAM,
+                "hub",
+                "run",
+                str(self.hub.folder),
+                str(study.path),
+                "--out",
+                str(out),
+                *list(arguments),
+            ],
+            env=self.environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            cwd=self.folder,
+        )
+
+    def finish(self, running: subprocess.Popen[str], code: int = 0) -> str:
+        said, _ = running.communicate(timeout=300)
+        assert running.returncode == code, said
+        return said
+
+    def rounds(self, out: Path) -> int:
+        path = out / "rounds.jsonl"
+        lines = path.read_text().splitlines() if path.exists() else []
+        return int(json.loads(lines[-1])["round"]) if lines else 0
+
+    def result(self, name: str, study: StudyFile) -> RunResult:
+        return SiteFolder(self.folder / name).result(study, name)
+
+    def calls(self, name: str) -> list[str]:
+        path = self.folder / f"{name}.calls"
+        return path.read_text().splitlines() if path.exists() else []
+
+
+def _descendants(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(path.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            child = int(path.parent.name)
+            found += [child, *_descendants(child)]
+    return found
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    made = Machines(tmp_path_factory.mktemp("machines"))
+    try:
+        made.start_hub()
+        for name in SITES:
+            site = SiteFolder.create(made.folder / name)
+            made.hub.admit(name, site.folder / "node.pub")
+        yield made
+    finally:
+        for name in list(made.processes):
+            made.kill(name)
+
+
+def same_points(machines: Machines, study: StudyFile) -> None:
+    """What the sites have evaluated is what a run in one process evaluates."""
+    near = run_study(study, out=None, progress=False)
+    for name in SITES:
+        for ours, theirs in zip(
+            machines.result(name, study).history(name), near.history(name), strict=True
+        ):
+            assert torch.equal(ours, theirs)
+
+
+@pytest.mark.slow
+def test_an_encrypted_run_survives_the_crash_of_its_hub(machines: Machines) -> None:
+    study = write_study(machines.folder, FED_GP.format(channel="threshold"), "fed_gp.toml")
+    for name in SITES:
+        machines.start_site(name, study)
+    machines.wait_online()
+    out = machines.folder / "fed-gp"
+    running = machines.run(study, out, "--deadline", "120")
+    machines.wait(lambda: machines.rounds(out) >= 5)
+    machines.kill("hub")
+    running.kill()
+    running.communicate()
+    machines.start_hub()
+    machines.finish(machines.run(study, out, "--deadline", "120", "--resume"))
+    for name in SITES:
+        machines.stop(name)
+        made = machines.result(name, study)
+        assert len(made.records) == 4 == len(machines.calls(name))  # none lost, none twice
+    same_points(machines, study)
+
+
+@pytest.mark.slow
+def test_a_site_that_is_killed_comes_back(machines: Machines) -> None:
+    before = {name: len(machines.calls(name)) for name in SITES}
+    study = write_study(machines.folder, FTS.format(rounds=5), "fts.toml")
+    for name in SITES:
+        machines.start_site(name, study)
+    machines.wait_online()
+    out = machines.folder / "fts"
+    running = machines.run(study, out, "--deadline", "20")
+    machines.wait(lambda: machines.rounds(out) >= 1)
+    machines.kill("south")  # and its node: an evaluation may be under way
+    machines.wait(lambda: machines.rounds(out) >= 3)
+    machines.start_site("south", study)
+    machines.finish(running)
+    heard = dict.fromkeys(SITES, 0)
+    for line in (out / "rounds.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        heard[row["agent"]] += row["heard"]
+    assert heard["north"] == heard["west"] == 6
+    assert 2 <= heard["south"] < 6
+    for name in SITES:
+        machines.stop(name)
+        made = machines.result(name, study)
+        new = machines.calls(name)[before[name] :]
+        assert len(set(new)) == len(made.records)  # every value that came back is kept
+        assert len(new) - len(made.records) <= (name == "south")  # the one that was cut short
+
+
+@pytest.mark.slow
+def test_a_node_that_nobody_admitted_is_refused(machines: Machines) -> None:
+    study = write_study(machines.folder, FTS.format(rounds=2), "stranger.toml")
+    SiteFolder.create(machines.folder / "stranger")
+    machines.start(
+        "stranger",
+        *("site", "start", "stranger", str(study.path), "--name", "north"),
+        *("--hub", f"localhost:{machines.port}", "--ca", str(machines.hub.folder / "ca.crt")),
+    )
+    assert machines.processes.pop("stranger").wait(60) == 1
+    assert "have node.pub admitted" in (machines.folder / "stranger.log").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_script_of_three_sites(tmp_path: Path) -> None:
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "PORT": str(_free_port()),
+    }
+    done = subprocess.run(
+        ["bash", str(ROOT / "tutorials" / "three_sites.sh"), "here"],
+        cwd=tmp_path,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=400,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("heard in 6 rounds") == 3
+    sys.modules.pop("tuning", None)
+    machines = Machines.__new__(Machines)
+    machines.folder = tmp_path / "here"
+    same_points(machines, read_study(tmp_path / "here" / "study.toml"))
