@@ -4,20 +4,20 @@ r"""What a round over Flower costs, against Flower itself, and how many bytes it
 
 Parts for ``--only``, and their keys of ``--json``:
 
-    time      seconds_per_round     FTS with a message of 100 numbers from each of three sites in every
-                                    round, over a hub and three sites on loopback with TLS and node
-                                    keys, as `botorch-fed hub` and `botorch-fed site` set them up; the
-                                    objective costs nothing. The median of the rounds
-              seconds_empty         the same three nodes answer an empty message, by a ClientApp that
-                                    does nothing else; awaited by the same loop. One after every round
-                                    of the first kind, in the same run
-              ratio_vs_flower       the first / the second
-    bytes     fts_bytes_ratio_up    bytes that a site sends in a round / 800, the bytes of 100 numbers
-              fts_bytes_ratio       bytes to and from all sites / those of the numbers in them (each
-                                    site sends 100, and gets the 100 of each of the three)
-              fed_gp_kbytes_up      of a site and round of encrypted FBO-FedGP: 560 numbers, three sites
-              fed_gp_kbytes_down
-              fed_gp_kbytes_key     of a site, up, and everybody's parts down, once per epoch
+    time      seconds_per_round   FTS with a message of 100 numbers from each of three sites in
+                                  every round, over a hub and three sites on loopback with TLS and
+                                  node keys, as `botorch-fed hub` and `botorch-fed site` set them
+                                  up; the objective costs nothing. The median of the rounds
+              seconds_empty       the same three nodes answer an empty message, by a ClientApp
+                                  that does nothing else; awaited by the same loop. One after every
+                                  round of the first kind, in the same run
+              ratio_vs_flower     the first / the second
+    bytes     fts_bytes_ratio_up  bytes that a site sends in a round / 800, those of 100 numbers
+              fts_bytes_ratio     bytes to and from all sites / those of the numbers in them (each
+                                  site sends 100, and gets the 100 of each of the three)
+              fed_gp_kbytes_up    of a site and round of encrypted FBO-FedGP with three sites, 560
+              fed_gp_kbytes_down  numbers: the contribution and the share of its opening
+              fed_gp_kbytes_key   of a site, up, and everybody's parts down, once per epoch
 
 Bytes are those that the protocol hands to Flower, broadcasts included; Flower's own frames come on
 top. They are the same in process, where they are counted here.

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-APP = Path(__file__).parent / "engines" / "flower_app"
+APP = Path(__file__).parent / "flower_app"
 CONNECTION = "hub"  # the name of the hub in Flower's configuration
 DAYS = 825  # that a hub's certificates are good for
 GRACE = 10.0  # seconds that a process has to end
@@ -477,8 +477,10 @@ def _copy_keys(keys: str | Path, store: FileStore) -> None:
 
 
 def _environment(home: Path) -> dict[str, str]:
+    inherited = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
     return {
-        **os.environ,
+        **inherited,
+        "NO_COLOR": "1",  # Flower colours even its JSON where it is told to
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",

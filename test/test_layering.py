@@ -52,6 +52,7 @@ ROOMS: dict[str, set[str]] = {
         "test_functions",
     },
     "deploy": {"errors", "engines", "protocols", "run", "study"},
+    "flower_app": {"deploy"},
     "cli": {
         "errors",
         "deploy",
@@ -73,8 +74,8 @@ OWNERS: dict[str, set[str]] = {
     "dp_accounting": {"botorch_fed/privacy/accounting.py"},
     "flwr": {
         "botorch_fed/engines/flower.py",
-        "botorch_fed/engines/flower_app/client_app.py",
-        "botorch_fed/engines/flower_app/server_app.py",
+        "botorch_fed/flower_app/client_app.py",
+        "botorch_fed/flower_app/server_app.py",
         "botorch_fed/deploy.py",  # a type only
     },
     "cryptography": {"botorch_fed/deploy.py"},

@@ -90,7 +90,8 @@ class Parallel:
             worker's traceback.
         patience: As in `InProcess`.
         deadline: For how many seconds a round waits for a worker, which may hang; then the run
-            stops as if the worker had died. What it was evaluating is lost. Default for ever.
+            stops as if the worker had died. What it was evaluating is lost. Default for ever. The
+            first round includes the workers' start.
     """
 
     def __init__(

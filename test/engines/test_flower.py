@@ -36,7 +36,7 @@ from test.protocols.search import BoxAgent, BoxServer
 NAMES = ("a", "b", "c")
 NODES = {name: 1000 + i for i, name in enumerate(NAMES)}
 SERVER = BoxServer(NAMES, rounds=3)
-APP = Path(botorch_fed.__file__).parent / "engines" / "flower_app"
+APP = Path(botorch_fed.__file__).parent / "flower_app"
 Fault = Callable[[Message], Message | None]
 
 

@@ -236,7 +236,8 @@ def one_hangs(name: str) -> Site:
     return make_site(name, objective=hanging if name == "b" else bowl)
 
 
-def test_a_death_is_noticed_while_others_hang() -> None:
+def test_a_death_is_noticed_while_others_hang(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "GRACE", 0.5)
     with Parallel(("a", "b"), one_dies, workers=2) as engine:
         processes = list(engine._processes)
         with pytest.raises(ProtocolError, match=r"'b' has died \(exit code 3\)"):
@@ -244,12 +245,13 @@ def test_a_death_is_noticed_while_others_hang() -> None:
         assert not any(process.is_alive() for process in processes)
 
 
-def test_a_worker_that_hangs_ends_the_run_at_its_deadline() -> None:
-    with Parallel(("a", "b"), one_hangs, workers=2, deadline=20.0) as engine:
+def test_a_worker_that_hangs_ends_the_run_at_its_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "GRACE", 0.5)
+    with Parallel(("a", "b"), one_hangs, workers=2) as engine:
         processes = list(engine._processes)
         engine.observations()  # all are awake
-        engine._deadline = 1.0
-        with pytest.raises(ProtocolError, match="'b' has not answered for 1 seconds"):
+        engine._deadline = 3.0
+        with pytest.raises(ProtocolError, match="'b' has not answered for 3 seconds"):
             drive(BoxServer(("a", "b"), rounds=1), engine)
         assert not any(process.is_alive() for process in processes)
         with pytest.raises(ProtocolError, match="have ended"):
