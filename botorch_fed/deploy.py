@@ -37,7 +37,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from botorch_fed.engines.flower import FlowerExchange
 from botorch_fed.engines.site_process import Background, SiteProcess
-from botorch_fed.errors import FederatedError
+from botorch_fed.errors import BudgetExceeded, FederatedError
 from botorch_fed.protocols.base import AgentId, secrets_in, with_stores
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import FileBlobs, FileJournal, FileStore
@@ -100,14 +100,16 @@ class Hub:
     @property
     def settings(self) -> dict[str, Any]:
         """Address, port, and the nodes of the sites."""
-        path = self.folder / "hub.json"
-        if not path.exists():
+        self._check_made()
+        settings: dict[str, Any] = json.loads((self.folder / "hub.json").read_text())
+        return settings
+
+    def _check_made(self) -> None:
+        if not (self.folder / "hub.json").exists():
             raise DeployError(
                 f"{self.folder} is no hub's folder. Make one: botorch-fed hub init {self.folder} "
                 "--address NAME"
             )
-        settings: dict[str, Any] = json.loads(path.read_text())
-        return settings
 
     def command(self, host: str = "0.0.0.0") -> list[str]:
         """Flower's command for this hub."""
@@ -124,6 +126,7 @@ class Hub:
     @property
     def environment(self) -> dict[str, str]:
         """Of Flower's commands: no telemetry, nothing fetched, settings in this folder."""
+        self._check_made()
         return _environment(self.folder / "flower")
 
     def start(self, host: str = "0.0.0.0") -> NoReturn:
@@ -196,6 +199,7 @@ class Hub:
 
         Raises:
             DeployError: The run stopped; the message says why. What is in `out` is good.
+            BudgetExceeded: The ledger does not cover the run.
         """
         path, folder = Path(study).resolve(), Path(out).resolve()
         self.nodes(read_study(path).agents)
@@ -226,9 +230,9 @@ class Hub:
                 f"The run's process has ended without a word, see `flwr log {number}` with "
                 f"FLWR_HOME={self.folder / 'flower'}. Go on with --resume."
             )
-        error = json.loads(outcome.read_text())["error"]
-        if error is not None:
-            raise DeployError(error)
+        ended = json.loads(outcome.read_text())
+        if ended["error"] is not None:
+            raise (BudgetExceeded if ended["exhausted"] else DeployError)(ended["error"])
         return RunResult.load(folder)
 
     def _wait(self, number: str, folder: Path, watch: Callable[[int], None] | None) -> None:
@@ -277,6 +281,7 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
     out = Path(str(config["out"]))
     with _alone(out):
         error = books = None
+        exhausted = False
         try:
             study = read_study(str(config["study"]))
             books = open_books(study)
@@ -296,10 +301,11 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
         except Exception as failed:
             logger.exception("the run has stopped")
             error = str(failed) or type(failed).__name__
+            exhausted = isinstance(failed, BudgetExceeded)
         finally:
             if books is not None:
                 books.close()
-        _write_private(out / "outcome.json", json.dumps({"error": error}))
+        _write_private(out / "outcome.json", json.dumps({"error": error, "exhausted": exhausted}))
 
 
 # ------------------------------------------------------------------ a site
@@ -435,6 +441,11 @@ class SiteFolder:
 
     def result(self, study: StudyFile, name: AgentId) -> RunResult:
         """What this site has observed in a study."""
+        if not self.home(study).exists():
+            raise DeployError(
+                f"{self.folder} has no study of these settings: is {study.path} the file that "
+                "`site start` was given, unchanged?"
+            )
         journal = FileJournal(self.home(study) / "journal")
         try:
             kind = type(study.study()).__name__

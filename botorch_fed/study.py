@@ -19,13 +19,34 @@ r"""Study files: a run of one's own objective, written down in TOML.
     name = "dp-fts-de"              # fts, dp-fts-de, fed-gp or private-ucb
     num_initial = 4                 # any simple setting of the study of that name
 
-    [budget]                        # for dp-fts-de and private-ucb
+    [protocol.strategy]             # of fts and dp-fts-de: how agents use what they hear
+    schedule = { kind = "polynomial", c = 0.5 }
+
+    [budget]                        # for dp-fts-de, private-ucb and fed-gp with a mechanism
     epsilon = 2.0
     delta = 1e-5
 
 The other keys are `workers`, `out` (relative to the file), `channel` (of fed-gp: "threshold",
-"ckks" or "plain"), `[protocol.strategy]`, `[protocol.search]`, and `[ledger]` with `path`,
-`epsilon` and `delta`: a durable ledger from which several runs pay.
+"ckks" or "plain"), `[protocol.search]` (of fed-gp), and `[ledger]` with `path`, `epsilon` and
+`delta`: a durable ledger from which several runs pay. A `schedule` is ``"inverse-square"`` or a
+table of kind ``"polynomial"`` with `c` or ``"constant"`` with `p`. What else is no plain number:
+
+    [protocol]
+    candidates = 500                # the only points: so many public Sobol points, or the name
+                                    # of a CSV file beside this one, a column per parameter
+
+    [protocol.feature_map]          # the shared basis of fts, dp-fts-de and private-ucb
+    kind = "rff"                    # or "inducing" (Sobol points), both with num_features,
+    num_features = 100              # or "qff", with tol = 1e-3
+    kernel = "se"                   # or matern12, matern32, matern52
+    lengthscale = 0.2               # of the unit cube; or a list, one per column
+    outputscale = 1.0               # the prior variance, on the public scale of outcomes
+
+    [protocol.mechanism]            # fed-gp with search.kind = "support": noise from the budget
+    kind = "distributed-gaussian"   # agents are protected, every agent adds its share;
+    clip_norm = 20.0                # "gaussian": the server adds it (channel = "plain")
+
+Without `[budget]` a mechanism needs its `noise_multiplier`.
 
 *The contract of an objective*: it is called as ``objective(agent, **parameters)`` with the name of
 the agent and one keyword per parameter of the space, a float, an int or a str, and returns one
@@ -38,9 +59,11 @@ instead. Lines are found by scanning the text, because TOML readers do not tell 
 
 from __future__ import annotations
 
+import csv
 import difflib
 import hashlib
 import importlib
+import json
 import math
 import re
 import sys
@@ -57,22 +80,37 @@ import torch
 from botorch.exceptions.errors import BotorchError
 from torch import Tensor
 
+from botorch_fed.acquisition import Constant, InverseSquare, MixingSchedule, Polynomial
 from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.models import (
+    FeatureMap,
+    InducingFeatures,
+    QuadratureFourierFeatures,
+    RandomFourierFeatures,
+    StationaryKernel,
+    WarpedFeatures,
+    sobol_support,
+)
 from botorch_fed.privacy import (
+    Adjacency,
     Budget,
+    DistributedGaussianSum,
+    GaussianSum,
     Guarantee,
     LedgerFile,
     PoissonSampling,
     noise_multiplier_for,
+    noise_multiplier_within,
 )
-from botorch_fed.protocols.base import MAX_NAME, AgentId, Objective
+from botorch_fed.protocols.base import MAX_NAME, AgentId, Objective, secrets_in, with_stores
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.fts import FTS, Strategy
+from botorch_fed.protocols.fts import FTS, Strategy, default_kernel
+from botorch_fed.protocols.own_step import tensor_hash
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
-from botorch_fed.protocols.store import FileStore
 from botorch_fed.protocols.support_search import SupportSearch
+from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, Study, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 
@@ -97,6 +135,7 @@ KEYS = (
     "budget",
     "ledger",
 )
+OWN_KEYS = {"objective", "workers", "out", "ledger"}  # each machine's own
 PARAMETER_KEYS = {
     "real": ("type", "lower", "upper", "log"),
     "integer": ("type", "lower", "upper", "log"),
@@ -106,6 +145,17 @@ PARAMETER_KEYS = {
 ELSEWHERE = {"rounds", "epsilon", "channel", "run", "strategy", "search", "noise_at"}
 IN_PYTHON = "cannot be written in a file: call botorch_fed.run.run from Python to set it."
 PRIVATE = ("dp-fts-de", "private-ucb")
+SCHEDULES: dict[str, tuple[Callable[..., MixingSchedule], tuple[str, ...]]] = {
+    "polynomial": (Polynomial, ("c",)),
+    "constant": (Constant, ("p",)),
+    "inverse-square": (InverseSquare, ()),
+}
+SMOOTHNESS = {"se": math.inf, "matern12": 0.5, "matern32": 1.5, "matern52": 2.5}
+MAP_KEYS = {"rff": "num_features", "qff": "tol", "inducing": "num_features"}
+MECHANISM_KEYS = {
+    "gaussian": ("clip_norm",),
+    "distributed-gaussian": ("clip_norm", "colluding", "dropping", "adjacency"),
+}
 REHEARSED_ROUNDS = 3
 MOST_REHEARSED = 20  # agents; with more a rehearsal takes too long for a plan
 
@@ -167,7 +217,9 @@ class _Table:
     def __init__(self, text: _Text, key: tuple[str, ...], values: Any) -> None:
         self.text, self.key = text, key
         if not isinstance(values, dict):
-            raise text.error(key, f"expected a table, got {_shown(values)}. Write [{key[-1]}].")
+            raise text.error(
+                key, f"expected a table, got {_shown(values)}. Write [{'.'.join(key)}]."
+            )
         self.values: dict[str, Any] = values
 
     def error(self, key: str, message: str) -> StudyError:
@@ -322,6 +374,8 @@ class StudyFile:
         out: The folder of the run, or None.
         budget: What the run may reveal, or None.
         ledger: The ledger that pays as well, or None.
+        fingerprint: Of all that the sites of a run must agree upon; `objective`, `workers`, `out`
+            and the ledger are each machine's own.
     """
 
     path: Path
@@ -336,6 +390,7 @@ class StudyFile:
     out: Path | None
     budget: Budget | None
     ledger: LedgerSettings | None
+    fingerprint: str
     text: _Text = field(repr=False)
 
     def study(
@@ -356,11 +411,8 @@ class StudyFile:
         settings |= self.settings
         if self.protocol in PRIVATE and books is not None:
             settings["books"] = books
-        if out is not None and self.protocol == "private-ucb":
-            settings["secrets"] = FileStore(out / "server" / "secrets")
-        if out is not None and self.protocol == "fed-gp":
-            settings["secrets"] = partial(_site_secrets, out)
-        return STUDIES[self.protocol](**settings)
+        made = STUDIES[self.protocol](**settings)
+        return made if out is None else with_stores(made, self.agents, partial(secrets_in, out))
 
     def load(self) -> Callable[..., float]:
         """The objective; `StudyError` if it cannot be found."""
@@ -428,10 +480,19 @@ class NamedObjective:
         return number
 
 
-def _site_secrets(out: Path, name: AgentId) -> FileStore:
-    """Beside a site's record, see `run`."""
-    home = out / "sites" / hashlib.sha256(name.encode()).hexdigest()[:16]
-    return FileStore(home / "secrets")
+@dataclass(frozen=True)
+class NamedMechanism:
+    """A mechanism of fed-gp by its name in a file, for any size and number of agents."""
+
+    kind: str
+    settings: Mapping[str, Any]
+
+    def __call__(self, dim: int, num_agents: int) -> Any:
+        """The mechanism for contributions of `dim` numbers."""
+        given = dict(self.settings)
+        if self.kind == "gaussian":
+            return GaussianSum(dim=dim, num_agents=num_agents, weight=1.0, **given)
+        return DistributedGaussianSum(dim=dim, num_agents=num_agents, **given)
 
 
 # ------------------------------------------------------------------ reading
@@ -448,25 +509,36 @@ def read_study(path: str | Path) -> StudyFile:
     top.only(KEYS)
     protocol = top.table("protocol")
     name = protocol.get("name", Literal[tuple(STUDIES)], 'name = "fts"')
-    budget = _budget(top, name)
+    budget = _budget(top, protocol, name)
+    space, rounds = _space(top), _count(top, "rounds", 1, "rounds = 12")
+    settings = _settings(top, protocol, name, budget, space, rounds)
     out = top.get("out", str, 'out = "runs/first"', None)
     study = StudyFile(
         path=path,
         objective=_objective(top),
         agents=_agents(top),
-        space=_space(top),
+        space=space,
         protocol=name,
-        settings=_settings(top, protocol, name, budget),
-        rounds=_count(top, "rounds", 1, "rounds = 12"),
+        settings=settings,
+        rounds=rounds,
         seed=_count(top, "seed", 0, "seed = 0"),
         workers=_count(top, "workers", 0, "workers = 2", 0),
         out=None if out is None else path.parent / out,
         budget=budget,
         ledger=_ledger(top, name, path),
+        fingerprint=_fingerprint(top.values, settings.get("candidates")),
         text=top.text,
     )
     _check_together(top, protocol, study)
     return study
+
+
+def _fingerprint(values: Mapping[str, Any], candidates: Tensor | None) -> str:
+    public = {key: value for key, value in values.items() if key not in OWN_KEYS}
+    if candidates is not None:
+        public["candidates"] = tensor_hash(candidates)  # the file names a file, perhaps
+    text = json.dumps(public, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def _parsed(path: Path) -> _Table:
@@ -562,10 +634,16 @@ def _parameter(space: _Table, name: str) -> Parameter:
         return make(name, lower, upper, scale=scale)
 
 
-def _budget(top: _Table, protocol: str) -> Budget | None:
+def _budget(top: _Table, table: _Table, protocol: str) -> Budget | None:
     if "budget" not in top.values:
         return None
-    if protocol not in PRIVATE:
+    if protocol == "fed-gp" and "mechanism" not in table.values:
+        raise top.error(
+            "budget",
+            "fed-gp adds no noise without a mechanism. Write [protocol.mechanism] with e.g. "
+            'kind = "distributed-gaussian" and clip_norm = 20.0, or leave the budget out.',
+        )
+    if protocol not in (*PRIVATE, "fed-gp"):
         raise top.error(
             "budget",
             f"{protocol} adds no noise from a study file, so that it can keep no budget. "
@@ -595,7 +673,7 @@ def _ledger(top: _Table, protocol: str, path: Path) -> LedgerSettings | None:
     if "ledger" not in top.values:
         return None
     if protocol not in PRIVATE:
-        raise top.error("ledger", f"{protocol} pays for nothing: leave the ledger out.")
+        raise top.error("ledger", f"{protocol} pays from no ledger on disk: leave it out.")
     table = top.table("ledger")
     budget = _epsilon_and_delta(table, ("path", "epsilon", "delta"))
     return LedgerSettings(path.parent / table.get("path", str, 'path = "privacy.ledger"'), budget)
@@ -604,16 +682,29 @@ def _ledger(top: _Table, protocol: str, path: Path) -> LedgerSettings | None:
 # ------------------------------------------------------------------ the protocol's settings
 
 
-def _settings(top: _Table, table: _Table, name: str, budget: Budget | None) -> dict[str, Any]:
+def _settings(
+    top: _Table,
+    table: _Table,
+    name: str,
+    budget: Budget | None,
+    space: SearchSpace,
+    rounds: int,
+) -> dict[str, Any]:
     kind = STUDIES[name]
     known = {k: hint for k, hint in simple_settings(kind).items() if k not in ELSEWHERE}
-    nested = {"fts": ("strategy",), "dp-fts-de": ("strategy",), "fed-gp": ("search",)}.get(name, ())
+    own = {"fts": ("strategy",), "dp-fts-de": ("strategy",), "fed-gp": ("search", "mechanism")}
+    nested = (*own.get(name, ()), "candidates")
+    if name != "fed-gp":
+        nested += ("feature_map",)
     extra = ("sampling_rate",) if name == "dp-fts-de" else ()
     moved = {
         "rounds": "belongs at the top of the file: write rounds = 12 before the first [table].",
         "channel": 'belongs at the top of the file: write channel = "threshold".',
         "epsilon": "belongs in [budget].",
+        "feature_map": "fed-gp makes its own basis: write [protocol.search] for it.",
+        "mechanism": f"{name} makes its own: write [budget] for its noise.",
     }
+    moved = {key: fix for key, fix in moved.items() if key not in nested}
     others = {item.name for item in fields(kind)} - set(known) - set(nested)
     code = dict.fromkeys(others, IN_PYTHON)
     table.only(("name", *known, *nested, *extra), {**code, **moved})
@@ -630,17 +721,177 @@ def _settings(top: _Table, table: _Table, name: str, budget: Budget | None) -> d
         with table.blamed("sampling_rate"):
             rate = table.get("sampling_rate", float, "sampling_rate = 0.5")
             given["sampling"] = PoissonSampling(rate)
+    if "candidates" in table.values:
+        given["candidates"] = _candidates(table, space)
+    if "feature_map" in table.values:
+        given["feature_map"] = _feature_map(table.table("feature_map"), space)
+    if "mechanism" in table.values:
+        channel = top.values.get("channel", FedGP.channel)
+        given |= _mechanism(table.table("mechanism"), given, budget, rounds, channel)
     return given | _channel(top, name) | _spending(table, name, given, budget)
 
 
 def _part(table: _Table, kind: type[Any], skip: tuple[str, ...] = ()) -> Any:
     known = simple_settings(kind)
     others = {item.name for item in fields(kind)} - set(known)
-    table.only((*known, *skip), dict.fromkeys(others, IN_PYTHON))
+    if "schedule" in others:
+        skip += ("schedule",)
+    table.only((*known, *skip), dict.fromkeys(others - set(skip), IN_PYTHON))
+    given = {k: table.get(k, known[k], _example(k, known[k])) for k in table.values if k in known}
+    if "schedule" in table.values:
+        given["schedule"] = _schedule(table)
     with table.blamed():
-        return kind(
-            **{k: table.get(k, known[k], _example(k, known[k])) for k in table.values if k in known}
+        return kind(**given)
+
+
+def _schedule(table: _Table) -> MixingSchedule:
+    value = table.values["schedule"]
+    if not isinstance(value, str | dict):
+        raise table.error(
+            "schedule",
+            f'expected "inverse-square" or a table with a kind, got {_shown(value)}. Write e.g. '
+            'schedule = { kind = "polynomial", c = 0.5 }.',
         )
+    part = _Table(
+        table.text,
+        (*table.key, "schedule"),
+        {"kind": value} if isinstance(value, str) else value,
+    )
+    kind = part.get("kind", Literal[tuple(SCHEDULES)], 'kind = "polynomial"')
+    make, numbers = SCHEDULES[kind]
+    part.only(("kind", *numbers))
+    with part.blamed():
+        return make(*(part.get(key, float, f"{key} = 0.5") for key in numbers))
+
+
+def _candidates(table: _Table, space: SearchSpace) -> Tensor:
+    """Points of the unit cube, `K x d`, each once."""
+    value = table.get("candidates", int | str, "candidates = 500")
+    with table.blamed("candidates"):
+        if isinstance(value, str):
+            points = space.to_unit(_listed(table, table.text.path.parent / value, space))
+        else:
+            points = space.snap(sobol_support(space.dim, value))
+    return torch.tensor(list(dict.fromkeys(map(tuple, points.tolist()))), dtype=torch.float64)
+
+
+def _listed(table: _Table, path: Path, space: SearchSpace) -> list[dict[str, Value]]:
+    """The points of a CSV file, by name."""
+    header = ",".join(space.names)
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            reader = csv.DictReader(file)
+            rows = list(reader)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise table.error(
+            "candidates",
+            f"{path.name} cannot be read ({type(error).__name__}). Write a number of points, or "
+            f"the name of a CSV file beside this one that begins with {header}.",
+        ) from error
+    if sorted(reader.fieldnames or ()) != sorted(space.names) or not rows:
+        raise table.error(
+            "candidates",
+            f"{path.name} must have the parameters as columns and one point at least: begin it "
+            f"with {header}.",
+        )
+    points = []
+    for line, row in enumerate(rows, start=2):
+        try:
+            if None in row or None in row.values():
+                raise ValueError("it has another number of columns than the first line")
+            point = {
+                p.name: row[p.name] if p.kind == "choice" else float(row[p.name])
+                for p in space.parameters
+            }
+            space.to_unit([point])
+        except (BotorchError, ValueError) as error:
+            raise table.error(
+                "candidates", f"{path.name}, point {line - 1} fits the space not: {error}"
+            ) from error
+        points.append(point)
+    return points
+
+
+def _feature_map(table: _Table, space: SearchSpace) -> FeatureMap:
+    """A public basis over the unit cube; what acts by its ratio is seen on a logarithmic scale."""
+    kind = table.get("kind", Literal[tuple(MAP_KEYS)], 'kind = "rff"')
+    table.only(("kind", "kernel", "lengthscale", "outputscale", MAP_KEYS[kind]))
+    smoothness = table.get("kernel", Literal[tuple(SMOOTHNESS)], 'kernel = "se"', "se")
+    usual = tuple(default_kernel(space.dim).lengthscale.tolist())
+    scales = table.get("lengthscale", float | tuple[float, ...], "lengthscale = 0.2", usual)
+    scales = (scales,) * space.dim if isinstance(scales, float) else scales
+    if len(scales) != space.dim:
+        raise table.error(
+            "lengthscale",
+            f"expected a number or a list of {space.dim}, one per column of the unit cube (a "
+            f"choice has one per value), got {len(scales)}. Write e.g. lengthscale = 0.2.",
+        )
+    outputscale = table.get("outputscale", float, "outputscale = 1.0", 1.0)
+    made: FeatureMap
+    with table.blamed():
+        kernel = StationaryKernel(SMOOTHNESS[smoothness], list(scales), outputscale)
+        if kind == "qff":
+            tol = table.get("tol", float, "tol = 1e-3", 1e-3)
+            made = QuadratureFourierFeatures.from_kernel(kernel, space.bounds, tol=tol)
+        else:
+            count = table.get("num_features", int, "num_features = 100", 100)
+            if kind == "rff":
+                made = RandomFourierFeatures.draw(kernel, count, generator=generator(0, "features"))
+            else:
+                made = InducingFeatures(kernel, sobol_support(space.dim, count))
+        offsets = space.log_offsets
+        return WarpedFeatures(made, offsets) if bool((offsets > 0).any()) else made
+
+
+def _mechanism(
+    table: _Table, given: Mapping[str, Any], budget: Budget | None, rounds: int, channel: Any
+) -> dict[str, Any]:
+    """Of fed-gp: what bounds the contributions, and who adds the noise."""
+    kind = table.get("kind", Literal[tuple(MECHANISM_KEYS)], 'kind = "distributed-gaussian"')
+    table.only(("kind", "noise_multiplier", *MECHANISM_KEYS[kind]))
+    search = given.get("search")
+    if not isinstance(search, SupportSearch):
+        raise table.error(
+            "kind",
+            "noise would drown what the search in a region compares. Write [protocol.search] with "
+            'kind = "support".',
+        )
+    if kind == "gaussian" and channel != "plain":
+        raise table.error(
+            "kind",
+            "the server adds the noise and has to read the sums for it. Write channel = "
+            '"plain" at the top of the file, or kind = "distributed-gaussian".',
+        )
+    hints: dict[str, Any] = {
+        "clip_norm": float,
+        "colluding": int,
+        "dropping": int,
+        "adjacency": Adjacency,
+    }
+    settings = {
+        key: table.get(key, hints[key], _example(key, hints[key]))
+        for key in MECHANISM_KEYS[kind]
+        if key in table.values or key == "clip_norm"
+    }
+    if budget is not None and "noise_multiplier" in table.values:
+        raise table.error("noise_multiplier", "follows from [budget]: leave it out.")
+    sums = given.get("sums") or rounds + (search.lead if search.rule == "sums" else 0)
+    adjacency = settings.get("adjacency", "zero-out")
+    with table.blamed():
+        if budget is None:
+            noise = table.get("noise_multiplier", float, "noise_multiplier = 1.0")
+        elif kind == "gaussian":
+            noise = noise_multiplier_for(
+                epsilon=budget.epsilon,
+                delta=budget.delta,
+                sampling_rate=1.0,
+                num_releases=sums,
+            )
+        else:
+            noise = noise_multiplier_within(budget, num_releases=sums, adjacency=adjacency)
+    settings["noise_multiplier"] = noise
+    noise_at = "server" if kind == "gaussian" else "agent"
+    return {"mechanism": NamedMechanism(kind, settings), "noise_at": noise_at}
 
 
 def _search(table: _Table) -> Any:
@@ -674,11 +925,9 @@ def _spending(
         raise table.error(
             key, "a run without noise keeps no budget: leave [budget] out, or write another value."
         )
-    spending: dict[str, Any] = {"delta": budget.delta}
-    if "noise_multiplier" not in given:
+    spending: dict[str, Any] = {"delta": budget.delta, "require": budget}
+    if name in PRIVATE and "noise_multiplier" not in given:
         spending["epsilon"] = budget.epsilon
-    if name in PRIVATE:
-        spending["require"] = budget
     return spending
 
 
@@ -698,6 +947,8 @@ def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> None:
             f"has {off} in [protocol].",
         )
     blame = top.table("budget") if study.budget is not None else protocol
+    if "mechanism" in protocol.values:
+        blame = protocol.table("mechanism")
     with blame.blamed():
         server = study.study().server(study.space, study.agents)
         promise: Guarantee | None = getattr(server, "promise", None)
@@ -844,6 +1095,8 @@ def _sees(study: Study, server: Any) -> tuple[str, ...]:
     if isinstance(study, FedGP):
         said: str = server.privacy(server.start())["learned_by"]
         sums = "No privacy guarantee: a sum, and what changed since the last one, is in the open."
+        if server.promise is not None:
+            sums = "Sums have noise, and what they reveal together is promised."
         return (own, f"{said[0].upper()}{said[1:]}.", sums)
     assert isinstance(study, PrivateUCB)
     return _bandit_sees(study.trust)
@@ -886,7 +1139,7 @@ def run_study(
             'Write channel = "threshold" or "plain" for runs that may be interrupted.',
         )
     objectives = study.objectives()
-    books = _open_books(study)
+    books = open_books(study)
     try:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
@@ -905,7 +1158,8 @@ def run_study(
             books.close()
 
 
-def _open_books(study: StudyFile) -> LedgerFile | None:
+def open_books(study: StudyFile) -> LedgerFile | None:
+    """The ledger of a study file, from which its server pays; close it after the run."""
     settings = study.ledger
     if settings is None:
         return None

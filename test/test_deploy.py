@@ -22,6 +22,7 @@ pytest.importorskip("flwr")
 
 import contextlib
 
+from botorch_fed.cli import main
 from botorch_fed.deploy import DeployError, Hub, SiteFolder, _free_port, make_keys
 from botorch_fed.protocols.store import FileStore
 from botorch_fed.run import RunResult
@@ -165,6 +166,49 @@ def test_the_one_key_of_ckks_goes_to_the_sites_only(tmp_path: Path) -> None:
     other = SiteFolder.create(tmp_path / "other")
     with pytest.raises(Exception, match="not in this store"):
         other.site(study, "south")
+
+
+# ------------------------------------------------------------------ the command line
+
+
+def test_folders_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["hub", "init", str(tmp_path / "hub"), "--address", "localhost", "--json"]) == 0
+    made = json.loads(capsys.readouterr().out)
+    assert made == {"command": "hub init", "folder": str(tmp_path / "hub")}
+    assert main(["site", "init", str(tmp_path / "site")]) == 0
+    assert "node.pub to the hub's operator" in capsys.readouterr().out
+    study = write_study(tmp_path, FTS.format(rounds=2)).path
+    words = ["site", "show", str(tmp_path / "site"), str(study), "--name", "north"]
+    assert main(words) == 1
+    assert "has no study of these settings" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (["hub", "admit", "{hub}", "north", "nowhere.pub"], 2, "node.pub is needed"),
+        (["hub", "run", "{hub}", "{study}"], 2, "write out"),
+        (["hub", "run", "{hub}", "{study}", "--out", "{out}"], 1, "hub admit"),
+        (["hub", "start", "{out}"], 1, "hub init"),
+        (["hub", "sites", "{out}"], 1, "hub init"),
+        (["site", "start", "{site}", "{study}", "--name", "n"], 2, "required: --hub, --ca"),
+        (
+            ["site", "start", "{site}", "{study}", "--name", "n", "--hub", "h:1", "--ca", "{ca}"],
+            1,
+            "none of the study's agents",
+        ),
+    ],
+)
+def test_mistakes_on_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
+) -> None:
+    Hub.create(tmp_path / "hub", "localhost")
+    SiteFolder.create(tmp_path / "site")
+    study = write_study(tmp_path, FTS.format(rounds=2)).path
+    places = {name: str(tmp_path / name) for name in ("hub", "site", "out")}
+    places |= {"study": str(study), "ca": str(tmp_path / "hub" / "ca.crt")}
+    assert main([word.format(**places) for word in words]) == code
+    assert said in capsys.readouterr().err
 
 
 # ------------------------------------------------------------------ deployed

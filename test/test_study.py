@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import itertools
+import math
 import pickle
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from botorch_fed.acquisition import Constant, InverseSquare, MixingSchedule, Polynomial
+from botorch_fed.models import (
+    FeatureMap,
+    InducingFeatures,
+    QuadratureFourierFeatures,
+    RandomFourierFeatures,
+    StationaryKernel,
+    WarpedFeatures,
+    sobol_support,
+)
+from botorch_fed.privacy import DistributedGaussianSum, GaussianSum
 from botorch_fed.protocols.dp_fts_de import DPFTSDE
 from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.fts import FTS
+from botorch_fed.protocols.fts import FTS, default_feature_map, default_kernel
 from botorch_fed.protocols.private_ucb import PrivateUCB
+from botorch_fed.rng import generator
 from botorch_fed.run import RunResult
-from botorch_fed.space import Outcome, Parameter
+from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.study import (
     ObjectiveError,
     StudyError,
@@ -65,6 +79,22 @@ num_features = 32
 """
 PRIVATE = STUDY.replace('"fts"\nevery = 1', '"dp-fts-de"\nnum_initial = 2\nreleases = [0]')
 BUDGET = "\n[budget]\nepsilon = 200.0\ndelta = 1e-3\n"  # two agents: less would be all noise
+SUMS = (
+    'channel = "plain"\n'
+    + STUDY.split("[protocol]")[0]
+    + """[protocol]
+name = "fed-gp"
+num_initial = 2
+
+[protocol.mechanism]
+MECHANISM
+
+[protocol.search]
+kind = "support"
+support_size = 4
+num_raw = 16
+"""
+)
 BANDIT = STUDY.split("[protocol]")[0] + '[protocol]\nname = "private-ucb"\n' + BUDGET
 
 
@@ -128,6 +158,187 @@ def test_nested_settings(folder: Path) -> None:
     assert read(folder, text).settings["sampling"].rate == 0.5
 
 
+@pytest.mark.parametrize(
+    ("written", "schedule"),
+    [
+        ('"inverse-square"', InverseSquare()),
+        ('{ kind = "inverse-square" }', InverseSquare()),
+        ('{ kind = "polynomial", c = 0.5 }', Polynomial(0.5)),
+        ('{ kind = "constant", p = 1 }', Constant(1.0)),
+    ],
+)
+@pytest.mark.parametrize("text", [STUDY, PRIVATE + BUDGET])
+def test_schedules(folder: Path, text: str, written: str, schedule: MixingSchedule) -> None:
+    text = text.replace("num_raw = 32", f"num_raw = 32\nschedule = {written}")
+    assert read(folder, text).study().strategy.schedule == schedule
+
+
+MAPS: list[tuple[str, Callable[[StationaryKernel], FeatureMap]]] = [
+    (
+        'kind = "rff"\nnum_features = 20',
+        lambda k: RandomFourierFeatures.draw(k, 20, generator=generator(0, "features")),
+    ),
+    (
+        'kind = "qff"\ntol = 0.1',
+        lambda k: QuadratureFourierFeatures.from_kernel(
+            k, torch.tensor([[0.0] * 4, [1.0] * 4]).double(), tol=0.1
+        ),
+    ),
+    ('kind = "inducing"\nnum_features = 6', lambda k: InducingFeatures(k, sobol_support(4, 6))),
+]
+
+
+@pytest.mark.parametrize(("written", "make"), MAPS)
+def test_feature_maps(
+    folder: Path, written: str, make: Callable[[StationaryKernel], FeatureMap]
+) -> None:
+    table = f"\n[protocol.feature_map]\n{written}\nlengthscale = 2\noutputscale = 0.5\n"
+    study = read(folder, STUDY + table)
+    expected = make(StationaryKernel(math.inf, [2.0] * 4, 0.5))
+    assert study.study().feature_map.fingerprint == expected.fingerprint
+    result = run_study(study, out=None, progress=False)
+    assert len(result.records) == 4
+
+
+def test_a_feature_map_has_the_kernel_and_the_scales_of_the_file(folder: Path) -> None:
+    table = '\n[protocol.feature_map]\nkind = "rff"\nkernel = "matern32"\n'
+    table += "lengthscale = [0.1, 0.2, 0.3, 0.4]\n"
+    phi = read(folder, PRIVATE + BUDGET + table).study().feature_map
+    assert (phi.kernel.nu, phi.lengthscale.tolist()) == (1.5, [0.1, 0.2, 0.3, 0.4])
+    linear = STUDY.replace(", log = true", "")  # six decades on a linear scale: seen as a logarithm
+    phi = read(folder, linear + table).study().feature_map
+    assert isinstance(phi, WarpedFeatures)
+    assert (phi.offsets > 0).tolist() == [True, False, False, False]
+    short = default_kernel(4).lengthscale
+    phi = read(folder, STUDY + '\n[protocol.feature_map]\nkind = "rff"\n').study().feature_map
+    assert torch.equal(phi.lengthscale, short)
+    assert torch.equal(phi.frequencies, default_feature_map(phi_space(folder)).frequencies)
+
+
+def phi_space(folder: Path) -> SearchSpace:
+    return read(folder).space
+
+
+def test_candidates_by_number_and_by_file(folder: Path) -> None:
+    study = read(folder, STUDY.replace("every = 1", "candidates = 50"))
+    points = study.study().candidates
+    assert torch.equal(points, study.space.snap(points))
+    assert 40 < len(points) <= 50
+    (folder / "points.csv").write_text(
+        "depth,kind,lr\n1,rbf,0.1\n2,linear,1e-2\n3,rbf,100\n3,rbf,100\n"
+    )
+    text = STUDY.replace("every = 1", 'candidates = "points.csv"')
+    listed = read(folder, text)
+    assert listed.space.from_unit(listed.study().candidates) == [
+        {"lr": pytest.approx(0.1), "depth": 1, "kind": "rbf"},
+        {"lr": pytest.approx(0.01), "depth": 2, "kind": "linear"},
+        {"lr": pytest.approx(100), "depth": 3, "kind": "rbf"},
+    ]
+    result = run_study(listed, out=None, progress=False)
+    allowed = listed.study().candidates.tolist()
+    assert all(row["x"] in allowed for row in result.records)
+    (folder / "points.csv").write_text("depth,kind,lr\n1,rbf,0.1\n2,linear,1e-2\n")
+    assert read(folder, text).fingerprint != listed.fingerprint  # sites must have the same list
+
+
+@pytest.mark.parametrize(
+    ("points", "said"),
+    [
+        ("lr,depth\n1,1\n", "begin it with lr,depth,kind"),
+        ("lr,depth,kind\n", "one point at least"),
+        ("lr,depth,kind\n1,1,rbf\n1e9,1,rbf\n", r"points.csv, point 2 .*must lie in"),
+        ("lr,depth,kind\n1,1,red\n", "point 1 .*must be one of"),
+        ("lr,depth,kind\n1,1.5,rbf\n", "point 1 .*must be an integer"),
+        ("lr,depth,kind\n1,much,rbf\n", "point 1 .*could not convert"),
+        ("lr,depth,kind\n1,1\n", "point 1 .*another number of columns"),
+        ("lr,depth,kind\n1,1,rbf,2\n", "point 1 .*another number of columns"),
+    ],
+)
+def test_candidates_that_do_not_fit(folder: Path, points: str, said: str) -> None:
+    (folder / "points.csv").write_text(points)
+    with pytest.raises(StudyError, match=rf"study\.toml:17: protocol\.candidates: .*{said}"):
+        read(folder, STUDY.replace("every = 1", 'candidates = "points.csv"'))
+
+
+MECHANISMS = [
+    ('kind = "gaussian"\nclip_norm = 50.0', GaussianSum, "server", "zero-out"),
+    (
+        'kind = "distributed-gaussian"\nclip_norm = 50.0\ncolluding = 0\nadjacency = "replace-one"',
+        DistributedGaussianSum,
+        "agent",
+        "replace-one",
+    ),
+]
+
+
+@pytest.mark.parametrize(("written", "kind", "noise_at", "adjacency"), MECHANISMS)
+def test_a_budget_of_fed_gp(
+    folder: Path, written: str, kind: type, noise_at: str, adjacency: str
+) -> None:
+    study = read(folder, SUMS.replace("MECHANISM", written) + BUDGET)
+    made = study.study()
+    assert isinstance(made, FedGP)
+    assert (made.noise_at, made.delta, made.require) == (noise_at, 1e-3, study.budget)
+    found = plan(study)
+    assert found.promise is not None
+    assert 180 < found.promise.epsilon <= 200  # what the budget allows, and not much less
+    assert (found.promise.adjacency, found.promise.delta) == (adjacency, 1e-3)
+    assert "noise" in " ".join(found.sees)
+    mechanism = made.server(study.space, study.agents).private_sum.mechanism
+    assert isinstance(mechanism, kind)
+    assert mechanism.clip_norm == 50.0
+    result = run_study(study, out=None, progress=False)
+    assert result.privacy is not None
+    assert result.privacy["private"]
+    assert pickle.loads(pickle.dumps(made.mechanism)) == made.mechanism  # for worker processes
+
+
+SUM_MISTAKES = [
+    ('kind = "gaussian"', BUDGET, 20, "mechanism.clip_norm: missing; expected a number"),
+    ('kind = "gausian"\nclip_norm = 1.0', BUDGET, 21, "Did you mean 'gaussian'"),
+    ('kind = "gaussian"\nclip_norm = 1.0\ndropping = 1', BUDGET, 23, "unknown key"),
+    (
+        'kind = "gaussian"\nclip_norm = 1.0\nnoise_multiplier = 1.0',
+        BUDGET,
+        23,
+        r"follows from \[budget\]: leave it out",
+    ),
+    ('kind = "gaussian"\nclip_norm = 1.0', "", 20, "noise_multiplier: missing; expected a number"),
+    ('kind = "gaussian"\nclip_norm = -1.0', BUDGET, 20, "mechanism: A clip norm must"),
+    (
+        'kind = "distributed-gaussian"\nclip_norm = 1.0\ncolluding = 2',
+        BUDGET,
+        20,
+        "mechanism: Of 2 agents 2 may collude .*nobody is left",
+    ),
+]
+
+
+@pytest.mark.parametrize(("written", "budget", "line", "said"), SUM_MISTAKES)
+def test_a_mechanism_that_makes_no_sense(
+    folder: Path, written: str, budget: str, line: int, said: str
+) -> None:
+    with pytest.raises(StudyError, match=rf"study\.toml:{line}: .*{said}"):
+        read(folder, SUMS.replace("MECHANISM", written) + budget)
+
+
+def test_what_fed_gp_needs_for_a_budget(folder: Path) -> None:
+    written = 'kind = "gaussian"\nclip_norm = 50.0'
+    with pytest.raises(StudyError, match=r"budget: fed-gp adds no noise without a mechanism"):
+        read(folder, SUMS.split("[protocol.mechanism]")[0] + BUDGET)
+    region = SUMS.replace('"support"\nsupport_size', '"region"\nnum_inducing')
+    with pytest.raises(StudyError, match=r'mechanism.kind: noise would drown .*kind = "support"'):
+        read(folder, region.replace("MECHANISM", written) + BUDGET)
+    sealed = SUMS.replace('"plain"', '"threshold"')
+    with pytest.raises(StudyError, match=r'study\.toml:21: .*has to read .*channel = "plain" at'):
+        read(folder, sealed.replace("MECHANISM", written) + BUDGET)
+    noisy = SUMS.replace("MECHANISM", written + "\nnoise_multiplier = 0.4")
+    found = plan(read(folder, noisy))  # noise, and no budget that anybody insists on
+    assert found.promise is not None
+    with pytest.raises(StudyError, match=r"feature_map: fed-gp makes its own basis"):
+        read(folder, noisy.replace("num_initial = 2", "feature_map = { kind = 'rff' }"))
+
+
 def test_every_simple_setting_of_every_study_is_known() -> None:
     assert {"every", "message", "q", "noise_var", "active"} <= set(simple_settings(FTS))
     assert {"trust", "batch", "psd", "inflate"} <= set(simple_settings(PrivateUCB))
@@ -185,10 +396,38 @@ MISTAKES = [
     ("every = 1", "every = -1", 15, "rounds and every count from 0"),
     ("every = 1", "epsilon = 2.0", 17, r"protocol.epsilon: belongs in \[budget\]"),
     ("every = 1", "rounds = 2", 17, "belongs at the top of the file"),
-    ("every = 1", "feature_map = 1", 17, "cannot be written in a file"),
+    ("every = 1", "noise = 1", 17, "unknown key"),
+    ("every = 1", "data = 1", 17, "cannot be written in a file"),
+    (
+        "every = 1",
+        "feature_map = 1",
+        17,
+        r"expected a table, got 1. Write \[protocol.feature_map\]",
+    ),
+    ("every = 1", 'feature_map = { kind = "rfff" }', 17, "feature_map.kind: .*Did you mean 'rff'"),
+    ("every = 1", "feature_map = {}", 17, "feature_map.kind: missing; expected one of"),
+    ("every = 1", 'feature_map = { kind = "qff", num_features = 9 }', 17, "num_features: unknown"),
+    ("every = 1", 'feature_map = { kind = "rff", num_features = 9 }', 17, "must be even"),
+    (
+        "every = 1",
+        'feature_map = { kind = "rff", lengthscale = [0.1] }',
+        17,
+        "a list of 4, one per",
+    ),
+    ("every = 1", 'feature_map = { kind = "rff", lengthscale = 0 }', 17, "[Ll]ength ?scale"),
+    ("every = 1", 'feature_map = { kind = "rff", kernel = "rbf" }', 17, 'expected one of "se"'),
+    ("every = 1", "candidates = 0", 17, "protocol.candidates: .*1..2"),
+    ("every = 1", "candidates = 0.5", 17, "expected an integer or a string, got 0.5"),
+    ("every = 1", 'candidates = "nowhere.csv"', 17, "nowhere.csv cannot be read .*lr,depth,kind"),
+    ("every = 1", 'mechanism = { kind = "gaussian" }', 17, r"fts makes its own: write \[budget\]"),
     ("num_raw = 32", "num_raw = 1", 19, "num_restarts must lie between 1 and num_raw"),
     ("num_raw = 32", "num_row = 32", 20, "Did you mean 'num_raw'"),
-    ("num_raw = 32", "schedule = 0.5", 20, "protocol.strategy.schedule: cannot be written"),
+    ("num_raw = 32", "schedule = 0.5", 20, 'strategy.schedule: expected "inverse-square" or a'),
+    ("num_raw = 32", 'schedule = "inverse"', 20, "schedule.kind: .*mean 'inverse-square'"),
+    ("num_raw = 32", 'schedule = "polynomial"', 20, "schedule.c: missing; expected a number"),
+    ("num_raw = 32", 'schedule = { kind = "constant", c = 1.0 }', 20, "schedule.c: unknown key"),
+    ("num_raw = 32", 'schedule = { kind = "polynomial", c = -1.0 }', 20, "must be positive"),
+    ("num_raw = 32", 'schedule = { kind = "constant", p = 0.0 }', 19, r"must lie in \(0, 1\]"),
     ("seed = 1", 'seed = 1\nchannel = "plain"', 5, "fts sends its messages in the clear"),
     ("[outcome]", "[budget]\nepsilon = 1.0\ndelta = 1e-5\n[outcome]", 11, "can keep no budget"),
 ]

@@ -27,6 +27,7 @@ from botorch_fed.models.features import (
     RandomFourierFeatures,
     WarpedFeatures,
     feature_map_from_tensors,
+    register_feature_map,
 )
 from botorch_fed.models.kernels import StationaryKernel
 from botorch_fed.models.message_prior import MessagePriorGP
@@ -118,6 +119,7 @@ __all__ = [
     "own_gp",
     "power_support_size",
     "profiled_evidence",
+    "register_feature_map",
     "repair_total",
     "reweight",
     "sample_weights_dual",

@@ -12,7 +12,8 @@ prior covariance :math:`\phi(x)^\top \phi(x')`, plus what the map says it misses
     PolynomialFeatures           monomials up to degree two                nothing (its own kernel)
 
 A map is defined by arrays, never by a seed: generators change between versions, arrays do not.
-`to_tensors` and `feature_map_from_tensors` are its serial form, `fingerprint` its identity.
+`to_tensors` and `feature_map_from_tensors` are its serial form, `fingerprint` its identity. A map
+of one's own is a subclass of `FeatureMap` with a name that `register_feature_map` gives it.
 
 .. [Rahimi2007] A. Rahimi, B. Recht. Random features for large-scale kernel machines. NIPS 2007.
 .. [Mutny2018] M. Mutný, A. Krause. Efficient high dimensional Bayesian optimization with
@@ -27,11 +28,12 @@ from __future__ import annotations
 
 import hashlib
 import math
+import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
-from typing import Self
+from typing import Self, TypeVar
 
 import numpy as np
 import torch
@@ -1183,6 +1185,45 @@ _KINDS: dict[str, type[FeatureMap]] = {
     "warped": WarpedFeatures,
     "polynomial": PolynomialFeatures,
 }
+_Map = TypeVar("_Map", bound=FeatureMap)
+
+
+def register_feature_map(kind: str) -> Callable[[type[_Map]], type[_Map]]:
+    """Let `feature_map_from_tensors` rebuild a map of one's own, in this process.
+
+    Tensors name a kind, never a class: a kind that nobody has registered here is refused, and what
+    is built is the class that stands below this decorator. Every site and every worker process has
+    to register it; a decorator in the module of the class does so.
+
+    Args:
+        kind: With what `to_tensors` tags its names, ``"kind/name"``: lower-case letters, digits and
+            underscores, and not the kind of another class.
+
+    Example:
+        >>> @register_feature_map("periodic")
+        ... class PeriodicFeatures(FeatureMap): ...
+    """
+    if not re.fullmatch(r"[a-z][a-z0-9_]*", kind):
+        raise InputDataError(
+            f"A kind is lower-case letters, digits and underscores, got {kind!r}: e.g. 'periodic'."
+        )
+
+    def register(cls: type[_Map]) -> type[_Map]:
+        known = _KINDS.get(kind)
+        if not issubclass(cls, FeatureMap):
+            raise InputDataError(f"{cls.__name__} is no FeatureMap: derive it from that class.")
+        # The same name in the same module is the class itself, defined anew in a notebook.
+        if known is not None and (known.__module__, known.__qualname__) != (
+            cls.__module__,
+            cls.__qualname__,
+        ):
+            raise InputDataError(
+                f"The kind {kind!r} belongs to {known.__qualname__}: choose another name."
+            )
+        _KINDS[kind] = cls
+        return cls
+
+    return register
 
 
 def log_warp(X: Tensor, offsets: Tensor) -> Tensor:
@@ -1213,7 +1254,7 @@ def feature_map_from_tensors(tensors: Mapping[str, Tensor]) -> FeatureMap:
     if len(kinds) != 1 or not kinds <= _KINDS.keys():
         raise InputDataError(
             f"Tensors of one feature map must be tagged with one of {sorted(_KINDS)}, got "
-            f"{sorted(kinds)}."
+            f"{sorted(kinds)}: a map of one's own needs register_feature_map on this side too."
         )
     kind = kinds.pop()
     try:

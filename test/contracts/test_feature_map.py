@@ -15,8 +15,18 @@ from botorch.exceptions.errors import (
 )
 from botorch.exceptions.warnings import InputDataWarning
 
-from botorch_fed.models import AdditiveFeatures, FeatureMap, feature_map_from_tensors
+from botorch_fed.models import (
+    AdditiveFeatures,
+    FeatureMap,
+    InducingFeatures,
+    RandomFourierFeatures,
+    StationaryKernel,
+    feature_map_from_tensors,
+    features,
+    register_feature_map,
+)
 from botorch_fed.models.features import PolynomialFeatures
+from botorch_fed.rng import generator
 from test.cases import MAPS, inducing, uniform
 
 
@@ -191,3 +201,41 @@ def test_unknown_tag_is_refused() -> None:
         feature_map_from_tensors({"os/system": torch.zeros(1)})
     with pytest.raises(InputDataError, match="tagged with one of"):
         feature_map_from_tensors({})
+
+
+def test_a_map_of_ones_own_is_rebuilt_once_it_is_registered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(features, "_KINDS", dict(features._KINDS))
+
+    class Halved(RandomFourierFeatures):
+        def to_tensors(self) -> dict[str, torch.Tensor]:
+            tensors = super().to_tensors().items()
+            return {name.replace("random_fourier", "halved"): value for name, value in tensors}
+
+        def _features(self, X: torch.Tensor) -> torch.Tensor:
+            return super()._features(X / 2)
+
+    kernel = StationaryKernel(float("inf"), [0.3, 0.3])
+    phi = RandomFourierFeatures.draw(kernel, 10, generator=generator(0))
+    own = Halved(kernel, phi.frequencies)
+    with pytest.raises(InputDataError, match=r"got \['halved'\].*needs register_feature_map"):
+        feature_map_from_tensors(own.to_tensors())
+    assert register_feature_map("halved")(Halved) is Halved
+    # The inherited `_from_tensors` builds the class on which it is called.
+    rebuilt = feature_map_from_tensors(own.to_tensors())
+    assert type(rebuilt) is Halved
+    assert rebuilt.fingerprint == own.fingerprint
+    X = uniform(4, 2)
+    assert torch.equal(rebuilt(X), own(X))
+    assert not torch.equal(rebuilt(X), phi(X))
+    register_feature_map("halved")(Halved)  # again, as a notebook does
+
+    with pytest.raises(InputDataError, match=r"'halved' belongs to .*Halved: choose another"):
+        register_feature_map("halved")(InducingFeatures)
+    with pytest.raises(InputDataError, match="belongs to RandomFourierFeatures"):
+        register_feature_map("random_fourier")(Halved)  # what ships cannot be replaced
+    with pytest.raises(InputDataError, match="lower-case letters"):
+        register_feature_map("a/b")
+    with pytest.raises(InputDataError, match="int is no FeatureMap"):
+        register_feature_map("number")(int)  # type: ignore[type-var]
