@@ -21,6 +21,8 @@ than the site's files can have lost a trial: save it before it is told, or resto
 `AxFederation` puts several such sites and the server into one process. There is no loop and no
 thread: whenever a client asks for a trial, rounds are exchanged as far as completed trials reach.
 `Client.run_trials` keeps its thread until it ends, so it is for a site whose peers are elsewhere.
+Ax's default strategy begins in the centre of the space, ours at random points: with few trials give
+the protocol an `initial_design`, as `protocols.own_step.spread_design` makes them.
 
 *Door B*. `register()` makes `ContextBasisGP`, `ContextMessagePriorGP`, `ContextMixture`,
 `ContextThompsonSampling` and the mixture acquisition functions known to
@@ -79,9 +81,20 @@ from botorch_fed.models import (
     draw_mixture_path,
     draw_path,
 )
-from botorch_fed.protocols.base import Agent, AgentId, Exchanged, Outgoing, Pending, Server
+from botorch_fed.protocols.base import (
+    Agent,
+    AgentId,
+    Exchanged,
+    KeepsSecrets,
+    Outgoing,
+    Pending,
+    Server,
+    secrets_in,
+    site_folder,
+    with_stores,
+)
 from botorch_fed.protocols.drive import Round, drive, finished_rounds
-from botorch_fed.protocols.fed_gp import FedGP, FedGPAgent
+from botorch_fed.protocols.fed_gp import FedGPAgent
 from botorch_fed.protocols.fts import FTSAgent
 from botorch_fed.protocols.site import MAX_VALUE, STATE_BYTES, Site
 from botorch_fed.protocols.store import (
@@ -773,14 +786,16 @@ class AxFederation:
                 raise InputDataError("Names alone need their search space: pass space=….")
             space = search_space(next(iter(clients.values())))
         home = None if folder is None else Path(folder).resolve()
-        if home is not None and isinstance(protocol, FedGP) and protocol.secrets is None:
-            protocol = replace(protocol, secrets=partial(_secrets, home), _made={})
+        self._store: Store = MemoryStore() if home is None else FileStore(home / "server")
+        if home is not None:
+            protocol = with_stores(protocol, names, partial(secrets_in, home))
+            if isinstance(protocol, KeepsSecrets) and self._store.get("record") is None:
+                protocol.provision(space)
         self.names = names
         self.space = space
         self._run = run
         self._quorum = len(names) if quorum is None else quorum
         self._server = protocol.server(space, names)
-        self._store: Store = MemoryStore() if home is None else FileStore(home / "server")
         blobs = MemoryBlobs()  # the server sends them again after a restart
         self.sites: dict[AgentId, AxSite] = {}
         for name in names:
@@ -873,14 +888,6 @@ def _agent_seed(seed: int, name: AgentId) -> int:
     return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:6], "big")
 
 
-def _home(folder: Path, name: AgentId) -> Path:
-    return folder / "sites" / hashlib.sha256(name.encode()).hexdigest()[:16]
-
-
-def _secrets(folder: Path, name: AgentId) -> FileStore:
-    return FileStore(_home(folder, name) / "secrets")
-
-
 def _site(
     name: AgentId,
     agent: Agent[Any],
@@ -891,7 +898,7 @@ def _site(
 ) -> AxSite:
     if folder is None:
         return AxSite(name, agent, space, run=run, attempts=attempts)
-    home = _home(folder, name)
+    home = site_folder(folder, name)
     store, journal = FileStore(home), FileJournal(home / "journal")
     try:
         return AxSite(name, agent, space, run=run, store=store, journal=journal, attempts=attempts)

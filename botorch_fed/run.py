@@ -10,12 +10,13 @@ With ``out=`` a run is on disk from its first message on: kill it anywhere, go o
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import math
 import os
 import platform
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
@@ -32,7 +33,17 @@ from torch import Tensor
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import Parallel
 from botorch_fed.errors import ProtocolError
-from botorch_fed.protocols.base import Agent, AgentId, Objective, Server
+from botorch_fed.protocols.base import (
+    Agent,
+    AgentId,
+    Exchange,
+    KeepsSecrets,
+    Objective,
+    Server,
+    secrets_in,
+    site_folder,
+    with_stores,
+)
 from botorch_fed.protocols.drive import Round, drive, finished_rounds
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import (
@@ -50,6 +61,8 @@ from botorch_fed.wire.codec import MAX_BYTES
 Record = dict[str, Any]
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
 FORMAT = 1  # of the files of a result
+HEAD = "run.json"  # of a folder: what its run was started with
+FILES = {"server", "sites", "run.json.draft", "lock"}  # that a folder may hold before its run
 
 
 class Study(Protocol):
@@ -228,7 +241,9 @@ def run(
     workers: int = 0,
     absent: Callable[[AgentId, int], bool] | None = None,
     quorum: int = 0,
+    retries: int = 0,
     patience: float = math.inf,
+    deadline: float = math.inf,
     raise_errors: bool = True,
     max_bytes: int = MAX_BYTES,
     progress: bool = True,
@@ -245,8 +260,12 @@ def run(
         resume: Go on with the run in `out`; if there is none yet, start it.
         workers: Number of processes; 0 for this one. Results are the same.
         absent: Says of an agent and a round whether it does not answer.
-        quorum: The least number of replies with which a round may go on.
+        quorum: The least number of replies with which a round may go on, or of all whom it asks if
+            these are fewer. With `out` a run that stops for it can be resumed.
+        retries: How often a round without a quorum is asked again before the run stops.
         patience: For how many seconds a round waits for objectives that answer `Pending()`.
+        deadline: For how many seconds it waits for a worker process that may hang, before the run
+            stops; not without workers.
         raise_errors: Whether an error of an objective stops the run, or counts as the failure of
             its agent in that round and is logged.
         max_bytes: The longest message.
@@ -254,6 +273,10 @@ def run(
     """
     objectives, space, optima = _objectives(problem, space, seed)
     names = tuple(objectives)
+    if quorum > len(names):
+        raise InputDataError(f"A quorum of {quorum} needs as many agents, there are {len(names)}.")
+    if deadline < math.inf and not workers:
+        raise InputDataError("A deadline is for worker processes: pass workers=… too.")
     result = RunResult(
         names=names,
         space=space,
@@ -262,22 +285,19 @@ def run(
         optimal_values=optima,
         versions=_versions(),
     )
+    folder = _folder(out, resume=resume)
+    if folder is not None:
+        protocol = with_stores(protocol, names, partial(secrets_in, folder))
+        if isinstance(protocol, KeepsSecrets) and not (folder / HEAD).exists():
+            protocol.provision(space)
     server = protocol.server(space, names)
     blobs = MemoryBlobs(max_bytes=max_bytes)  # the server sends them again when a run is resumed
-    folder = None
-    if out is not None:
-        agents = [_agent(protocol, name, space, seed, blobs) for name in names]
-        settings = _settings(server, agents, problem, seed)
-        folder = _folder(Path(out), settings, resume=resume)
-    elif resume:
-        raise InputDataError("resume=True needs the folder of the run: pass out=….")
+    if folder is not None:
+        agents = [make_agent(protocol, name, space, seed, blobs) for name in names]
+        _same_settings(folder, _settings(server, agents, problem, seed))
     make_site = partial(_make_site, protocol, objectives, space, seed, folder, blobs, max_bytes)
-    record, save = None, None
     if folder is not None:
         _allow_files(len(names))
-        store = FileStore(folder / "server")
-        record, save = store.get("record"), partial(store.put, "record")
-        result.rounds = _finished_rounds(folder / "rounds.jsonl", record)
     engine: InProcess | Parallel
     if workers:
         engine = Parallel(
@@ -287,6 +307,7 @@ def run(
             absent=absent,
             raise_errors=raise_errors,
             patience=patience,
+            deadline=deadline,
         )
     else:
         sites: list[Site] = []
@@ -298,34 +319,135 @@ def run(
                 site.journal.close()
             raise
         engine = InProcess(sites, absent=absent, raise_errors=raise_errors, patience=patience)
-    with engine, _watched(protocol.rounds, progress) as advance:
-
-        def on_exchange(round_: Round) -> None:
-            rows = _round_rows(round_)
-            result.rounds += rows
-            if folder is not None:
-                _append(folder / "rounds.jsonl", rows)
-
-        last = drive(
+    found: dict[AgentId, list[Observation]] = {name: [] for name in names}
+    gather = partial(_gathered, engine, found)
+    with engine, _progress(progress) as shown:
+        _drive(
             server,
             engine,
-            record=record,
-            save=save,
-            on_exchange=on_exchange,
-            on_round=advance,
+            result,
+            folder,
+            on_round=None if shown is None else _Watch(shown, protocol, server, space, gather),
             quorum=quorum,
+            retries=retries,
             max_bytes=max_bytes,
         )
-        found: dict[AgentId, list[Observation]] = {name: [] for name in names}
-        for name, observation in engine.observations():
-            found[name].append(observation)
-    account = getattr(server, "privacy", None)  # of protocols that promise something
-    result.privacy = None if account is None else account(last)
+        gather()
     for name in names:
         result.records += _observation_rows(name, found[name], objectives[name], optima)
     if folder is not None:
         result.save(folder)
     return result
+
+
+def host(
+    protocol: Study,
+    space: SearchSpace,
+    names: tuple[AgentId, ...],
+    exchange: Exchange,
+    *,
+    seed: int,
+    run: str = "run",
+    out: str | Path | None = None,
+    resume: bool = False,
+    quorum: int = 0,
+    retries: int = 0,
+    max_bytes: int = MAX_BYTES,
+    on_round: Callable[[Round], None] | None = None,
+) -> RunResult:
+    """The server's side of a run whose sites are elsewhere, see `make_agent` for theirs.
+
+    Args:
+        protocol: Its settings.
+        space: The search space.
+        names: The agents.
+        exchange: Carries a round to the sites and back.
+        seed: Noted in the result.
+        run: The run's name, which the sites know as well.
+        out: A folder that keeps the server's side from the first message on.
+        resume: Go on with the run in `out`; if there is none yet, start it.
+        quorum: The least number of replies with which a round may go on.
+        retries: How often such a round is asked again before the run stops.
+        max_bytes: The longest message.
+        on_round: Called after every round.
+
+    Returns:
+        A result without observations: those are at the sites.
+    """
+    result = RunResult(
+        names=names,
+        space=space,
+        seed=seed,
+        protocol=type(protocol).__name__,
+        versions=_versions(),
+    )
+    folder = _folder(out, resume=resume)
+    if folder is not None:
+        protocol = with_stores(protocol, names, partial(secrets_in, folder))
+    server = protocol.server(space, names)
+    if folder is not None:
+        settings = {"settings": server.fingerprint, "problem": "at the sites", "seed": seed}
+        _same_settings(folder, settings)
+    _drive(
+        server,
+        exchange,
+        result,
+        folder,
+        run=run,
+        on_round=on_round,
+        quorum=quorum,
+        retries=retries,
+        max_bytes=max_bytes,
+    )
+    if folder is not None:
+        result.save(folder)
+    return result
+
+
+def site_result(
+    protocol: str, space: SearchSpace, seed: int, name: AgentId, observations: list[Observation]
+) -> RunResult:
+    """What one site has observed in a run whose server is elsewhere."""
+    result = RunResult(
+        names=(name,), space=space, seed=seed, protocol=protocol, versions=_versions()
+    )
+    result.records = _observation_rows(name, observations, None, None)
+    return result
+
+
+def _drive(
+    server: Server[Any],
+    exchange: Exchange,
+    result: RunResult,
+    folder: Path | None,
+    *,
+    on_round: Callable[[Round], None] | None,
+    **options: Any,
+) -> None:
+    """Drive a server to its end; rounds and privacy go into the result, and into the folder."""
+    record, save = None, None
+    if folder is not None:
+        store = FileStore(folder / "server")
+        record, save = store.get("record"), partial(store.put, "record")
+        result.rounds = _finished_rounds(folder / "rounds.jsonl", record)
+
+    def on_exchange(round_: Round) -> None:
+        rows = _round_rows(round_)
+        result.rounds += rows
+        if folder is not None:
+            _append(folder / "rounds.jsonl", rows)
+
+    last = drive(
+        server,
+        exchange,
+        record=record,
+        save=save,
+        on_exchange=on_exchange,
+        on_round=on_round,
+        **options,
+    )
+    account = getattr(server, "privacy", None)  # of protocols that promise something
+    result.privacy = None if account is None else account(last)
 
 
 # ------------------------------------------------------------------ objectives
@@ -384,11 +506,11 @@ def _make_site(
     max_bytes: int,
     name: AgentId,
 ) -> Site:
-    agent = _agent(protocol, name, space, seed, blobs)
+    agent = make_agent(protocol, name, space, seed, blobs)
     objective = objectives[name]
     if folder is None:
         return Site(name, agent, objective, max_bytes=max_bytes)
-    home = folder / "sites" / hashlib.sha256(name.encode()).hexdigest()[:16]
+    home = site_folder(folder, name)
     store = FileStore(home)
     journal = FileJournal(home / "journal")
     if isinstance(objective, _AgentObjective):
@@ -400,9 +522,10 @@ def _make_site(
         raise
 
 
-def _agent(
+def make_agent(
     protocol: Study, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs
 ) -> Agent[Any]:
+    """The agent of a name in a run of this seed; a site elsewhere makes it in the same way."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     return protocol.agent(name, space, int.from_bytes(digest[:6], "big"), blobs)
 
@@ -430,7 +553,7 @@ def _round_rows(round_: Round) -> list[Record]:
 def _observation_rows(
     agent: AgentId,
     observations: list[Observation],
-    objective: Objective,
+    objective: Objective | None,
     optima: dict[AgentId, float] | None,
 ) -> list[Record]:
     rows: list[Record] = []
@@ -489,21 +612,32 @@ def _described(problem: FederatedTestProblem) -> str:
     return f"{problem!r} {hashlib.sha256(repr(optima).encode()).hexdigest()[:16]}"
 
 
-def _folder(out: Path, mine: dict[str, Any], *, resume: bool) -> Path:
-    folder = out.resolve()
-    head = folder / "run.json"
-    if not head.exists():
+def _folder(out: str | Path | None, *, resume: bool) -> Path | None:
+    """The folder of a run, which holds one already if and only if it is resumed."""
+    if out is None:
+        if resume:
+            raise InputDataError("resume=True needs the folder of the run: pass out=….")
+        return None
+    folder = Path(out).resolve()
+    if not (folder / HEAD).exists():
         folder.mkdir(parents=True, exist_ok=True)
-        strange = {path.name for path in folder.iterdir()} - {"server", "sites", "run.json.draft"}
+        strange = {path.name for path in folder.iterdir()} - FILES
         if strange:
             raise ProtocolError(f"{folder} is not empty and holds no run: choose another folder.")
-        _write(head, json.dumps(mine))
-        return folder
-    if not resume:
+    elif not resume:
         raise ProtocolError(
             f"There is a run in {folder} already: pass resume=True to go on with it, or choose "
             "another folder."
         )
+    return folder
+
+
+def _same_settings(folder: Path, mine: dict[str, Any]) -> None:
+    """Note what a run was started with, or compare it."""
+    head = folder / HEAD
+    if not head.exists():
+        _write(head, json.dumps(mine))
+        return
     theirs = json.loads(head.read_text())
     wrong = sorted(key for key in mine if theirs.get(key) != mine[key])
     if wrong:
@@ -511,7 +645,6 @@ def _folder(out: Path, mine: dict[str, Any], *, resume: bool) -> Path:
             f"The run in {folder} was started with another {' and another '.join(wrong)}: go on "
             "with what it was started with, or choose another folder."
         )
-    return folder
 
 
 def _allow_files(count: int) -> None:
@@ -582,45 +715,69 @@ def _versions() -> dict[str, str]:
     return {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}}
 
 
+def _gathered(
+    engine: InProcess | Parallel, found: dict[AgentId, list[Observation]]
+) -> list[Observation]:
+    """The observations since the last call, put down by agent."""
+    new = engine.observations()
+    for name, observation in new:
+        found[name].append(observation)
+    return [observation for _, observation in new]
+
+
 class _Watch:
-    def __init__(self, rounds: int, progress: Progress | None) -> None:
+    """Shows how far a run is: rounds, who was heard, the best outcome so far, epsilon spent."""
+
+    def __init__(
+        self,
+        progress: Progress,
+        protocol: Study,
+        server: Server[Any],
+        space: SearchSpace,
+        gather: Callable[[], list[Observation]],
+    ) -> None:
         self._progress = progress
-        if progress is not None:
-            self._task = progress.add_task("round", total=rounds + 1, heard="")
+        self._account = getattr(server, "privacy", None)
+        self._minimize = space.outcome.minimize
+        self._gather = gather
+        self._best: float | None = None
+        self._task = progress.add_task("round", total=protocol.rounds + 1, words="")
 
     def __call__(self, round_: Round) -> None:
-        if self._progress is not None:
-            asked = len(round_.heard) + len(round_.exchanged.failures)
-            self._progress.update(
-                self._task, completed=round_.serial, heard=f"{len(round_.heard)} of {asked} heard"
-            )
+        words = self._words(round_, self._gather())
+        self._progress.update(self._task, completed=round_.serial, words=words)
+
+    def _words(self, round_: Round, new: list[Observation]) -> str:
+        asked = len(round_.heard) + len(round_.exchanged.failures)
+        words = [f"{len(round_.heard)} of {asked} heard"]
+        values = [y for seen in new for y in seen.Y.flatten().tolist()]
+        values += [] if self._best is None else [self._best]
+        if values:
+            self._best = min(values) if self._minimize else max(values)
+            words.append(f"best {self._best:.4g}")
+        said = {} if self._account is None else self._account(round_.state)
+        if "epsilon" in said:
+            warning = "" if said["private"] else " (seeded noise, not private)"
+            words.append(f"epsilon {said['epsilon']:.3g}{warning}")
+        return ", ".join(words)
 
 
-class _watched:  # noqa: N801 - used as a function
+@contextlib.contextmanager
+def _progress(wanted: bool) -> Iterator[Progress | None]:
     """Progress on a terminal, silence elsewhere."""
-
-    def __init__(self, rounds: int, progress: bool) -> None:
-        console = Console(stderr=True)
-        self._rounds = rounds
-        self._progress = None
-        if progress and console.is_terminal:
-            self._progress = Progress(
-                TextColumn("{task.description}"),
-                BarColumn(),
-                MofNCompleteColumn(),
-                TextColumn("{task.fields[heard]}"),
-                TimeRemainingColumn(),
-                console=console,
-            )
-
-    def __enter__(self) -> Callable[[Round], None]:
-        if self._progress is not None:
-            self._progress.start()
-        return _Watch(self._rounds, self._progress)
-
-    def __exit__(self, *_: object) -> None:
-        if self._progress is not None:
-            self._progress.stop()
+    console = Console(stderr=True)
+    if not wanted or not console.is_terminal:
+        yield None
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[words]}"),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console) as progress:
+        yield progress
 
 
-__all__ = ["RunResult", "Study", "run"]
+__all__ = ["RunResult", "Study", "host", "make_agent", "run", "site_result"]

@@ -9,6 +9,7 @@ import json
 import math
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,7 @@ pytestmark = [
 ]
 
 NAMES = ("a", "b", "c")
+CENTRE = torch.full((1, 2), 0.5, dtype=torch.float64)
 LINEAR = RangeParameterConfig(name="x", bounds=(-5, 10), parameter_type="float")
 LOG = RangeParameterConfig(name="z", bounds=(1e-4, 1), parameter_type="float", scaling="log")
 INTEGER = RangeParameterConfig(name="k", bounds=(1, 8), parameter_type="int")
@@ -235,7 +237,14 @@ def test_what_a_federation_cannot_do_is_refused() -> None:
 # ------------------------------------------------------------------ rounds and trials
 
 
-@pytest.mark.parametrize("protocol", [FTS(rounds=3, every=1), FedGP(rounds=2, channel="plain")])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        FTS(rounds=3, every=1),
+        FedGP(rounds=2, channel="plain"),
+        FedGP(rounds=2, channel="plain", initial_design=CENTRE),
+    ],
+)
 def test_ax_changes_no_bit_of_a_run(protocol: Any) -> None:
     clients = _clients()
     federation = AxFederation(protocol, clients, space=_space(), seed=3)
@@ -585,7 +594,15 @@ def _loaded(federation: AxFederation, folder: Path) -> dict[str, Client]:
     return clients
 
 
-@pytest.mark.parametrize("protocol", [FTS(rounds=3, every=1), FedGP(rounds=3)])
+@pytest.mark.parametrize(
+    "protocol",
+    [
+        FTS(rounds=3, every=1),
+        FTS(rounds=4, every=1, initial_design=CENTRE),
+        FedGP(rounds=3),
+        FedGP(rounds=3, initial_design=CENTRE),
+    ],
+)
 def test_a_run_goes_on_after_a_restart(protocol: Any, tmp_path: Path) -> None:
     clients = _clients()
     with AxFederation(protocol, clients, space=_space(), seed=3, folder=tmp_path / "f") as first:
@@ -610,7 +627,7 @@ def test_a_run_goes_on_after_a_restart(protocol: Any, tmp_path: Path) -> None:
             clients["a"].complete_trial(index, raw_data={"loss": _loss(point)})
         _finish(federation, clients)
         if isinstance(protocol, FedGP):
-            protocol = FedGP(rounds=3, channel="plain")
+            protocol = replace(protocol, channel="plain")
         expected = _by_run(protocol, _space(), seed=3)
         for name in NAMES:
             assert torch.equal(federation.history(name)[0], expected[name][0])
@@ -619,7 +636,7 @@ def test_a_run_goes_on_after_a_restart(protocol: Any, tmp_path: Path) -> None:
 def _fresh(protocol: Any) -> dict[str, Any]:
     """The settings of a study, without what one process has made of them."""
     rest = {"every": 1} if isinstance(protocol, FTS) else {}
-    return {"rounds": protocol.rounds, **rest}
+    return {"rounds": protocol.rounds, "initial_design": protocol.initial_design, **rest}
 
 
 def test_a_trial_that_a_snapshot_has_lost_is_asked_for_again(tmp_path: Path) -> None:

@@ -2,22 +2,30 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
+from rich.console import Console
 from torch import Tensor
 
+from botorch_fed import run as module
 from botorch_fed.acquisition import Constant
+from botorch_fed.engines import parallel
 from botorch_fed.errors import ProtocolError
+from botorch_fed.privacy import InsecureSeededNoise, compose
 from botorch_fed.protocols.base import Pending
+from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.store import FileStore
 from botorch_fed.rng import Generator, generator
@@ -214,6 +222,52 @@ def test_an_absent_agent_shows_in_the_rows() -> None:
     assert len(result.history("agent2")[0]) == 3
 
 
+def test_a_missed_quorum_says_who_is_missing_and_can_be_resumed(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def absent(name: str, serial: int) -> bool:
+        asked.append(serial)
+        return name != "agent0" and serial == 3
+
+    options: dict[str, Any] = {"seed": 3, "out": tmp_path / "run", "quorum": 2}
+    with pytest.raises(ProtocolError, match=r"Round 3 .* 1 of 3 agents, 2 are needed: 2 absent"):
+        run(study(), Bowls(), absent=absent, retries=2, **options)
+    assert asked.count(3) == 9  # three attempts
+    result = run(study(), Bowls(), resume=True, **options)
+    assert essence(result) == essence(run(study(), Bowls(), seed=3))
+
+
+def test_settings_of_a_run_that_make_no_sense() -> None:
+    for wrong, words in (
+        ({"quorum": 4}, "A quorum of 4 needs as many agents, there are 3"),
+        ({"quorum": -1}, "count from 0"),
+        ({"retries": -1}, "count from 0"),
+        ({"deadline": 60.0}, "workers"),
+    ):
+        with pytest.raises(InputDataError, match=words):
+            run(study(), Bowls(), seed=3, **wrong)  # type: ignore[arg-type]
+
+
+def deadly(X: Tensor) -> Tensor:
+    os.kill(os.getpid(), signal.SIGKILL)
+    return fast(X)
+
+
+def test_a_worker_that_dies_or_hangs_ends_the_run_which_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parallel, "GRACE", 0.5)
+    options: dict[str, Any] = {"seed": 0, "space": SPACE, "out": tmp_path / "run"}
+    protocol = FTS(rounds=2, strategy=CHEAP)
+    with pytest.raises(ProtocolError, match=r"'b' has died \(exit code -9\)"):
+        run(protocol, {"a": fast, "b": deadly}, workers=2, **options)
+    options["resume"] = True
+    with pytest.raises(ProtocolError, match=r"'a' has not answered for 0.001 seconds"):
+        run(protocol, {"a": fast, "b": fast}, workers=2, deadline=0.001, **options)
+    result = run(protocol, {"a": fast, "b": fast}, **options)
+    assert [len(result.history(name)[0]) for name in ("a", "b")] == [2, 2]
+
+
 def test_slow_objectives_are_waited_for() -> None:
     expected = run(FTS(rounds=3, strategy=CHEAP), {"a": fast}, seed=0, space=SPACE)
     result = run(FTS(rounds=3, strategy=CHEAP), {"a": Slow()}, seed=0, space=SPACE)
@@ -347,6 +401,69 @@ def test_killed_and_resumed_is_as_if_never_killed(tmp_path: Path, fatal: int) ->
     assert len(result.rounds) == len(expected.rounds)
     again = run(study(), Bowls(noise_std=0.1), seed=3, out=out, resume=True)
     assert essence(again) == essence(expected)
+
+
+def shown(protocol: Any, problem: Any, monkeypatch: pytest.MonkeyPatch, **options: Any) -> Any:
+    """A run in front of a terminal: its result, and the last words of every round."""
+    words: list[str] = []
+    terminal = partial(Console, force_terminal=True, file=io.StringIO())
+    monkeypatch.setattr(module, "Console", lambda **_: terminal())
+
+    class Listening(module._Watch):
+        def _words(self, round_: Any, new: Any) -> str:
+            words.append(super()._words(round_, new))
+            return words[-1]
+
+    monkeypatch.setattr(module, "_Watch", Listening)
+    return run(protocol, problem, seed=3, **options), words
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("problem", [Bowls(noise_std=0.1), Gusts()])
+def test_progress_shows_the_best_value_and_takes_nothing_away(
+    workers: int, problem: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    protocol = FTS(rounds=4, strategy=CHEAP)
+    result, words = shown(protocol, problem, monkeypatch, workers=workers)
+    monkeypatch.undo()
+    assert essence(result) == essence(run(protocol, problem, seed=3))
+    assert words[0] == "3 of 3 heard"
+    for serial in (2, 3, 4, 5):
+        seen = [row["y"] for row in result.records if row["round"] <= serial]
+        best = min(seen) if problem.space.outcome.minimize else max(seen)
+        assert words[serial - 1] == f"3 of 3 heard, best {best:.4g}"
+
+
+@pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
+def test_progress_shows_epsilon_where_it_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+    protocol = DPFTSDE(
+        rounds=3,
+        noise_multiplier=2.0,
+        releases=(0, 2),
+        num_initial=2,
+        strategy=Following(num_raw=32, num_restarts=2, num_features=32),
+        noise=InsecureSeededNoise(1),
+    )
+    result, words = shown(protocol, Bowls(), monkeypatch)
+    assert result.privacy is not None
+    event = protocol.server(SPACE, result.names).event
+    costs = [compose([event] * n, delta=result.privacy["delta"]).epsilon for n in (1, 1, 2, 2)]
+    assert [f"epsilon {cost:.3g} (seeded noise, not private)" for cost in costs] == [
+        line.split(", ", 2)[2] for line in words
+    ]
+
+
+def test_progress_goes_on_where_a_run_was_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = run(study(rounds=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
+    best = max(row["y"] for row in first.records)
+    result, words = shown(
+        study(), Bowls(noise_std=0.1), monkeypatch, out=tmp_path / "run", resume=True
+    )
+    assert len(words) == 1
+    assert words[0] == f"3 of 3 heard, best {max(row['y'] for row in result.records):.4g}"
+    assert max(row["y"] for row in result.records) >= best
 
 
 def test_progress_is_silent_where_there_is_no_terminal(capfd: pytest.CaptureFixture[str]) -> None:

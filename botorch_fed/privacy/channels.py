@@ -223,9 +223,22 @@ class Channel(ABC):
 
     # ---- the server
 
+    def check_prepared(self, payload: bytes, *, epoch: Epoch, sender: str, heard: Heard) -> None:
+        """Raise `MessageError` unless a sender's message of the next set-up phase fits.
+
+        Args:
+            payload: The message.
+            epoch: The epoch.
+            sender: Who delivers it.
+            heard: Everybody's messages of the phases before.
+        """
+        raise MessageError(f"{type(self).__name__} has no set-up.")
+
     @abstractmethod
-    def check(self, payload: bytes, *, epoch: Epoch, round: int, sender: str) -> None:
-        """Raise `MessageError` unless a contribution can be added."""
+    def check(
+        self, payload: bytes, *, epoch: Epoch, round: int, sender: str, key: bytes = b""
+    ) -> None:
+        """Raise `MessageError` unless a contribution can be added; under `key`, if it is known."""
 
     @abstractmethod
     def add(self, payloads: Mapping[str, bytes], *, epoch: Epoch, round: int) -> bytes:
@@ -349,7 +362,9 @@ class PlainChannel(Channel):
         self.grid.check_integers(integers)
         return self._frame(_CONTRIBUTION, _integer_bytes(integers), epoch, round, me)
 
-    def check(self, payload: bytes, *, epoch: Epoch, round: int, sender: str) -> None:
+    def check(
+        self, payload: bytes, *, epoch: Epoch, round: int, sender: str, key: bytes = b""
+    ) -> None:
         """See `Channel`."""
         self._read({sender: payload}, epoch, round)
 
@@ -438,7 +453,9 @@ class CKKSChannel(Channel):
         vectors = ckks.encrypt(self.context, self._limbs(integers))
         return self._frame(_CONTRIBUTION, _pack(vectors), epoch, round, me)
 
-    def check(self, payload: bytes, *, epoch: Epoch, round: int, sender: str) -> None:
+    def check(
+        self, payload: bytes, *, epoch: Epoch, round: int, sender: str, key: bytes = b""
+    ) -> None:
         """See `Channel`."""
         body = self._body(payload, _CONTRIBUTION, epoch, round, sender)
         ckks.check_vectors(self.context, _unpack(body), self._sizes)
@@ -641,9 +658,34 @@ class ThresholdCKKSChannel(Channel):
 
     # ---- the server
 
-    def check(self, payload: bytes, *, epoch: Epoch, round: int, sender: str) -> None:
+    def check_prepared(self, payload: bytes, *, epoch: Epoch, sender: str, heard: Heard) -> None:
+        """See `Channel`: a key share must be what its sender has committed itself to."""
+        self._check_epoch(epoch)
+        phase = len(heard)
+        if phase not in range(self.setup_phases):
+            raise MessageError(f"Set-up has phases 0, 1 and 2, got phase {phase}.")
+        body = self._set_up_body(phase, epoch, sender, payload)
+        if phase == 0:
+            return
+        seed = self._common_seed(epoch, self._set_up(0, epoch, heard[0]))
+        if phase == 1:
+            if body[:32] != seed:
+                raise MessageError("A commitment to a key share under another polynomial.")
+            return
+        digest = _body_digest(payload)
+        committed = self._body(heard[1][sender], _SETUP + 1, epoch, 0, sender)
+        if committed != self._commitment(epoch, sender, seed, digest):
+            raise MessageError("A key share is not what its sender has committed itself to.")
+        self._words(body, 1, keys=True)
+
+    def check(
+        self, payload: bytes, *, epoch: Epoch, round: int, sender: str, key: bytes = b""
+    ) -> None:
         """See `Channel`."""
-        self._contribution(self._body(payload, _CONTRIBUTION, epoch, round, sender))
+        body = self._body(payload, _CONTRIBUTION, epoch, round, sender)
+        if key and body[:32] != _body_digest(key):
+            raise MessageError("A contribution is encrypted under another joint key.")
+        self._contribution(body)
 
     def add(self, payloads: Mapping[str, bytes], *, epoch: Epoch, round: int) -> bytes:
         """See `Channel`; all of the roster."""
@@ -744,12 +786,17 @@ class ThresholdCKKSChannel(Channel):
         self, phase: int, epoch: Epoch, messages: Mapping[str, bytes]
     ) -> dict[str, memoryview]:
         _check_complete(messages, epoch, f"message of set-up phase {phase}")
-        bodies = self._bodies(messages, _SETUP + phase, epoch, 0)
-        keys = 4 * len(self.ring.primes) * self.ring.degree
-        size = (32, 64, keys)[phase]
-        if any(len(body) != size for body in bodies.values()):
+        self._bodies(messages, _SETUP + phase, epoch, 0)
+        return {
+            name: self._set_up_body(phase, epoch, name, data) for name, data in messages.items()
+        }
+
+    def _set_up_body(self, phase: int, epoch: Epoch, sender: str, payload: bytes) -> memoryview:
+        body = self._body(payload, _SETUP + phase, epoch, 0, sender)
+        size = (32, 64, 4 * len(self.ring.primes) * self.ring.degree)[phase]
+        if len(body) != size:
             raise MessageError(f"A message of set-up phase {phase} has {size} bytes.")
-        return bodies
+        return body
 
     def _own_bodies(
         self, epoch: Epoch, me: str, heard: Sequence[Mapping[str, memoryview]], secrets: Secrets

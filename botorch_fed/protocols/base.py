@@ -14,15 +14,18 @@ the bytes lie in the agent's `Blobs`, once.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from botorch_fed.protocols.store import Blobs
+from botorch_fed.protocols.store import Blobs, FileStore, Store
+from botorch_fed.space import SearchSpace
 
 AgentId = str
 MAX_NAME = 100  # characters of a run's or an agent's name
@@ -132,6 +135,46 @@ class Server(Protocol[S]):
         """The state after a round; an agent that is not in the inbox did not answer."""
 
 
+# ------------------------------------------------------------------ secrets
+
+_Study = TypeVar("_Study")
+
+
+@runtime_checkable
+class KeepsSecrets(Protocol):
+    """A study whose parts keep secrets, each in a store of its own.
+
+    A process says by `with_stores` who takes part and where secrets lie, and then makes the parts
+    that it plays: a server asks for the store of None, an agent for that of its own name.
+    """
+
+    def with_stores(
+        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
+    ) -> Any:
+        """The study for these agents, with secrets in stores."""
+
+    def provision(self, space: SearchSpace) -> None:
+        """Put into the stores what must be there before a run starts; again, it does nothing."""
+
+
+def with_stores(
+    study: _Study, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
+) -> _Study:
+    """The study with its secrets in stores, see `KeepsSecrets`; one without secrets as it is."""
+    return study.with_stores(names, stores) if isinstance(study, KeepsSecrets) else study
+
+
+def site_folder(folder: Path, name: AgentId) -> Path:
+    """What a site keeps in the folder of a run whose parts are all on one machine."""
+    return folder / "sites" / hashlib.sha256(name.encode()).hexdigest()[:16]
+
+
+def secrets_in(folder: Path, name: AgentId | None) -> FileStore:
+    """The secrets of an agent, or for None of the server, in such a folder."""
+    home = folder / "server" if name is None else site_folder(folder, name)
+    return FileStore(home / "secrets")
+
+
 # ------------------------------------------------------------------ frames
 
 RefusalCode = Literal[
@@ -197,13 +240,14 @@ class Request:
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply's frame; `request` is the hash of the request's bytes."""
+    """A reply's frame: as short as can be, for it is most of what sites send.
 
-    run: str
-    instance: str
-    agent: AgentId
-    serial: int
-    request: str
+    Attributes:
+        request: SHA-256 of the request's bytes, which name the run, the agent and the round.
+        body: The encoded message.
+    """
+
+    request: bytes
     body: bytes = field(repr=False)
 
 

@@ -29,7 +29,8 @@ Differs from the paper. By default:
 - few and early releases, everyone takes part in each, and agents follow them greedily in their
   first queries; afterwards they are alone and nothing more is spent;
 - a round without any sampled agent releases noise like every other one. The paper's code releases
-  uniform numbers, which says that nobody was sampled.
+  uniform numbers, which says that nobody was sampled;
+- without privacy the weighted means may be trimmed (`trim`), against messages that are not honest.
 
 `paper_settings` are the paper's.
 
@@ -611,6 +612,8 @@ def _released(blobs: Blobs, digest: str, setup_digest: str) -> Released:
     """A release, checked; the same for all agents of a process."""
     released: Released = blobs.load(digest, Released)
     setup, phi = _setup(blobs, setup_digest)
+    if released.made < 0:
+        raise MessageError("Rounds count from 0.")
     _check_vectors(released.weights, setup.partition.num_regions, phi.num_features, "A release")
     return released
 
@@ -664,6 +667,10 @@ class DPFTSDEServer:
         sampling: Who takes part in a release.
         delta: Of the promise; default `N ** -1.1`.
         switch_to_local_after: The last round in which agents listen; default they always do.
+        trim: How many of the largest and how many of the smallest messages are left out, coordinate
+            by coordinate, see `trimmed_means`. Without privacy only: the guarantee is that of the
+            clipped sum, in which every agent counts by public weights, and how much one message
+            moves a trimmed mean depends on all others.
         ledger: What was paid before, and the budget of this run.
         books: A durable ledger, which pays as well: it may span several runs.
         noise: Where noise and secret coins come from.
@@ -679,6 +686,7 @@ class DPFTSDEServer:
     sampling: Sampling = PoissonSampling()  # noqa: RUF009 - frozen
     delta: float | None = None
     switch_to_local_after: int | None = None
+    trim: int = 0
     ledger: Ledger = Ledger()  # noqa: RUF009 - frozen
     books: LedgerFile | None = None
     noise: NoiseSource = field(default_factory=OSNoise)
@@ -704,6 +712,16 @@ class DPFTSDEServer:
             )
         if (self.noise_kind == "none") != (self.noise_multiplier is None):
             raise InputDataError('noise_kind="none" is a run without privacy, and without noise.')
+        if self.trim and self.noise_multiplier is not None:
+            raise InputDataError(
+                "A trimmed mean has no privacy guarantee, the proof is about the clipped sum: "
+                'leave out trim, or the noise by noise_kind="none".'
+            )
+        if not 0 <= 2 * self.trim < len(self.agents):
+            raise InputDataError(
+                f"trim counts from 0, and less than half of the {len(self.agents)} agents can be "
+                f"left out at each end, got {self.trim}."
+            )
         if self.setup.promise is not None:
             raise InputDataError("The server makes the promise: leave it out of the setup.")
         last = self.switch_to_local_after
@@ -749,6 +767,7 @@ class DPFTSDEServer:
             self.noise_kind,
             self.sampling,
             self.switch_to_local_after,
+            *((self.trim,) if self.trim else ()),
             self.noise.private,
         )
         return hashlib.sha256(repr(settings).encode()).hexdigest()
@@ -884,6 +903,15 @@ class DPFTSDEServer:
             if (message := inbox.get(agent)) is not None and message.weights is not None
         }
         if self.noise_multiplier is None:
+            if self.trim and len(given) <= 2 * self.trim:
+                logger.warning(
+                    "round %d releases nothing: %d messages are too few to leave out %d at each "
+                    "end",
+                    state.t,
+                    len(given),
+                    self.trim,
+                )
+                return after
             return replace(after, released=self._released(state.t, self._plain(state.t, given)))
         try:
             release, ledger = self._release(state, given)
@@ -925,13 +953,45 @@ class DPFTSDEServer:
         rows = torch.zeros(len(self.agents), M, dtype=torch.float64)
         for index, vector in given.items():
             rows[index] = clip(vector, self.setup.clip_norm)
-        return weights @ rows
+        if not self.trim:
+            return weights @ rows
+        present = sorted(given)
+        return trimmed_means(rows[present], weights[:, present], trim=self.trim)
 
     def _released(self, t: int, values: Tensor) -> Released:
         """What agents see: with the public prior draw, which they leave out of their messages."""
         prior = self.setup.prior_weights
         weights = values if prior is None else values + self.setup.beta * prior
         return Released(t, weights.clamp(-MAX_WEIGHT, MAX_WEIGHT))  # agents refuse what is larger
+
+
+def trimmed_means(vectors: Tensor, weights: Tensor, *, trim: int) -> Tensor:
+    """Weighted means without the extremes of each coordinate.
+
+    In every coordinate the `trim` largest and the `trim` smallest numbers are left out, and the
+    others keep their weights, which are made to add up to one. If no more than `trim` vectors are
+    dishonest, every number of the result lies between the smallest and the largest of the honest
+    ones: nobody moves it further than that.
+
+    It does not prevent a bias within that range, which may be wide where honest agents differ, and
+    they do: what is left out is also what is special about one agent. Nor does it prevent more than
+    `trim` agents acting together, nor vectors that are wrong as a whole and unremarkable in every
+    coordinate. With weights that differ, one vector may still carry most of what is left. Who is
+    absent is left out, and does not count as zero.
+
+    Args:
+        vectors: `N x M`, more than twice `trim`.
+        weights: `P x N`, positive: one row per mean.
+        trim: How many are left out at each end.
+
+    Returns:
+        `P x M` means.
+    """
+    order = vectors.argsort(dim=0, stable=True)[trim : len(vectors) - trim]  # K x M
+    kept = vectors.gather(0, order)
+    shares = weights[:, order]  # P x K x M
+    means = (shares * kept).sum(dim=1) / shares.sum(dim=1).clamp_min(1e-300)
+    return means.clamp(kept.amin(dim=0), kept.amax(dim=0))  # against rounding
 
 
 def default_delta(num_agents: int) -> float:
@@ -983,6 +1043,8 @@ class DPFTSDE:
         ridge: Of a gain's projection on the basis, see `Setup`.
         strategy: How agents use releases and data.
         switch_to_local_after: The last round in which agents listen; default they always do.
+        trim: How many messages are left out at each end of every coordinate, see `DPFTSDEServer`;
+            with ``noise_kind="none"`` only.
         adjacency: What a neighbouring world is.
         require: The most that agents let a run reveal about them.
         books: A durable ledger that pays as well, e.g. for pilot runs too.
@@ -1017,6 +1079,7 @@ class DPFTSDE:
     ridge: float = RIDGE
     strategy: Following = Following()
     switch_to_local_after: int | None = None
+    trim: int = 0
     adjacency: Literal["zero-out", "replace-one"] = "zero-out"
     require: Budget | None = None
     books: LedgerFile | None = None
@@ -1070,6 +1133,7 @@ class DPFTSDE:
             sampling=self.sampling,
             delta=delta,
             switch_to_local_after=self.switch_to_local_after,
+            trim=self.trim,
             ledger=Ledger(adjacency=self.adjacency, budget=budget),
             books=self.books,
             noise=self.noise,

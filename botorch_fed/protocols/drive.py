@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from botorch.exceptions.errors import InputDataError
+
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.protocols.base import (
     REASONS,
@@ -79,11 +81,13 @@ class Round:
         serial: Its number, from 1.
         exchanged: What came back, refusals and malformed replies among the failures.
         heard: Whose replies counted.
+        state: The server's state after it.
     """
 
     serial: int
     exchanged: Exchanged
     heard: tuple[AgentId, ...]
+    state: Any = field(repr=False)
 
 
 def drive(
@@ -110,8 +114,9 @@ def drive(
         on_exchange: Called after every round, *before* its step is saved: for books that must not
             miss a round. If the save fails, the round comes again.
         on_round: Called after every round, after the save.
-        quorum: The least number of replies with which a round that asks anybody may go on.
-        retries: How often such a round is asked again before the run stops.
+        quorum: The least number of replies with which a round may go on, or of all whom it asks if
+            these are fewer.
+        retries: How often a round without a quorum is asked again, at once, before the run stops.
         max_bytes: Refuse longer messages.
 
     Raises:
@@ -119,6 +124,8 @@ def drive(
             later round, which means that the server's record is too old; or in the first round all
             who answer belong to another start of the run. The record saved last is still good.
     """
+    if min(quorum, retries) < 0:
+        raise InputDataError(f"quorum and retries count from 0, got {quorum} and {retries}.")
     with one_thread() as own:
 
         def carry(outgoing: Outgoing) -> Exchanged:
@@ -143,16 +150,17 @@ def drive(
             for attempt in range(retries + 1):
                 inbox, exchanged = _exchange(server, state, known, outgoing, carry, max_bytes)
                 exchanged = past = exchanged if past is None else _with_costs(exchanged, past)
-                if not outgoing.requests or len(inbox) >= quorum:
+                needed = min(quorum, len(outgoing.requests))
+                if len(inbox) >= needed:
                     break
                 if attempt == retries:
                     raise ProtocolError(
                         f"Round {outgoing.serial} was answered by {len(inbox)} of "
-                        f"{len(outgoing.requests)} agents, {quorum} are needed: "
+                        f"{len(outgoing.requests)} agents, {needed} are needed: "
                         f"{_summary(exchanged.failures)}. Resume when they are back."
                     )
             state = server.step(state, inbox)
-            round_ = Round(outgoing.serial, exchanged, tuple(sorted(inbox)))
+            round_ = Round(outgoing.serial, exchanged, tuple(sorted(inbox)), state)
             if on_exchange is not None:
                 on_exchange(round_)
             known = replace(
@@ -223,11 +231,9 @@ def _exchange(
         if data is None:
             failures[agent] = exchanged.failures.get(agent, Failure("absent"))
             continue
-        expected = known.run, known.instance, agent, outgoing.serial, content_hash(request)
         try:
             answer = decode(data, Reply, Refusal, max_bytes=max_bytes + FRAME_BYTES)
-            found = answer.run, answer.instance, answer.agent, answer.serial, answer.request
-            if found != expected:
+            if not _is_about(answer, known, agent, outgoing.serial, request):
                 raise MessageError("its reply is to another request")
         except MessageError as error:
             failures[agent] = Failure("malformed", str(error))
@@ -254,6 +260,17 @@ def _exchange(
             "name for the run; if the request does not fit, their logs say why."
         )
     return inbox, replace(exchanged, failures=failures)
+
+
+def _is_about(
+    answer: Reply | Refusal, known: ServerRecord, agent: AgentId, serial: int, request: bytes
+) -> bool:
+    """Whether an answer is to this request, which nobody else was sent."""
+    digest = content_hash(request)
+    if isinstance(answer, Reply):
+        return answer.request == bytes.fromhex(digest)
+    found = answer.run, answer.instance, answer.agent, answer.serial, answer.request
+    return found == (known.run, known.instance, agent, serial, digest)
 
 
 def content_of(request: bytes) -> str:

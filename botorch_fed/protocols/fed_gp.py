@@ -28,8 +28,18 @@ number `R + t`.
 
 *A joint key* (`ThresholdCKKSChannel`) belongs to a roster. A member that does not answer costs
 a new epoch with the others, three exchanges, then the interrupted round goes on: nobody
-evaluates twice; noise is drawn anew and paid again. The lost agent goes on alone, with the last sum
-it has seen. Each round costs one exchange, and one more where a sum is opened together.
+evaluates twice; noise is drawn anew and paid again. The lost agent goes on alone, with the sums it
+hears of. Each round costs one exchange, and one more where a sum is opened together. Words that do
+not fit the set-up are refused, and their sender is lost like one that does not answer.
+
+*Who was away and is back* reads the newest sum and contributes again from the next round on. With
+`RegionSearch` a sum can be read only by who has read those before: the server keeps, for whoever
+has not been heard since, the last sums (`BACKLOG` of them at most, `BACKLOG_BYTES` together) and
+sends them again; who was away for longer goes on alone. The start is not made up for. Under a joint
+key a lost agent that answers a query again is taken back in (`rejoin`) before the next sum: a new
+epoch, three exchanges; no round is interrupted, so no noise is paid twice. Once for each agent: one
+that comes and goes would cost the others a key, and noise, each time. Sums over the two rosters can
+be subtracted, as after a loss.
 
 Trust and guarantee: as the channel and the mechanism say. Without a mechanism there is no privacy
 guarantee: encryption hides contributions, not their sum, which the server and all agents learn,
@@ -52,7 +62,7 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -62,6 +72,7 @@ from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, Pro
 from botorch_fed.privacy import (
     Adjacency,
     Budget,
+    Entry,
     Event,
     GaussianSum,
     Guarantee,
@@ -83,17 +94,19 @@ from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import NoiseSource
 from botorch_fed.protocols import region_search, support_search
-from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.base import MAX_NAME, AgentId, Outbox, Pending
 from botorch_fed.protocols.dp_fts_de import check_promise
 from botorch_fed.protocols.own_step import (
     check_data,
+    check_designs,
     check_points,
+    design_of,
     public_data,
     tensor_hash,
     untried,
 )
 from botorch_fed.protocols.region_search import RegionPlan, RegionSearch, RegionView
-from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore, Store
 from botorch_fed.protocols.support_search import SupportSearch, SupportView
 from botorch_fed.rng import generator
 from botorch_fed.space import SearchSpace
@@ -105,6 +118,10 @@ Step = Literal["rest", "key", "start", "query", "resend", "share"]
 MAX_KEY_BYTES = 2**24
 MAX_CLUSTER = 10**9  # inputs in one of an agent's clusters
 MIN_TOGETHER = 2  # agents under a joint key: alone one would open one's own contribution
+MAX_SUMS = 2 * 10**6  # of a run
+BACKLOG = 16  # sums that the server keeps for who was away,
+BACKLOG_BYTES = 2**23  # and how large they are together
+CONTEXT = "ckks-context"  # the public part of the one key, in the server's store and in agents'
 
 
 # ------------------------------------------------------------------ messages
@@ -143,6 +160,10 @@ class Setup:
     def __post_init__(self) -> None:
         if not 0 <= self.rounds <= 10**6 or not 0 <= self.num_initial <= 10**4:
             raise InputDataError("rounds lie in 0..10^6 and num_initial in 0..10^4.")
+        if not 0 <= self.sums <= MAX_SUMS:
+            raise InputDataError(f"sums lie in 0..{MAX_SUMS}, got {self.sums}.")
+        if max(map(len, (self.run, self.channel, *self.agents)), default=0) > MAX_NAME:
+            raise InputDataError(f"Names have at most {MAX_NAME} characters.")
         if not self.agents or len(set(self.agents)) < len(self.agents):
             raise InputDataError("There must be at least one agent, and names must differ.")
         if (self.support is None) == (self.region is None):
@@ -198,21 +219,24 @@ class Keys:
 
 @dataclass(frozen=True, eq=False)
 class Sealed:
-    """A sum that is still protected."""
+    """A sum that is still protected; `previous` as in `Opened`."""
 
     t: int
     epoch: int
     total: bytes = field(repr=False)
     count: int
+    previous: int = -1
 
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A sum: `D` numbers, and how many agents contributed."""
+    """A sum: `D` numbers, and how many agents contributed; `previous` is the round of the one
+    before, negative for the first."""
 
     t: int
     total: Tensor = field(repr=False)
     count: int
+    previous: int = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -311,6 +335,8 @@ class FedGPAgent:
         data: Observations that it has already: points in the unit cube `n x d` and outcomes as
             the site measures them `n x 1`.
         candidates: The only points that it can evaluate, `K x d`; default the whole unit cube.
+        initial_design: Points `k x d` that it evaluates at the start, instead of `num_initial`
+            random ones.
         secrets: Where its keys lie.
         blobs: Where broadcasts lie.
     """
@@ -324,6 +350,7 @@ class FedGPAgent:
     noise: NoiseSource = field(default_factory=OSNoise)
     data: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     candidates: Tensor | None = None
+    initial_design: Tensor | None = None
     secrets: Secrets = field(default_factory=MemoryStore, repr=False)
     blobs: Blobs = field(default_factory=MemoryBlobs)
     _joint: dict[str, bytes] = field(default_factory=dict, repr=False)
@@ -332,8 +359,10 @@ class FedGPAgent:
     accepts = (Order,)
 
     def __post_init__(self) -> None:
-        if self.candidates is not None:
-            check_points(self.candidates, self.space.dim, "candidates")
+        for what in ("candidates", "initial_design"):
+            points = getattr(self, what)
+            if points is not None:
+                check_points(points, self.space.dim, what)
         if self.data is not None:
             check_data(self.data, self.space.dim)
 
@@ -347,6 +376,7 @@ class FedGPAgent:
             repr(self.private_sum),
             self.require,
             tensor_hash(self.candidates),
+            tensor_hash(self.initial_design),
         )
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
@@ -383,8 +413,8 @@ class FedGPAgent:
         if not broadcasts:
             raise MessageError("Expected a setup.")
         setup = _setup(self.blobs, broadcasts[0])
-        if len(broadcasts) > 3 + setup.lead:
-            raise MessageError(f"Expected a setup, keys and a sum, got {len(broadcasts)}.")
+        if len(broadcasts) > 3 + setup.lead + BACKLOG:
+            raise MessageError(f"Expected a setup, keys and sums, got {len(broadcasts)}.")
         if setup.space.fingerprint != self.space.fingerprint:
             raise MessageError(
                 "The server's search space is not this site's: names, bounds, scales and outcome "
@@ -405,12 +435,16 @@ class FedGPAgent:
             raise MessageError("Round 0 and what precedes it are the start, nobody is queried.")
         if request.t < 0 and setup.clusters is not None and request.step not in ("key", "start"):
             raise MessageError("There is no sum before round 0 of a run that clusters.")
-        if setup.fingerprint != self.private_sum.channel.fingerprint.hex():
+        channel = self.private_sum.channel
+        if setup.fingerprint != channel.fingerprint.hex():
+            raise MessageError(f"The server's channel is {setup.channel}, this site's {channel}.")
+        if len(setup.agents) > channel.grid.num_agents:
             raise MessageError(
-                f"The server's channel is {setup.channel}, this site's {self.private_sum.channel}."
+                f"There are {len(setup.agents)} agents, the channel is for "
+                f"{channel.grid.num_agents}."
             )
         wanted = contribution_size(setup.search, self.space.dim, setup.rounds)
-        if wanted != self.private_sum.channel.grid.dim:
+        if wanted != channel.grid.dim:
             raise MessageError("The search's contributions do not fit the grid of the channel.")
         mechanism = self.private_sum.mechanism
         if mechanism is not None and setup.region is not None:
@@ -501,16 +535,11 @@ class FedGPAgent:
             plan = region_search.first_plan(setup.search, self.space.dim)
             state = replace(state, plan=plan)
         newest = -1
-        if Opened in found:
-            opened = self.blobs.load(found[Opened], Opened)
-            newest = opened.t
-            state = self._learned(state, setup, newest, opened.total, opened.count)
-        elif Sealed in found and request.step != "share":
-            sealed = self.blobs.load(found[Sealed], Sealed)
-            newest = sealed.t
-            if newest > state.total_t:
-                total = self._open(setup, sealed)
-                state = self._learned(state, setup, newest, total, sealed.count)
+        if request.step != "share":
+            sums = [blob for _, blob in loaded if isinstance(blob, Opened | Sealed) and blob.t >= 0]
+            for blob in sorted(sums, key=lambda blob: blob.t):
+                newest = blob.t
+                state = self._learned(state, setup, blob)
         following, queried = state.plan, request.step in ("start", "query")
         in_step = following is not None and following.t < request.t and newest == state.total_t
         if following is not None and in_step and queried:  # nothing was opened: the plan waits
@@ -550,16 +579,20 @@ class FedGPAgent:
         return channel.grid.to_values(integers)
 
     def _learned(
-        self, state: FedGPAgentState, setup: Setup, t: int, total: Tensor, count: int
+        self, state: FedGPAgentState, setup: Setup, found: Opened | Sealed
     ) -> FedGPAgentState:
-        """A sum is read once; one that does not follow one's own plan is of no use."""
+        """A sum is read once; a region only if all sums before were read too."""
+        t, count, plan = found.t, found.count, state.plan
         if t <= state.total_t:
             return state
-        if not isinstance(setup.search, RegionSearch):
-            return replace(state, total=total, total_t=t, count=count)
-        plan = state.plan
-        if plan is None or plan.t != t:
+        in_a_region = isinstance(setup.search, RegionSearch)
+        if in_a_region and (plan is None or plan.t > t or found.previous != state.total_t):
             return state
+        total = found.total if isinstance(found, Opened) else self._open(setup, found)
+        if not in_a_region:
+            return replace(state, total=total, total_t=t, count=count)
+        assert plan is not None
+        plan = replace(plan, t=t)  # it has waited through rounds without a sum
         try:
             seen = _region_view(setup, plan, total, count)
         except NumericalError:
@@ -579,6 +612,9 @@ class FedGPAgent:
         return self._point(setup, state, stream)
 
     def _design(self, state: FedGPAgentState) -> Tensor:
+        if self.initial_design is not None:
+            design = self.initial_design.double()
+            return self.space.snap(design) if self.candidates is None else design
         setup = _setup(self.blobs, state.setup)
         count = max(0, setup.num_initial - len(state.X))
         uniform = generator(self.seed, "initial").uniform(count, self.space.dim)
@@ -796,6 +832,8 @@ def _check_support(search: Search, dim: int, private_sum: PrivateSum, private: b
     if not isinstance(search, SupportSearch):
         return
     mechanism, k = private_sum.mechanism, search.support_size
+    if any(len(point) != dim for point in search.support):
+        raise InputDataError(f"Support points need {dim} coordinates each.")
     if search.rule == "clustered" and (private or mechanism is not None):
         raise InputDataError(
             'With rule="clustered" agents send centres of their inputs in the clear, which no '
@@ -826,7 +864,7 @@ def _guarantee(
     event: Event, count: int, delta: float, adjacency: Adjacency, unit: Unit
 ) -> Guarantee:
     """What so many sums reveal, one at least."""
-    return compose([event] * max(count, 1), delta=delta, adjacency=adjacency, unit=unit)
+    return compose([Entry(event, max(count, 1), "")], delta=delta, adjacency=adjacency, unit=unit)
 
 
 _VIEWS: dict[tuple[Any, ...], Any] = {}
@@ -875,6 +913,11 @@ class FedGPServerState:
         resend: Whether the set-up interrupted a round.
         sealed: The sum that is to be opened together.
         opened: The last sum: opened, or for agents that open themselves, sealed.
+        missed: Earlier sums that somebody may not have read: opened, or
+        closed_missed: sealed, for agents that open themselves.
+        told: With a region, the round of the newest sum that each agent is known to have.
+        back: Who answered the last query without being on the roster.
+        returned: Who has been taken back in, and is not again.
         steps: The sums that the support set is made from, in order: opened, or
         closed_steps: sealed, for agents that open themselves.
         points: The support set, if it was made of centres.
@@ -893,6 +936,11 @@ class FedGPServerState:
     sealed: Sealed | None
     opened: Opened | None
     closed: Sealed | None
+    missed: tuple[Opened, ...]
+    closed_missed: tuple[Sealed, ...]
+    told: Mapping[AgentId, int]
+    back: tuple[AgentId, ...]
+    returned: tuple[AgentId, ...]
     steps: tuple[Opened, ...]
     closed_steps: tuple[Sealed, ...]
     points: Support | None
@@ -907,6 +955,11 @@ class FedGPServerState:
         points = () if self.points is None else (self.points,)
         return (*self.steps, *self.closed_steps, *points)
 
+    @property
+    def last(self) -> Opened | Sealed | None:
+        """The last sum, as it is broadcast."""
+        return self.closed if self.opened is None else self.opened
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FedGPServer:
@@ -919,6 +972,7 @@ class FedGPServer:
         ledger: For noise at the server: what was paid before, and the budget.
         noise: For noise at the server.
         noise_private: Whether the agents' noise is secret, as far as the server knows.
+        rejoin: Whether an agent that is back is taken into a new joint key, see the module.
     """
 
     setup: Setup
@@ -927,6 +981,8 @@ class FedGPServer:
     ledger: Ledger = Ledger()  # noqa: RUF009 - frozen
     noise: NoiseSource = field(default_factory=OSNoise)
     noise_private: bool = True
+    rejoin: bool = True
+    _joint: dict[bytes, bytes] = field(default_factory=dict, repr=False)
 
     state_type = FedGPServerState
     accepts = (Word, Upload, Centres)
@@ -1040,6 +1096,11 @@ class FedGPServer:
             sealed=None,
             opened=None,
             closed=None,
+            missed=(),
+            closed_missed=(),
+            told={},
+            back=(),
+            returned=(),
             steps=(),
             closed_steps=(),
             points=None,
@@ -1065,9 +1126,9 @@ class FedGPServer:
             order = Order("share", **common)
             return Outbox(dict.fromkeys(state.roster, order), (*broadcasts, state.sealed))
         broadcasts += state.about_support
-        last = state.opened if state.opened is not None else state.closed
-        if last is not None:
-            broadcasts += (last,)
+        broadcasts += (*state.missed, *state.closed_missed)
+        if state.last is not None:
+            broadcasts += (state.last,)
         if state.stage == "resend":
             order = Order("resend", contribute=True, **common)
             return Outbox(dict.fromkeys(state.roster, order), broadcasts)
@@ -1104,13 +1165,16 @@ class FedGPServer:
         expected = Word if state.stage in ("key", "share") else Upload
         if not isinstance(message, expected):
             raise MessageError(f"Expected a {expected.__name__}, got a {type(message).__name__}.")
-        if message.data is None or state.stage == "key":
-            if message.data is not None and len(message.data) > MAX_KEY_BYTES:
-                raise MessageError(f"A part of a key has at most {MAX_KEY_BYTES} bytes.")
+        if message.data is None:
             return
         if sender not in state.roster:
             raise MessageError("A contribution that nobody asked for.")
         epoch = Epoch(self.setup.run, state.epoch, state.roster)
+        if state.stage == "key":
+            if len(message.data) > MAX_KEY_BYTES:
+                raise MessageError(f"A part of a key has at most {MAX_KEY_BYTES} bytes.")
+            channel.check_prepared(message.data, epoch=epoch, sender=sender, heard=state.heard)
+            return
         if state.stage == "share":
             assert state.sealed is not None
             channel.check_share(
@@ -1123,7 +1187,15 @@ class FedGPServer:
         elif self._clustering(state) or not (state.stage == "resend" or self._adding(state)):
             raise MessageError("A contribution that nobody asked for.")
         else:
-            channel.check(message.data, epoch=epoch, round=number, sender=sender)
+            key = self._joint_key(state, epoch)
+            channel.check(message.data, epoch=epoch, round=number, sender=sender, key=key)
+
+    def _joint_key(self, state: FedGPServerState, epoch: Epoch) -> bytes:
+        """The key of the epoch, worked out once."""
+        if state.heard and epoch.digest not in self._joint:
+            self._joint.clear()
+            self._joint[epoch.digest] = self.private_sum.channel.joint_key(epoch, state.heard)
+        return self._joint.get(epoch.digest, b"")
 
     def _check_centres(self, state: FedGPServerState, message: Centres) -> None:
         if not self._clustering(state):
@@ -1184,6 +1256,7 @@ class FedGPServer:
         }
         parts = {agent: data for agent, data in given.items() if data is not None}
         wanted = self._wanted(state, inbox)
+        state = self._noted(state, inbox)
         if state.stage == "resend" or (state.stage == "query" and self._adding(state)):
             state = replace(state, asked=state.asked + 1)
         needed = state.stage in ("key", "share") or (self._together and wanted)
@@ -1197,6 +1270,40 @@ class FedGPServer:
             return self._next(state)
         return self._added(state, parts)
 
+    def _noted(
+        self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload]
+    ) -> FedGPServerState:
+        """Who has read the last sum, and who is back."""
+        if state.stage not in ("query", "resend"):
+            return state
+        if state.last is not None and self.setup.region is not None:
+            state = replace(state, told={**state.told, **dict.fromkeys(inbox, state.last.t)})
+        if state.stage == "query" and self._together:
+            gone = {*state.roster, *state.returned}
+            back = tuple(name for name in self.setup.agents if name in inbox and name not in gone)
+            state = replace(state, back=back)
+        return state
+
+    def _taken_back(self, state: FedGPServerState) -> FedGPServerState:
+        """A new epoch with those who are back, if the next round has a sum for them."""
+        members = {*state.roster, *state.back}
+        roster = tuple(name for name in self.setup.agents if name in members)
+        joined = replace(
+            state,
+            epoch=state.epoch + 1,
+            rekeys=state.rekeys + 1,
+            roster=roster,
+            heard=(),
+            stage="key",
+            back=(),
+            returned=(*state.returned, *state.back),
+        )
+        enough = len(roster) >= max(MIN_TOGETHER, self._least)
+        if not self.rejoin or not state.back or not enough or not self._adding(joined):
+            return state
+        logger.info("epoch %d ends, %d agent(s) are back", state.epoch, len(state.back))
+        return joined
+
     def _wanted(self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload]) -> bool:
         """Whether contributions are to be added now."""
         wanted = any(isinstance(m, Upload) and m.wanted for m in inbox.values())
@@ -1207,7 +1314,7 @@ class FedGPServer:
         t = state.t + 1
         after = replace(state, t=t, stage="query", sealed=None, resend=False)
         if t > 0:
-            return after
+            return self._taken_back(after)
         return replace(after, stage="resend") if self._adding(after) else self._next(after)
 
     def _prepared(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
@@ -1237,7 +1344,7 @@ class FedGPServer:
     def _renewed(self, state: FedGPServerState, roster: tuple[AgentId, ...]) -> FedGPServerState:
         lost = len(state.roster) - len(roster)
         logger.warning("epoch %d ends, %d agent(s) were lost", state.epoch, lost)
-        interrupted = state.resend or state.stage != "key" or state.t > -self.setup.lead
+        interrupted = state.resend or state.stage != "key"
         state = replace(
             state,
             heard=(),
@@ -1246,7 +1353,8 @@ class FedGPServer:
             epoch=state.epoch + 1,
             rekeys=state.rekeys + 1,
         )
-        enough = len(roster) >= max(MIN_TOGETHER, self._least) and state.rekeys <= 2 * len(
+        # Every agent may be lost, be taken back and be lost again.
+        enough = len(roster) >= max(MIN_TOGETHER, self._least) and state.rekeys <= 3 * len(
             self.setup.agents
         )
         if not enough or not self._affordable(state):
@@ -1268,7 +1376,7 @@ class FedGPServer:
         except (MessageError, ProtocolError) as error:
             logger.warning("round %d can not be added: %s", state.t, error)
             return self._renewed(state, state.roster) if self._together else self._next(state)
-        closed = Sealed(state.t, state.epoch, total, len(parts))
+        closed = Sealed(state.t, state.epoch, total, len(parts), _round_of(state.last))
         if channel.opened_by == "agents":
             return self._kept(state, closed)
         if channel.open_phases:
@@ -1299,7 +1407,8 @@ class FedGPServer:
         except BudgetExceeded as error:
             logger.warning("round %d opens nothing: %s", state.t, error)
             return self._next(replace(state, roster=()))
-        return self._kept(replace(state, ledger=ledger), Opened(state.t, values, len(parts)))
+        opened = Opened(state.t, values, len(parts), _round_of(state.last))
+        return self._kept(replace(state, ledger=ledger), opened)
 
     def _shared(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
         epoch = Epoch(self.setup.run, state.epoch, state.roster)
@@ -1314,7 +1423,8 @@ class FedGPServer:
 
     def _opened(self, state: FedGPServerState, integers: Tensor, count: int) -> FedGPServerState:
         values = self.private_sum.channel.grid.to_values(integers)
-        return self._kept(replace(state, closed=None), Opened(state.t, values, count))
+        state = replace(state, closed=None)
+        return self._kept(state, Opened(state.t, values, count, _round_of(state.last)))
 
     def _kept(self, state: FedGPServerState, found: Opened | Sealed) -> FedGPServerState:
         """With a sum that was opened, or that agents can open."""
@@ -1322,10 +1432,34 @@ class FedGPServer:
         if isinstance(found, Sealed):
             if found.t < 0:
                 return self._next(replace(state, closed_steps=(*state.closed_steps, found)))
-            return self._next(replace(state, closed=found))
+            sealed = self._unread(state, state.closed_missed, state.closed)
+            return self._next(replace(state, closed=found, closed_missed=sealed))
         if found.t < 0:
             return self._next(replace(state, steps=(*state.steps, found)))
-        return self._next(replace(state, opened=found))
+        opened = self._unread(state, state.missed, state.opened)
+        return self._next(replace(state, opened=found, missed=opened))
+
+    def _unread(
+        self, state: FedGPServerState, missed: tuple[_Sum, ...], last: _Sum | None
+    ) -> tuple[_Sum, ...]:
+        """Earlier sums that an agent may want when it is back: the newest, as far as they fit."""
+        if self.setup.region is None or last is None:
+            return ()
+        heard = min(state.told.get(name, -1) for name in self.setup.agents)
+        kept = min(BACKLOG, BACKLOG_BYTES // max(_size(last), 1))
+        unread = tuple(found for found in missed + (last,) if found.t > heard)  # noqa: RUF005
+        return unread[max(len(unread) - kept, 0) :]
+
+
+_Sum = TypeVar("_Sum", Opened, Sealed)
+
+
+def _size(found: Opened | Sealed) -> int:
+    return len(found.total) if isinstance(found, Sealed) else 8 * found.total.numel()
+
+
+def _round_of(last: Opened | Sealed | None) -> int:
+    return -1 if last is None else last.t
 
 
 def contribution_size(search: Search, dim: int, rounds: int = 0) -> int:
@@ -1362,6 +1496,9 @@ class FedGP:
         sums: The most sums that are opened; default one a round, and one for each step of k-means
             where the support set is made that way.
         num_initial: How many points every agent evaluates first.
+        initial_design: Public points that every agent evaluates at the start, instead of random
+            ones, or its own points by name: `own_step.spread_design` makes them. `num_initial` is
+            then their number.
         precision: Of the public grid, relative to the largest contribution; default the finest
             at which sums are exact.
         run: The run's name: agents whose `secrets` outlive a run need another one for the next.
@@ -1371,7 +1508,13 @@ class FedGP:
             be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
         data: What agents have observed before, by name.
         candidates: The only points that can be evaluated, `K x d`.
-        secrets: Makes an agent's store of keys from its name; default in memory.
+        secrets: Makes an agent's store of keys from its name; default in memory, and with
+            ``run(out=…)`` in the folder of the agent's site.
+        rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
+
+    One process plays all parts with `server` first and then `agent`. A process that plays one part
+    says by `with_stores` who takes part and where its secrets lie. With ``"ckks"`` somebody whom
+    all agents trust calls `provision` before, once: a machine that reaches all stores.
 
     Example:
         >>> result = run(FedGP(rounds=5, channel="plain"), SyntheticGPAgents(3), seed=0)
@@ -1391,7 +1534,11 @@ class FedGP:
     noise: NoiseSource = field(default_factory=OSNoise)
     data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     candidates: Tensor | None = None
+    initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
     secrets: Callable[[AgentId], Secrets] | None = None
+    rejoin: bool = True
+    _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
+    _names: tuple[AgentId, ...] = field(default=(), repr=False)
     _made: dict[Any, Any] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -1401,23 +1548,92 @@ class FedGP:
             )
         if (self.mechanism is None) != (self.noise_at == "none"):
             raise InputDataError('A run without mechanism has noise_at="none", and none other.')
+        design = self.initial_design
+        if design is not None:
+            each = design.values() if isinstance(design, Mapping) else (design,)
+            object.__setattr__(self, "num_initial", max(map(len, each), default=0))
 
-    def private_sum(self, space: SearchSpace, num_agents: int) -> PrivateSum:
-        """What bounds, noises and carries the contributions."""
-        key = (space.fingerprint, num_agents)
+    def with_stores(
+        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
+    ) -> Self:
+        """The study for these agents, with what must be kept in stores.
+
+        Args:
+            names: All agents, as the server names them.
+            stores: An agent's own store from its name, the server's from None; a process is asked
+                for none but those of the parts it plays.
+        """
+        return replace(self, _stores=stores, _names=tuple(names), _made={})
+
+    def provision(self, space: SearchSpace) -> None:
+        """Make the one key of ``"ckks"``, once: its public part into all stores, its secret one
+        into the agents'. The server's comes last, so that what a crash left behind is made anew.
+        """
+        if self.channel != "ckks" or self._stores is None:
+            return
+        server = self._stores(None)
+        if server.get(CONTEXT) is not None:
+            return
+        channel, secret = CKKSChannel.generate(self._grid(space, len(self._names))[1])
+        for name in self._names:
+            store = self._secrets(name)
+            store.delete(CONTEXT)
+            store.put_new(CONTEXT, channel.context)
+            channel.provision(secret, store)
+        server.put_new(CONTEXT, channel.context)
+
+    def _secrets(self, name: AgentId) -> Secrets:
+        """An agent's own store."""
+        if self.secrets is not None:
+            return self.secrets(name)
+        return MemoryStore() if self._stores is None else self._stores(name)
+
+    def _key(self, store: Secrets | None) -> bytes:
+        """The public part of the one key: from the store, or in one process made for all."""
+        if store is None:
+            if "key" not in self._made:
+                made, secret = CKKSChannel.generate(PublicGrid(dim=1, bound=1.0, num_agents=1))
+                self._made["key"] = made.context, secret
+            return bytes(self._made["key"][0])
+        context = store.get(CONTEXT)
+        if context is None:
+            raise ProtocolError(
+                'channel="ckks" has one key for all agents, and it is not in this store: call '
+                "provision once before the run where all stores can be reached, or restore it."
+            )
+        return context
+
+    def _private_sum(
+        self, space: SearchSpace, num_agents: int, store: Secrets | None
+    ) -> PrivateSum:
+        """What bounds, noises and carries the contributions; the same object for all agents."""
+        context = self._key(store) if self.channel == "ckks" else b""
+        key = (space.fingerprint, num_agents, context)
         if key not in self._made:
-            self._made[key] = self._private_sum(space, num_agents)
-        made: PrivateSum = self._made[key][0]
+            mechanism, grid = self._grid(space, num_agents)
+            channel: Channel
+            if self.channel == "plain":
+                channel = PlainChannel(grid)
+            elif self.channel == "ckks":
+                channel = CKKSChannel(grid, context)
+            else:
+                channel = ThresholdCKKSChannel(grid)
+            self._made[key] = PrivateSum(
+                mechanism=mechanism, channel=channel, noise_at=self.noise_at
+            )
+        made: PrivateSum = self._made[key]
         return made
 
-    def _private_sum(self, space: SearchSpace, num_agents: int) -> tuple[PrivateSum, bytes]:
+    def _grid(self, space: SearchSpace, num_agents: int) -> tuple[Any, PublicGrid]:
+        """The mechanism, and the grid on which contributions are added."""
         size = contribution_size(self.search, space.dim, self.rounds)
         mechanism, grid = None, None
         if self.mechanism is not None:
             mechanism = self.mechanism(size, num_agents)
             grid = getattr(mechanism, "grid", None)
             given = max((len(X) for X, _ in self.data.values()), default=0)
-            most = max(given, self.num_initial) + self.rounds
+            start = self.num_initial if self.initial_design is None else given + self.num_initial
+            most = max(given, start) + self.rounds
             if isinstance(mechanism, DistributedRecordSum) and mechanism.max_records < most:
                 raise InputDataError(
                     f"Agents have up to {most} records, the mechanism has room for "
@@ -1428,23 +1644,18 @@ class FedGP:
             finest = 2.0 ** (math.ceil(math.log2(num_agents)) - 51)
             precision = finest if self.precision is None else self.precision
             grid = PublicGrid(dim=size, bound=bound, num_agents=num_agents, precision=precision)
-        secret = b""
-        channel: Channel
-        if self.channel == "plain":
-            channel = PlainChannel(grid)
-        elif self.channel == "ckks":
-            channel, secret = CKKSChannel.generate(grid)
-        else:
-            channel = ThresholdCKKSChannel(grid)
-        made = PrivateSum(mechanism=mechanism, channel=channel, noise_at=self.noise_at)
-        return made, secret
+        return mechanism, grid
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FedGPServer:
         """The server of a study."""
         unknown = sorted(set(self.data) - set(names))
         if unknown:
             raise InputDataError(f"Data of agents that are no agents: {unknown[:8]}.")
-        private_sum = self.private_sum(space, len(names))
+        if self._names and self._names != names:
+            raise InputDataError("with_stores was told of other agents than the server.")
+        check_designs(self.initial_design, names)
+        store = None if self._stores is None else self._stores(None)
+        private_sum = self._private_sum(space, len(names), store)
         self._made["agents"] = len(names)
         search = self.search
         steps = search.lead if isinstance(search, SupportSearch) and search.rule == "sums" else 0
@@ -1469,16 +1680,28 @@ class FedGP:
             ledger=_ledger(private_sum),
             noise=self.noise,
             noise_private=self.noise.private,
+            rejoin=self.rejoin,
         )
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FedGPAgent:
         """An agent of a study."""
-        private_sum = self.private_sum(space, self._made["agents"])
-        secrets = MemoryStore() if self.secrets is None else self.secrets(name)
-        if isinstance(private_sum.channel, CKKSChannel):
-            secret = self._made[space.fingerprint, self._made["agents"]][1]
-            if secrets.get(private_sum.channel.handle) is None:
-                private_sum.channel.provision(secret, secrets)
+        num_agents = len(self._names) or self._made.get("agents", 0)
+        if not num_agents:
+            raise InputDataError(
+                "An agent's part depends on how many agents there are: call with_stores first, or "
+                "server in the same process."
+            )
+        secrets = self._secrets(name)
+        private_sum = self._private_sum(
+            space, num_agents, None if self._stores is None else secrets
+        )
+        channel = private_sum.channel
+        if (  # one process plays all parts
+            isinstance(channel, CKKSChannel)
+            and self._stores is None
+            and secrets.get(channel.handle) is None
+        ):
+            channel.provision(self._made["key"][1], secrets)
         return FedGPAgent(
             name=name,
             space=space,
@@ -1489,6 +1712,7 @@ class FedGP:
             noise=self.noise,
             data=self.data.get(name),
             candidates=self.candidates,
+            initial_design=design_of(self.initial_design, name),
             secrets=secrets,
             blobs=blobs,
         )

@@ -72,7 +72,9 @@ from botorch_fed.protocols.base import AgentId, Outbox, Pending
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
     check_data,
+    check_designs,
     check_points,
+    design_of,
     expected_improvement,
     public_data,
     random_point,
@@ -83,6 +85,7 @@ from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import content_hash, encode
 
+MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows with the cube
 MAX_WEIGHT = 1e6  # of a message's entries: beyond it nothing is a function of scaled outcomes
 NOISE_VAR = 0.05  # that messages are made with by default, on the public scale
 RESIDUAL_PRIOR = (-1.2, 1.0)  # of what messages leave open: normal, of the log output scale
@@ -761,8 +764,15 @@ def check_agreement(mine: SearchSpace, theirs: SearchSpace, feature_map: Feature
 
 def received_features(features: Mapping[str, Tensor], space: SearchSpace) -> FeatureMap:
     """The feature map that a server sent, or `MessageError` if it is none over this space."""
+    largest = max((size for tensor in features.values() for size in tensor.shape), default=0)
+    if largest > MAX_FEATURES:
+        raise MessageError(
+            f"A shared basis has tensors of up to {MAX_FEATURES} rows and columns, got {largest}."
+        )
     try:
         phi = feature_map_from_tensors(features)
+        if phi.num_features > MAX_FEATURES:
+            raise MessageError(f"it has {phi.num_features} features, {MAX_FEATURES} at most")
         if phi.input_dim == space.dim:
             probes = torch.cat([space.bounds, generator(0, "probe").uniform(64, space.dim)])
             phi.check_domain(probes)
@@ -778,6 +788,8 @@ def _received(blobs: Blobs, digest: str, setup_digest: str) -> Received:
     """What was received, checked row by row; the same for all agents of a process."""
     received: Received = blobs.load(digest, Received)
     setup, phi = _setup(blobs, setup_digest)
+    if min(received.made, default=0) < 0:
+        raise MessageError("Rounds count from 0.")
     for row in received.weights:
         check_message(setup, phi, row)
     return received
@@ -934,7 +946,8 @@ class FTS:
         data: What agents have observed before, by name, as in `FTSAgent`.
         q: Points per query.
         candidates: The only points that can be evaluated, `K x d`.
-        initial_design: Public points that every agent evaluates first.
+        initial_design: Public points that every agent evaluates first, or its own points by name:
+            `own_step.spread_design` makes them.
         agent_weights: :math:`P_N`, the same for all agents; default uniform.
 
     Example:
@@ -952,7 +965,7 @@ class FTS:
     data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict)
     q: int = 1
     candidates: Tensor | None = None
-    initial_design: Tensor | None = None
+    initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
     agent_weights: Mapping[AgentId, float] | None = None
 
     def setup(self, space: SearchSpace) -> Setup:
@@ -967,6 +980,7 @@ class FTS:
         unknown = sorted({*self.data, *(self.agent_weights or {})} - set(names))
         if unknown:
             raise InputDataError(f"Data or weights of agents that are no agents: {unknown[:8]}.")
+        check_designs(self.initial_design, names)
         return FTSServer(
             setup=self.setup(space),
             agents=names,
@@ -985,7 +999,7 @@ class FTS:
             data=self.data.get(name),
             q=self.q,
             candidates=self.candidates,
-            initial_design=self.initial_design,
+            initial_design=design_of(self.initial_design, name),
             agent_weights=self.agent_weights,
             blobs=blobs,
         )

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -38,6 +39,7 @@ from botorch_fed.models import (
     own_gp,
 )
 from botorch_fed.models.features import log_warp
+from botorch_fed.models.support import sobol_support
 from botorch_fed.protocols.base import AgentId
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
@@ -201,6 +203,64 @@ def random_point(space: SearchSpace, candidates: Tensor | None, stream: Generato
         return stream.uniform(1, space.dim)
     row = int(stream.uniform(1) * len(candidates))
     return candidates[row : row + 1].double()
+
+
+def spread_design(
+    space: SearchSpace,
+    names: Sequence[AgentId],
+    num_points: int,
+    *,
+    width: float = 0.5,
+    seed: int = 0,
+) -> dict[AgentId, Tensor]:
+    """Public initial designs: every agent begins in the centre, then they go different ways.
+
+    Agent `n` of `N` gets the points n, n + N, … of one low-discrepancy sequence, so that together
+    they cover more than each alone, and their first messages say more.
+
+    Args:
+        space: The map of inputs and outcomes.
+        names: All agents, in an order that all know.
+        num_points: How many points each evaluates, the centre included.
+        width: Of the cube around the centre that the sequence covers; 1 is all of the space.
+            Bounds are mostly chosen around a guess, and corners are seldom good.
+        seed: Of the sequence, public.
+
+    Returns:
+        `num_points x d` points by name.
+    """
+    if num_points < 1 or not 0 < width <= 1:
+        raise InputDataError(
+            "A design has at least one point, the centre, and a width in (0, 1], got "
+            f"{num_points} points and width {width}."
+        )
+    centre = torch.full((1, space.dim), 0.5, dtype=torch.float64)
+    points = centre.clone()
+    if num_points > 1:
+        sequence = sobol_support(space.dim, len(names) * (num_points - 1), seed=seed)
+        points = 0.5 + width * (sequence - 0.5)
+    return {
+        name: space.snap(torch.cat([centre, points[n :: len(names)][: num_points - 1]]))
+        for n, name in enumerate(names)
+    }
+
+
+def check_designs(design: Tensor | Mapping[AgentId, Tensor] | None, names: Sequence[str]) -> None:
+    """Raise `InputDataError` unless designs by name are as long as each other, one per agent."""
+    if not isinstance(design, Mapping):
+        return
+    if set(design) != set(names):
+        wrong = sorted(set(design) ^ set(names))
+        raise InputDataError(
+            f"initial_design by name has one design for each agent; it differs in {wrong[:8]}."
+        )
+    if len({len(points) for points in design.values()}) > 1:
+        raise InputDataError("All agents need initial designs of the same length.")
+
+
+def design_of(design: Tensor | Mapping[AgentId, Tensor] | None, name: AgentId) -> Tensor | None:
+    """An agent's own initial design."""
+    return design[name] if isinstance(design, Mapping) else design
 
 
 def untried(candidates: Tensor, tried: Tensor) -> Tensor:

@@ -66,7 +66,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from secrets import token_hex
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, Self, TypeVar, get_args
 
 import torch
 from botorch.acquisition.analytic import LogExpectedImprovement
@@ -1471,7 +1471,7 @@ def _missing(state: PrivateUCBServerState) -> ProtocolError:
     return ProtocolError(
         f"The sums of round {state.t} are not among the server's secrets, so that nothing more can "
         "be released: resume with the store that the run was started with, and start a run that is "
-        "to be resumed with secrets=FileStore(folder)."
+        "to be resumed with out=folder, or with secrets=FileStore(folder)."
     )
 
 
@@ -1508,8 +1508,8 @@ class PrivateUCB:
         books: A durable ledger that pays as well, e.g. for pilot runs too.
         noise: Where noise comes from. The default is the operating system, so a private run cannot
             be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
-        secrets: Where the server keeps sums without noise; default in memory. A run in a folder
-            that is to be resumed needs a `FileStore`.
+        secrets: Where the server keeps sums without noise; default in memory, and with
+            ``run(out=…)`` in the server's part of the folder.
         decision_sets: What an agent may play in a round, by name and round (from 1 on): `K x d`.
         candidates: The only points that can be played, `K x d`; with public actions, public.
         most_per_block: For public actions, the longest block; default a twentieth of all outcomes.
@@ -1553,6 +1553,7 @@ class PrivateUCB:
     most_per_block: int | None = None
     seed: int = 0
     final_release: bool = True
+    _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         if self.rounds < 1:
@@ -1571,7 +1572,16 @@ class PrivateUCB:
 
     def __getstate__(self) -> dict[str, Any]:
         books = None if self.books is None else _BooksElsewhere()
-        return {**self.__dict__, "books": books, "secrets": None}
+        return {**self.__dict__, "books": books, "secrets": None, "_stores": None}
+
+    def with_stores(
+        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
+    ) -> Self:
+        """The study with its secrets in stores: of the server's part, asked for by None, alone."""
+        return replace(self, _stores=stores)
+
+    def provision(self, space: SearchSpace) -> None:
+        """Nothing has to be there before a run."""
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> PrivateUCBServer:
         """The server of a study."""
@@ -1619,8 +1629,13 @@ class PrivateUCB:
             ledger=Ledger(self.adjacency, self.unit, budget),
             books=self.books,
             noise=self.noise,
-            secrets=MemoryStore() if self.secrets is None else self.secrets,
+            secrets=self._secrets(),
         )
+
+    def _secrets(self) -> Store:
+        if self.secrets is not None:
+            return self.secrets
+        return MemoryStore() if self._stores is None else self._stores(None)
 
     def _statistic(self, phi: FeatureMap) -> RecordStatistic:
         common: dict[str, Any] = {}

@@ -43,9 +43,11 @@ from botorch_fed.models import (
 from botorch_fed.models.features import FeatureMap, PolynomialFeatures
 from botorch_fed.models.summary import WeightPosterior, profiled_evidence, summarize
 from botorch_fed.models.support import sobol_support
+from botorch_fed.protocols.support_search import check_effort
 from botorch_fed.rng import Generator, generator
 
 NUM_MOMENTS = 7
+MAX_VALUES = 16  # of a hyperparameter
 # Sums are on one grid; what must be finer than a summary is stretched by this.
 _FINE = 2.0**12
 _WARPS = 2
@@ -97,19 +99,23 @@ class RegionSearch:
             raise InputDataError(
                 f"final_half_width must lie in (0, 0.5], got {self.final_half_width}."
             )
-        if self.wait < 0 or self.keep < 1:
-            raise InputDataError("wait counts from 0, and keep is 1 or more.")
-        if not set(self.warps) <= {"linear", "log"} or "linear" not in self.warps:
-            raise InputDataError(f'warps are "linear" and maybe "log", got {self.warps}.')
+        if not (0 <= self.wait <= 10**6 and 1 <= self.keep <= 1e3):
+            raise InputDataError("wait lies in 0..10^6, and keep in [1, 1000].")
+        if self.warps not in (("linear",), ("linear", "log"), ("log", "linear")):
+            raise InputDataError(f'warps are "linear" and maybe "log", got {self.warps[:3]}.')
         for name in ("lengthscales", "amplitudes", "noises"):
-            if not all(0 < value <= 1e3 for value in getattr(self, name)):
-                raise InputDataError(f"{name} must be positive numbers up to 1,000.")
+            values = getattr(self, name)
+            if not 1 <= len(values) <= MAX_VALUES or not all(1e-12 <= v <= 1e3 for v in values):
+                raise InputDataError(
+                    f"{name} must be 1 to {MAX_VALUES} numbers from 1e-12 to 1,000."
+                )
         if not 1 <= self.num_candidates <= len(self.kernels):
             raise InputDataError(
                 f"num_candidates must lie in 1..{len(self.kernels)}, got {self.num_candidates}."
             )
-        if not 0 <= self.spread <= 10 or not 1 <= self.num_restarts <= self.num_raw:
-            raise InputDataError("spread lies in [0, 10], num_restarts in 1..num_raw.")
+        if not 0 <= self.spread <= 10:
+            raise InputDataError(f"spread lies in [0, 10], got {self.spread}.")
+        check_effort(self.num_raw, self.num_restarts)
 
     @property
     def kernels(self) -> tuple[tuple[float, float, float], ...]:

@@ -300,7 +300,7 @@ class Site:
         except MessageError as error:
             raise ProtocolError(f"Site {self.name!r} cannot send its reply: {error}") from error
         reply = encode(
-            Reply(record.run, record.instance, self.name, record.serial, record.request, body),
+            Reply(bytes.fromhex(record.request), body),
             max_bytes=self._max_bytes + FRAME_BYTES,
         )
         count = len(self.journal)

@@ -96,6 +96,8 @@ Rule = Literal["public", "clustered", "sums"]
 _JITTER = 1e-8
 _MAX_SUPPORT_ROUNDS = 16
 _BELIEVED = 4.0  # standard deviations of the noise, from which on a noisy cell moves
+MAX_RAW = 2**14  # random points that an optimiser looks at,
+MAX_RESTARTS = 64  # and how many of them it improves
 MIN_DISTANCE = 1e-3  # of a point from one's own earlier ones, in the unit cube
 
 
@@ -166,9 +168,10 @@ class SupportSearch:
             raise InputDataError("Only a support set of public Sobol points can grow.")
         if self.acquisition not in get_args(Acquisition) or not 0 <= self.beta <= 1e6:
             raise InputDataError(f"acquisition is one of {get_args(Acquisition)}, beta 0 or more.")
-        if not 1 <= self.num_restarts <= self.num_raw:
-            raise InputDataError("num_restarts must lie between 1 and num_raw.")
+        check_effort(self.num_raw, self.num_restarts)
         support = tuple(tuple(float(value) for value in point) for point in self.support)
+        if not all(0 <= value <= 1 for point in support for value in point):  # false for NaN
+            raise InputDataError("Support points lie in the unit cube.")
         object.__setattr__(self, "support", support)
 
     @property
@@ -202,6 +205,15 @@ class SupportSearch:
         """The largest number an agent with so many observations contributes, with room."""
         largest = 4.0 * max(num_data, 1) * max(self.outputscale, 1.0) / self.noise_var
         return float(2.0 ** math.ceil(math.log2(largest)))
+
+
+def check_effort(num_raw: int, num_restarts: int) -> None:
+    """Raise `InputDataError` unless an optimiser comes to an end: a server says what it does."""
+    if not 1 <= num_restarts <= min(num_raw, MAX_RESTARTS) or num_raw > MAX_RAW:
+        raise InputDataError(
+            f"num_raw must lie in 1..{MAX_RAW} and num_restarts in 1..{MAX_RESTARTS} and up to "
+            f"num_raw, got {num_raw} and {num_restarts}."
+        )
 
 
 def paper_search(**changes: Any) -> SupportSearch:

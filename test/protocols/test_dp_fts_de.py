@@ -9,7 +9,7 @@ import math
 import struct
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -72,6 +72,7 @@ from botorch_fed.protocols.dp_fts_de import (
     paper_settings,
     reference_points,
     suggested_clip_norm,
+    trimmed_means,
 )
 from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.site import Site
@@ -721,6 +722,85 @@ def test_stragglers_contribute_zero_and_come_back() -> None:
     assert float((first.weights[0] - total).abs().max()) <= step
     assert end.ledger.releases == 2
     assert len(federation.sites["bob"].state.X) == 3  # no start for it, but all queries
+
+
+# ------------------------------------------------------------------ trimmed means
+
+TEN = {f"agent{n}": partial(hill, centre=0.1 + 0.08 * n) for n in range(10)}
+
+
+def extreme(name: str, message: Upload) -> Upload:
+    """One agent's message of the largest norm that counts."""
+    if name != "agent3" or message.weights is None:
+        return message
+    return Upload(1e5 * torch.ones(M).double())
+
+
+def combined(trim: int, P: int = 2, **options: Any) -> tuple[Federation, list[Tensor]]:
+    """A federation of ten with one that is not honest, and what the honest ones have sent."""
+    settings = {"releases": (0,), "noise_multiplier": None, "noise_kind": "none", "trim": trim}
+    made = study(ALONE, num_regions=P, message="mean", **{**settings, **options})
+    federation = Federation(made, objectives=TEN)
+    honest: list[Tensor] = []
+
+    def tamper(name: str, message: Upload) -> Upload:
+        told = extreme(name, message)
+        if told is message and message.weights is not None:
+            honest.append(clip(message.weights, federation.server.setup.clip_norm))
+        return told
+
+    federation.tamper = tamper
+    federation.drive()
+    return federation, honest
+
+
+@pytest.mark.parametrize("P", [1, 2, 4])
+def test_a_trimmed_mean_stays_among_the_honest_ones_and_a_mean_does_not(P: int) -> None:
+    schedule = SoftmaxSchedule(1.0, 1, 1)
+    for trim in (0, 1):
+        federation, honest = combined(trim, P, exploration=schedule, clip_norm=10.0)
+        assert len(honest) == 9
+        sent = torch.stack(honest)
+        (released,) = {blob.made: blob for heard in federation.heard for blob in heard}.values()
+        above = released.weights > sent.amax(dim=0) + 1e-12
+        below = released.weights < sent.amin(dim=0) - 1e-12
+        assert bool((above | below).any()) == (trim == 0)
+
+
+def test_a_trimmed_mean_is_the_weighted_mean_of_what_is_left() -> None:
+    vectors, weights = normal(7, 5, seed=1), uniform(3, 7, seed=2)
+    found = trimmed_means(vectors, weights, trim=2)
+    for p in range(3):
+        for m in range(5):
+            kept = sorted(range(7), key=lambda n: float(vectors[n, m]))[2:5]
+            share = weights[p, kept] / weights[p, kept].sum()
+            assert torch.allclose(found[p, m], (share * vectors[kept, m]).sum())
+    assert torch.allclose(
+        trimmed_means(vectors, weights, trim=0),
+        weights @ vectors / weights.sum(dim=-1, keepdim=True),
+    )
+    alone = torch.zeros(3, 7).double()
+    alone[:, int(vectors[:, 0].argmax())] = 1.0  # all weight is left out
+    assert bool(trimmed_means(vectors, alone, trim=2).isfinite().all())
+
+
+def test_too_few_messages_for_trimming_are_not_released(caplog: pytest.LogCaptureFixture) -> None:
+    made = study(ALONE, noise_multiplier=None, noise_kind="none", releases=(0, 1), trim=1)
+    federation = Federation(made, absent=lambda name, serial: (name, serial) == ("bob", 1))
+    end = federation.drive()
+    assert end.released is not None
+    assert end.released.made == 1  # of round 0 two messages came
+    assert "2 messages are too few to leave out 1" in caplog.text
+    assert [len(heard) for heard in federation.heard] == [0, 0, 1, 1]
+
+
+def test_trimming_is_refused_where_privacy_is_promised() -> None:
+    for noise in ({"noise_multiplier": 1.0}, {"epsilon": 2.0, "noise_multiplier": None}):
+        with pytest.raises(InputDataError, match="no privacy guarantee"):
+            study(trim=1, **noise).server(SQUARE, NAMES)
+    for trim in (-1, 2):
+        with pytest.raises(InputDataError, match="trim counts from 0"):
+            study(trim=trim, noise_multiplier=None, noise_kind="none").server(SQUARE, NAMES)
 
 
 # ------------------------------------------------------------------ what agents do

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.engines.inprocess import InProcess
@@ -16,7 +17,7 @@ from botorch_fed.protocols.base import Exchanged, Failure, Outgoing, Refusal, Re
 from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.site import Site, request_content
 from botorch_fed.protocols.store import MemoryBlobs
-from botorch_fed.wire.codec import MAX_BYTES, decode, encode
+from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 from test.protocols.search import Best, BoxAgent, BoxServer, Plan
 
 NAMES = ("a", "b", "c")
@@ -74,16 +75,24 @@ def reframed(data: bytes, **changes: Any) -> bytes:
     return encode(replace(decode(data, Reply), **changes), max_bytes=2 * MAX_BYTES)
 
 
+def about(data: bytes, request: bytes, **changes: Any) -> bytes:
+    """The reply to another request."""
+    other = encode(replace(decode(request, Request), **changes))
+    return reframed(data, request=bytes.fromhex(content_hash(other)))
+
+
 HOSTILE: dict[str, Any] = {
     "noise": lambda r, o: {"b": b"\x00noise"},
     "truncated": lambda r, o: {"b": r["b"][:-3]},
     "oversize": lambda r, o: {"b": b"x" * 5_000_000},
     "of another agent": lambda r, o: {"b": r["a"]},
-    "renamed": lambda r, o: {"b": reframed(r["b"], agent="a")},
-    "another run": lambda r, o: {"b": reframed(r["b"], run="other")},
-    "another start": lambda r, o: {"b": reframed(r["b"], instance="x")},
-    "replayed": lambda r, o: {"b": reframed(r["b"], serial=o.serial - 1)},
-    "another request": lambda r, o: {"b": reframed(r["b"], request="0" * 64)},
+    "to another agent's request": lambda r, o: {"b": about(r["b"], o.requests["a"])},
+    "to another run": lambda r, o: {"b": about(r["b"], o.requests["b"], run="other")},
+    "to another start": lambda r, o: {"b": about(r["b"], o.requests["b"], instance="x")},
+    "to another round": lambda r, o: {
+        "b": about(r["b"], o.requests["b"], serial=o.serial + 1, asked=0, heard=0)
+    },
+    "to no request": lambda r, o: {"b": reframed(r["b"], request=b"")},
     "another class": lambda r, o: {"b": reframed(r["b"], body=encode(Plan(0.5)))},
     "oversize inside": lambda r, o: {"b": reframed(r["b"], body=b"x" * (MAX_BYTES + 1))},
     "no dimensions": lambda r, o: {
@@ -117,8 +126,9 @@ def test_a_forged_refusal_is_its_senders_failure_only(claim: Any) -> None:
     """Nobody can stop a run by saying that the server is too old."""
 
     def forge(replies: Mapping[str, bytes], outgoing: Outgoing) -> dict[str, bytes]:
-        true: Reply = decode(replies["b"], Reply)
-        head = (true.run, true.instance, "b", true.serial, true.request)
+        true: Request = decode(outgoing.requests["b"], Request)
+        digest = content_hash(outgoing.requests["b"])
+        head = (true.run, true.instance, "b", true.serial, digest)
         return {"b": encode(Refusal(*head, claim, 10**9, "0" * 64, "0" * 64))}
 
     engine = tampered(forge)
@@ -141,8 +151,9 @@ def test_the_seal_of_another_agent_proves_nothing() -> None:
     def forge(replies: Mapping[str, bytes], outgoing: Outgoing) -> dict[str, bytes]:
         frames = {name: decode(data, Request) for name, data in outgoing.requests.items()}
         past, seen["b"] = seen.get("b", frames["a"]), frames["b"]
-        true: Reply = decode(replies["b"], Reply)
-        head = (true.run, true.instance, "b", true.serial, true.request, "stale")
+        true = seen["b"]
+        digest = content_hash(outgoing.requests["b"])
+        head = (true.run, true.instance, "b", true.serial, digest, "stale")
         last = true.serial + 1 if past.agent == "a" else past.serial
         return {"b": encode(Refusal(*head, last, request_content(past), past.tag))}
 
@@ -394,6 +405,36 @@ def test_a_missed_quorum_stops_and_can_be_resumed() -> None:
         drive(SERVER, flaky(engine, {2: 2}), quorum=2, retries=1, save=saved.append)
     state = drive(SERVER, engine, quorum=2, record=saved[-1])
     assert state.heard == (3, 3, 3, 3)
+
+
+def test_a_quorum_is_of_those_who_are_asked() -> None:
+    class Turns(BoxServer):
+        """Asks one agent in every round."""
+
+        def outbox(self, state: Any) -> Any:
+            box = super().outbox(state)
+            if box is None:
+                return None
+            name = NAMES[len(state.heard) % len(NAMES)]
+            return replace(box, messages={name: box.messages[name]})
+
+    server = Turns(NAMES, rounds=3)
+    assert drive(server, InProcess(sites()), quorum=3).heard == (1, 1, 1)
+    with pytest.raises(ProtocolError, match="answered by 0 of 1 agents, 1 are needed"):
+        drive(server, flaky(InProcess(sites()), {2: 1}), quorum=3)
+
+
+@pytest.mark.parametrize("wrong", [{"quorum": -1}, {"retries": -1}])
+def test_a_quorum_counts_from_zero(wrong: dict[str, int]) -> None:
+    with pytest.raises(InputDataError, match="count from 0"):
+        drive(SERVER, InProcess(sites()), **wrong)
+
+
+def test_who_watches_sees_the_state_after_a_round() -> None:
+    rounds: list[Round] = []
+    end = drive(SERVER, InProcess(sites()), on_round=rounds.append)
+    assert encode(rounds[-1].state) == encode(end)
+    assert [len(round_.state.heard) for round_ in rounds] == [1, 2, 3, 4]
 
 
 def test_without_a_quorum_silence_is_a_round() -> None:

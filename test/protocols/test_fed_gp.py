@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -39,6 +40,7 @@ from botorch_fed.protocols.fed_gp import (
     Upload,
     Word,
 )
+from botorch_fed.protocols.own_step import spread_design
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import MemoryBlobs, MemoryStore
@@ -266,8 +268,16 @@ def test_workers_change_nothing() -> None:
     assert trace(result) == trace(ran(study(rounds=1)))
 
 
-@pytest.mark.parametrize(("which", "channel"), [("region", "plain"), ("support", "threshold")])
-def test_a_run_goes_on_after_a_crash(which: str, channel: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("which", "channel", "lost"),
+    [
+        ("region", "plain", False),
+        ("region", "ckks", False),
+        ("support", "threshold", False),
+        ("support", "threshold", True),
+    ],
+)
+def test_a_run_goes_on_after_a_crash(which: str, channel: Any, lost: bool, tmp_path: Path) -> None:
     protocol = study(SEARCHES[which], channel=channel)
     calls = 0
 
@@ -280,11 +290,12 @@ def test_a_run_goes_on_after_a_crash(which: str, channel: Any, tmp_path: Path) -
 
     with pytest.raises(RuntimeError, match="the plug"):
         ran(protocol, out=tmp_path / "run", absent=stopped)
-    # A new process: the agents' keys, which were in memory, are lost.
+    for secrets in (tmp_path / "run" / "sites").glob("*/secrets") if lost else ():
+        shutil.rmtree(secrets)
     again = ran(study(SEARCHES[which], channel=channel), out=tmp_path / "run", resume=True)
     assert trace(again) == trace(plain(which))
     assert again.privacy is not None
-    assert again.privacy["rekeys"] == (channel == "threshold")
+    assert again.privacy["rekeys"] == lost
 
 
 def test_a_test_problem() -> None:
@@ -356,7 +367,8 @@ def test_a_lost_agent_costs_a_key_and_not_the_run(which: str, when: str) -> None
 
     names = NAMES if when != "resend" else (*NAMES, "dee")
     search = GLOBAL if which == "support" else REGION
-    federation = finished(study(search, channel="threshold"), names=names, absent=absent)
+    protocol = study(search, channel="threshold", rejoin=False)
+    federation = finished(protocol, names=names, absent=absent)
     assert "bob" in lost
     assert federation.end.rekeys == len(lost)
     assert federation.end.epoch == len(lost)
@@ -373,7 +385,7 @@ def test_a_lost_agent_costs_a_key_and_not_the_run(which: str, when: str) -> None
 @pytest.mark.parametrize("when", STEPS[:-1])
 def test_two_agents_of_which_one_is_lost(when: str) -> None:
     federation = finished(
-        study(GLOBAL, channel="threshold"),
+        study(GLOBAL, channel="threshold", rejoin=False),
         names=NAMES[:2],
         absent=lambda name, order: name == "bob" and named(order) == when,
     )
@@ -403,12 +415,146 @@ def test_who_misses_a_sum_does_not_spoil_the_next(channel: Any) -> None:
     )
     federation.server.watch = watch
     federation.drive()
-    assert seen[:3] == [set(NAMES), set(NAMES), {"ann", "cem"}]
-    assert seen[3] == {"ann", "cem"}  # bob's region is not theirs: its contribution would mislead
+    assert seen[:4] == [set(NAMES), set(NAMES), {"ann", "cem"}, set(NAMES)]
     assert federation.end.sums == 4
     assert federation.counts() == {"ann": 7, "bob": 6, "cem": 7}
-    plans = {name: federation.sites[name].state.plan for name in NAMES}
-    assert torch.equal(plans["ann"].centre, plans["cem"].centre)
+    assert federation.end.missed == federation.end.closed_missed == ()  # everybody has them
+    assert same_plans(federation)
+
+
+def same_plans(federation: Federation, *names: str) -> bool:
+    """Whether agents are in one region, and have read the same sums."""
+    states = [federation.sites[name].state for name in names or NAMES]
+    return all(
+        (state.plan.t, state.total_t) == (states[0].plan.t, states[0].total_t)
+        and torch.equal(state.plan.centre, states[0].plan.centre)
+        and torch.equal(state.total, states[0].total)
+        for state in states
+    )
+
+
+@pytest.mark.parametrize("channel", ["plain", "ckks"])
+def test_who_was_away_for_long_reads_what_it_has_missed(channel: Any) -> None:
+    """Away from the start on, and through a round in which nobody contributed."""
+    federation = Federation(
+        study(rounds=8, channel=channel),
+        absent=lambda name, order: order.t == 3 or (name == "bob" and order.t < 6),
+    )
+    federation.drive()
+    assert federation.end.sums == 7
+    assert same_plans(federation)
+    kept = [len(state.missed) + len(state.closed_missed) for state in federation.server.states]
+    assert max(kept) == 4  # of rounds 0, 1, 2 and 4; that of 5 is the last
+    assert kept[-1] == 0
+    asked = federation.server.inboxes[7]
+    assert asked["bob"].data is not None
+
+
+def test_who_was_away_for_too_long_goes_on_alone(monkeypatch: Any) -> None:
+    monkeypatch.setattr(fed_gp, "BACKLOG", 2)
+    federation = Federation(
+        study(rounds=8), absent=lambda name, order: name == "bob" and 1 < order.t < 6
+    )
+    federation.drive()
+    assert max(len(state.missed) for state in federation.server.states) == 2
+    assert federation.counts() == {"ann": 11, "bob": 7, "cem": 11}
+    assert same_plans(federation, "ann", "cem")
+    assert federation.sites["bob"].state.total_t == 0
+    assert all(box["bob"].data is None for box in federation.server.inboxes[6:] if "bob" in box)
+
+
+def test_what_is_kept_for_who_is_away_is_bounded_in_bytes(monkeypatch: Any) -> None:
+    one = 8 * REGION.size(2)
+    monkeypatch.setattr(fed_gp, "BACKLOG_BYTES", 3 * one + 1)
+    federation = finished(study(rounds=8), absent=lambda name, order: name == "bob")
+    assert max(len(state.missed) for state in federation.server.states) == 3
+
+
+@pytest.mark.parametrize("channel", ["plain", "ckks"])
+def test_who_is_back_uses_the_newest_sum_of_a_support_search(channel: Any) -> None:
+    federation = Federation(
+        study(GLOBAL, rounds=6, channel=channel),
+        absent=lambda name, order: name == "bob" and order.t in (2, 3),
+    )
+    federation.drive()
+    states = [site.state for site in federation.sites.values()]
+    assert {state.total_t for state in states} == {5}
+    assert all(torch.equal(state.total, states[0].total) for state in states)
+    given = [said["bob"].data is not None for said in federation.server.inboxes if "bob" in said]
+    assert given == [True, True, True, True, False]  # nothing is wanted after the last round
+
+
+# ------------------------------------------------------------------ taken back in
+
+
+@pytest.mark.parametrize("which", ["region", "support"])
+@pytest.mark.parametrize("when", ["key1", "start", "share", "query"])
+def test_a_lost_agent_is_taken_back_in(which: str, when: str) -> None:
+    lost: list[str] = []
+
+    def absent(name: str, order: Order) -> bool:
+        gone = name == "bob" and named(order) == when and not lost
+        lost.extend(["bob"] if gone else [])
+        return gone
+
+    search = GLOBAL if which == "support" else REGION
+    federation = finished(study(search, channel="threshold", rounds=5), absent=absent)
+    assert federation.end.roster == NAMES
+    assert federation.end.returned == ("bob",)
+    assert federation.end.rekeys == 2
+    assert federation.end.sums == 5
+    assert len({state.epoch for state in federation.server.states}) == 3
+    last = [state for state in federation.server.states if state.stage == "share"][-1]
+    assert last.roster == NAMES
+    if which == "region":
+        assert same_plans(federation)
+    asked = {"key1": 8, "start": 5, "share": 8, "query": 7}[when]
+    assert federation.counts() == {"ann": 8, "bob": asked, "cem": 8}
+
+
+def test_an_agent_is_taken_back_in_once() -> None:
+    federation = finished(
+        study(GLOBAL, channel="threshold", rounds=9),
+        absent=lambda name, order: name == "bob" and order.step == "share" and order.t in (1, 4),
+    )
+    assert federation.end.rekeys == 3
+    assert federation.end.roster == ("ann", "cem")
+    assert federation.end.sums == 9
+    assert federation.counts() == dict.fromkeys(NAMES, 12)
+
+
+def test_two_agents_of_which_one_comes_back() -> None:
+    federation = finished(
+        study(GLOBAL, channel="threshold", rounds=5),
+        names=NAMES[:2],
+        absent=lambda name, order: name == "bob" and order.step == "query" and order.t == 2,
+    )
+    assert [state.roster for state in federation.server.states if state.t == 3][-1] == ()
+    assert federation.end.roster == NAMES[:2]
+    assert federation.end.sums == 3  # of rounds 0, 1 and 4
+
+
+def test_coming_back_costs_no_noise() -> None:
+    federation = finished(
+        study(
+            GLOBAL,
+            channel="threshold",
+            rounds=6,
+            sums=7,
+            mechanism=lambda dim, num_agents: gaussian(dim, num_agents, dropping=1),
+            noise_at="agent",
+        ),
+        absent=lambda name, order: name == "bob" and order.step == "share" and order.t == 1,
+    )
+    assert federation.end.rekeys == 2
+    assert federation.end.asked == 7  # one sum was interrupted by the loss, none by the return
+    assert {name: site.state.draws for name, site in federation.sites.items()} == {
+        "ann": 7,
+        "bob": 5,  # not in the repeated round, nor in the next
+        "cem": 7,
+    }
+    for site in federation.sites.values():
+        assert site.state.ledger.releases == site.state.draws
 
 
 def test_a_round_without_a_sum_does_not_end_them() -> None:
@@ -436,7 +582,7 @@ def test_keys_of_a_past_epoch_are_forgotten() -> None:
         lost.extend(["bob"] if gone else [])
         return gone
 
-    federation = finished(study(channel="threshold"), absent=absent)
+    federation = finished(study(channel="threshold", rejoin=False), absent=absent)
     channel = federation.server.honest.private_sum.channel
     run_name = federation.server.honest.setup.run
     handles = [channel.handle(Epoch(run_name, number, NAMES), "ann") for number in (0, 1)]
@@ -479,8 +625,15 @@ def test_the_server_sees_no_contribution() -> None:
             values = [correlation(data, ints, 130) for data in uploads for ints in drawn[:3]]
             bound = 5 / len(drawn[0]) ** 0.5
             assert max(values) < bound
-            states = b"".join(encode(state) for state in federation.server.states)
-            assert not any(piece in states for piece in pieces)
+            # And everything else that the server ever gets or keeps, byte for byte.
+            seen = [*federation.traffic, *(encode(state) for state in federation.server.states)]
+            assert len(seen) > 20
+            assert not any(piece in data for piece in pieces for data in seen)
+            outcomes = [
+                agent.Y.numpy().tobytes() for agent in federation.agent_states if len(agent.Y)
+            ]
+            assert outcomes
+            assert not any(y in data for y in outcomes for data in seen)
     assert found == {"plain": True, "threshold": False, "ckks": False}
 
 
@@ -759,16 +912,55 @@ def test_contributions_of_another_round_epoch_or_sender(channel: Any) -> None:
     assert federation.end.sums == 3
 
 
-def test_keys_that_do_not_fit_end_sums_and_not_the_run() -> None:
-    federation = finished(
-        study(channel="threshold", rounds=2),
-        tamper=lambda name, order, said: (
-            Word(b"garbage") if name == "bob" and order.step == "key" else said
-        ),
-    )
+@pytest.mark.parametrize("how", ["garbage", "longer", "another's"])
+@pytest.mark.parametrize("phase", [0, 1, 2])
+def test_whose_key_does_not_fit_is_left_out(how: str, phase: int) -> None:
+    def tamper(name: str, order: Order, said: Any) -> Any:
+        if name != "bob" or order.step != "key" or order.phase != phase:
+            return said
+        if how != "another's":
+            return Word(b"garbage" if how == "garbage" else said.data + b"more")
+        setup, channel = (
+            federation.server.honest.setup,
+            federation.server.honest.private_sum.channel,
+        )
+        epoch, kind = Epoch(setup.run, order.epoch, order.roster), 5 + order.phase
+        body = bytes(channel._body(said.data, kind, epoch, 0, name))
+        return Word(channel._frame(kind, bytes(len(body)), epoch, 0, name))
+
+    federation = Federation(study(channel="threshold", rounds=2), tamper=tamper)
+    federation.drive()
+    if (how, phase) == ("another's", 0):  # others' coins are as good: it no longer knows its own
+        assert federation.codes("bob") == set()
+        assert federation.end.sums == 2
+        return
+    assert federation.codes("bob") == {"malformed"}
     assert federation.end.t == 3
-    assert federation.end.sums == 0
+    assert federation.end.sums == 2
+    assert federation.end.rekeys <= 3  # lost, taken back in, and lost again
+    assert federation.end.roster == ("ann", "cem")
     assert federation.counts() == dict.fromkeys(NAMES, 5)
+
+
+def test_a_contribution_under_another_key_is_refused() -> None:
+    def tamper(name: str, order: Order, said: Any) -> Any:
+        if name != "bob" or not isinstance(said, Upload) or said.data is None:
+            return said
+        channel = federation.server.honest.private_sum.channel
+        epoch = Epoch(federation.server.honest.setup.run, order.epoch, order.roster)
+        body = bytes(channel._body(said.data, 0, epoch, order.t, name))
+        other = channel._frame(0, bytes(32) + body[32:], epoch, order.t, name)
+        return replace(said, data=other)
+
+    federation = Federation(study(channel="threshold"), tamper=tamper)
+    federation.drive()
+    assert federation.codes("bob") == {"malformed"}
+    assert federation.end.sums == 3
+    assert federation.end.roster == ("ann", "cem")
+
+
+def test_a_key_of_any_length_is_not_read() -> None:
+    federation = finished(study(channel="threshold", rounds=1))
     with pytest.raises(MessageError, match="at most"):
         federation.server.honest.check(
             federation.server.states[0], "ann", Word(bytes(fed_gp.MAX_KEY_BYTES + 1))
@@ -812,7 +1004,10 @@ LIES: dict[str, Callable[[Outbox], Outbox]] = {
     "nothing": lambda box: replace(box, broadcasts=()),
     "no setup": lambda box: replace(box, broadcasts=box.broadcasts[1:]),
     "many": lambda box: replace(
-        box, broadcasts=(*box.broadcasts, *(Keys(i, ()) for i in range(4)))
+        box, broadcasts=(*box.broadcasts, *(Keys(i, ()) for i in range(4 + fed_gp.BACKLOG)))
+    ),
+    "agents": lambda box: setups(
+        box, lambda setup: replace(setup, agents=(*NAMES, *(f"extra{i}" for i in range(99))))
     ),
     "size": lambda box: sums(box, lambda one: replace(one, total=one.total[:-1])),
     "shape": lambda box: sums(box, lambda one: replace(one, total=one.total.unsqueeze(0))),
@@ -842,6 +1037,55 @@ def test_agents_refuse_a_lying_server(how: str) -> None:
         assert federation.codes(name) == {"invalid"}
     assert federation.end.t == 4
     assert federation.counts() == dict.fromkeys(NAMES, 5)  # one query less, nothing worse
+
+
+def written(message: Any, **changes: Any) -> bytes:
+    """A message as somebody writes it who does not keep to its limits."""
+    for name, value in changes.items():
+        object.__setattr__(message, name, value)
+    return encode(message)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rounds": 10**18},
+        {"rounds": -1},
+        {"num_initial": 10**9},
+        {"sums": 10**18},
+        {"sums": -1},
+        {"run": "x" * 101},
+        {"channel": "x" * 101},
+        {"agents": ("x" * 101,)},
+    ],
+)
+def test_a_setup_has_limits(changes: dict[str, Any]) -> None:
+    honest = study().server(SQUARE, NAMES).setup
+    with pytest.raises(MessageError):
+        decode(written(replace(honest), **changes), Setup)
+    assert decode(encode(honest), Setup).agents == NAMES
+
+
+@pytest.mark.parametrize("changes", [{"num_raw": 10**9}, {"lengthscales": (1.0,) * 1000}])
+def test_a_search_within_a_setup_has_limits(changes: dict[str, Any]) -> None:
+    search = replace(REGION)
+    honest = study(search).server(SQUARE, NAMES).setup
+    for name, value in changes.items():
+        object.__setattr__(search, name, value)
+    with pytest.raises(MessageError):
+        decode(encode(honest), Setup)
+
+
+def test_support_points_of_another_dimension_are_refused() -> None:
+    flat = replace(GLOBAL, support=((0.1,), (0.2,), (0.3,), (0.4,)))
+    with pytest.raises(InputDataError, match="2 coordinates"):
+        study(flat).server(SQUARE, NAMES)
+    federation = Federation(study(GLOBAL))
+    federation.server.lie = lambda state, box: setups(
+        box, lambda setup: replace(setup, support=flat)
+    )
+    with pytest.raises(ProtocolError, match="refuse to begin"):
+        federation.drive()
 
 
 def test_a_setup_that_does_not_fit_from_the_start() -> None:
@@ -1230,6 +1474,66 @@ def test_what_agents_know_already_is_used() -> None:
     federation = finished(study(SUPPORT, data=given))  # type: ignore[arg-type]
     assert federation.counts() == {"ann": 6, "bob": 8, "cem": 6}
     assert torch.equal(federation.sites["bob"].state.X[:5], X)
+
+
+@pytest.mark.parametrize("which", SEARCHES)
+def test_the_initial_design_comes_first(which: str) -> None:
+    """Of the design alone is the first sum: the queries that follow it differ, the design not."""
+    design = torch.cat([torch.full((1, 2), 0.5).double(), uniform(1, 2, seed=7)])
+    X = uniform(5, 2, seed=3)
+    given = {"bob": (X, HILLS["bob"](X))}
+    protocol = study(SEARCHES[which], initial_design=design, data=given)
+    federation = finished(protocol)
+    assert federation.server.honest.setup.num_initial == 2
+    assert federation.counts() == {"ann": 5, "bob": 10, "cem": 5}  # what it knows, and the design
+    for name, site in federation.sites.items():
+        own = site.state.X[5:] if name == "bob" else site.state.X
+        assert torch.equal(own[:2], design)
+        assert not bool((own[2:] == design[0]).all(dim=-1).any())
+    assert federation.server.states[-1].last.t >= 0
+
+
+def test_a_design_is_snapped_and_takes_the_room_it_needs() -> None:
+    square = SearchSpace((Parameter.integer("k", 1, 4), Parameter.real("x", 0.0, 1.0)))
+    centre = torch.full((1, 2), 0.5).double()
+    agents = dict.fromkeys(NAMES, lambda X: X.sum(dim=-1, keepdim=True))
+    protocol = study(rounds=1, initial_design=centre)
+    result = run(protocol, agents, space=square, seed=1, progress=False)
+    first = result.history("ann")[0][:1]
+    assert torch.equal(first, square.snap(centre))
+    assert not torch.equal(first, centre)
+    wide = study(rounds=3, initial_design=uniform(100, 2))
+    server = wide.server(SQUARE, NAMES)
+    assert server.private_sum.channel.grid.bound == REGION.bound(103)
+    with pytest.raises(InputDataError, match="up to 11 records, the mechanism has room for 10"):
+        study(SUPPORT, mechanism=records, noise_at="agent", initial_design=uniform(8, 2)).server(
+            SQUARE, NAMES
+        )
+    with pytest.raises(InputDataError, match="initial_design must be `n x 2` points"):
+        finished(study(initial_design=uniform(3, 1)))
+
+
+@pytest.mark.parametrize("channel", ["plain", "threshold"])
+def test_designs_by_name(channel: Any) -> None:
+    designs = spread_design(SQUARE, NAMES, 2)
+    federation = finished(study(initial_design=designs, channel=channel))
+    for name, site in federation.sites.items():
+        assert torch.equal(site.state.X[:2], designs[name])
+    assert federation.counts() == dict.fromkeys(NAMES, 5)
+    with pytest.raises(InputDataError, match=r"one design for each agent.*dee"):
+        finished(study(initial_design={**designs, "dee": uniform(2, 2)}))
+    with pytest.raises(InputDataError, match="same length"):
+        finished(study(initial_design={**designs, "ann": uniform(1, 2)}))
+
+
+def test_a_stored_state_is_not_continued_under_another_design() -> None:
+    designs = (None, uniform(3, 2), uniform(3, 2, seed=5))
+    prints = set()
+    for design in designs:
+        protocol = study(initial_design=design)
+        protocol.server(SQUARE, NAMES)
+        prints.add(protocol.agent("ann", SQUARE, 1, MemoryBlobs()).fingerprint)
+    assert len(prints) == 3
 
 
 @pytest.mark.parametrize("which", SEARCHES)

@@ -30,6 +30,7 @@ from botorch_fed.protocols.base import (
 from botorch_fed.protocols.drive import Round, ServerRecord, drive
 from botorch_fed.protocols.fts import (
     FTS,
+    MAX_FEATURES,
     RESIDUAL_PRIOR,
     FTSAgent,
     FTSAgentState,
@@ -46,6 +47,7 @@ from botorch_fed.protocols.fts import (
     prior_model,
     rank_agreement,
 )
+from botorch_fed.protocols.own_step import spread_design
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
 from botorch_fed.rng import generator
@@ -921,6 +923,18 @@ def test_the_initial_design_comes_first() -> None:
         assert not bool((federation.sites[name].state.X[12:14] == design[:2]).all())
 
 
+def test_designs_by_name() -> None:
+    designs = spread_design(SQUARE, NAMES, 2)
+    federation = finished(MIXED, initial_design=designs, rounds=3, every=1)
+    for name in NAMES:
+        assert torch.equal(federation.sites[name].state.X[8:10], designs[name])
+    left = {name: designs[name] for name in NAMES[1:]}
+    with pytest.raises(InputDataError, match=f"one design for each agent.*{NAMES[0]}"):
+        finished(MIXED, initial_design=left, rounds=3)
+    with pytest.raises(InputDataError, match="same length"):
+        finished(MIXED, initial_design={**designs, NAMES[0]: uniform(1, 2)}, rounds=3)
+
+
 def test_random_search() -> None:
     federation = finished(RANDOM, rounds=10)
     asked = torch.cat([federation.sites[name].state.X[8:] for name in NAMES])
@@ -1171,6 +1185,12 @@ def scaled(key: str, factor: float) -> dict[str, Tensor]:
     return {**tensors, name: factor * tensors[name]}
 
 
+def spread(count: int) -> dict[str, Tensor]:
+    """A basis of twice so many features."""
+    frequencies = generator(0, "many").normal(count, 2)
+    return {**PHI.to_tensors(), "random_fourier/frequencies": frequencies}
+
+
 HOSTILE: dict[str, Callable[[], Setup]] = {
     "tiny noise": lambda: hostile(noise_var=1e-300),
     "huge frequencies": lambda: hostile(features=scaled("frequencies", 3e307)),
@@ -1179,6 +1199,8 @@ HOSTILE: dict[str, Callable[[], Setup]] = {
     "huge prior": lambda: hostile(
         message="shared_prior", prior_weights=torch.full((M,), 1e308, dtype=torch.float64)
     ),
+    "too many features": lambda: hostile(features=spread(MAX_FEATURES)),
+    "too many rows": lambda: hostile(features=spread(10**5)),
     "prior of integers": lambda: hostile(
         message="shared_prior", prior_weights=torch.ones(M).long()
     ),

@@ -19,6 +19,7 @@ from botorch_fed.protocols.own_step import (
     check_points,
     expected_improvement,
     random_point,
+    spread_design,
     tensor_hash,
 )
 from botorch_fed.rng import generator
@@ -243,3 +244,35 @@ def test_hashes_of_tensors() -> None:
     assert tensor_hash(None) == ""
     assert tensor_hash(X) == tensor_hash(X.clone()) == tensor_hash(X.mT.contiguous().mT)
     assert tensor_hash(X) != tensor_hash(X + 1e-15)
+
+
+def test_designs_begin_in_the_centre_and_go_different_ways() -> None:
+    """Together the agents have the points of one sequence, which covers the middle evenly."""
+    names = ("ann", "bob", "cem", "dee")
+    designs = spread_design(SQUARE, names, 5)
+    centre = torch.full((1, 2), 0.5).double()
+    assert tuple(designs) == names
+    assert all(torch.equal(design[:1], centre) for design in designs.values())
+    others = torch.cat([design[1:] for design in designs.values()])
+    assert len(torch.unique(others, dim=0)) == 16
+    cells = ((others - 0.25) * 8).floor().long()  # 16 Sobol points in a 4 x 4 grid: one in each
+    assert len({tuple(cell) for cell in cells.tolist()}) == 16
+    assert bool(((cells >= 0) & (cells < 4)).all())
+    first = spread_design(SQUARE, names, 2)  # a shorter design is the beginning of a longer one
+    assert all(torch.equal(first[name], designs[name][:2]) for name in names)
+    wide = spread_design(SQUARE, names, 5, width=1.0)
+    assert torch.allclose(wide["bob"], centre + 2 * (designs["bob"] - centre))
+    assert not torch.equal(spread_design(SQUARE, names, 5, seed=1)["bob"], designs["bob"])
+    assert torch.equal(spread_design(SQUARE, names, 1)["dee"], centre)
+
+
+def test_a_design_can_be_evaluated() -> None:
+    space = SearchSpace((Parameter.integer("k", 1, 4), Parameter.choice("c", ("x", "y", "z"))))
+    for design in spread_design(space, ("ann", "bob"), 6).values():
+        assert torch.equal(space.snap(design), design)
+
+
+@pytest.mark.parametrize("settings", [{"num_points": 0}, {"width": 0.0}, {"width": 1.5}])
+def test_designs_that_there_are_not(settings: dict[str, Any]) -> None:
+    with pytest.raises(InputDataError, match="at least one point"):
+        spread_design(SQUARE, ("ann",), **{"num_points": 3, **settings})

@@ -210,6 +210,17 @@ def test_plans_do_not_depend_on_who_is_told_first() -> None:
         {"num_candidates": 37},
         {"spread": -1.0},
         {"num_raw": 1},
+        # What a server may not make a site compute:
+        {"num_raw": 10**9},
+        {"num_restarts": 500},
+        {"wait": 10**18},
+        {"keep": math.nan},
+        {"keep": math.inf},
+        {"warps": ("linear",) * 10**6},
+        {"lengthscales": (1.0,) * 10**6},
+        {"amplitudes": (1.0,) * 17},
+        {"noises": ()},
+        {"noises": (1e-300,)},
     ],
 )
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:

@@ -291,6 +291,14 @@ def test_a_schedule_that_the_proof_does_not_cover(decay: float) -> None:
         {"acquisition": "kg"},
         {"beta": -1.0},
         {"num_raw": 2, "num_restarts": 3},
+        # What a server may not make a site compute:
+        {"num_raw": 10**9},
+        {"num_restarts": 500},
+        {"support_size": 10**6},
+        {"support_growth": 10**6},
+        {"support_rounds": 10**6},
+        {"support_size": 1, "support": ((float("nan"), 0.5),)},
+        {"support_size": 1, "support": ((1e300, 0.5),)},
     ],
 )
 def test_settings_that_make_no_sense(wrong: dict[str, Any]) -> None:
