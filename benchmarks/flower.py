@@ -151,7 +151,7 @@ def measure_time(rounds: int) -> dict[str, float]:
     try:
         (home / "study.toml").write_text(STUDY.format(rounds=rounds))
         (home / "nothing.py").write_text(OBJECTIVE)
-        hub = Hub.create(home / "hub", "localhost", port := deploy._free_port())
+        hub = Hub.create(home / "hub", "localhost", port := deploy.free_port())
         start("hub", "start", "hub", "--host", "127.0.0.1")
         _until(lambda: hub.sites() == {})
         for name in SITES:

@@ -223,7 +223,8 @@ class Hub:
         try:
             self._wait(number, folder, watch)
         except BaseException:
-            self._flwr("stop", number, CONNECTION, "--format", "json")
+            with contextlib.suppress(DeployError):  # it may be the hub that has gone
+                self._flwr("stop", number, CONNECTION, "--format", "json")
             raise
         if not outcome.exists():
             raise DeployError(
@@ -421,7 +422,7 @@ class SiteFolder:
         site = self.site(study, name, patience=patience, keys=keys)
         with SiteProcess(site, self.folder / "socket") as process, _stopping(process):
             node = subprocess.Popen(
-                self.command(hub, certificates, _free_port()),
+                self.command(hub, certificates, free_port()),
                 env=_environment(self.folder / "flower"),
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
@@ -511,7 +512,8 @@ def _program(name: str) -> str:
     return found
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port of this machine that nobody listens on now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port: int = probe.getsockname()[1]

@@ -34,6 +34,8 @@ table of kind ``"polynomial"`` with `c` or ``"constant"`` with `p`. What else is
     [protocol]
     candidates = 500                # the only points: so many public Sobol points, or the name
                                     # of a CSV file beside this one, a column per parameter
+    initial_design = 3              # fts and fed-gp: every agent begins with so many public
+                                    # points, the centre and then others than its peers
 
     [protocol.feature_map]          # the shared basis of fts, dp-fts-de and private-ucb
     kind = "rff"                    # or "inducing" (Sobol points), both with num_features,
@@ -106,7 +108,7 @@ from botorch_fed.protocols.base import MAX_NAME, AgentId, Objective, secrets_in,
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy, default_kernel
-from botorch_fed.protocols.own_step import tensor_hash
+from botorch_fed.protocols.own_step import spread_design, tensor_hash
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.support_search import SupportSearch
@@ -511,12 +513,13 @@ def read_study(path: str | Path) -> StudyFile:
     name = protocol.get("name", Literal[tuple(STUDIES)], 'name = "fts"')
     budget = _budget(top, protocol, name)
     space, rounds = _space(top), _count(top, "rounds", 1, "rounds = 12")
-    settings = _settings(top, protocol, name, budget, space, rounds)
+    agents = _agents(top)
+    settings = _settings(top, protocol, name, budget, space, agents, rounds)
     out = top.get("out", str, 'out = "runs/first"', None)
     study = StudyFile(
         path=path,
         objective=_objective(top),
-        agents=_agents(top),
+        agents=agents,
         space=space,
         protocol=name,
         settings=settings,
@@ -688,11 +691,16 @@ def _settings(
     name: str,
     budget: Budget | None,
     space: SearchSpace,
+    agents: tuple[AgentId, ...],
     rounds: int,
 ) -> dict[str, Any]:
     kind = STUDIES[name]
     known = {k: hint for k, hint in simple_settings(kind).items() if k not in ELSEWHERE}
-    own = {"fts": ("strategy",), "dp-fts-de": ("strategy",), "fed-gp": ("search", "mechanism")}
+    own = {
+        "fts": ("strategy", "initial_design"),
+        "dp-fts-de": ("strategy",),
+        "fed-gp": ("search", "mechanism", "initial_design"),
+    }
     nested = (*own.get(name, ()), "candidates")
     if name != "fed-gp":
         nested += ("feature_map",)
@@ -723,6 +731,9 @@ def _settings(
             given["sampling"] = PoissonSampling(rate)
     if "candidates" in table.values:
         given["candidates"] = _candidates(table, space)
+    if "initial_design" in table.values:
+        count = _count(table, "initial_design", 1, "initial_design = 3")
+        given["initial_design"] = spread_design(space, agents, count)
     if "feature_map" in table.values:
         given["feature_map"] = _feature_map(table.table("feature_map"), space)
     if "mechanism" in table.values:

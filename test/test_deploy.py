@@ -23,7 +23,7 @@ pytest.importorskip("flwr")
 import contextlib
 
 from botorch_fed.cli import main
-from botorch_fed.deploy import DeployError, Hub, SiteFolder, _free_port, make_keys
+from botorch_fed.deploy import DeployError, Hub, SiteFolder, free_port, make_keys
 from botorch_fed.protocols.store import FileStore
 from botorch_fed.run import RunResult
 from botorch_fed.study import StudyFile, read_study, run_study
@@ -133,7 +133,7 @@ def test_what_is_missing_is_said(tmp_path: Path) -> None:
 
 
 def test_a_hub_that_does_not_run_says_so(tmp_path: Path) -> None:
-    hub = Hub.create(tmp_path / "hub", "localhost", _free_port())
+    hub = Hub.create(tmp_path / "hub", "localhost", free_port())
     site = SiteFolder.create(tmp_path / "site")
     with pytest.raises(DeployError, match="hub start"):
         hub.admit("north", site.folder / "node.pub")
@@ -219,7 +219,7 @@ class Machines:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
-        self.port = _free_port()
+        self.port = free_port()
         self.hub = Hub.create(folder / "hub", "localhost", self.port)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
@@ -421,7 +421,7 @@ def test_the_script_of_three_sites(tmp_path: Path) -> None:
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "PORT": str(_free_port()),
+        "PORT": str(free_port()),
     }
     done = subprocess.run(
         ["bash", str(ROOT / "tutorials" / "three_sites.sh"), "here"],

@@ -242,6 +242,27 @@ def test_candidates_by_number_and_by_file(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
+    "text",
+    [
+        STUDY.replace("every = 1", "initial_design = 2"),
+        SUMS.replace("num_initial", "initial_design").replace(
+            "[protocol.mechanism]\nMECHANISM", ""
+        ),
+    ],
+    ids=["fts", "fed-gp"],
+)
+def test_sites_begin_with_public_points(folder: Path, text: str) -> None:
+    study = read(folder, text)
+    design = study.study().initial_design
+    assert set(design) == set(study.agents)
+    result = run_study(study, out=None, progress=False)
+    for agent in study.agents:
+        assert torch.equal(result.history(agent)[0][:2], design[agent])
+    with pytest.raises(StudyError, match="initial_design: expected an integer from 1 on, got 0"):
+        read(folder, text.replace("initial_design = 2", "initial_design = 0"))
+
+
+@pytest.mark.parametrize(
     ("points", "said"),
     [
         ("lr,depth\n1,1\n", "begin it with lr,depth,kind"),
