@@ -253,7 +253,12 @@ def _exchange(
             failures[agent] = Failure("malformed", type(error).__name__)
         else:
             inbox[agent] = message
-    if strangers and strangers == len(exchanged.replies) and not known.heard:
+    silent = ("absent", "unknown")  # who is busy or has failed has begun
+    present = len(exchanged.replies.keys() & outgoing.requests) + sum(
+        agent not in exchanged.replies and failure.code not in silent
+        for agent, failure in exchanged.failures.items()
+    )
+    if strangers and strangers == present and not known.heard:
         raise ProtocolError(
             f"All {strangers} agents that answer refuse to begin: {_summary(failures)}. If they "
             "take part in another start of this run, restore the server's record or choose another "

@@ -110,7 +110,8 @@ class Site:
             called again with the same points until it has them, also after a restart, and newer
             requests wait. A process that is killed between the start of an evaluation and its
             first `Pending()` may not come back to it; the objective then still has the value. What
-            has answered `Pending()` must come to an end: newer requests wait for it.
+            has answered `Pending()` must come to an end: newer requests wait for it, until it has
+            the values or raises an error.
         run: The run's name, agreed with the server.
         store: Where the record is kept; default in memory. Several sites may share one.
         journal: Where observations are kept the moment they exist; default in memory. Its own.
@@ -132,7 +133,7 @@ class Site:
         self.agent = agent
         self.run = run
         self.journal = Journal() if journal is None else journal
-        self._objective = objective
+        self.objective = objective
         self._store = MemoryStore() if store is None else store
         self._max_bytes = max_bytes
         self._lock = threading.Lock()
@@ -183,6 +184,19 @@ class Site:
                 return self._answer(frame, digest)
             except _Refused as refused:
                 return self._refusal(frame, digest, refused.code)
+
+    def settle(self) -> None:
+        """Take the value of an evaluation that was running, if it is there now.
+
+        Without it the value is taken with the next request. An objective that works in the
+        background calls this the moment it has a value.
+        """
+        with self._lock, one_thread() as self._threads:
+            record = self._record
+            if record is None or record.evaluating is None or record.reply is not None:
+                return
+            with contextlib.suppress(_Refused):  # still busy
+                self._unfinished(record)
 
     # -------------------------------------------------------------- one request
 
@@ -331,8 +345,13 @@ class Site:
         self, record: SiteRecord, state: Any, index: int, X: Tensor
     ) -> tuple[Any, SiteRecord]:
         """One evaluation, in the journal before anybody uses it."""
-        with threads(self._threads):
-            answer = self._objective(X.clone())
+        try:
+            with threads(self._threads):
+                answer = self.objective(X.clone())
+        except Exception:
+            if record.evaluating is not None:  # it has ended: newer requests need not wait for it
+                self._save(replace(record, evaluating=None))
+            raise
         if isinstance(answer, Pending):
             if record.evaluating is None or record.index != index:
                 self._save(replace(record, evaluating=X, index=index))

@@ -1,0 +1,284 @@
+"""What faults cost: processes that die, messages that are lost or forged, agents that stay away.
+
+    python -m benchmarks.faults [--json] [--quick] [--only runs,fuzz] [--messages N] [--every K]
+    python -m benchmarks.faults --dropout [--json]    absent agents: runs what is missing
+
+One thread. Parts for ``--only``: runs with kills and faults, and mutated messages. The scenarios
+are those of `test.faults`: 5 rounds of every protocol, trust model and channel among three sites
+that keep everything in files.
+
+    scenarios               runs: the server or a site is killed before, in the middle of or after
+                            each of its durable steps; or messages are lost, late, doubled, swapped
+                            and damaged while all processes die again and again
+    completed_or_clean_stop of them, those that came to their end, resumed if an error of the
+                            package stopped them
+    same_as_undisturbed     of the kills after which nothing need be missing, in federations whose
+                            runs can be repeated: those with the same observations and the same
+                            payments
+    repeatable              how many these kills are
+    ledger_undercounts      departures of a release that the ledger on disk did not cover
+    second_draws            rounds for which a process has sent two different messages
+    observations_lost       outcomes that reached a disk, and are not there or not in the data
+    observations_doubled    outcomes that count twice, evaluations repeated in spite of the journal
+    fuzz_messages           mutants that were delivered (default a million); shares of those with
+                            one field changed and all around it right, and of ciphertexts
+    fuzz_accepted_bad       not finite, mis-sized, out of range, stale or mis-addressed ones that
+                            were accepted
+    fuzz_crashes, fuzz_hangs  receivers that raised what is no refusal, or did not come back
+    fuzz_slowest_s          the longest that any of them took
+    peak_mb                 the most memory above that of the beginning, for messages up to 1 MB
+
+``--every`` is of so many kills one, ``--quick`` every 41st and fewer of all. ``--dropout`` has
+1,000 agents for 50 rounds on `SyntheticGPAgents`, 100 points of one dimension: in every round each
+is absent with the given probability. FTS with a message every fifth round, DP-FTS-DE with epsilon =
+2; own steps are random, half of the steps follow messages. The regret is that of an agent's best
+point so far, a uniform one among them, as the mean over agents.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+import torch
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.papers.ledger import Line, Results, at_checkpoints, versions
+from botorch_fed.acquisition import Constant
+from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
+from botorch_fed.protocols.fts import FTS, Strategy
+from botorch_fed.rng import generator
+from botorch_fed.run import RunResult, Study, run
+from botorch_fed.test_functions import SyntheticGPAgents
+from test.faults.cases import cases
+from test.faults.fuzz import Findings, fuzz, recorded
+from test.faults.matrix import Row, kills, matrix, undisturbed
+
+MESSAGES = 1_000_000
+SEEDS = 30  # of runs with faults everywhere, per federation
+QUICK = 41  # every so many kills
+AGENTS, ROUNDS = 1000, 50
+DROPOUTS = (0.0, 0.1, 0.3)
+SHOWN = (0, 1, 2, 5, 10, 20, 30, 40, 50)  # rounds of the table
+COUNTS = ("undercounts", "second_draws", "lost", "doubled")
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Kills and forged messages are logged and warned of, by the thousand."""
+    logging.disable(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+
+
+# ------------------------------------------------------------------ kills and faults
+
+
+def scenarios(every: int, seeds: int) -> tuple[dict[str, float], Table]:
+    """Of every federation one in so many kills, and runs with faults everywhere."""
+    rows: list[Row] = []
+    same = repeatable = 0
+    for name, case in cases().items():
+        chosen = list(kills(undisturbed(case)))[::every]
+        found = matrix(name, case, chosen, range(seeds))
+        rows += found
+        if case.exact:
+            repeatable += sum(kill.patient for kill in chosen)
+            same += sum(row.same for row in found if row.patient)
+    table = Table(
+        "federation",
+        "what happens",
+        *("runs", "killed", "completed", "stopped, resumed", "as undisturbed"),
+        *("crashes", "undercounts", "second draws", "lost", "doubled"),
+        title="Kills at every durable step, and faults everywhere",
+    )
+    for row in rows:
+        cells = asdict(row)
+        case_, kind, _ = (cells.pop(key) for key in ("case", "kind", "patient"))
+        exact = cases()[case_].exact and row.patient
+        cells["same"] = cells["same"] if exact else "-"
+        order = ("runs", "killed", "completed", "stopped", "same", "crashes", *COUNTS)
+        table.add_row(case_, kind, *(str(cells[key]) for key in order))
+    figures: dict[str, float] = {
+        "scenarios": sum(row.runs for row in rows),
+        "completed_or_clean_stop": sum(row.completed for row in rows),
+        "same_as_undisturbed": same,
+        "repeatable": repeatable,
+        "ledger_undercounts": sum(row.undercounts for row in rows),
+        "second_draws": sum(row.second_draws for row in rows),
+        "observations_lost": sum(row.lost for row in rows),
+        "observations_doubled": sum(row.doubled for row in rows),
+    }
+    return figures, table
+
+
+# ------------------------------------------------------------------ mutants
+
+
+def mutants(messages: int) -> tuple[dict[str, float], Table]:
+    """So many mutated messages of all protocols."""
+    start = time.process_time()
+    found: Findings = fuzz(recorded(), messages)
+    seconds = time.process_time() - start
+    figures: dict[str, float] = {
+        "fuzz_messages": found.messages,
+        "fuzz_reframed_share": round(found.reframed / found.messages, 4),
+        "fuzz_cipher_share": round(found.ciphers / found.messages, 4),
+        "fuzz_accepted": found.accepted,
+        "fuzz_accepted_bad": found.bad.total(),
+        "fuzz_crashes": found.crashes.total(),
+        "fuzz_hangs": found.hung,
+        "fuzz_slowest_s": round(found.slowest, 3),
+        "peak_mb": round(found.peak_mb, 1),
+    }
+    table = Table("receiver and reason", "times", "first mutant", title="Accepted, or worse")
+    for why, count in (found.bad + found.crashes).most_common():
+        table.add_row(why[:120], str(count), found.examples[why])
+    table.caption = f"{found.messages / seconds:,.0f} messages in a second of CPU time"
+    return figures, table
+
+
+# ------------------------------------------------------------------ absent agents
+
+
+def study(protocol: str, points: torch.Tensor) -> Study:
+    """A cheap one: own steps are random."""
+    cheap: dict[str, Any] = {"own": "random", "schedule": Constant(0.5)}
+    if protocol == "fts":
+        strategy = Strategy(portfolio=0, prior_until=0, **cheap)
+        return FTS(rounds=ROUNDS, every=5, candidates=points, strategy=strategy)
+    return DPFTSDE(
+        rounds=ROUNDS,
+        epsilon=2.0,
+        message="mean",
+        num_initial=3,
+        candidates=points,
+        strategy=Following(**cheap),
+    )
+
+
+def curve(result: RunResult, problem: SyntheticGPAgents) -> list[float]:
+    """The mean over agents of the regret of their best points, round by round."""
+    best = np.full((AGENTS, ROUNDS + 1), np.inf)
+    best[:, 0] = (problem.optimal_values - problem.values.mean(dim=-1)).numpy()
+    for row in result.records:
+        agent, t = int(row["agent"][len("agent") :]), row["round"] - 1
+        best[agent, t] = min(best[agent, t], row["regret"])
+    return [float(value) for value in np.minimum.accumulate(best, axis=1).mean(axis=0)]
+
+
+def absent_agents(protocol: str, dropout: float, seed: int) -> Line:
+    """One run."""
+    problem = SyntheticGPAgents(
+        AGENTS, seed=seed, lengthscale=0.1, grid=100, perturbed="all", noise_var=1e-4
+    )
+
+    def absent(name: str, serial: int) -> bool:
+        return float(generator(seed, "absent", name, serial).uniform(1)) < dropout
+
+    start = time.process_time()
+    with silence():
+        result = run(
+            study(protocol, problem.points), problem, seed=seed, absent=absent, progress=False
+        )
+    heard = sum(row["heard"] for row in result.rounds)
+    return {
+        "rounds": max(row["round"] for row in result.rounds) - 1,
+        "heard": round(heard / len(result.rounds), 4),
+        "regret": at_checkpoints(curve(result, problem)),
+        "cpu_seconds": round(time.process_time() - start, 1),
+        "versions": versions(),
+    }
+
+
+def dropout() -> tuple[dict[str, float], Table]:
+    """What is missing, and the table of all."""
+    results = Results("faults/dropout", ("protocol", "dropout", "seed"))
+    runs = [
+        {"protocol": protocol, "dropout": share, "seed": 0}
+        for protocol in ("fts", "dp-fts-de")
+        for share in DROPOUTS
+    ]
+    results.fill(runs, absent_agents, "absent agents")
+    table = Table(
+        "protocol",
+        "absent",
+        "heard",
+        *(f"{t}" for t in SHOWN),
+        title="Mean regret after so many rounds, 1,000 agents",
+    )
+    figures = {}
+    for line in results.lines:
+        regret = line["regret"]
+        cells = (f"{regret[str(t)]:.4f}" for t in SHOWN)
+        table.add_row(line["protocol"], f"{line['dropout']:.0%}", f"{line['heard']:.3f}", *cells)
+        figures[f"regret_{line['protocol']}_{line['dropout']:g}"] = regret[str(ROUNDS)]
+    return figures, table
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What faults cost.")
+    parser.add_argument("--json", action="store_true", help="print one line of figures")
+    parser.add_argument("--quick", action="store_true", help="fewer kills, faults and mutants")
+    parser.add_argument("--only", default="fuzz,runs", help="some of fuzz, runs")
+    parser.add_argument("--messages", type=int, help=f"mutants, default {MESSAGES:,}")
+    parser.add_argument("--every", type=int, help="of so many kills one, default all")
+    parser.add_argument("--dropout", action="store_true", help="absent agents instead")
+    args = parser.parse_args()
+    chosen = args.only.split(",")
+    if unknown := set(chosen) - {"fuzz", "runs"}:
+        parser.error(f"unknown parts: {', '.join(sorted(unknown))}")
+    if os.environ.get("OMP_NUM_THREADS") != "1":  # NumPy's BLAS reads it when it is loaded
+        again = [sys.executable, "-m", "benchmarks.faults", *sys.argv[1:]]
+        os.execve(sys.executable, again, {**os.environ, "OMP_NUM_THREADS": "1"})
+    torch.set_num_threads(1)
+    tables: list[Table] = []
+    figures: dict[str, float] = {}
+    if args.dropout:
+        figures, table = dropout()
+        tables.append(table)
+    else:
+        messages = args.messages or (MESSAGES // 100 if args.quick else MESSAGES)
+        every, seeds = args.every or (QUICK if args.quick else 1), 2 if args.quick else SEEDS
+        with silence():
+            parts = []
+            if "fuzz" in chosen:  # first: memory is measured from its beginning
+                parts.append(mutants(messages))
+            if "runs" in chosen:
+                parts.append(scenarios(every, seeds))
+        for found, table in parts:
+            figures |= found
+            tables.append(table)
+    if args.json:
+        for table in tables:
+            Console(stderr=True).print(table)
+        print(json.dumps(figures))
+        return
+    console = Console()
+    console.print(f"{versions()}; one thread; {platform.machine()}")
+    for table in tables:
+        console.print(table)
+    table = Table("figure", "value", title="Figures")
+    for name, value in figures.items():
+        table.add_row(name, f"{value:g}")
+    console.print(table)
+
+
+if __name__ == "__main__":
+    main()

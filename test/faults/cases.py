@@ -1,0 +1,152 @@
+"""Federations to break: every protocol, trust model and channel, small and fast.
+
+Noise is the operating system's: drawn a second time it is other noise, and shows.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from botorch_fed.acquisition import Constant
+from botorch_fed.models import RandomFourierFeatures
+from botorch_fed.privacy import Budget, GaussianSum, OSNoise
+from botorch_fed.privacy.distributed import DistributedGaussianSum
+from botorch_fed.protocols import dp_fts_de, fed_gp, private_ucb
+from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
+from botorch_fed.protocols.fed_gp import FedGP
+from botorch_fed.protocols.fts import FTS, Strategy
+from botorch_fed.protocols.private_ucb import PrivateUCB
+from botorch_fed.protocols.region_search import RegionSearch
+from botorch_fed.protocols.support_search import paper_search
+from botorch_fed.rng import generator
+from botorch_fed.run import Study
+from botorch_fed.space import Outcome, Parameter, SearchSpace
+from test.cases import se, uniform
+
+NAMES = ("ann", "bob", "cem")
+SQUARE = SearchSpace(
+    (Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)), Outcome(0.5, 0.5)
+)
+ROUNDS = 5
+PHI = RandomFourierFeatures.draw(se(0.4, 0.6), 6, generator=generator(0, "faults"))
+ARMS = uniform(40, 2, seed=1)
+CHEAP: dict[str, Any] = {"own": "random", "num_raw": 8, "num_restarts": 1}
+REGION = RegionSearch(num_inducing=4, num_candidates=1, wait=1, num_raw=16)
+SUPPORT = paper_search(support_size=4, num_raw=16, num_restarts=1, noise_var=1e-2)
+
+
+def hill(X: Tensor) -> Tensor:
+    return 1 - 2 * (X - 0.3).square().sum(dim=-1, keepdim=True)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A federation, and what its ledgers must cover.
+
+    Attributes:
+        study: Its settings; what every process is started with.
+        exact: Whether a run without losses is always the same, bit for bit.
+        books: Whether the server pays from a `LedgerFile` too.
+        noisy: The broadcasts that are releases of the server.
+        noisy_replies: Whether a reply with data is a release of its site.
+        once: Whether the whole run is one release.
+        keeps_data: Whether an agent's state has all of its observations.
+    """
+
+    study: Study
+    exact: bool = False
+    books: bool = False
+    noisy: tuple[type, ...] = ()
+    noisy_replies: bool = False
+    once: bool = False
+    keeps_data: bool = True
+
+
+def gaussian(dim: int, num_agents: int) -> DistributedGaussianSum:
+    return DistributedGaussianSum(
+        clip_norm=20.0, noise_multiplier=1.0, dim=dim, num_agents=num_agents, dropping=1
+    )
+
+
+def trusted(dim: int, num_agents: int) -> GaussianSum:
+    return GaussianSum(
+        dim=dim, num_agents=num_agents, clip_norm=20.0, noise_multiplier=1.0, weight=1.0
+    )
+
+
+def _fed_gp(search: Any = REGION, **options: Any) -> FedGP:
+    return FedGP(search=search, rounds=ROUNDS, num_initial=2, **options)
+
+
+def _ucb(trust: Any, **options: Any) -> PrivateUCB:
+    common: dict[str, Any] = {
+        "feature_map": PHI,
+        "noise_var": 0.1,
+        "noise_multiplier": 2.0,
+        "candidates": ARMS,
+    }
+    return PrivateUCB(rounds=ROUNDS, trust=trust, **{**common, **options})
+
+
+def cases() -> dict[str, Case]:
+    """All of them; made anew, because a study may remember the keys that it has made."""
+    follow = Following(follow=1, spread=0.0, schedule=Constant(0.5), **CHEAP)
+    release = private_ucb.Parameters
+    noise_of_agents: dict[str, Any] = {"mechanism": gaussian, "noise_at": "agent", "sums": 40}
+    return {
+        "fts": Case(
+            FTS(
+                rounds=ROUNDS,
+                every=1,
+                feature_map=PHI,
+                candidates=ARMS,
+                strategy=Strategy(schedule=Constant(0.5), portfolio=0, prior_until=0, **CHEAP),
+            ),
+            exact=True,
+        ),
+        "dp-fts-de": Case(
+            DPFTSDE(
+                rounds=ROUNDS,
+                noise_multiplier=2.0,
+                releases="all",
+                num_regions=2,
+                message="mean",
+                feature_map=PHI,
+                num_initial=2,
+                strategy=follow,
+                candidates=ARMS,
+                noise=OSNoise(),
+            ),
+            books=True,
+            noisy=(dp_fts_de.Released,),
+        ),
+        "ucb-joint": Case(_ucb("joint"), books=True, noisy=(release,), once=True, keeps_data=False),
+        "ucb-local": Case(
+            _ucb("local", unit="agent", require=Budget(200.0, 1e-5)),
+            noisy_replies=True,
+            keeps_data=False,
+        ),
+        "ucb-public": Case(
+            _ucb("public", most_per_block=4),
+            books=True,
+            noisy=(release,),
+            once=True,
+            keeps_data=False,
+        ),
+        "fed-gp-plain": Case(_fed_gp(channel="plain"), exact=True),
+        "fed-gp-ckks": Case(_fed_gp(SUPPORT, channel="ckks"), exact=True),
+        "fed-gp-threshold": Case(_fed_gp(channel="threshold"), exact=True),
+        "fed-gp-agents-noise": Case(
+            _fed_gp(SUPPORT, channel="plain", **noise_of_agents), noisy_replies=True
+        ),
+        "fed-gp-threshold-noise": Case(
+            _fed_gp(SUPPORT, channel="threshold", **noise_of_agents), noisy_replies=True
+        ),
+        "fed-gp-server-noise": Case(
+            _fed_gp(SUPPORT, channel="plain", mechanism=trusted, noise_at="server", sums=40),
+            noisy=(fed_gp.Opened,),
+        ),
+    }

@@ -1,0 +1,578 @@
+"""An engine that loses, delays, repeats and damages what it carries, between processes that die.
+
+A `World` is a federation whose server and sites are processes: all that they know between two
+messages lies in files. A process that is killed is opened again from these, and from nothing else.
+Its durable steps are counted, and it can be killed before, in the middle of or after any of them.
+What leaves a process is compared with the ledger that it has on disk at that moment.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Literal
+from unittest import mock
+
+import torch
+from torch import Tensor
+
+from botorch_fed.errors import FederatedError, MessageError
+from botorch_fed.privacy import LedgerFile
+from botorch_fed.protocols.base import (
+    Exchanged,
+    Failure,
+    KeepsSecrets,
+    Outgoing,
+    Reply,
+    Request,
+    with_stores,
+)
+from botorch_fed.protocols.drive import Round, ServerRecord, drive
+from botorch_fed.protocols.fed_gp import Upload, Word
+from botorch_fed.protocols.private_ucb import Increment
+from botorch_fed.protocols.site import Site, SiteRecord
+from botorch_fed.protocols.store import Blobs, FileJournal, FileStore, Observation
+from botorch_fed.rng import Generator, generator
+from botorch_fed.wire.codec import content_hash, decode
+from test.faults.cases import NAMES, SQUARE, Case, hill
+
+SERVER = "server"
+PROCESSES = (SERVER, *NAMES)
+MODES = ("before", "torn", "after")
+MOST = 2**30  # bytes of what is read from one's own disk
+TRIES = 12  # of a run that is stopped and resumed
+Mode = Literal["before", "torn", "after"]
+Fault = Literal[
+    "drop request",
+    "drop reply",
+    "drop broadcast",
+    "delay request",
+    "delay reply",
+    "duplicate",
+    "swap replies",
+    "truncate request",
+    "truncate reply",
+    "flip request",
+    "flip reply",
+    "flip broadcast",
+]
+FAULTS: tuple[Fault, ...] = Fault.__args__  # type: ignore[attr-defined]
+
+
+class Killed(BaseException):
+    """Not an `Exception`: nothing in between may catch it."""
+
+
+# ------------------------------------------------------------------ processes that die
+
+
+class Fuse:
+    """The durable steps of one process, from 1; it dies at the fatal one.
+
+    A step that cannot be torn in two is not done at all.
+    """
+
+    def __init__(self) -> None:
+        self.steps = 0
+        self.fatal: tuple[int, Mode] | None = None
+
+    def __call__(self, step: Callable[[], Any], tear: Callable[[], Any] = lambda: None) -> Any:
+        self.steps += 1
+        mode = None
+        if self.fatal is not None and self.fatal[0] == self.steps:
+            mode, self.fatal = self.fatal[1], None
+        if mode == "before":
+            raise Killed
+        if mode == "torn":
+            tear()
+            raise Killed
+        result = step()
+        if mode == "after":
+            raise Killed
+        return result
+
+
+class DyingStore(FileStore):
+    """Files; torn, a draft stays behind."""
+
+    def __init__(self, folder: Path, fuse: Fuse) -> None:
+        super().__init__(folder)
+        self.fuse = fuse
+
+    def put(self, name: str, data: bytes) -> None:
+        self.fuse(lambda: FileStore.put(self, name, data), lambda: self._tear(data))
+
+    def put_new(self, name: str, data: bytes) -> None:
+        self.fuse(lambda: FileStore.put_new(self, name, data), lambda: self._tear(data))
+
+    def delete(self, name: str) -> None:
+        self.fuse(lambda: FileStore.delete(self, name))
+
+    def _tear(self, data: bytes) -> None:
+        (self.folder / ".draft-torn").write_bytes(data[: len(data) // 2])
+
+
+class DyingJournal(FileJournal):
+    """A journal; torn, half of a record is at its end. Says what it has on disk."""
+
+    torn = False
+
+    def __init__(self, path: Path, fuse: Fuse, known: Callable[[Observation], None]) -> None:
+        super().__init__(path)
+        self.fuse, self.known = fuse, known
+
+    def _append(self, data: bytes) -> None:
+        super()._append(data[: len(data) // 2] if self.torn else data)
+
+    def _save(self, entry: Any, data: bytes) -> None:
+        def save() -> None:
+            FileJournal._save(self, entry, data)
+            if isinstance(entry, Observation):
+                self.known(entry)
+
+        def tear() -> None:
+            self.torn = True
+            FileJournal._save(self, entry, data)
+
+        self.fuse(save, tear)
+
+
+class DyingLedger(LedgerFile):
+    """Books; torn, half of a line is at their end."""
+
+    fuse: Fuse | None = None
+
+    def _append(self, line: bytes) -> None:
+        if self.fuse is None:  # while it is opened
+            return super()._append(line)
+
+        def tear() -> None:
+            with self.path.open("ab") as file:
+                file.write(line[: len(line) // 2])
+
+        return self.fuse(lambda: LedgerFile._append(self, line), tear)
+
+
+# ------------------------------------------------------------------ what happened
+
+
+@dataclass
+class Outcome:
+    """What became of a run, and what must not have happened in it.
+
+    Attributes:
+        completed: Whether it came to its end.
+        stops: Errors of the package that ended it, after which it was resumed.
+        crashes: Other errors: there must be none.
+        kills: How many processes were killed.
+        undercounts: Departures at which a ledger on disk held less than what had left.
+        second_draws: Rounds for which a process has sent two different messages.
+        lost: Observations that reached a disk, and are not there or not in the agent's data.
+        doubled: Observations that are counted twice, and evaluations that were repeated although
+            their outcome was known.
+        result: What was observed, by agent, and how many payments the server's ledger has.
+    """
+
+    completed: bool = False
+    stops: list[str] = field(default_factory=list)
+    crashes: list[str] = field(default_factory=list)
+    kills: int = 0
+    undercounts: int = 0
+    second_draws: int = 0
+    lost: int = 0
+    doubled: int = 0
+    result: tuple[Any, ...] = ()
+
+    @property
+    def good(self) -> bool:
+        """Whether nothing happened that must not."""
+        bad = (self.undercounts, self.second_draws, self.lost, self.doubled, len(self.crashes))
+        return self.completed and not any(bad)
+
+
+class World:
+    """A federation of processes on disk.
+
+    Args:
+        case: What runs.
+        folder: Where their files are.
+        plan: What goes wrong on the way: a function of agent and round.
+        patient: Whether the engine asks a site again that was killed, or goes on without it.
+        seed: Of what is damaged and how.
+        dies: Sets the fuse of a process that is opened for the first time, and again.
+    """
+
+    def __init__(
+        self,
+        case: Case,
+        folder: Path,
+        *,
+        plan: Callable[[str, int], Fault | None] = lambda agent, serial: None,
+        patient: bool = True,
+        seed: int = 0,
+        dies: Callable[[str, Fuse], None] = lambda name, fuse: None,
+    ) -> None:
+        self.case, self.folder, self.plan, self.patient = case, folder, plan, patient
+        self.fuses = {name: Fuse() for name in PROCESSES}
+        self.dies = dies
+        for name, fuse in self.fuses.items():
+            dies(name, fuse)
+        self.outcome = Outcome()
+        self.stream = generator(seed, "faults")
+        self.sites: dict[str, Site] = {}
+        self.server: Any = None
+        self.books: LedgerFile | None = None
+        self.late_requests: dict[str, list[tuple[bytes, Outgoing]]] = defaultdict(list)
+        self.late_replies: dict[str, bytes] = {}
+        # By agent: points whose outcome the process has seen, what its disk has, what may repeat.
+        self.evaluated: Counter[str] = Counter()
+        self.known: dict[str, dict[Any, tuple[bytes, bytes]]] = {name: {} for name in NAMES}
+        self.in_flight: dict[str, bool] = {}
+        self.excused: Counter[str] = Counter()
+        # By process and round: what has left it.
+        self.sent: dict[tuple[str, str, int], set[str]] = defaultdict(set)
+        self.releases: dict[str, set[str]] = defaultdict(set)
+
+    # -------------------------------------------------------------- processes
+
+    def home(self, name: str) -> Path:
+        """The folder of a process."""
+        place = self.folder / name
+        place.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return place
+
+    def _study(self, process: str, **options: Any) -> Any:
+        """The study as a process is started with it: it reaches its own stores only."""
+
+        def store(name: str | None) -> DyingStore:
+            assert (SERVER if name is None else name) == process
+            return DyingStore(self.home(process) / "secrets", self.fuses[process])
+
+        return with_stores(replace(self.case.study, **options), NAMES, store)
+
+    def _provision(self) -> None:
+        """What is handed over before a run, by somebody whom all trust."""
+        study = with_stores(
+            self.case.study, NAMES, lambda name: FileStore(self.home(name or SERVER) / "secrets")
+        )
+        if isinstance(study, KeepsSecrets):
+            study.provision(SQUARE)
+
+    def open_server(self) -> tuple[Any, DyingStore]:
+        """The server's process."""
+        home, fuse = self.home(SERVER), self.fuses[SERVER]
+        options: dict[str, Any] = {}
+        if self.case.books:
+            study: Any = self.case.study
+            adjacency, unit = study.adjacency, getattr(study, "unit", "agent")
+            books = DyingLedger(home / "books", adjacency=adjacency, unit=unit)
+            books.fuse = fuse
+            self.books = options["books"] = books
+        server = self._study(SERVER, **options).server(SQUARE, NAMES)
+        return server, DyingStore(home / "record", fuse)
+
+    def close_server(self) -> None:
+        """End the server's process."""
+        if self.books is not None:
+            self.books.close()
+            self.books = None
+
+    def site(self, name: str) -> Site:
+        """A site's process, opened if there is none."""
+        if name in self.sites:
+            return self.sites[name]
+        home, fuse = self.home(name), self.fuses[name]
+        blobs = Blobs(DyingStore(home / "blobs", fuse))
+        agent = self._study(name).agent(name, SQUARE, NAMES.index(name), blobs)
+        journal = DyingJournal(home / "journal", fuse, lambda entry: self._known(name, entry))
+        store = DyingStore(home / "record", fuse)
+        self.sites[name] = Site(
+            name, agent, lambda X: self._evaluate(name, X), store=store, journal=journal
+        )
+        return self.sites[name]
+
+    def _evaluate(self, name: str, X: Tensor) -> Tensor:
+        def evaluate() -> Tensor:
+            self.evaluated[name] += 1
+            self.in_flight[name] = True
+            return hill(X)
+
+        return self.fuses[name](evaluate)
+
+    def _known(self, name: str, entry: Observation) -> None:
+        self.in_flight[name] = False
+        row = entry.X.numpy().tobytes(), entry.Y.numpy().tobytes()
+        self.known[name][entry.address] = row
+
+    def _died(self, name: str) -> None:
+        """A site's process is gone; so is an outcome that was on no disk yet."""
+        self.outcome.kills += 1
+        self.dies(name, self.fuses[name])
+        self.excused[name] += self.in_flight.get(name, False)
+        self.in_flight[name] = False
+        site = self.sites.pop(name, None)
+        if site is not None:
+            site.journal.close()
+
+    # -------------------------------------------------------------- the engine
+
+    def exchange(self, outgoing: Outgoing) -> Exchanged:
+        """Carry a round, with the faults of the plan."""
+        self._leaves_server(outgoing)
+        replies: dict[str, bytes] = {}
+        failures: dict[str, Failure] = {}
+        swapped = []
+        names = list(outgoing.requests)
+        for index in self.stream.uniform(len(names)).argsort().tolist():
+            name = names[index]
+            fault = self.plan(name, outgoing.serial)
+            for request, old in self.late_requests.pop(name, []):
+                self._deliver(name, request, old.blobs)  # whatever it answers comes too late
+            late = self.late_replies.pop(name, None)
+            answer = self._carried(name, outgoing, fault)
+            if late is not None:
+                answer = late  # to another request, in the place of the answer to this one
+            if answer is None:
+                failures[name] = Failure("absent")
+                continue
+            replies[name] = answer
+            if fault == "swap replies":
+                swapped.append(name)
+        if swapped and len(replies) > 1:
+            first, second = swapped[0], next(who for who in replies if who != swapped[0])
+            replies[first], replies[second] = replies[second], replies[first]
+        self._tidy(outgoing)
+        return Exchanged(replies, failures)
+
+    def _carried(self, name: str, outgoing: Outgoing, fault: Fault | None) -> bytes | None:
+        """A request to its site and its answer back, unless something happens to them."""
+        request, blobs = outgoing.requests[name], dict(outgoing.blobs)
+        if fault == "drop request":
+            return None
+        if fault == "delay request":
+            self.late_requests[name].append((request, outgoing))
+            return None
+        if fault == "drop broadcast":
+            blobs = {}
+        if fault == "flip broadcast":
+            blobs = {digest: flipped(data, self.stream) for digest, data in blobs.items()}
+        if fault == "truncate request":
+            request = truncated(request, self.stream)
+        if fault == "flip request":
+            request = flipped(request, self.stream)
+        answer = self._deliver(name, request, blobs)
+        if answer is None:
+            return None
+        if fault == "duplicate":
+            again = self._deliver(name, request, blobs)
+            return answer if again is None else again
+        if fault == "drop reply":
+            return None
+        if fault == "delay reply":
+            self.late_replies[name] = answer
+            return None
+        if fault == "truncate reply":
+            return truncated(answer, self.stream)
+        if fault == "flip reply":
+            return flipped(answer, self.stream)
+        return answer
+
+    def _deliver(self, name: str, request: bytes, blobs: Any) -> bytes | None:
+        """What a site answers; None if it died, and was not asked again."""
+        for _ in range(2 if self.patient else 1):
+            try:
+                site = self.site(name)
+                for digest, data in blobs.items():
+                    if not site.agent.blobs.has(digest):
+                        site.agent.blobs.put(data)
+                answer = site.respond(request)
+            except Killed:
+                self._died(name)
+                continue
+            self._leaves_site(name, request, answer)
+            return answer
+        return None
+
+    def _tidy(self, outgoing: Outgoing) -> None:
+        for name in NAMES:
+            try:
+                site = self.site(name)
+                site.agent.blobs.keep({*outgoing.blobs, *site.broadcasts})
+            except Killed:
+                self._died(name)
+
+    # -------------------------------------------------------------- what leaves, and what is paid
+
+    def _leaves_server(self, outgoing: Outgoing) -> None:
+        for name, request in outgoing.requests.items():
+            frame: Request = decode(request, Request)
+            # The same round is asked again with the same bytes, to whomever.
+            self._sends(SERVER, frame.instance + name, outgoing.serial, request)
+        for kind in self.case.noisy:
+            for digest, data in outgoing.blobs.items():
+                if is_of(data, kind):
+                    self.releases[SERVER].add(digest)
+        if not self.case.noisy:
+            return
+        left = len(self.releases[SERVER])
+        if self.case.once:
+            left = min(left, 1)
+        data = FileStore(self.home(SERVER) / "record").get("record")
+        assert data is not None
+        record = decode(data, ServerRecord, max_bytes=MOST)
+        state = decode(record.state, self.server.state_type, max_bytes=MOST)
+        paid = [state.ledger.releases]
+        if self.case.books:
+            paid.append((self.home(SERVER) / "books").read_bytes().count(b"\n") - 1)
+        self.outcome.undercounts += min(paid) < left
+
+    def _leaves_site(self, name: str, request: bytes, answer: bytes) -> None:
+        try:
+            reply: Reply = decode(answer, Reply)
+        except MessageError:  # a refusal
+            return
+        self._sends(name, reply.request.hex(), 0, answer)
+        if not self.case.noisy_replies:
+            return
+        agent = self.sites[name].agent
+        if carries_data(reply.body):
+            self.releases[name].add(content_hash(reply.body))
+        store = FileStore(self.home(name) / "record")
+        (key,) = store.names()
+        record = decode(store.get(key) or b"", SiteRecord, max_bytes=MOST)
+        state = decode(record.state, agent.state_type, max_bytes=MOST)
+        self.outcome.undercounts += state.ledger.releases < len(self.releases[name])
+
+    def _sends(self, process: str, instance: str, serial: int, data: bytes) -> None:
+        sent = self.sent[process, instance, serial]
+        if sent and content_hash(data) not in sent:
+            self.outcome.second_draws += 1
+        sent.add(content_hash(data))
+
+    # -------------------------------------------------------------- a run
+
+    def run(self) -> Outcome:
+        """To its end, resumed whenever it stops.
+
+        A process that is killed leaves its pages to the system: nothing is forced to the disk.
+        """
+        with mock.patch("os.fsync"):
+            return self._run()
+
+    def _run(self) -> Outcome:
+        self._provision()
+        for _ in range(TRIES):
+            try:
+                self.server, store = self.open_server()
+                end = drive(
+                    self.server,
+                    self.exchange,
+                    record=store.get("record"),
+                    save=lambda data, store=store: store.put("record", data),
+                    on_round=self.heard,
+                )
+            except Killed:
+                self.outcome.kills += 1
+                self.dies(SERVER, self.fuses[SERVER])
+            except FederatedError as error:
+                self.outcome.stops.append(f"{type(error).__name__}: {error}")
+            except Exception as error:
+                self.outcome.crashes.append(f"{type(error).__name__}: {error}")
+                break
+            else:
+                self.outcome.completed = True
+                break
+            finally:
+                self.close_server()
+        for fuse in self.fuses.values():
+            fuse.fatal = None
+        if self.outcome.completed:
+            self._settle(end)
+        for site in self.sites.values():
+            site.journal.close()
+        return self.outcome
+
+    def heard(self, round_: Round) -> None:
+        """Called after every round."""
+
+    def _settle(self, end: Any) -> None:
+        """Compare what was evaluated with what is on disk and in the agents' data."""
+        rows: dict[str, list[Any]] = {}
+        for name in NAMES:
+            if name in self.sites:
+                self.sites.pop(name).journal.close()
+            site = self.site(name)  # as it is found on disk
+            found = {seen.address: seen for seen in site.journal}
+            rows[name] = [
+                (seen.X.numpy().tobytes(), seen.Y.numpy().tobytes()) for seen in site.journal
+            ]
+            self.outcome.lost += sum(
+                rows_of(found.get(address)) != row for address, row in self.known[name].items()
+            )
+            repeated = self.evaluated[name] - len(found) - self.excused[name]
+            self.outcome.doubled += max(0, repeated)
+            if self.case.keeps_data:
+                self._compare(site, list(found.values()))
+        parameters = getattr(end, "parameters", None)
+        if parameters is not None:  # a sum that counts its outcomes
+            self.outcome.doubled += max(0, parameters.count - sum(map(len, rows.values())))
+        ledger = getattr(end, "ledger", None)
+        trace = {name: tuple(found) for name, found in rows.items()}
+        self.outcome.result = (trace, 0 if ledger is None else ledger.releases)
+
+    def _compare(self, site: Site, seen: Iterable[Observation]) -> None:
+        """An agent's data are the observations of its journal, but for an unanswered request."""
+        record = site._record
+        done = [
+            entry
+            for entry in seen
+            if record is not None and (entry.serial < record.serial or record.reply is not None)
+        ]
+        theirs = Counter(pairs(site.state.X, site.state.Y))
+        ours: Counter[Any] = Counter()
+        for entry in done:
+            ours.update(pairs(entry.X, SQUARE.outcome.to_public(entry.Y)))
+        self.outcome.lost += (ours - theirs).total()
+        self.outcome.doubled += (theirs - ours).total()
+
+
+def is_of(data: bytes, kind: type) -> bool:
+    """Whether some bytes are a message of a class."""
+    try:
+        decode(data, kind)
+    except MessageError:
+        return False
+    return True
+
+
+def carries_data(body: bytes) -> bool:
+    """Whether a reply holds a contribution: an increment, or an upload that is not empty."""
+    message = decode(body, Increment, Upload, Word)
+    if isinstance(message, Upload):
+        return message.data is not None
+    return isinstance(message, Increment)
+
+
+def rows_of(entry: Observation | None) -> tuple[bytes, bytes] | None:
+    """An observation as bytes."""
+    return None if entry is None else (entry.X.numpy().tobytes(), entry.Y.numpy().tobytes())
+
+
+def pairs(X: Tensor, Y: Tensor) -> list[tuple[Any, ...]]:
+    """Points with outcomes."""
+    return [tuple(row) for row in torch.cat([X, Y], dim=1).tolist()]
+
+
+def truncated(data: bytes, stream: Generator) -> bytes:
+    """A beginning of some bytes."""
+    return data[: int(float(stream.uniform(1)) * len(data))]
+
+
+def flipped(data: bytes, stream: Generator) -> bytes:
+    """Some bytes with one bit flipped."""
+    place = int(float(stream.uniform(1)) * 8 * len(data))
+    changed = bytearray(data)
+    changed[place // 8] ^= 1 << place % 8
+    return bytes(changed)
