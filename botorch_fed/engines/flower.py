@@ -5,10 +5,12 @@ got yet, and answers are taken as they come, by the message that they reply to. 
 process per message and asks for work every few seconds, so that an exchange takes seconds; the
 engine adds a poll of a tenth of a second to that.
 
-    silent until the deadline, or its node is gone    Failure("absent")
-    its process reports an error                      Failure("failed")
-    busy (`Background`)                               asked again until the deadline
-    it lacks a broadcast                              asked again with all of them, once
+    busy (`Background`)                          asked again until the deadline
+    it lacks a broadcast                         asked again with all of them, once
+    its node or its own process is not there     asked again for a while, then Failure("absent")
+    silent until the deadline                    Failure("absent")
+    its process reports an error                 Failure("failed")
+    its reply cannot be read                     Failure("malformed")
 
 A message that is late is never read: it expires with the round's deadline. What a site observes
 meanwhile is in its journal, and it takes part in the next round.
@@ -17,8 +19,10 @@ meanwhile is in its journal, and it takes part in the next round.
 from __future__ import annotations
 
 import logging
+import math
+import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from botorch.exceptions.errors import InputDataError
@@ -35,8 +39,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 POLL = 0.1  # seconds between two looks for replies
-PAUSE = 1.0  # seconds before a busy site is asked again, at first; then doubled up to a minute
+PAUSE = 1.0  # seconds before a site is asked again, at first; then doubled up to a minute
 LONGEST_PAUSE = 60.0
+STUCK = 5.0  # seconds after which others need not wait for a reply that Flower is still reading
 
 
 class FlowerExchange:
@@ -47,6 +52,8 @@ class FlowerExchange:
         nodes: The node of each agent. Flower's node authentication binds a node to its key, so
             that this table is what makes a name trustworthy.
         deadline: For how many seconds a round waits for its agents.
+        absence: For how many of them it waits for agents that are not there, and were there in
+            the round before.
         max_bytes: Refuse longer messages.
     """
 
@@ -56,32 +63,37 @@ class FlowerExchange:
         nodes: Mapping[AgentId, int],
         *,
         deadline: float = 600.0,
+        absence: float = 60.0,
         max_bytes: int = MAX_BYTES,
     ) -> None:
-        if not deadline > 0:
+        if not 0 < deadline < math.inf:
             raise InputDataError(f"A deadline is a positive number of seconds, got {deadline}.")
+        if not absence >= 0:
+            raise InputDataError(f"absence is a number of seconds from 0 on, got {absence}.")
         if len(set(nodes.values())) < len(nodes):
             raise InputDataError("Two agents have one node: every site has a node of its own.")
-        self._grid = grid
-        self._nodes = dict(nodes)
-        self._deadline = deadline
-        self._max_bytes = max_bytes
-        self._has: dict[AgentId, frozenset[str]] = {}
+        self.grid = grid
+        self.nodes = dict(nodes)
+        self.deadline = deadline
+        self.absence = absence
+        self.max_bytes = max_bytes
+        self.has: dict[AgentId, frozenset[str]] = {}  # the broadcasts that a site has got
+        self.gone: frozenset[AgentId] = frozenset()  # who was not there in the last round
 
     def __repr__(self) -> str:
-        return f"FlowerExchange({len(self._nodes)} nodes, deadline={self._deadline:g})"
+        return f"FlowerExchange({len(self.nodes)} nodes, deadline={self.deadline:g})"
 
     def __call__(self, outgoing: Outgoing) -> Exchanged:
         """Ask every agent, and wait until all have answered or the deadline."""
         round_ = _Round(self, outgoing)
-        end = time.monotonic() + self._deadline
-        while round_.open and (left := end - time.monotonic()) > 0:
+        while round_.open and (left := round_.end - time.monotonic()) > 0:
             round_.ask(left)
             round_.hear()
-            time.sleep(min(POLL, max(end - time.monotonic(), 0.0)))
-        for name in [*round_.waiting.values(), *round_.due]:
-            busy = Failure("busy") if name in round_.busy else Failure("absent")
-            round_.failures.setdefault(name, busy)
+            time.sleep(min(POLL, max(round_.end - time.monotonic(), 0.0)))
+        round_.close()
+        self.gone = frozenset(
+            n for n, failure in round_.failures.items() if failure.code == "absent"
+        )
         return Exchanged(round_.replies, round_.failures, round_.bytes_down, round_.bytes_up)
 
 
@@ -93,42 +105,54 @@ class _Round:
         self.failures: dict[AgentId, Failure] = {}
         self.bytes_down: dict[AgentId, int] = {}
         self.bytes_up: dict[AgentId, int] = {}
-        self.busy: dict[AgentId, float] = {}  # the last pause
-        self.waiting: dict[str, AgentId] = {}  # by message
-        self.due: dict[AgentId, float] = {}  # when to ask
-        self._again: set[AgentId] = set()  # asked with all broadcasts already
+        self.start = time.monotonic()
+        self.end = self.start + engine.deadline
         self._engine = engine
         self._outgoing = outgoing
+        self._waiting: dict[str, AgentId] = {}  # by message
+        self._due: dict[AgentId, float] = {}  # when to ask
+        self._pauses: dict[AgentId, float] = {}
+        self._last: dict[AgentId, Failure] = {}  # why an agent is asked again
+        self._again: set[AgentId] = set()  # asked with all broadcasts already
+        self._sweeps: list[_Sweep] = []
         for name in outgoing.requests:
-            if name in engine._nodes:
-                self.due[name] = 0.0
+            if name in engine.nodes:
+                self._due[name] = 0.0
             else:
                 self.failures[name] = Failure("unknown")
 
     @property
     def open(self) -> bool:
-        return bool(self.waiting or self.due)
+        """Whether anybody may still answer."""
+        return bool(self._waiting or self._due)
+
+    def close(self) -> None:
+        """Whoever has not answered by now has failed."""
+        for sweep in self._sweeps:
+            sweep.over = True
+        for name in [*self._waiting.values(), *self._due]:
+            self.failures[name] = self._last.get(name, Failure("absent"))
 
     def ask(self, seconds: float) -> None:
         """Send what is due, all at once."""
         now = time.monotonic()
-        names = [name for name, when in self.due.items() if when <= now]
+        names = [name for name, when in self._due.items() if when <= now]
         if not names:
             return
         messages = [self._message(name, seconds) for name in names]
-        ids = dict(zip(names, self._engine._grid.push_messages(messages), strict=False))
+        ids = dict(zip(names, self._engine.grid.push_messages(messages), strict=False))
         for name in names:
-            del self.due[name]
+            del self._due[name]
             sent = ids.get(name)
-            if not sent:
-                self.failures[name] = Failure("absent", "Flower does not accept a message to it")
+            if sent:
+                self._waiting[sent] = name
             else:
-                self.waiting[sent] = name
+                self._not_there(name, "Flower does not accept a message to it")
 
     def _message(self, name: AgentId, seconds: float) -> Message:
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        known = self._engine._has.get(name, frozenset())
+        known = self._engine.has.get(name, frozenset())
         request = self._outgoing.requests[name]
         blobs = [data for digest, data in self._outgoing.blobs.items() if digest not in known]
         size = len(request) + sum(map(len, blobs))
@@ -136,7 +160,7 @@ class _Round:
         fields = ConfigRecord({"body": request, "blobs": blobs, "seconds": seconds})
         return Message(
             RecordDict({"request": fields}),
-            dst_node_id=self._engine._nodes[name],
+            dst_node_id=self._engine.nodes[name],
             message_type="query.respond",
             group_id=str(self._outgoing.serial),
             ttl=seconds,
@@ -144,36 +168,59 @@ class _Round:
 
     def hear(self) -> None:
         """Take the replies that have come."""
-        if not self.waiting:
-            return
-        for message in self._engine._grid.pull_messages(list(self.waiting)):
-            # Not by its sender: an error reply for a node that died comes from node 1.
-            name = self.waiting.pop(message.metadata.reply_to_message_id, None)
-            if name is not None:
-                self._take(name, message)
+        held = {sweep.at for sweep in self._sweeps if sweep.is_alive()}
+        if not any(sweep.is_alive() and not sweep.stuck for sweep in self._sweeps):
+            for sweep in self._sweeps:
+                sweep.over = True
+            ids = [sent for sent in self._waiting if sent not in held]
+            self._sweeps.append(_Sweep(self._engine.grid, ids))
+        self._sweeps[-1].join(POLL)
+        for sweep in self._sweeps:
+            while sweep.found:
+                sent, message = sweep.found.pop()
+                name = self._waiting.pop(sent, None)
+                if name is not None:
+                    self._take(name, message)
+        self._sweeps = [sweep for sweep in self._sweeps if sweep.is_alive()]
 
-    def _take(self, name: AgentId, message: Message) -> None:
+    def _take(self, name: AgentId, message: Message | Exception) -> None:
         answer = self._answer(message)
         if isinstance(answer, Failure):
-            self.failures[name] = answer
+            if answer.code == "absent":
+                self._not_there(name, answer.detail)
+            else:
+                self.failures[name] = answer
             return
         self.bytes_up[name] = self.bytes_up.get(name, 0) + len(answer)
         code = refusal_code(answer)
         if code == "busy":
-            pause = min(2 * self.busy.get(name, PAUSE / 2), LONGEST_PAUSE)
-            self.busy[name] = pause
-            self.due[name] = time.monotonic() + pause
-            return
-        if code == "missing" and name not in self._again:
+            self._ask_again(name, Failure("busy"))
+        elif code == "missing" and name not in self._again:
             self._again.add(name)
-            self._engine._has[name] = frozenset()
-            self.due[name] = 0.0
-            return
-        self._engine._has[name] = frozenset(self._outgoing.blobs)
-        self.replies[name] = answer
+            self._engine.has[name] = frozenset()
+            self._due[name] = 0.0
+        else:
+            self._engine.has[name] = frozenset(self._outgoing.blobs)
+            self.replies[name] = answer
 
-    def _answer(self, message: Message) -> bytes | Failure:
+    def _not_there(self, name: AgentId, why: str) -> None:
+        """Wait for it a while, but not in every round anew."""
+        failure = Failure("absent", why)
+        patience = 0.0 if name in self._engine.gone else self._engine.absence
+        if time.monotonic() - self.start < patience:
+            self._ask_again(name, failure)
+        else:
+            self.failures[name] = failure
+
+    def _ask_again(self, name: AgentId, why: Failure) -> None:
+        pause = min(2 * self._pauses.get(name, PAUSE / 2), LONGEST_PAUSE)
+        self._pauses[name], self._last[name] = pause, why
+        self._due[name] = time.monotonic() + pause
+
+    def _answer(self, message: Message | Exception) -> bytes | Failure:
         """The site's bytes, or what kept them; a node's own words are not repeated."""
+        if isinstance(message, Exception):
+            return Failure("malformed", f"Flower cannot read it: {type(message).__name__}")
         if message.has_error():
             return Failure("absent", f"Flower reports error {message.error.code} for its node")
         try:
@@ -184,6 +231,40 @@ class _Round:
         if not isinstance(answer, bytes):
             known = code if code in ("absent", "failed") else "malformed"
             return Failure(known, "its own process does not run" if known == "absent" else "")
-        if len(answer) > self._engine._max_bytes + FRAME_BYTES:
+        if len(answer) > self._engine.max_bytes + FRAME_BYTES:
             return Failure("malformed", f"its reply has {len(answer)} bytes")
         return answer
+
+
+class _Sweep(threading.Thread):
+    """One look for replies, each by itself.
+
+    A node may announce a reply and never send it, for which Flower waits minutes, or send one that
+    Flower cannot read. In a thread and one by one, that is its own loss.
+    """
+
+    def __init__(self, grid: Grid, ids: Iterable[str]) -> None:
+        super().__init__(name="replies", daemon=True)
+        self.at: str | None = None
+        self.over = False  # after the reply that it is at
+        self.found: list[tuple[str, Message | Exception]] = []
+        self._grid = grid
+        self._ids = tuple(ids)
+        self._since = time.monotonic()
+        self.start()
+
+    @property
+    def stuck(self) -> bool:
+        """Whether it has been at one reply for long."""
+        return time.monotonic() - self._since > STUCK
+
+    def run(self) -> None:
+        """Flower's own word on who sent a reply is that of the node: what was asked for counts."""
+        for sent in self._ids:
+            if self.over:
+                return
+            self.at, self._since = sent, time.monotonic()
+            try:
+                self.found += [(sent, message) for message in self._grid.pull_messages([sent])]
+            except Exception as error:  # of one reply
+                self.found.append((sent, error))

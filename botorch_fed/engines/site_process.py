@@ -20,7 +20,7 @@ import socket
 import stat
 import struct
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from botorch.exceptions.errors import InputDataError
@@ -35,6 +35,7 @@ logger = logging.getLogger(__name__)
 
 COUNT = struct.Struct("<I")  # how many byte strings follow
 LENGTH = struct.Struct("<Q")  # of one of them
+MOST_PATIENCE = 86400.0
 STALLED = 30.0  # seconds without a byte after which a connection is given up
 
 
@@ -61,6 +62,8 @@ class SiteProcess:
         self._max_bytes = max_bytes
         self._socket = _listening(self.path)
         self._stopped = False
+        if isinstance(site.objective, Background):
+            site.objective.on_value = self._settle
 
     def __repr__(self) -> str:
         return f"SiteProcess({self.site!r}, {str(self.path)!r})"
@@ -91,12 +94,12 @@ class SiteProcess:
         """The answer to a request that came with broadcasts; empty if the site has failed."""
         try:
             self._take(request, blobs)
-            answer = self.site.respond(request)
-            self.site.agent.blobs.keep(self.site.broadcasts)
-            return answer
+            return self.site.respond(request)
         except Exception:  # whatever the objective raises; the words stay here
             logger.exception("site %r has failed in a request", self.site.name)
             return b""
+        finally:
+            self.site.agent.blobs.keep(self.site.broadcasts)
 
     def _take(self, request: bytes, blobs: Sequence[bytes]) -> None:
         """Put the broadcasts that the request names where the site looks for them."""
@@ -109,6 +112,13 @@ class SiteProcess:
             named = content_hash(blob) in frame.broadcasts
             if named and len(blob) <= self._max_bytes and not store.has(content_hash(blob)):
                 store.put(blob)
+
+    def _settle(self) -> None:
+        """A value is there: into the journal with it, not with the next request."""
+        try:
+            self.site.settle()
+        except Exception:
+            logger.exception("site %r cannot take a value", self.site.name)
 
     def stop(self) -> None:
         """End `serve` after the request that it is at; from any thread."""
@@ -132,30 +142,38 @@ class SiteProcess:
 class Background:
     """An objective that goes on in a thread and answers `Pending()` until it has a value.
 
-    A site whose objective takes hours answers "busy" meanwhile, and rounds go on without it. The
-    value waits for the next request, however late. If the process dies, the evaluation is begun
-    again when it is back.
+    A site whose objective takes hours answers "busy" meanwhile, and rounds go on without it. A
+    `SiteProcess` puts the value into the journal the moment it is there, and it counts with the
+    next request, however late. If the process dies before, the evaluation is begun again when it
+    is back. One evaluation runs at a time.
 
     Args:
-        objective: `q x d` points to `q x 1` values. Points come one request after the other.
+        objective: `q x d` points to `q x 1` values.
         patience: For how many seconds a request waits for the value before it gets `Pending()`.
+
+    Attributes:
+        on_value: Called in the evaluation's thread when it has a value.
     """
 
     def __init__(self, objective: Objective, patience: float = 20.0) -> None:
-        if not patience >= 0:
-            raise InputDataError(f"patience is a number of seconds from 0 on, got {patience}.")
+        if not 0 <= patience <= MOST_PATIENCE:
+            raise InputDataError(
+                f"patience is a number of seconds from 0 to {MOST_PATIENCE:g}, got {patience}."
+            )
+        self.on_value: Callable[[], None] | None = None
         self._objective = objective
         self._patience = patience
         self._run: _Evaluation | None = None
 
     def __call__(self, X: Tensor) -> Tensor | Pending:
         """The values, or `Pending()`; an error of the objective is raised once, then tried anew."""
-        if self._run is None or self._run.points != X.numpy().tobytes():
-            self._run = _Evaluation(self._objective, X)
-        self._run.thread.join(self._patience)
-        if self._run.thread.is_alive():
-            return Pending()
-        run, self._run = self._run, None
+        points = X.numpy().tobytes()
+        run = self._run
+        if run is None or (run.points != points and run.ended.is_set()):
+            run = self._run = _Evaluation(self._objective, X, self.on_value)
+        if run.points != points or not run.ended.wait(self._patience):
+            return Pending()  # also of an evaluation that nobody waits for any more
+        self._run = None
         if run.error is not None:
             raise run.error
         assert run.value is not None
@@ -163,19 +181,24 @@ class Background:
 
 
 class _Evaluation:
-    def __init__(self, objective: Objective, X: Tensor) -> None:
+    def __init__(
+        self, objective: Objective, X: Tensor, on_value: Callable[[], None] | None
+    ) -> None:
         self.points = X.numpy().tobytes()
         self.value: Tensor | Pending | None = None
         self.error: BaseException | None = None
-        self._objective, self._X = objective, X.clone()
-        self.thread = threading.Thread(target=self._work, name="objective", daemon=True)
-        self.thread.start()
+        self.ended = threading.Event()
+        self._objective, self._X, self._on_value = objective, X.clone(), on_value
+        threading.Thread(target=self._work, name="objective", daemon=True).start()
 
     def _work(self) -> None:
         try:
             self.value = self._objective(self._X)
         except BaseException as error:  # raised in the thread that asks
             self.error = error
+        self.ended.set()
+        if self.error is None and self._on_value is not None:
+            self._on_value()
 
 
 # ------------------------------------------------------------------ the socket

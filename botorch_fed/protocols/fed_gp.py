@@ -283,7 +283,7 @@ class FedGPAgentState:
         setup: Hash of the `Setup`.
         keys: Hash of the `Keys`, if there are any.
         sealed: Hash of the `Sealed` sum that is to be opened together.
-        told: Whether the order's points have been evaluated.
+        queried_t: The last round in which it was queried; before the first, below all rounds.
         X: Own points in the unit cube, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
         plan: The plan of the next sum.
@@ -304,6 +304,7 @@ class FedGPAgentState:
     setup: str
     keys: str | None
     sealed: str | None
+    queried_t: int
     X: Tensor = field(repr=False)
     Y: Tensor = field(repr=False)
     plan: RegionPlan | None
@@ -393,6 +394,7 @@ class FedGPAgent:
             setup="",
             keys=None,
             sealed=None,
+            queried_t=-MAX_SUMS,
             X=X,
             Y=Y,
             plan=None,
@@ -435,6 +437,7 @@ class FedGPAgent:
             raise MessageError("Round 0 and what precedes it are the start, nobody is queried.")
         if request.t < 0 and setup.clusters is not None and request.step not in ("key", "start"):
             raise MessageError("There is no sum before round 0 of a run that clusters.")
+        self._check_progress(state, request)
         channel = self.private_sum.channel
         if setup.fingerprint != channel.fingerprint.hex():
             raise MessageError(f"The server's channel is {setup.channel}, this site's {channel}.")
@@ -460,11 +463,30 @@ class FedGPAgent:
         for _, blob in loaded:
             if isinstance(blob, Support):
                 self._check_points(setup, blob.points)
-            elif not isinstance(blob, Keys):
+            elif isinstance(blob, Keys):
+                if blob.epoch != request.epoch:
+                    raise MessageError("Keys of another epoch.")
+            else:
                 self._check_sum(setup, blob)
+                about = (blob.t, blob.epoch) if isinstance(blob, Sealed) else None
+                if request.step == "share" and about not in (None, (request.t, request.epoch)):
+                    raise MessageError("A share of another round's sum is asked for.")
         support = _about_support(request, loaded)
         if state.drawn_t >= 0 and request.step in _FOR_ALL and support != state.support_from:
             raise MessageError("The support set has changed during the run.")
+
+    def _check_progress(self, state: FedGPAgentState, request: Order) -> None:
+        """Rounds and epochs never go back, and nobody is queried twice in one."""
+        last = state.order
+        if last is None:
+            return
+        if request.t < last.t or request.epoch < last.epoch:
+            raise MessageError(
+                f"Round {request.t} of epoch {request.epoch} comes after round {last.t} of epoch "
+                f"{last.epoch}."
+            )
+        if request.step in ("start", "query") and request.t <= state.queried_t:
+            raise MessageError(f"Round {request.t} is over, this site was queried in it.")
 
     def _check_promise(self, setup: Setup) -> None:
         check_promise(setup.promise, self.require)
@@ -531,6 +553,8 @@ class FedGPAgent:
             keys=found.get(Keys),
             sealed=found.get(Sealed),
         )
+        if request.step in ("start", "query"):
+            state = replace(state, queried_t=request.t)
         if state.plan is None and isinstance(setup.search, RegionSearch):
             plan = region_search.first_plan(setup.search, self.space.dim)
             state = replace(state, plan=plan)

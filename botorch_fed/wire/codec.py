@@ -39,8 +39,6 @@ from torch import Tensor
 from botorch_fed.errors import MessageError
 
 FORMAT_VERSION = 1
-# Hostile bytes make a reader hold about ninety times their length for a moment, before anything is
-# checked: a protocol that knows its messages passes a tighter limit.
 MAX_BYTES = 16 * 2**20
 MAX_ITEMS = 200_000  # numbers, strings, tensors and containers of one message
 MAX_DIMS = 8
@@ -51,6 +49,11 @@ _DTYPES: dict[str, tuple[torch.dtype, np.dtype[Any]]] = {
     "u1": (torch.uint8, np.dtype("u1")),
     "b1": (torch.bool, np.dtype("?")),
 }
+# MessagePack's formats, by their first byte: how many bytes follow, or tell the length.
+_SCALARS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
+_SCALARS |= {0xCA: 4, 0xCB: 8}  # floats
+_STRINGS = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4}
+_CONTAINERS = {0xDC: (2, 1), 0xDD: (4, 1), 0xDE: (2, 2), 0xDF: (4, 2)}  # width, items of each
 _CODES = {dtype: code for code, (dtype, _) in _DTYPES.items()}
 
 
@@ -133,6 +136,7 @@ def content_hash(data: bytes) -> str:
 
 def _read(data: bytes) -> Any:
     limit = len(data)
+    _check_count(data)
     try:
         return msgpack.unpackb(
             data,
@@ -149,6 +153,33 @@ def _read(data: bytes) -> Any:
         raise
     except (ValueError, OverflowError, RecursionError, msgpack.UnpackException) as error:
         raise MessageError(f"{limit:,} bytes are no message: {type(error).__name__}.") from error
+
+
+def _check_count(data: bytes) -> None:
+    """Refuse data with too many items before an object is made of any.
+
+    A million empty lists are a megabyte on the wire and seventy in memory. What is malformed in
+    another way is left to the reader.
+    """
+    at, open_items, left = 0, 1, 2 * MAX_ITEMS + 16  # a tensor is a few items more than it pays for
+    while open_items > 0 and at < len(data):
+        kind = data[at]
+        open_items, left, at = open_items - 1, left - 1, at + 1
+        if left < 0:
+            raise MessageError(f"The message has more than {MAX_ITEMS:,} items.")
+        if kind in _SCALARS:
+            at += _SCALARS[kind]
+        elif 0xA0 <= kind <= 0xBF:  # a short string
+            at += kind & 0x1F
+        elif kind in _STRINGS:
+            width = _STRINGS[kind]
+            at += width + int.from_bytes(data[at : at + width], "big")
+        elif 0x80 <= kind <= 0x9F:  # a short map or list
+            open_items += (kind & 0x0F) * (2 if kind < 0x90 else 1)
+        elif kind in _CONTAINERS:
+            width, each = _CONTAINERS[kind]
+            open_items += each * int.from_bytes(data[at : at + width], "big")
+            at += width
 
 
 def _unique(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:

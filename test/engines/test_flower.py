@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import threading
+import time
 import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -24,6 +25,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 import botorch_fed
+from botorch_fed.engines import flower
 from botorch_fed.engines.flower import FlowerExchange
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.site_process import Background, SiteProcess
@@ -137,7 +139,7 @@ def machines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Machin
 
 
 def exchange(machines: Machines, **options: Any) -> FlowerExchange:
-    return FlowerExchange(machines.grid, NODES, **{"deadline": 5.0, **options})
+    return FlowerExchange(machines.grid, NODES, **{"deadline": 5.0, "absence": 0.0, **options})
 
 
 def test_a_run_is_a_run_in_process(machines: Machines) -> None:
@@ -207,6 +209,67 @@ def test_who_was_away_comes_back(machines: Machines) -> None:
     assert [round_.heard for round_ in rounds] == [NAMES, ("a", "c"), NAMES]
     failure = rounds[1].exchanged.failures["b"]
     assert str(failure) == "absent: its own process does not run"
+
+
+def test_a_site_that_comes_within_its_time_loses_nothing(machines: Machines) -> None:
+    """It is restarted in the middle of a round; the round waits."""
+    machines.stop("b")
+    threading.Timer(1.0, machines.start, ["b"]).start()
+    rounds: list[Round] = []
+    drive(SERVER, exchange(machines, absence=10.0, deadline=20.0), on_round=rounds.append)
+    assert [round_.heard for round_ in rounds] == [NAMES] * 3
+
+
+def test_a_site_that_is_gone_is_waited_for_once(machines: Machines) -> None:
+    machines.stop("b")
+    rounds: list[tuple[float, Round]] = []
+    begun = time.monotonic()
+    engine = exchange(machines, absence=1.0, deadline=20.0)
+    drive(SERVER, engine, on_round=lambda r: rounds.append((time.monotonic() - begun, r)))
+    assert [round_.heard for _, round_ in rounds] == [("a", "c")] * 3
+    first, last = rounds[0][0], rounds[2][0]
+    assert first > 1.0  # asked a second time
+    assert last - first < 2.0
+
+
+def test_a_reply_that_never_arrives_holds_nobody_up(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A node announces a reply and does not send it: Flower waits for it, for minutes."""
+    monkeypatch.setattr(flower, "STUCK", 0.3)
+    release = threading.Event()
+    pull = machines.grid.pull_messages
+
+    def stalled(message_ids: Iterable[str]) -> Iterable[Message]:
+        found = list(pull(message_ids))
+        if any(message.metadata.src_node_id == NODES["a"] for message in found):
+            release.wait(20)
+        return found
+
+    machines.grid.pull_messages = stalled  # type: ignore[method-assign]
+    rounds: list[Round] = []
+    begun = time.monotonic()
+    drive(BoxServer(NAMES, rounds=2), exchange(machines, deadline=3.0), on_round=rounds.append)
+    assert time.monotonic() - begun < 8.0
+    assert [round_.heard for round_ in rounds] == [("b", "c")] * 2
+    release.set()
+
+
+def test_a_reply_that_flower_cannot_read_is_its_senders_loss(machines: Machines) -> None:
+    pull = machines.grid.pull_messages
+
+    def unreadable(message_ids: Iterable[str]) -> Iterable[Message]:
+        found = list(pull(message_ids))
+        if any(message.metadata.src_node_id == NODES["b"] for message in found):
+            raise ValueError("Error parsing message: 700 degrees")
+        return found
+
+    machines.grid.pull_messages = unreadable  # type: ignore[method-assign]
+    rounds: list[Round] = []
+    drive(SERVER, exchange(machines), on_round=rounds.append)
+    assert [round_.heard for round_ in rounds] == [("a", "c")] * 3
+    failure = rounds[0].exchanged.failures["b"]
+    assert str(failure) == "malformed: Flower cannot read it: ValueError"
 
 
 def test_a_site_that_lost_its_broadcasts_gets_them_again(machines: Machines) -> None:
@@ -324,8 +387,11 @@ def test_an_agent_without_a_node_is_unknown(machines: Machines) -> None:
 
 
 def test_settings_are_checked(machines: Machines) -> None:
-    with pytest.raises(InputDataError, match="positive number of seconds"):
-        exchange(machines, deadline=0)
+    for deadline in (0.0, float("inf"), float("nan")):
+        with pytest.raises(InputDataError, match="positive number of seconds"):
+            exchange(machines, deadline=deadline)
+    with pytest.raises(InputDataError, match="from 0 on"):
+        exchange(machines, absence=-1.0)
     with pytest.raises(InputDataError, match="one node"):
         FlowerExchange(machines.grid, {"a": 1, "b": 1})
 

@@ -220,6 +220,71 @@ def test_rounds_go_on_without_a_site_that_is_busy(tmp_path: Path) -> None:
     assert len(first) == 1  # the value that the first round paid for is not lost
 
 
+def until(ready: Any) -> None:
+    end = time.monotonic() + 10
+    while not ready():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def test_a_value_is_kept_the_moment_it_exists(tmp_path: Path) -> None:
+    """Also that of the last round, for which nobody asks any more."""
+    path, ready = tmp_path / "a" / "socket", threading.Event()
+
+    def slow(X: Tensor) -> Tensor:
+        assert ready.wait(10)
+        return bowl(X)
+
+    site = site_in(tmp_path / "a", Background(slow, patience=0.01))
+    with running(site, path):
+        exchange = OverSocket(path)
+        drive(BoxServer(("a",), rounds=1), exchange)
+        assert len(site.journal) == 0
+        ready.set()
+        until(lambda: len(site.journal) == 1)
+    with FileJournal(tmp_path / "a" / "journal") as kept:
+        assert len(kept) == 1
+
+
+def test_a_slow_objective_that_fails_holds_nobody_up(tmp_path: Path) -> None:
+    path, calls = tmp_path / "a" / "socket", []
+
+    def broken(X: Tensor) -> Tensor:
+        calls.append(X)
+        time.sleep(0.05)
+        raise ValueError("no power")
+
+    site = site_in(tmp_path / "a", Background(broken, patience=0.01))
+    with running(site, path):
+        exchange = OverSocket(path)
+
+        def carry(outgoing: Outgoing) -> Exchanged:
+            time.sleep(0.1)
+            return exchange(outgoing)
+
+        drive(BoxServer(("a",), rounds=6), carry)
+    codes = [refusal_code(answer) if answer else "failed" for answer in exchange.answers]
+    assert codes == ["busy", "failed"] * 3
+    assert len({X.numpy().tobytes() for X in calls}) == 3  # each round that begins has its own
+
+
+def test_one_evaluation_at_a_time() -> None:
+    ready, calls = threading.Event(), []
+
+    def slow(X: Tensor) -> Tensor:
+        calls.append(X)
+        assert ready.wait(10)
+        return bowl(X)
+
+    background = Background(slow, patience=0.01)
+    one, other = torch.rand(2, 1, 2, dtype=torch.float64)
+    assert isinstance(background(one), Pending)
+    assert isinstance(background(other), Pending)
+    ready.set()
+    until(lambda: not isinstance(background(one), Pending))
+    assert len(calls) == 1
+
+
 def test_an_error_is_raised_once_and_the_point_tried_again() -> None:
     calls = []
 
@@ -237,5 +302,6 @@ def test_an_error_is_raised_once_and_the_point_tried_again() -> None:
 
 
 def test_patience_is_checked() -> None:
-    with pytest.raises(InputDataError, match="number of seconds"):
-        Background(bowl, patience=float("nan"))
+    for patience in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(InputDataError, match="number of seconds"):
+            Background(bowl, patience=patience)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import tracemalloc
 from collections.abc import Mapping
 from dataclasses import InitVar, dataclass, field, replace
 from typing import Any, Literal
@@ -18,6 +19,7 @@ from torch import Tensor
 
 from botorch_fed.errors import MessageError
 from botorch_fed.models import feature_map_from_tensors
+from botorch_fed.wire import codec
 from botorch_fed.wire.codec import FORMAT_VERSION, MAX_BYTES, content_hash, decode, encode
 from test.cases import MAPS
 
@@ -429,3 +431,25 @@ def test_decoded_tensors_are_writable_and_their_own() -> None:
     back = decode(data, Sample)
     back.tensor.fill_(9.0)
     assert _same(decode(data, Sample), GOOD)
+
+
+@pytest.mark.parametrize("shape", ["one list", "nested lists", "maps"])
+def test_a_few_bytes_do_not_become_much_memory(shape: str) -> None:
+    """Sixteen megabytes of empty lists would be a gigabyte of objects."""
+    head = b"\x93\x01\xa6Sample"
+    hostile = {
+        "one list": head + b"\xdd" + (10**7).to_bytes(4, "big") + b"\x90" * 10**7,
+        "nested lists": head + b"\xdc\x27\x10" + (b"\xdc\x03\xe8" + b"\x90" * 1000) * 10**4,
+        "maps": head + b"\xdd" + (10**5).to_bytes(4, "big") + (b"\x8f" + b"\x01\x90" * 15) * 10**5,
+    }[shape]
+    tracemalloc.start()
+    with pytest.raises(MessageError, match="more than 200,000 items"):
+        decode(hostile, Sample)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < 2**20
+
+
+@given(st.binary(max_size=60))
+def test_counting_items_refuses_nothing_that_is_small(data: bytes) -> None:
+    codec._check_count(data)
