@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -112,7 +113,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return int(stop.code or FINE)
     as_json = bool(getattr(arguments, "json", False))
     try:
-        with _notes():
+        with _notes(), _umask(getattr(arguments, "private", False)):
             done: _Done = arguments.command(arguments)
     except KeyboardInterrupt:
         more = "; a run with a folder goes on with --resume" if arguments.command is _run else ""
@@ -174,6 +175,17 @@ def _notes() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.showwarning = show
         yield
+
+
+@contextmanager
+def _umask(private: bool) -> Iterator[None]:
+    """What hubs and sites write is for nobody else on the machine."""
+    before = os.umask(0o077) if private else None
+    try:
+        yield
+    finally:
+        if before is not None:
+            os.umask(before)
 
 
 def _expect_notes() -> None:
@@ -943,6 +955,7 @@ def _report(arguments: argparse.Namespace) -> _Done:
 def _add_hub(commands: Any) -> None:
     words = "the machine in the middle of a study across machines"
     group = commands.add_parser("hub", help=words, description=f"{words[0].upper()}{words[1:]}.")
+    group.set_defaults(private=True)
     verbs = group.add_subparsers(title="commands", metavar="VERB", required=True)
     made = _command(verbs, "init", _hub_init, "make a hub's folder: certificates and settings")
     made.add_argument("folder", type=Path, metavar="HUB")
@@ -953,7 +966,10 @@ def _add_hub(commands: Any) -> None:
     start = _command(verbs, "start", _hub_start, "run Flower's server, until it is stopped")
     start.add_argument("folder", type=Path, metavar="HUB")
     start.add_argument(
-        "--host", default="0.0.0.0", metavar="IP", help="to listen on; default all of them"
+        "--host",
+        default="127.0.0.1",
+        metavar="IP",
+        help="of this machine, to listen on; 0.0.0.0 for all. Default 127.0.0.1",
     )
     admit = _command(verbs, "admit", _hub_admit, "let a site's node take part under a name")
     admit.add_argument("folder", type=Path, metavar="HUB")
@@ -977,11 +993,18 @@ def _add_hub(commands: Any) -> None:
         help="that a round waits for its agents; default 600",
     )
     run.add_argument(
+        "--absence",
+        type=float,
+        default=60.0,
+        metavar="SECONDS",
+        help="of them, for agents that are not there and were before; default 60",
+    )
+    run.add_argument(
         "--quorum",
         type=_count(0),
-        default=0,
+        default=1,
         metavar="N",
-        help="the least number of replies with which a round may go on; default 0",
+        help="the least number of replies with which a round may go on; default 1",
     )
     run.add_argument(
         "--retries",
@@ -1056,6 +1079,7 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
         out,
         resume=arguments.resume,
         deadline=arguments.deadline,
+        absence=arguments.absence,
         quorum=arguments.quorum,
         retries=arguments.retries,
         keys=arguments.keys,
@@ -1068,6 +1092,8 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
         _say(arguments, f"{name}: heard in {count} rounds")
     for line in [*_privacy_words(result), f"Saved in {out}. Each site has its own observations."]:
         _say(arguments, line)
+    if not any(heard.values()):
+        raise FederatedError("No site was heard in any round: are they online (hub sites)?")
     exhausted = bool((result.privacy or {}).get("exhausted"))
     document = {"command": "hub run", "out": out, "heard": heard, "privacy": result.privacy}
     return _Done(document, EXHAUSTED if exhausted else FINE)
@@ -1076,6 +1102,7 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
 def _add_site(commands: Any) -> None:
     words = "one of the sites of a study across machines"
     group = commands.add_parser("site", help=words, description=f"{words[0].upper()}{words[1:]}.")
+    group.set_defaults(private=True)
     verbs = group.add_subparsers(title="commands", metavar="VERB", required=True)
     made = _command(verbs, "init", _site_init, "make a site's folder, with the key of its node")
     made.add_argument("folder", type=Path, metavar="SITE")

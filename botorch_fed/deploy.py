@@ -22,6 +22,7 @@ import fcntl
 import ipaddress
 import json
 import logging
+import math
 import os
 import shutil
 import signal
@@ -33,6 +34,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from botorch_fed.engines.flower import FlowerExchange
@@ -54,6 +56,7 @@ CONNECTION = "hub"  # the name of the hub in Flower's configuration
 DAYS = 825  # that a hub's certificates are good for
 GRACE = 10.0  # seconds that a process has to end
 LOOK = 0.5  # seconds between two looks at a run
+PATIENCE = 120.0  # seconds that a command of Flower's may take
 
 
 class DeployError(FederatedError):
@@ -111,8 +114,8 @@ class Hub:
                 "--address NAME"
             )
 
-    def command(self, host: str = "0.0.0.0") -> list[str]:
-        """Flower's command for this hub."""
+    def command(self, host: str = "127.0.0.1") -> list[str]:
+        """Flower's command for this hub, which listens on an address of this machine."""
         return [
             _program("flower-superlink"),
             *("--host", host, "--port", str(self.settings["port"])),
@@ -129,8 +132,8 @@ class Hub:
         self._check_made()
         return _environment(self.folder / "flower")
 
-    def start(self, host: str = "0.0.0.0") -> NoReturn:
-        """Become Flower's server, until it is stopped."""
+    def start(self, host: str = "127.0.0.1") -> NoReturn:
+        """Become Flower's server on an address of this machine, until it is stopped."""
         command = self.command(host)
         os.umask(0o077)
         os.execve(command[0], command, self.environment)
@@ -141,25 +144,48 @@ class Hub:
         Returns:
             The node's number in Flower.
         """
-        settings = self.settings
-        if name in settings["sites"]:
-            raise DeployError(f"There is a site {name!r} already: dismiss it first.")
-        said = self._flwr("supernode", "register", str(public_key), CONNECTION, "--format", "json")
-        node = int(said["node-id"])
-        self._save({**settings, "sites": {**settings["sites"], name: node}})
-        return node
+        with self._changed() as settings:
+            sites = settings["sites"]
+            if name in sites:
+                raise DeployError(f"There is a site {name!r} already: dismiss it first.")
+            words = ("supernode", "register", str(public_key), CONNECTION, "--format", "json")
+            try:
+                sites[name] = int(self._flwr(*words)["node-id"])
+            except DeployError as error:
+                if "already in use" not in str(error):
+                    raise
+                # Registered by a call that died before it could write it down?
+                left = [node for node in self._statuses() if node not in sites.values()]
+                if len(left) != 1:
+                    raise
+                (sites[name],) = left
+        return int(sites[name])
 
     def dismiss(self, name: AgentId) -> None:
         """Forget a site and its key."""
-        settings = self.settings
-        node = self.nodes([name])[name]
-        self._flwr("supernode", "unregister", str(node), CONNECTION, "--format", "json")
-        self._save({**settings, "sites": {k: v for k, v in settings["sites"].items() if k != name}})
+        with self._changed() as settings:
+            node = self.nodes([name])[name]
+            self._flwr("supernode", "unregister", str(node), CONNECTION, "--format", "json")
+            del settings["sites"][name]
+
+    @contextlib.contextmanager
+    def _changed(self) -> Iterator[dict[str, Any]]:
+        """The settings, which are written when the body has changed them; one at a time."""
+        self._check_made()
+        with (self.folder / "lock").open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            settings = self.settings
+            yield settings
+            _write_private(self.folder / "hub.json", json.dumps(settings))
+
+    def _statuses(self) -> dict[int, str]:
+        """What Flower says of its nodes."""
+        said = self._flwr("supernode", "list", CONNECTION, "--format", "json")
+        return {int(node["node-id"]): str(node["status"]) for node in said["nodes"]}
 
     def sites(self) -> dict[AgentId, str]:
         """The sites, and what Flower says of each one's node: ``"online"``, ``"offline"``, …"""
-        said = self._flwr("supernode", "list", CONNECTION, "--format", "json")
-        status = {int(node["node-id"]): str(node["status"]) for node in said["nodes"]}
+        status = self._statuses()
         return {name: status.get(node, "unknown") for name, node in self.settings["sites"].items()}
 
     def nodes(self, names: Sequence[AgentId]) -> dict[AgentId, int]:
@@ -180,7 +206,8 @@ class Hub:
         *,
         resume: bool = False,
         deadline: float = 600.0,
-        quorum: int = 0,
+        absence: float = 60.0,
+        quorum: int = 1,
         retries: int = 0,
         keys: str | Path | None = None,
         watch: Callable[[int], None] | None = None,
@@ -192,6 +219,7 @@ class Hub:
             out: The folder that keeps the server's side of the run.
             resume: Go on with the run in `out`.
             deadline: For how many seconds a round waits for its agents.
+            absence: For how many of them it waits for agents that are not there.
             quorum: The least number of replies with which a round may go on.
             retries: How often a round below it is asked again before the run stops.
             keys: The hub's folder of those that `make_keys` made; needed once.
@@ -201,27 +229,36 @@ class Hub:
             DeployError: The run stopped; the message says why. What is in `out` is good.
             BudgetExceeded: The ledger does not cover the run.
         """
+        if not 0 < deadline < math.inf or not 0 <= absence < math.inf:
+            raise DeployError(
+                f"The deadline and the absence are numbers of seconds, got {deadline} and {absence}."
+            )
         path, folder = Path(study).resolve(), Path(out).resolve()
         self.nodes(read_study(path).agents)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         if keys is not None:
             _copy_keys(keys, secrets_in(folder, None))
-        outcome = folder / "outcome.json"
-        outcome.unlink(missing_ok=True)
+        outcome = self.folder / f"outcome-{token_hex(8)}.json"  # of this call alone
         config = {
             "folder": str(self.folder),
             "study": str(path),
             "out": str(folder),
+            "outcome": str(outcome),
             "resume": resume,
             "deadline": float(deadline),
+            "absence": float(absence),
             "quorum": quorum,
             "retries": retries,
         }
-        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
+        if any('"' in str(value) or "\\" in str(value) for value in config.values()):
+            raise DeployError('Paths with " or \\ cannot be told to Flower: use others.')
+        pairs = " ".join(
+            f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items()
+        )
         said = self._flwr("run", str(APP), CONNECTION, "-c", pairs, "--format", "json")
         number = str(said["run-id"])
         try:
-            self._wait(number, folder, watch)
+            self._wait(number, outcome, folder / "rounds.jsonl", watch)
         except BaseException:
             with contextlib.suppress(DeployError):  # it may be the hub that has gone
                 self._flwr("stop", number, CONNECTION, "--format", "json")
@@ -232,15 +269,18 @@ class Hub:
                 f"FLWR_HOME={self.folder / 'flower'}. Go on with --resume."
             )
         ended = json.loads(outcome.read_text())
+        outcome.unlink()
         if ended["error"] is not None:
             raise (BudgetExceeded if ended["exhausted"] else DeployError)(ended["error"])
         return RunResult.load(folder)
 
-    def _wait(self, number: str, folder: Path, watch: Callable[[int], None] | None) -> None:
+    def _wait(
+        self, number: str, outcome: Path, log: Path, watch: Callable[[int], None] | None
+    ) -> None:
         """Until Flower says that the run is over, or it has told its outcome."""
         seen, looks = -1, 0
-        while not (folder / "outcome.json").exists():
-            rounds = _rounds(folder / "rounds.jsonl")
+        while not outcome.exists():
+            rounds = _rounds(log)
             if watch is not None and rounds != seen:
                 watch(rounds)
                 seen = rounds
@@ -252,18 +292,19 @@ class Hub:
                     return
             time.sleep(LOOK)
 
-    def _save(self, settings: Mapping[str, Any]) -> None:
-        _write_private(self.folder / "hub.json", json.dumps(settings))
-
     def _flwr(self, *arguments: str) -> dict[str, Any]:
         """A command of Flower's, and what it says in JSON."""
-        done = subprocess.run(
-            [_program("flwr"), *arguments],
-            env=self.environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        try:
+            done = subprocess.run(
+                [_program("flwr"), *arguments],
+                env=self.environment,
+                capture_output=True,
+                text=True,
+                check=False,
+                timeout=PATIENCE,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DeployError(f"`flwr {arguments[0]}` has not ended in {PATIENCE:g} s.") from error
         with contextlib.suppress(json.JSONDecodeError):
             said = json.loads(done.stdout[max(done.stdout.find("{"), 0) :])
             if said.get("success") and done.returncode == 0:
@@ -280,18 +321,19 @@ class Hub:
 def serve(grid: Grid, config: Mapping[str, Any]) -> None:
     """The ServerApp: run a study to its end, and write down how it ended."""
     out = Path(str(config["out"]))
-    with _alone(out):
-        error = books = None
-        exhausted = False
-        try:
+    error = books = None
+    exhausted = False
+    try:
+        with _alone(out / "lock", f"the study in {out}"):
             study = read_study(str(config["study"]))
             books = open_books(study)
             nodes = Hub(Path(str(config["folder"]))).nodes(study.agents)
+            deadline, absence = float(config["deadline"]), float(config["absence"])
             host(
                 study.study(books=books),
                 study.space,
                 study.agents,
-                FlowerExchange(grid, nodes, deadline=float(config["deadline"])),
+                FlowerExchange(grid, nodes, deadline=deadline, absence=absence),
                 run=study.fingerprint,
                 seed=study.seed,
                 out=out,
@@ -299,14 +341,16 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
                 quorum=int(config["quorum"]),
                 retries=int(config["retries"]),
             )
-        except Exception as failed:
-            logger.exception("the run has stopped")
-            error = str(failed) or type(failed).__name__
-            exhausted = isinstance(failed, BudgetExceeded)
-        finally:
-            if books is not None:
-                books.close()
-        _write_private(out / "outcome.json", json.dumps({"error": error, "exhausted": exhausted}))
+    except Exception as failed:
+        logger.exception("the run has stopped")
+        error = str(failed) or type(failed).__name__
+        exhausted = isinstance(failed, BudgetExceeded)
+    finally:
+        if books is not None:
+            books.close()
+    _write_private(
+        Path(str(config["outcome"])), json.dumps({"error": error, "exhausted": exhausted})
+    )
 
 
 # ------------------------------------------------------------------ a site
@@ -419,8 +463,14 @@ class SiteFolder:
                 "operator, by a way that you trust."
             )
         _check_address(hub)
-        site = self.site(study, name, patience=patience, keys=keys)
-        with SiteProcess(site, self.folder / "socket") as process, _stopping(process):
+        ended = None
+        with (
+            _alone(self.folder / "lock", f"the site in {self.folder}"),
+            SiteProcess(
+                self.site(study, name, patience=patience, keys=keys), self.folder / "socket"
+            ) as process,
+            _stopping(process),
+        ):
             node = subprocess.Popen(
                 self.command(hub, certificates, free_port()),
                 env=_environment(self.folder / "flower"),
@@ -522,7 +572,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def _stopping(process: SiteProcess) -> Iterator[None]:
-    """A signal to stop ends `serve` between two requests."""
+    """A signal to stop ends `serve`; an evaluation that is under way is begun again later."""
 
     def stop(*_: object) -> None:
         raise SystemExit(0)
@@ -559,13 +609,13 @@ def _end(node: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _alone(out: Path) -> Iterator[None]:
-    """One server at a time has a run's folder."""
-    with (out / "lock").open("w") as file:
+def _alone(lock: Path, what: str) -> Iterator[None]:
+    """One process at a time has a folder."""
+    with lock.open("w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
-            raise DeployError(f"Another process runs the study in {out}: wait for it.") from error
+            raise DeployError(f"Another process runs {what}: wait for it, or stop it.") from error
         yield
 
 

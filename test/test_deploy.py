@@ -178,6 +178,8 @@ def test_folders_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert main(["site", "init", str(tmp_path / "site")]) == 0
     assert "node.pub to the hub's operator" in capsys.readouterr().out
     study = write_study(tmp_path, FTS.format(rounds=2)).path
+    modes = [path.stat().st_mode & 0o077 for path in (tmp_path / "hub").rglob("*")]
+    assert not any(modes)
     words = ["site", "show", str(tmp_path / "site"), str(study), "--name", "north"]
     assert main(words) == 1
     assert "has no study of these settings" in capsys.readouterr().err
@@ -190,6 +192,7 @@ def test_folders_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
         (["hub", "run", "{hub}", "{study}"], 2, "write out"),
         (["hub", "run", "{hub}", "{study}", "--out", "{out}"], 1, "hub admit"),
         (["hub", "start", "{out}"], 1, "hub init"),
+        (["hub", "run", "{hub}", "{study}", "--out", "{out}", "--deadline", "inf"], 1, "seconds"),
         (["hub", "sites", "{out}"], 1, "hub init"),
         (["site", "start", "{site}", "{study}", "--name", "n"], 2, "required: --hub, --ca"),
         (
