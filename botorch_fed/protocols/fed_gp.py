@@ -50,8 +50,8 @@ against `colluding` agents as well, who subtract their own. A site pays from its
 it contributes. Not covered: who sees an agent's own queries and results, and settings that were
 tuned on the agents' data.
 
-.. [FBOFedGP] Federated Bayesian optimization with a privacy-preserving federated Gaussian process
-   (FBO-FedGP): dPITC summaries, multiparty homomorphic encryption, mixing schedule.
+.. [FBOFedGP] Federated Bayesian optimization based on secure distributed Gaussian processes
+   (FBO-FedGP). Withdrawn submission to ICLR 2026.
 """
 
 from __future__ import annotations
