@@ -231,7 +231,7 @@ class Hub:
         """
         if not 0 < deadline < math.inf or not 0 <= absence < math.inf:
             raise DeployError(
-                f"The deadline and the absence are numbers of seconds, got {deadline} and {absence}."
+                f"Deadline and absence are numbers of seconds, got {deadline} and {absence}."
             )
         path, folder = Path(study).resolve(), Path(out).resolve()
         self.nodes(read_study(path).agents)

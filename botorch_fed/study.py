@@ -733,7 +733,9 @@ def _settings(
         given["candidates"] = _candidates(table, space)
     if "initial_design" in table.values:
         count = _count(table, "initial_design", 1, "initial_design = 3")
-        given["initial_design"] = spread_design(space, agents, count)
+        given["initial_design"] = spread_design(
+            space, agents, count, candidates=given.get("candidates")
+        )
     if "feature_map" in table.values:
         given["feature_map"] = _feature_map(table.table("feature_map"), space)
     if "mechanism" in table.values:

@@ -69,7 +69,7 @@ def cholesky(A: Tensor, what: str) -> Tensor:
             f"Cannot factorise {what}: {int((~finite).sum())} of its {A.numel()} entries are NaN "
             "or infinite. Check the data, the noise variance and the summaries it was built from."
         )
-    eigenvalues = torch.linalg.eigvalsh(A.detach())
+    eigenvalues, _ = eigh(A.detach(), what)
     low, high = float(eigenvalues.min()), float(eigenvalues.max())
     condition = f"{high / low:.1e}" if low > 0 else "infinite"
     raise NumericalError(
@@ -77,6 +77,18 @@ def cholesky(A: Tensor, what: str) -> Tensor:
         f"float64. Eigenvalues reach from {low:.3e} to {high:.3e}, condition {condition}. "
         "Raise the noise variance, or remove points or features that are copies of each other."
     )
+
+
+def eigh(A: Tensor, what: str) -> tuple[Tensor, Tensor]:
+    """Eigenvalues and vectors of symmetric `batch_shape x n x n`, or `NumericalError`."""
+    try:
+        values, vectors = torch.linalg.eigh(A)
+    except RuntimeError as error:  # LinAlgError, whose name torch does not export
+        raise NumericalError(
+            f"Cannot find the eigenvalues of {what} ({A.shape[-2]} x {A.shape[-1]}): its entries "
+            "are of too different sizes, or not finite. Check the summaries it was built from."
+        ) from error
+    return values, vectors
 
 
 def jittered_cholesky(A: Tensor, what: str) -> tuple[Tensor, float]:

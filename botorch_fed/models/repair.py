@@ -33,6 +33,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.models.numerics import eigh
 from botorch_fed.models.summary import Summary
 
 
@@ -72,7 +73,7 @@ def repair_total(
     if shift > 0:
         gram = gram + shift * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         return _repaired(total, gram, total.moment)
-    eigenvalues, Q = torch.linalg.eigh(gram)
+    eigenvalues, Q = eigh(gram, "a noisy total")
     known = eigenvalues.clamp(min=floor)
     moment = total.moment
     if moment_noise_std > 0:

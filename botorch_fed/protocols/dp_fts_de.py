@@ -101,7 +101,7 @@ from botorch_fed.protocols.fts import check_agreement, received_features, weight
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
     check_data,
-    check_points,
+    check_public_points,
     public_data,
     random_point,
     tensor_hash,
@@ -306,12 +306,7 @@ class DPFTSDEAgent:
 
     def __post_init__(self) -> None:
         d = self.space.dim
-        for what in ("candidates", "initial_design"):
-            points = getattr(self, what)
-            if points is not None:
-                check_points(points, d, what)
-                if not len(points):
-                    raise InputDataError(f"{what} must not be empty: leave it out.")
+        check_public_points(self.candidates, self.initial_design, d)
         if self.data is not None:
             check_data(self.data, d)
 

@@ -99,7 +99,7 @@ from botorch_fed.protocols.dp_fts_de import check_promise
 from botorch_fed.protocols.own_step import (
     check_data,
     check_designs,
-    check_points,
+    check_public_points,
     design_of,
     public_data,
     tensor_hash,
@@ -360,10 +360,7 @@ class FedGPAgent:
     accepts = (Order,)
 
     def __post_init__(self) -> None:
-        for what in ("candidates", "initial_design"):
-            points = getattr(self, what)
-            if points is not None:
-                check_points(points, self.space.dim, what)
+        check_public_points(self.candidates, self.initial_design, self.space.dim)
         if self.data is not None:
             check_data(self.data, self.space.dim)
 
@@ -583,7 +580,11 @@ class FedGPAgent:
             found = self.blobs.load(digest, Support, Sealed, Opened)
             if isinstance(found, Support):
                 return found.points
-            total = found.total if isinstance(found, Opened) else self._open(setup, found)
+            try:
+                total = found.total if isinstance(found, Opened) else self._open(setup, found)
+            except MessageError:  # somebody has spoilt it: the step is left out, by all alike
+                logger.warning("agent %r can not open a step of the support set", self.name)
+                continue
             points = support_search.moved_support(points, total, self.private_sum.mechanism)
         return points
 
@@ -612,14 +613,16 @@ class FedGPAgent:
         in_a_region = isinstance(setup.search, RegionSearch)
         if in_a_region and (plan is None or plan.t > t or found.previous != state.total_t):
             return state
-        total = found.total if isinstance(found, Opened) else self._open(setup, found)
-        if not in_a_region:
-            return replace(state, total=total, total_t=t, count=count)
-        assert plan is not None
-        plan = replace(plan, t=t)  # it has waited through rounds without a sum
+        if plan is not None:
+            plan = replace(plan, t=t)  # it has waited through rounds without a sum
         try:
+            total = found.total if isinstance(found, Opened) else self._open(setup, found)
+            if plan is None:
+                return replace(state, total=total, total_t=t, count=count)
             seen = _region_view(setup, plan, total, count)
-        except NumericalError:
+        except (NumericalError, MessageError):  # somebody has spoilt it, for all alike
+            if plan is None:
+                return state
             logger.warning("agent %r can not read the sum of round %d", self.name, t)
             return replace(state, plan=replace(plan, t=t + 1), total_t=t)
         return replace(state, plan=seen.following, seen=plan, total=total, total_t=t, count=count)
@@ -1006,7 +1009,7 @@ class FedGPServer:
     noise: NoiseSource = field(default_factory=OSNoise)
     noise_private: bool = True
     rejoin: bool = True
-    _joint: dict[bytes, bytes] = field(default_factory=dict, repr=False)
+    _joint: list[tuple[Any, bytes]] = field(default_factory=list, repr=False)  # words, their key
 
     state_type = FedGPServerState
     accepts = (Word, Upload, Centres)
@@ -1216,10 +1219,12 @@ class FedGPServer:
 
     def _joint_key(self, state: FedGPServerState, epoch: Epoch) -> bytes:
         """The key of the epoch, worked out once."""
-        if state.heard and epoch.digest not in self._joint:
-            self._joint.clear()
-            self._joint[epoch.digest] = self.private_sum.channel.joint_key(epoch, state.heard)
-        return self._joint.get(epoch.digest, b"")
+        if not state.heard:
+            return b""
+        if not self._joint or self._joint[0][0] is not state.heard:
+            key = self.private_sum.channel.joint_key(epoch, state.heard)
+            self._joint[:] = [(state.heard, key)]
+        return self._joint[0][1]
 
     def _check_centres(self, state: FedGPServerState, message: Centres) -> None:
         if not self._clustering(state):
@@ -1563,7 +1568,7 @@ class FedGP:
     rejoin: bool = True
     _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
     _names: tuple[AgentId, ...] = field(default=(), repr=False)
-    _made: dict[Any, Any] = field(default_factory=dict, repr=False)
+    _made: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # of these settings
 
     def __post_init__(self) -> None:
         if self.channel not in get_args(ChannelKind):
@@ -1587,7 +1592,7 @@ class FedGP:
             stores: An agent's own store from its name, the server's from None; a process is asked
                 for none but those of the parts it plays.
         """
-        return replace(self, _stores=stores, _names=tuple(names), _made={})
+        return replace(self, _stores=stores, _names=tuple(names))
 
     def provision(self, space: SearchSpace) -> None:
         """Make the one key of ``"ckks"``, once: its public part into all stores, its secret one

@@ -73,7 +73,7 @@ from botorch_fed.protocols.own_step import (
     OwnStrategy,
     check_data,
     check_designs,
-    check_points,
+    check_public_points,
     design_of,
     expected_improvement,
     public_data,
@@ -307,10 +307,7 @@ class FTSAgent:
         d = self.space.dim
         if self.q < 1:
             raise InputDataError(f"A query needs at least one point, got q = {self.q}.")
-        for what in ("candidates", "initial_design"):
-            points = getattr(self, what)
-            if points is not None:
-                check_points(points, d, what)
+        check_public_points(self.candidates, self.initial_design, d)
         if self.initial_design is not None and len(self.initial_design) % self.q:
             raise InputDataError(
                 f"The initial design has {len(self.initial_design)} points, no multiple of "

@@ -212,6 +212,7 @@ def spread_design(
     *,
     width: float = 0.5,
     seed: int = 0,
+    candidates: Tensor | None = None,
 ) -> dict[AgentId, Tensor]:
     """Public initial designs: every agent begins in the centre, then they go different ways.
 
@@ -225,6 +226,7 @@ def spread_design(
         width: Of the cube around the centre that the sequence covers; 1 is all of the space.
             Bounds are mostly chosen around a guess, and corners are seldom good.
         seed: Of the sequence, public.
+        candidates: The only points that can be evaluated, `K x d`: the nearest are taken.
 
     Returns:
         `num_points x d` points by name.
@@ -239,10 +241,14 @@ def spread_design(
     if num_points > 1:
         sequence = sobol_support(space.dim, len(names) * (num_points - 1), seed=seed)
         points = 0.5 + width * (sequence - 0.5)
-    return {
-        name: space.snap(torch.cat([centre, points[n :: len(names)][: num_points - 1]]))
-        for n, name in enumerate(names)
-    }
+    made = {}
+    for n, name in enumerate(names):
+        design = torch.cat([centre, points[n :: len(names)][: num_points - 1]])
+        if candidates is None:
+            made[name] = space.snap(design)
+        else:
+            made[name] = candidates[torch.cdist(design, candidates.double()).argmin(dim=-1)]
+    return made
 
 
 def check_designs(design: Tensor | Mapping[AgentId, Tensor] | None, names: Sequence[str]) -> None:
@@ -277,6 +283,22 @@ def check_points(X: Tensor, dim: int, what: str) -> None:
         raise InputDataError(f"{what} must be `n x {dim}` points, got shape {tuple(X.shape)}.")
     if not bool(((X >= 0) & (X <= 1)).all()):
         raise InputDataError(f"{what} must lie in the unit cube: map points by `space.to_unit`.")
+
+
+def check_public_points(candidates: Tensor | None, design: Tensor | None, dim: int) -> None:
+    """Raise `InputDataError` unless both are points of the cube, the design among candidates."""
+    for points, what in ((candidates, "candidates"), (design, "initial_design")):
+        if points is not None:
+            check_points(points, dim, what)
+            if not len(points):
+                raise InputDataError(f"{what} must not be empty: leave it out.")
+    if candidates is None or design is None:
+        return
+    known = {row.tobytes() for row in (candidates.double() + 0.0).numpy()}
+    if not all(row.tobytes() in known for row in (design.double() + 0.0).numpy()):
+        raise InputDataError(
+            "initial_design has points that are no candidates: only those can be evaluated."
+        )
 
 
 def check_data(data: tuple[Tensor, Tensor], dim: int) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
 
+from botorch_fed.errors import NumericalError
 from botorch_fed.models import Summary, summarize
 from botorch_fed.models.repair import (
     noise_floor,
@@ -152,3 +154,10 @@ def test_impossible_repairs_are_refused(wrong: dict[str, float]) -> None:
         noise_floor(1.0, 5, height=-1.0)
     with pytest.raises(InputDataError, match="failure"):
         noise_norm_bound(1.0, 5, horizon=0)
+
+
+def test_a_total_beyond_all_numbers_is_refused() -> None:
+    """Finite, but twice as much is not: somebody made it up."""
+    made_up = replace(total(), gram=torch.full_like(total().gram, 1.5e308))
+    with pytest.raises(NumericalError, match="eigenvalues of a noisy total"):
+        repair_total(made_up)

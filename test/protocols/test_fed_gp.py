@@ -20,7 +20,7 @@ from torch import Tensor
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.privacy import Budget, GaussianSum, Ledger, compose
-from botorch_fed.privacy.channels import Epoch, PlainChannel
+from botorch_fed.privacy.channels import CKKSChannel, Epoch, PlainChannel
 from botorch_fed.privacy.distributed import DistributedGaussianSum, DistributedRecordSum
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
@@ -30,6 +30,7 @@ from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.fed_gp import (
     Centres,
     FedGP,
+    FedGPAgent,
     FedGPServerState,
     Keys,
     Opened,
@@ -1556,3 +1557,58 @@ def test_two_studies_in_one_process_do_not_mix() -> None:
     run(study(), shifted, space=SQUARE, seed=1, progress=False)
     assert trace(ran(study())) == first == trace(plain("region"))
     assert len(fed_gp._VIEWS) <= 4
+
+
+def test_a_study_made_from_another_is_its_own() -> None:
+    """What one study has worked out is of no use to one with other settings."""
+    plain = study(GLOBAL)
+    first = ran(plain)
+    assert ran(replace(plain, channel="threshold")).privacy["channel"] != first.privacy["channel"]
+    noisy = replace(plain, mechanism=gaussian, noise_at="agent")
+    assert "epsilon" in ran(noisy).privacy
+    assert trace(ran(noisy)) != trace(first)
+
+
+@pytest.mark.parametrize("search", [GLOBAL, REGION])
+def test_a_sum_under_one_key_that_nobody_can_open_is_left_out(
+    search: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One agent encrypts numbers beyond the grid, once."""
+    honest, limbs = FedGPAgent.reply, CKKSChannel._limbs
+
+    def reply(self: FedGPAgent, state: Any) -> Any:
+        if self.name != "cem" or state.order.t != 1:
+            return honest(self, state)
+        with monkeypatch.context() as patch:
+            patch.setattr(
+                CKKSChannel, "_limbs", lambda c, i: [[2.0**45] * len(p) for p in limbs(c, i)]
+            )
+            return honest(self, state)
+
+    monkeypatch.setattr(FedGPAgent, "reply", reply)
+    federation = Federation(study(search, channel="ckks", rounds=4))
+    federation.drive()
+    undisturbed = Federation(study(search, channel="ckks", rounds=4))
+    monkeypatch.setattr(FedGPAgent, "reply", honest)
+    undisturbed.drive()
+    assert federation.counts() == undisturbed.counts()  # everybody has gone on
+    assert federation.end.sums == undisturbed.end.sums
+
+
+def test_a_server_can_be_driven_twice() -> None:
+    first = finished(study(GLOBAL, channel="threshold"))
+    second = Federation(study(GLOBAL, channel="threshold"))
+    second.server.honest = first.server.honest
+    second.drive()
+    assert second.end.sums == first.end.sums
+
+
+def test_designs_lie_among_the_candidates() -> None:
+    candidates = uniform(20, 2, seed=8)
+    design = spread_design(SQUARE, NAMES, 3)
+    with pytest.raises(InputDataError, match="no candidates"):
+        ran(study(GLOBAL, candidates=candidates, initial_design=design))
+    fitting = spread_design(SQUARE, NAMES, 3, candidates=candidates)
+    result = ran(study(GLOBAL, candidates=candidates, initial_design=fitting))
+    known = candidates.tolist()
+    assert all(row["x"] in known for row in result.records)
