@@ -36,10 +36,10 @@ not fit the set-up are refused, and their sender is lost like one that does not 
 `RegionSearch` a sum can be read only by who has read those before: the server keeps, for whoever
 has not been heard since, the last sums (`BACKLOG` of them at most, `BACKLOG_BYTES` together) and
 sends them again; who was away for longer goes on alone. The start is not made up for. Under a joint
-key a lost agent that answers a query again is taken back in (`rejoin`) before the next sum: a new
-epoch, three exchanges; no round is interrupted, so no noise is paid twice. Once for each agent: one
-that comes and goes would cost the others a key, and noise, each time. Sums over the two rosters can
-be subtracted, as after a loss.
+key a lost agent that answers a query again, and says that it is able to contribute, is taken back
+in (`rejoin`) before the next sum: a new epoch, three exchanges; no round is interrupted, so no
+noise is paid twice. Once for each agent: one that comes and goes would cost the others a key, and
+noise, each time. Sums over the two rosters can be subtracted, as after a loss.
 
 Trust and guarantee: as the channel and the mechanism say. Without a mechanism there is no privacy
 guarantee: encryption hides contributions, not their sum, which the server and all agents learn,
@@ -263,10 +263,14 @@ class Word:
 
 @dataclass(frozen=True)
 class Upload:
-    """A protected contribution, and whether the agent wants the sum for its next step."""
+    """A protected contribution, and whether the agent wants the sum for its next step.
+
+    `able` is for who is not on the roster: whether it could contribute if it were taken back in.
+    """
 
     data: bytes | None = field(repr=False)
     wanted: bool
+    able: bool = True
 
 
 # ------------------------------------------------------------------ the agent
@@ -432,6 +436,8 @@ class FedGPAgent:
             )
         if request.t < 1 and request.step == "query":
             raise MessageError("Round 0 and what precedes it are the start, nobody is queried.")
+        if request.t != -setup.lead and request.step == "start":
+            raise MessageError(f"The start is in round {-setup.lead}, not in {request.t}.")
         if request.t < 0 and setup.clusters is not None and request.step not in ("key", "start"):
             raise MessageError("There is no sum before round 0 of a run that clusters.")
         self._check_progress(state, request)
@@ -454,6 +460,12 @@ class FedGPAgent:
         except InputDataError as error:
             raise MessageError(str(error)) from error
         self._check_promise(setup)
+        least = _least(self.private_sum)
+        if request.contribute and self.name in request.roster and len(request.roster) < least:
+            raise MessageError(
+                f"This site's noise suffices for sums of {least} agents or more, a contribution is "
+                f"asked for one of {len(request.roster)}."
+            )
         if request.step in ("key", "resend", "share") and self.name not in request.roster:
             raise MessageError("This site is not on the roster of the epoch.")
         loaded = self._loaded(broadcasts[1:])
@@ -465,12 +477,19 @@ class FedGPAgent:
                     raise MessageError("Keys of another epoch.")
             else:
                 self._check_sum(setup, blob)
-                about = (blob.t, blob.epoch) if isinstance(blob, Sealed) else None
-                if request.step == "share" and about not in (None, (request.t, request.epoch)):
-                    raise MessageError("A share of another round's sum is asked for.")
+                if isinstance(blob, Sealed):
+                    self._check_sealed(request, blob)
         support = _about_support(request, loaded)
         if state.drawn_t >= 0 and request.step in _FOR_ALL and support != state.support_from:
             raise MessageError("The support set has changed during the run.")
+
+    def _check_sealed(self, request: Order, sealed: Sealed) -> None:
+        """A sealed sum comes to be opened together, or to who can open it."""
+        if request.step == "share":
+            if (sealed.t, sealed.epoch) != (request.t, request.epoch):
+                raise MessageError("A share of another round's sum is asked for.")
+        elif self.private_sum.channel.opened_by != "agents":
+            raise MessageError("A sealed sum, which agents of this channel cannot open.")
 
     def _check_progress(self, state: FedGPAgentState, request: Order) -> None:
         """Rounds and epochs never go back, and nobody is queried twice in one."""
@@ -726,7 +745,7 @@ class FedGPAgent:
                 return state, Upload(None, wanted)
             return state, Centres(*support_search.own_clusters(setup.clusters, state.X))
         if self.name not in order.roster:
-            return state, Upload(None, wanted)
+            return state, Upload(None, wanted, self._able(setup, state, order))
         epoch = Epoch(setup.run, order.epoch, order.roster)
         try:
             if order.step == "key":
@@ -775,6 +794,17 @@ class FedGPAgent:
     def _in_step(self, state: FedGPAgentState, order: Order) -> bool:
         """Whether one's own plan is that of the round's sum: not if one has missed a sum."""
         return state.plan is None or state.plan.t == order.t
+
+    def _able(self, setup: Setup, state: FedGPAgentState, order: Order) -> bool:
+        """Whether it could contribute: it has missed no sum that it needs, and can pay."""
+        mechanism = self.private_sum.mechanism
+        if mechanism is None or self.private_sum.noise_at != "agent":
+            return self._in_step(state, order)
+        try:
+            state.ledger.spend(mechanism.event)
+        except BudgetExceeded:
+            return False
+        return state.draws < setup.sums
 
     def _wants(self, setup: Setup, t: int) -> bool:
         if isinstance(setup.search, RegionSearch):
@@ -943,8 +973,9 @@ class FedGPServerState:
         missed: Earlier sums that somebody may not have read: opened, or
         closed_missed: sealed, for agents that open themselves.
         told: With a region, the round of the newest sum that each agent is known to have.
-        back: Who answered the last query without being on the roster.
-        returned: Who has been taken back in, and is not again.
+        lost: Who was left out of an epoch for not answering, and is out still.
+        back: Who answered the last query, is able to contribute, and is not on the roster.
+        returned: Who was lost and has been taken back in: once lost again, it is not.
         steps: The sums that the support set is made from, in order: opened, or
         closed_steps: sealed, for agents that open themselves.
         points: The support set, if it was made of centres.
@@ -966,6 +997,7 @@ class FedGPServerState:
     missed: tuple[Opened, ...]
     closed_missed: tuple[Sealed, ...]
     told: Mapping[AgentId, int]
+    lost: tuple[AgentId, ...]
     back: tuple[AgentId, ...]
     returned: tuple[AgentId, ...]
     steps: tuple[Opened, ...]
@@ -1049,7 +1081,7 @@ class FedGPServer:
     @property
     def fingerprint(self) -> str:
         """Hash of its settings."""
-        settings = (repr(self._promised_setup), repr(self.private_sum), self.delta)
+        settings = (repr(self._promised_setup), repr(self.private_sum), self.delta, self.rejoin)
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
     @property
@@ -1126,6 +1158,7 @@ class FedGPServer:
             missed=(),
             closed_missed=(),
             told={},
+            lost=(),
             back=(),
             returned=(),
             steps=(),
@@ -1167,7 +1200,7 @@ class FedGPServer:
         """Whether this round's contributions may be added."""
         if state.t >= self.setup.rounds or not self._affordable(state):
             return False
-        if len(state.roster) < self._least:  # noise would not suffice: nobody pays for nothing
+        if len(state.roster) < _least(self.private_sum):  # noise would not suffice: nobody pays
             return False
         search = self.setup.search
         if state.t < 0:
@@ -1308,15 +1341,16 @@ class FedGPServer:
         if state.last is not None and self.setup.region is not None:
             state = replace(state, told={**state.told, **dict.fromkeys(inbox, state.last.t)})
         if state.stage == "query" and self._together:
-            gone = {*state.roster, *state.returned}
-            back = tuple(name for name in self.setup.agents if name in inbox and name not in gone)
-            state = replace(state, back=back)
+            able = {a for a, said in inbox.items() if isinstance(said, Upload) and said.able}
+            able -= {*state.roster, *(set(state.returned) & set(state.lost))}
+            state = replace(state, back=tuple(name for name in self.setup.agents if name in able))
         return state
 
     def _taken_back(self, state: FedGPServerState) -> FedGPServerState:
         """A new epoch with those who are back, if the next round has a sum for them."""
         members = {*state.roster, *state.back}
         roster = tuple(name for name in self.setup.agents if name in members)
+        found = tuple(name for name in state.back if name in state.lost)
         joined = replace(
             state,
             epoch=state.epoch + 1,
@@ -1324,14 +1358,22 @@ class FedGPServer:
             roster=roster,
             heard=(),
             stage="key",
+            lost=tuple(name for name in state.lost if name not in found),
             back=(),
-            returned=(*state.returned, *state.back),
+            returned=(*state.returned, *found),
         )
-        enough = len(roster) >= max(MIN_TOGETHER, self._least)
-        if not self.rejoin or not state.back or not enough or not self._adding(joined):
+        possible = self._enough(state, roster) and self._adding(joined)
+        if not self.rejoin or not found or not possible:
             return state
-        logger.info("epoch %d ends, %d agent(s) are back", state.epoch, len(state.back))
+        logger.info("epoch %d ends, %d agent(s) are back", state.epoch, len(found))
         return joined
+
+    def _enough(self, state: FedGPServerState, roster: tuple[AgentId, ...]) -> bool:
+        """Whether another epoch may begin, with this roster."""
+        if len(roster) < max(MIN_TOGETHER, _least(self.private_sum)):
+            return False
+        # Every agent may be lost, be taken back and be lost again.
+        return state.rekeys < 3 * len(self.setup.agents)
 
     def _wanted(self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload]) -> bool:
         """Whether contributions are to be added now."""
@@ -1371,8 +1413,8 @@ class FedGPServer:
         return self._renewed(state, left)
 
     def _renewed(self, state: FedGPServerState, roster: tuple[AgentId, ...]) -> FedGPServerState:
-        lost = len(state.roster) - len(roster)
-        logger.warning("epoch %d ends, %d agent(s) were lost", state.epoch, lost)
+        lost = tuple(name for name in state.roster if name not in roster)
+        logger.warning("epoch %d ends, %d agent(s) were lost", state.epoch, len(lost))
         interrupted = state.resend or state.stage != "key"
         state = replace(
             state,
@@ -1380,21 +1422,18 @@ class FedGPServer:
             sealed=None,
             closed=None,
             epoch=state.epoch + 1,
-            rekeys=state.rekeys + 1,
+            lost=(*state.lost, *lost),
         )
-        # Every agent may be lost, be taken back and be lost again.
-        enough = len(roster) >= max(MIN_TOGETHER, self._least) and state.rekeys <= 3 * len(
-            self.setup.agents
-        )
-        if not enough or not self._affordable(state):
-            logger.warning("no more sums: too few agents are left, or none that the promise covers")
+        if not self._enough(state, roster) or not self._affordable(state):
+            logger.warning("no sum: too few agents are left, too many keys or sums were made")
             state = replace(state, roster=(), stage="query")
             return self._next(state) if interrupted else state
-        return replace(state, roster=roster, stage="key", resend=interrupted)
+        rekeys = state.rekeys + 1
+        return replace(state, roster=roster, stage="key", resend=interrupted, rekeys=rekeys)
 
     def _added(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
         channel, number = self.private_sum.channel, self.setup.lead + state.t
-        if not parts or len(parts) < self._least:
+        if not parts or len(parts) < _least(self.private_sum):
             logger.warning("round %d: %d contributions are too few", state.t, len(parts))
             return self._next(state)
         epoch = Epoch(self.setup.run, state.epoch, state.roster)
@@ -1413,13 +1452,6 @@ class FedGPServer:
             return replace(state, closed=closed, sealed=sealed, stage="share")
         integers = channel.open(total, {}, epoch=epoch, round=number)
         return self._opened(state, integers, len(parts))
-
-    @property
-    def _least(self) -> int:
-        mechanism = self.private_sum.mechanism
-        if mechanism is None or isinstance(mechanism, GaussianSum):
-            return 1
-        return int(mechanism.num_agents - mechanism.dropping)
 
     def _noised(
         self, state: FedGPServerState, parts: dict[AgentId, bytes], epoch: Epoch
@@ -1471,13 +1503,28 @@ class FedGPServer:
     def _unread(
         self, state: FedGPServerState, missed: tuple[_Sum, ...], last: _Sum | None
     ) -> tuple[_Sum, ...]:
-        """Earlier sums that an agent may want when it is back: the newest, as far as they fit."""
+        """Earlier sums that an agent may want when it is back: the newest, as far as they fit.
+
+        Who was away for longer than they reach can not read them: nothing is kept for it.
+        """
         if self.setup.region is None or last is None:
             return ()
-        heard = min(state.told.get(name, -1) for name in self.setup.agents)
         kept = min(BACKLOG, BACKLOG_BYTES // max(_size(last), 1))
-        unread = tuple(found for found in missed + (last,) if found.t > heard)  # noqa: RUF005
-        return unread[max(len(unread) - kept, 0) :]
+        newest = missed + (last,)  # noqa: RUF005
+        newest = newest[max(len(newest) - kept, 0) :]
+        if not newest:
+            return ()
+        told = [state.told.get(name, -1) for name in self.setup.agents]
+        heard = min((t for t in told if t >= newest[0].previous), default=last.t)
+        return tuple(found for found in newest if found.t > heard)
+
+
+def _least(private_sum: PrivateSum) -> int:
+    """How many contributions a sum needs for the noise that agents add to suffice."""
+    mechanism = private_sum.mechanism
+    if mechanism is None or isinstance(mechanism, GaussianSum):
+        return 1
+    return int(mechanism.num_agents - mechanism.dropping)
 
 
 _Sum = TypeVar("_Sum", Opened, Sealed)

@@ -464,6 +464,19 @@ def test_who_was_away_for_too_long_goes_on_alone(monkeypatch: Any) -> None:
     assert all(box["bob"].data is None for box in federation.server.inboxes[6:] if "bob" in box)
 
 
+def test_nothing_is_kept_for_who_was_away_for_too_long(monkeypatch: Any) -> None:
+    monkeypatch.setattr(fed_gp, "BACKLOG", 2)
+
+    def absent(name: str, order: Order) -> bool:
+        return (name == "bob" and order.t > 1) or (name == "cem" and order.t in (6, 7))
+
+    federation = finished(study(rounds=9), absent=absent)
+    kept = {state.t: len(state.missed) for state in federation.server.states}
+    # Bob has the sum of round 0 and cannot read on after 1 and 2; cem needs that of 5, and can.
+    assert kept == {0: 0, 1: 0, 2: 0, 3: 1, 4: 2, 5: 0, 6: 0, 7: 1, 8: 2, 9: 0}
+    assert same_plans(federation, "ann", "cem")
+
+
 def test_what_is_kept_for_who_is_away_is_bounded_in_bytes(monkeypatch: Any) -> None:
     one = 8 * REGION.size(2)
     monkeypatch.setattr(fed_gp, "BACKLOG_BYTES", 3 * one + 1)
@@ -533,6 +546,81 @@ def test_two_agents_of_which_one_comes_back() -> None:
     assert [state.roster for state in federation.server.states if state.t == 3][-1] == ()
     assert federation.end.roster == NAMES[:2]
     assert federation.end.sums == 3  # of rounds 0, 1 and 4
+
+
+@pytest.mark.parametrize("noise", [False, True])
+def test_who_was_never_lost_keeps_its_chance(noise: bool) -> None:
+    """Too few are left once without bob, once without ann: both were lost once."""
+    options = {"noise_at": "agent", "mechanism": gaussian, "sums": 20} if noise else {}
+    federation = finished(
+        study(GLOBAL, channel="threshold", rounds=7, **options),
+        names=NAMES if noise else NAMES[:2],
+        absent=lambda name, order: (
+            order.step == "query" and (name, order.t) in (("bob", 1), ("ann", 4))
+        ),
+    )
+    names = federation.server.honest.setup.agents
+    assert federation.end.returned == ("bob", "ann")
+    assert federation.end.lost == ()
+    assert federation.end.roster == names
+    assert federation.end.rekeys == 2
+    assert federation.end.sums == 3  # of rounds 0, 3 and 6
+
+
+@pytest.mark.parametrize("lost", [False, True])
+def test_the_limit_of_new_keys_holds(lost: bool) -> None:
+    """Nobody opens a sum, and bob may be lost with the last key."""
+    federation = finished(
+        study(GLOBAL, channel="threshold", rounds=3),
+        names=NAMES[:2],
+        tamper=lambda name, order, said: Word(None) if order.step == "share" else said,
+        absent=lambda name, order: (
+            lost and name == "bob" and order.step == "share" and order.epoch == 6
+        ),
+    )
+    keyed = {state.epoch for state in federation.server.states if state.stage == "key"}
+    assert keyed == set(range(7))  # the first, and three for each agent
+    assert federation.end.rekeys == 6
+    assert federation.end.asked == 7
+    assert federation.end.lost == (("bob",) if lost else ())
+    assert federation.counts() == dict.fromkeys(NAMES[:2], 6)
+
+
+def test_who_has_missed_too_much_is_not_taken_back_in(monkeypatch: Any) -> None:
+    monkeypatch.setattr(fed_gp, "BACKLOG", 2)
+    federation = finished(
+        study(channel="threshold", rounds=8),
+        absent=lambda name, order: name == "bob" and 1 < order.t < 6,
+    )
+    assert federation.end.rekeys == 1
+    assert federation.end.lost == ("bob",)
+    assert federation.end.sums == 8
+    answered = [box["bob"] for box in federation.server.inboxes if "bob" in box]
+    assert [said.able for said in answered[-3:]] == [False] * 3
+    assert federation.counts() == {"ann": 11, "bob": 7, "cem": 11}
+
+
+def test_who_can_not_pay_is_not_taken_back_in() -> None:
+    one = compose([gaussian(2, 3, dropping=1).event], delta=1e-5).epsilon
+    protocol = study(
+        GLOBAL,
+        channel="threshold",
+        rounds=5,
+        sums=6,
+        noise_at="agent",
+        mechanism=lambda dim, num_agents: gaussian(dim, num_agents, dropping=1),
+    )
+    federation = finished(protocol, ledgers={"bob": Ledger(budget=Budget(1.01 * one, 1e-5))})
+    assert federation.end.rekeys == 1
+    assert federation.end.sums == 5
+    assert federation.end.asked == 6  # one sum was interrupted when bob's budget ended
+    draws = {name: site.state.draws for name, site in federation.sites.items()}
+    assert draws == {"ann": 6, "bob": 1, "cem": 6}
+
+
+def test_a_stored_state_is_not_continued_under_another_rule_of_return() -> None:
+    servers = [study(channel="threshold", rejoin=r).server(SQUARE, NAMES) for r in (True, False)]
+    assert servers[0].fingerprint != servers[1].fingerprint
 
 
 def test_coming_back_costs_no_noise() -> None:
@@ -814,6 +902,25 @@ def test_too_few_for_the_noise_do_not_pay() -> None:
     assert all(site.state.ledger.releases <= 2 for site in federation.sites.values())
 
 
+def test_a_site_adds_to_no_sum_for_which_its_noise_does_not_suffice() -> None:
+    """The server thinks that one agent may drop out, the sites' noise is for nobody."""
+    grid = gaussian(GLOBAL.size(2), 3, dropping=1).grid
+    options = {"channel": "threshold", "noise_at": "agent"}
+    federation = Federation(
+        study(GLOBAL, mechanism=lambda dim, M: gaussian(dim, M, grid=grid), **options),
+        absent=lambda name, order: name == "bob" and order.t > 0,
+    )
+    federation.server.honest = study(
+        GLOBAL, mechanism=lambda dim, M: gaussian(dim, M, dropping=1, grid=grid), **options
+    ).server(SQUARE, NAMES)
+    federation.drive()
+    assert federation.end.sums == 1
+    draws = {name: site.state.draws for name, site in federation.sites.items()}
+    assert draws == {"ann": 2, "bob": 1, "cem": 2}  # on the full roster, none on the shorter one
+    assert federation.codes("ann") == federation.codes("cem") == {"invalid"}
+    assert federation.counts() == {"ann": 6, "bob": 3, "cem": 6}  # and nobody loses a query
+
+
 def test_what_a_private_run_refuses() -> None:
     with pytest.raises(InputDataError, match="noise would drown"):
         study(REGION, mechanism=gaussian, noise_at="agent").server(SQUARE, NAMES)
@@ -1002,6 +1109,9 @@ LIES: dict[str, Callable[[Outbox], Outbox]] = {
     "epoch": lambda box: orders(box, epoch=-1),
     "late": lambda box: orders(box, t=99),
     "early": lambda box: orders(box, t=-1),
+    "start": lambda box: orders(box, step="start"),
+    "again": lambda box: orders(box, t=1),
+    "back": lambda box: orders(box, step="resend", t=0),
     "nothing": lambda box: replace(box, broadcasts=()),
     "no setup": lambda box: replace(box, broadcasts=box.broadcasts[1:]),
     "many": lambda box: replace(
