@@ -616,7 +616,7 @@ def _demo_report(
 
 
 def _write_report(
-    result: RunResult, path: Path, others: Mapping[str, RunResult], title: str
+    result: RunResult, path: Path, others: Mapping[str, RunResult], title: str | None
 ) -> Path:
     try:
         from botorch_fed.report import write_report
@@ -944,7 +944,7 @@ def _report(arguments: argparse.Namespace) -> _Done:
             "them from a copy, or end the run again by --resume."
         ) from error
     out = arguments.run / "report.html" if arguments.out is None else arguments.out
-    path = _write_report(result, out, {}, f"{result.protocol}, {len(result.names)} agents")
+    path = _write_report(result, out, {}, None)
     _say(arguments, f"Report: {path}")
     return _Done({"command": "report", "report": path, "protocol": result.protocol})
 

@@ -265,10 +265,21 @@ def _range(parameter: Parameter) -> str:
     return f"{parameter.lower:g} to {parameter.upper:g}"
 
 
+_WHOSE = {
+    "whole": "This file is for whoever ran the simulation. It holds every agent's points and "
+    "outcomes, and no guarantee covers it.",
+    "hub": "This is the hub's part of a run across machines. Points and outcomes are at the sites.",
+    "site": "This is one site's part of a run across machines, for that site alone: it holds its "
+    "points and outcomes, which no guarantee covers. What the run promises towards others stands "
+    "in the hub's report.",
+}
+
+
 def _guarantee(result: RunResult) -> list[str]:
     said = result.privacy or {}
-    own = "It holds every agent's points and outcomes, and no guarantee covers it."
-    note = _paragraph(f"This file is for whoever ran the simulation. {own}")
+    note = _paragraph(_WHOSE[result.part])
+    if result.part == "site":
+        return [note]
     if "epsilon" not in said:
         return [_banner("warn", "No privacy guarantee.", "This run promises none."), note]
     if not said.get("private"):
@@ -760,8 +771,10 @@ def _communication(result: RunResult) -> list[str]:
     if not result.rounds:
         return []
     rounds = sorted({row["round"] for row in result.rounds})
+    known = any(row["cpu_seconds"] for row in result.rounds)  # no engine across machines can tell
     figure = _canvas(9.6, 3.0)
     traffic, work = figure.subplots(1, 2)
+    work.set_visible(known)
     for place, key in enumerate(("bytes_up", "bytes_down")):
         totals = _per_round(result.rounds, key)
         _draw_rounds(traffic, rounds, [sum(totals[r]) for r in rounds], place)
@@ -774,11 +787,15 @@ def _communication(result: RunResult) -> list[str]:
     for axes in (traffic, work):
         _whole_ticks(axes)
     up, down = (sum(row[key] for row in result.rounds) for key in ("bytes_up", "bytes_down"))
-    label = f"Per round: bytes up, {_size(up)} in all, bytes down, {_size(down)}, and CPU time"
-    caption = (
-        "Left, what all agents send and get; right, CPU time of an agent, its objective's too."
-    )
-    names = ("up, from the agents", "down, to the agents", "mean agent", "slowest agent")
+    label = f"Per round: bytes up, {_size(up)} in all, bytes down, {_size(down)}"
+    caption = "What all agents send and get."
+    names = ["up, from the agents", "down, to the agents"]
+    if known:
+        label += ", and CPU time"
+        caption = (
+            "Left, what all agents send and get; right, CPU time of an agent, its objective's too."
+        )
+        names += ["mean agent", "slowest agent"]
     legend = _items([_line_item(_PALETTE[i][0], _DASHES[i], n) for i, n in enumerate(names)])
     return [
         _figure(figure, "communication", label, caption, legend),
@@ -807,7 +824,8 @@ def _communication_table(result: RunResult, rounds: int) -> str:
         rows.append([name, _size(total), _size(total / rounds), _size(each)])
     seconds = math.fsum(row["cpu_seconds"] for row in result.rounds)
     parts = (seconds, seconds / rounds, seconds / len(result.rounds))
-    rows.append(["CPU time", *(f"{part:.3g} s" for part in parts)])
+    if seconds:
+        rows.append(["CPU time", *(f"{part:.3g} s" for part in parts)])
     head = ("", "In all", "Per round", "Per agent and round")
     cells = [[_cell(row[0]), *(_cell(cell, numeric=True) for cell in row[1:])] for row in rows]
     return _table("What travelled, and what it cost the agents", head, cells)
@@ -1015,10 +1033,16 @@ def _threats(result: RunResult) -> list[str]:
         sentences.append("In this run the noise was seeded, so that it protects from nobody.")
     not_covered = (
         "Never covered: whoever watches an agent's own queries and results; who takes part and how "
-        "long answers take; settings that were tuned on the agents' data without paying for it; "
-        "and this file, which shows every agent's points and outcomes."
+        "long answers take; settings that were tuned on the agents' data without paying for it"
     )
-    return [*map(_paragraph, sentences), _paragraph(not_covered)]
+    files = {
+        "whole": "; and this file, which shows every agent's points and outcomes.",
+        "hub": ".",
+        "site": "; and this file, which shows the site's points and outcomes.",
+    }
+    if result.part == "site":
+        return [_paragraph(f"{not_covered}{files[result.part]}")]
+    return [*map(_paragraph, sentences), _paragraph(not_covered + files[result.part])]
 
 
 def _sentences(protocol: str, said: Mapping[str, Any]) -> list[str]:

@@ -21,7 +21,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -59,6 +59,7 @@ from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.wire.codec import MAX_BYTES
 
 Record = dict[str, Any]
+Part = Literal["whole", "hub", "site"]
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
 FORMAT = 1  # of the files of a result
 HEAD = "run.json"  # of a folder: what its run was started with
@@ -93,6 +94,8 @@ class RunResult:
         versions: Versions of Python and of the packages that matter.
         privacy: What the run reveals and how noisy its releases were, as the protocol's server says
             it; None for protocols without privacy.
+        part: Of a run across machines, the hub's part has no observations, and a site's has its own
+            alone and does not know what was promised.
     """
 
     names: tuple[AgentId, ...]
@@ -104,6 +107,7 @@ class RunResult:
     optimal_values: dict[AgentId, float] | None = None
     versions: dict[str, str] = field(default_factory=dict)
     privacy: dict[str, Any] | None = None
+    part: Part = "whole"
 
     def __repr__(self) -> str:
         return (
@@ -195,6 +199,7 @@ class RunResult:
             "optimal_values": self.optimal_values,
             "versions": self.versions,
             "privacy": self.privacy,
+            "part": self.part,
         }
         _write(folder / "result.json", json.dumps(head, indent=1))
         for name in ("records", "rounds"):
@@ -227,6 +232,7 @@ class RunResult:
             optimal_values=head["optimal_values"],
             versions=head["versions"],
             privacy=head.get("privacy"),
+            part=head.get("part", "whole"),
         )
 
 
@@ -380,6 +386,7 @@ def host(
         seed=seed,
         protocol=type(protocol).__name__,
         versions=_versions(),
+        part="hub",
     )
     folder = _folder(out, resume=resume)
     if folder is not None:
@@ -409,7 +416,12 @@ def site_result(
 ) -> RunResult:
     """What one site has observed in a run whose server is elsewhere."""
     result = RunResult(
-        names=(name,), space=space, seed=seed, protocol=protocol, versions=_versions()
+        names=(name,),
+        space=space,
+        seed=seed,
+        protocol=protocol,
+        versions=_versions(),
+        part="site",
     )
     result.records = _observation_rows(name, observations, None, None)
     return result

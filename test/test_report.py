@@ -552,3 +552,27 @@ def test_a_browser_shows_it_in_light_and_dark(
     assert colours[ink] > 500  # words
     assert colours[first] > 200  # the line of this run
     assert len(colours) > 50
+
+
+def test_the_hubs_part_has_no_observations_and_says_so(private: RunResult, tmp_path: Path) -> None:
+    rounds = [{**row, "cpu_seconds": 0.0} for row in private.rounds]
+    page = _page(replace(private, part="hub", records=[], rounds=rounds), tmp_path)
+    text = html.unescape(page.text)
+    assert "Points and outcomes are at the sites" in text
+    assert "every agent's points" not in text
+    assert "CPU" not in text  # nobody has measured it
+    assert "(ε, δ)-indistinguishable" in page.text
+    _check_accessible(page)
+
+
+def test_a_sites_part_does_not_speak_for_the_run(private: RunResult, tmp_path: Path) -> None:
+    own = [row for row in private.records if row["agent"] == private.names[0]]
+    part = replace(
+        private, part="site", names=private.names[:1], records=own, rounds=[], privacy=None
+    )
+    page = _page(part, tmp_path)
+    text = html.unescape(page.text)
+    assert "1 agent<" in text
+    assert "stands in the hub's report" in text
+    assert "No privacy guarantee" not in text
+    _check_accessible(page)
