@@ -56,6 +56,7 @@ CONNECTION = "hub"  # the name of the hub in Flower's configuration
 DAYS = 825  # that a hub's certificates are good for
 GRACE = 10.0  # seconds that a process has to end
 LOOK = 0.5  # seconds between two looks at a run
+MISSES = 5  # of these looks in a row that may fail
 PATIENCE = 120.0  # seconds that a command of Flower's may take
 
 
@@ -278,7 +279,7 @@ class Hub:
         self, number: str, outcome: Path, log: Path, watch: Callable[[int], None] | None
     ) -> None:
         """Until Flower says that the run is over, or it has told its outcome."""
-        seen, looks = -1, 0
+        seen, looks, misses = -1, 0, 0
         while not outcome.exists():
             rounds = _rounds(log)
             if watch is not None and rounds != seen:
@@ -286,7 +287,14 @@ class Hub:
                 seen = rounds
             looks += 1
             if looks % 20 == 0:
-                said = self._flwr("list", CONNECTION, "--run-id", number, "--format", "json")
+                try:
+                    said = self._flwr("list", CONNECTION, "--run-id", number, "--format", "json")
+                    misses = 0
+                except DeployError:  # a busy machine may miss one; a run may take days
+                    misses += 1
+                    if misses == MISSES:
+                        raise
+                    continue
                 if str(said["runs"][0]["status"]).startswith("finished"):
                     time.sleep(LOOK)
                     return
