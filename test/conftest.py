@@ -16,3 +16,8 @@ torch.set_num_threads(1)
 def _seed_of_global_generator() -> None:
     """BoTorch draws from PyTorch's global generator; its tests start from one state."""
     torch.manual_seed(0)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests first: a worker that is left with one of them at the end works alone."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
