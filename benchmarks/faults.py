@@ -267,7 +267,7 @@ def main() -> None:
             tables.append(table)
     if args.json:
         for table in tables:
-            Console(stderr=True).print(table)
+            Console(stderr=True, width=150).print(table)
         print(json.dumps(figures))
         return
     console = Console()
