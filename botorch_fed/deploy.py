@@ -251,8 +251,9 @@ class Hub:
             "quorum": quorum,
             "retries": retries,
         }
-        if any('"' in str(value) or "\\" in str(value) for value in config.values()):
-            raise DeployError('Paths with " or \\ cannot be told to Flower: use others.')
+        for value in map(str, config.values()):
+            if '"' in value or "\\" in value:
+                raise DeployError(f'A path with " or \\ cannot be told to Flower, got {value}.')
         pairs = " ".join(
             f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items()
         )
@@ -523,9 +524,9 @@ def make_keys(study: StudyFile, folder: str | Path) -> None:
     home = Path(folder).resolve()
     if study.settings.get("channel") != "ckks":
         raise DeployError('Only a study with channel = "ckks" needs keys: others make their own.')
-    _new_folder(home)
     if "hub" in study.agents:
         raise DeployError("A site is called 'hub': give it another name.")
+    _new_folder(home)
     protocol = with_stores(
         study.study(), study.agents, lambda name: FileStore(home / (name or "hub"))
     )

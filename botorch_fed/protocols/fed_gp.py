@@ -474,7 +474,9 @@ class FedGPAgent:
                 self._check_points(setup, blob.points)
             elif isinstance(blob, Keys):
                 if blob.epoch != request.epoch:
-                    raise MessageError("Keys of another epoch.")
+                    raise MessageError(
+                        f"Keys of epoch {blob.epoch} came with a request of epoch {request.epoch}."
+                    )
             else:
                 self._check_sum(setup, blob)
                 if isinstance(blob, Sealed):
@@ -487,7 +489,10 @@ class FedGPAgent:
         """A sealed sum comes to be opened together, or to who can open it."""
         if request.step == "share":
             if (sealed.t, sealed.epoch) != (request.t, request.epoch):
-                raise MessageError("A share of another round's sum is asked for.")
+                raise MessageError(
+                    f"A share of the sum of round {sealed.t}, epoch {sealed.epoch}, is asked for in "
+                    f"round {request.t} of epoch {request.epoch}."
+                )
         elif self.private_sum.channel.opened_by != "agents":
             raise MessageError("A sealed sum, which agents of this channel cannot open.")
 
