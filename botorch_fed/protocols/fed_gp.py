@@ -490,8 +490,8 @@ class FedGPAgent:
         if request.step == "share":
             if (sealed.t, sealed.epoch) != (request.t, request.epoch):
                 raise MessageError(
-                    f"A share of the sum of round {sealed.t}, epoch {sealed.epoch}, is asked for in "
-                    f"round {request.t} of epoch {request.epoch}."
+                    f"In round {request.t} of epoch {request.epoch} a share is asked for of the "
+                    f"sum of round {sealed.t} of epoch {sealed.epoch}."
                 )
         elif self.private_sum.channel.opened_by != "agents":
             raise MessageError("A sealed sum, which agents of this channel cannot open.")
