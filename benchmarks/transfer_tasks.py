@@ -31,7 +31,8 @@ hostile        share-0.9 with the same seed, but one site has -1e4 times the com
 =============  =================================================================================
 
 The cube is laid so that a draw has a local maximum inside, and draws are repeated until the site's
-best point of all is at least .03 from the faces (a hostile site's may be anywhere).
+best point of all is at least .03 from the faces (a hostile site's may be anywhere). The length scale, .4, was chosen by what solo LogEI alone leaves
+after 3 starts and 20 queries: a regret of .085 on average; .6 leaves .006, .3 leaves .091.
 
 **high**: ten and twenty real parameters, six sites, no noise, optima known. `shifted-*` is one
 function of BoTorch, moved by up to .1 for all sites together and up to .2 for each; `unrelated-*`
@@ -428,7 +429,7 @@ def ascend(function: Function, X: Tensor, box: tuple[float, float] | None = None
 RUNGS = ("identical", "share-0.9", "share-0.5", "unrelated", "shifted", "rescaled", "hostile")
 SHARES = {"identical": 1.0, "share-0.9": 0.9, "share-0.5": 0.5, "unrelated": 0.0, "shifted": 1.0}
 LADDER_DIM, LADDER_SITES = 4, 8
-LENGTHSCALE, NUM_WAVES = 0.3, 500
+LENGTHSCALE, NUM_WAVES = 0.2, 500  # the first times the root of the dimension
 MARGIN, ATTEMPTS = 0.03, 200
 LADDER_NOISE = 0.02  # of a function's deviation
 NOWHERE = torch.zeros(LADDER_DIM, dtype=torch.float64)
@@ -588,7 +589,7 @@ def minimized_task(
     """Continuous functions to be minimised, without noise, whose smallest values are known."""
     sites = names_of(len(functions))
     medians = [-float(function(sobol(space.dim)).quantile(0.5)) for function in functions]
-    ends = [(-low, median) for low, median in zip(lowest, medians, strict=True)]
+    ends = [(0.0 - low, median) for low, median in zip(lowest, medians, strict=True)]
     return Task(
         name=name,
         suite="high",
