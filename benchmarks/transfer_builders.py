@@ -25,7 +25,7 @@ Nothing here was chosen by looking at any optimiser's results. All randomness ha
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -65,7 +65,7 @@ class Recipe:
     outcome: Outcome
     default: Mapping[str, float | int]
     sites: int
-    scorers: Callable[[], list[Scorer]]
+    scorers: Callable[[], Sequence[Scorer]]
 
     @property
     def space(self) -> SearchSpace:
@@ -163,7 +163,7 @@ def boosting(half: Halves, **settings: Any) -> float:
     return log_loss(model.predict_proba(B), b)
 
 
-def credit_sites() -> list[Scorer]:
+def credit_sites() -> Sequence[Scorer]:
     arrays = load_arrays("credit_default.npz", ("X", "y"), folder=None, origin=risk.CREDIT_ORIGIN)
     X, y = arrays["X"].astype(np.float64), arrays["y"].astype(np.intp)
     rates = [0.12, 0.3, 0.18, 0.4, 0.22, 0.1, 0.35, 0.25]
@@ -211,7 +211,7 @@ def support_halves() -> list[list[Halves]]:
     return sites
 
 
-def support_sites() -> list[Scorer]:
+def support_sites() -> Sequence[Scorer]:
     return [partial(averaged, trees, halves) for halves in support_halves()]
 
 
@@ -294,11 +294,11 @@ def softmax(Z: Matrix) -> Matrix:
     return E / E.sum(axis=-1, keepdims=True)
 
 
-def digit_sites() -> list[Scorer]:
+def digit_sites() -> Sequence[Scorer]:
     from sklearn.datasets import load_digits
 
     X, y = load_digits(return_X_y=True)
-    scorers = []
+    scorers: list[Scorer] = []
     for site, rows in enumerate(deal_rows(y, 8, "label", 0.2, 0)):
         noise = generator(0, "transfer", "digits", site).normal(*X.shape).numpy()
         seen = X / 16 + site / 12 * noise  # worse and worse cameras
@@ -345,11 +345,11 @@ def products(X: Matrix) -> Matrix:
     return np.concatenate([X, X[:, i] * X[:, j]], axis=1)
 
 
-def landmine_sites() -> list[Scorer]:
+def landmine_sites() -> Sequence[Scorer]:
     names = ("X", "y", "field")
     arrays = load_arrays("landmine.npz", names, folder=None, origin=landmine.ORIGIN)
     X, y = arrays["X"].astype(np.float64), arrays["y"].astype(np.intp)
-    scorers = []
+    scorers: list[Scorer] = []
     for field in (*range(8), *range(15, 23)):  # of the two kinds of ground
         rows = np.flatnonzero(arrays["field"] == field)
         halves = []
@@ -398,7 +398,7 @@ def har_rows() -> tuple[Matrix, Labels, Labels]:
     return X, arrays["y"].astype(np.intp), arrays["subject"].astype(np.intp)
 
 
-def har_sites() -> list[Scorer]:
+def har_sites() -> Sequence[Scorer]:
     X, y, subject = har_rows()
     return [partial(averaged, svm, [har_half(X, y, subject, name)]) for name in range(1, 9)]
 
@@ -446,7 +446,7 @@ def mixed_kernel(A: Matrix, B: Matrix, gamma: float, mix: float) -> Matrix:
     return (1 - mix) * smooth + mix * np.exp(-gamma * np.abs(gaps).sum(axis=-1))
 
 
-def diabetes_sites() -> list[Scorer]:
+def diabetes_sites() -> Sequence[Scorer]:
     from sklearn.datasets import load_diabetes
 
     X, y = load_diabetes(return_X_y=True)
@@ -480,7 +480,7 @@ def tree(half: Halves, **settings: Any) -> float:
     return auc(model.predict_proba(B)[:, 1], b == 1)
 
 
-def health_sites() -> list[Scorer]:
+def health_sites() -> Sequence[Scorer]:
     names = ("X_balanced", "y_balanced")
     arrays = load_arrays("diabetes_health.npz", names, folder=None, origin=risk.DIABETES_ORIGIN)
     X, y = arrays["X_balanced"].astype(np.float64), arrays["y_balanced"].astype(np.intp)
@@ -513,14 +513,14 @@ def nystroem(
     return log_loss(model.predict_proba(features.transform(B)), b)
 
 
-def writer_sites() -> list[Scorer]:
+def writer_sites() -> Sequence[Scorer]:
     names = ("X", "y", "writer")
     arrays = load_arrays("mnist_by_writer.npz", names, folder=None, origin=digits.ORIGIN)
     writer = arrays["writer"].astype(np.intp)
     X = arrays["X"].astype(np.float64).reshape(-1, 14, 2, 14, 2).mean(axis=(2, 4)) / 255
     y = arrays["y"].astype(np.intp)
     most = np.argsort(-np.bincount(writer), kind="stable")[:12]
-    scorers = []
+    scorers: list[Scorer] = []
     for site, name in enumerate(np.sort(most)):
         rows = np.flatnonzero(writer == name)
         scorers.append(partial(averaged, nystroem, [writer_half(scanned(X, site), y, rows)]))
@@ -542,6 +542,35 @@ def writer_half(X: Matrix, y: Labels, rows: Rows) -> Halves:
     classes = np.zeros(len(y), dtype=np.intp)
     classes[rows] = np.unique(y[rows], return_inverse=True)[1]
     return split(X, classes, rows, 0.6, 0)
+
+
+# ------------------------------------------------------------------ held out
+
+
+def posture_sites() -> Sequence[Scorer]:
+    """Sitting or standing, of wearers that svm-har does not have."""
+    X, y, subject = har_rows()
+    scorers: list[Scorer] = []
+    for site, name in enumerate(range(23, 31)):
+        shares = generator(0, "transfer", "posture", name).uniform(2).numpy()
+        counts = np.rint(15 + 20 * shares).astype(int)
+        train = np.concatenate(
+            [
+                shuffled(np.flatnonzero((subject == name) & (y == label)), "posture", name)[:count]
+                for label, count in zip((3, 4), counts, strict=True)
+            ]
+        )
+        rows = np.flatnonzero((subject == name) & ((y == 3) | (y == 4)))
+        test = np.setdiff1d(rows, train)
+        noise = generator(0, "transfer", "posture", site).normal(*X.shape).numpy()
+        seen = X + 0.05 * site * noise  # older and older devices
+        half = (seen[train], y[train] - 3, seen[test], y[test] - 3)
+        scorers.append(partial(averaged, boosting, [half]))
+    return scorers
+
+
+def support_mlp_sites() -> Sequence[Scorer]:
+    return [partial(averaged, mlp, halves) for halves in support_halves()]
 
 
 # ------------------------------------------------------------------ the recipes
@@ -639,4 +668,6 @@ RECIPES: dict[str, Recipe] = {
         12,
         writer_sites,
     ),
+    "boosting-har": Recipe(BOOSTING, LOSS, BOOSTING_DEFAULT, 8, posture_sites),
+    "mlp-support2": Recipe(MLP, SCORE, MLP_DEFAULT, 6, support_mlp_sites),
 }

@@ -31,8 +31,9 @@ hostile        share-0.9 with the same seed, but one site has -1e4 times the com
 =============  =================================================================================
 
 The cube is laid so that a draw has a local maximum inside, and draws are repeated until the site's
-best point of all is at least .03 from the faces (a hostile site's may be anywhere). The length scale, .4, was chosen by what solo LogEI alone leaves
-after 3 starts and 20 queries: a regret of .085 on average; .6 leaves .006, .3 leaves .091.
+best point of all is at least .03 from the faces (a hostile site's may be anywhere). The length
+scale, .4, was chosen by what solo LogEI leaves after 3 starts and 20 queries: a regret of .085 on
+average; .6 leaves .006, .3 leaves .091.
 
 **high**: ten and twenty real parameters, six sites, no noise, optima known. `shifted-*` is one
 function of BoTorch, moved by up to .1 for all sites together and up to .2 for each; `unrelated-*`
@@ -358,7 +359,9 @@ class Blend:
     offset: float = 0.0
 
     def __call__(self, X: Tensor) -> Tensor:
-        total = sum(weight * function(X - shift) for weight, function, shift in self.terms)
+        total = torch.zeros(len(X), dtype=torch.float64)
+        for weight, function, shift in self.terms:
+            total = total + weight * function(X - shift)
         return self.stretch * total + self.offset
 
 
@@ -396,6 +399,7 @@ def sobol(dim: int) -> Tensor:
     return torch.quasirandom.SobolEngine(dim, scramble=True, seed=0).draw(NUM_SOBOL).double()
 
 
+@lru_cache(maxsize=64)
 def peak(function: Function, dim: int) -> tuple[Tensor, float]:
     """The largest value on the cube: Sobol points, then L-BFGS from the best 20.
 
@@ -445,6 +449,7 @@ def inside(draw: Callable[[int], Blend]) -> Blend:
     raise RuntimeError(f"None of {ATTEMPTS} draws has its optimum inside the cube.")
 
 
+@lru_cache(maxsize=16)
 def common(seed: int) -> Blend:
     """What sites of one seed have in common."""
 
@@ -455,8 +460,10 @@ def common(seed: int) -> Blend:
     return inside(draw)
 
 
-def shared(base: Blend, share: float, seed: int, site: int) -> Blend:
+@lru_cache(maxsize=64)
+def shared(share: float, seed: int, site: int) -> Blend:
     """A site's function: a share of the common variance, the rest its own."""
+    base = common(seed)
     if share == 1:
         return base
 
@@ -492,7 +499,7 @@ def ladder_functions(rung: str, seed: int) -> list[Blend]:
     if rung == "shifted":
         return [moved(base, seed, site) for site in range(LADDER_SITES)]
     share = SHARES.get(rung, 0.9)
-    functions = [shared(base, share, seed, site) for site in range(LADDER_SITES)]
+    functions = [shared(share, seed, site) for site in range(LADDER_SITES)]
     if rung == "rescaled":
         return rescaled(functions, seed)
     if rung == "hostile":
@@ -507,12 +514,14 @@ def hostile_site(seed: int) -> int:
 
 def measured(function: Blend) -> tuple[float, float, float]:
     """Optimum, median and deviation; the search sees an outcome whose deviation is about one."""
-    plain = replace(function, stretch=1.0 if function.stretch > 0 else -1.0, offset=0.0)
-    size = abs(function.stretch)
+    size, plain = abs(function.stretch), function
+    if size != 1:
+        plain = replace(function, stretch=function.stretch / size, offset=0.0)
     values = plain(sobol(LADDER_DIM))
     _, best = peak(plain, LADDER_DIM)
-    ends = (size * v + function.offset for v in (best, float(values.quantile(0.5))))
-    return (*ends, size * float(values.std()))
+    median = float(values.quantile(0.5))
+    offset = function.offset
+    return size * best + offset, size * median + offset, size * float(values.std())
 
 
 def ladder_task(name: str, seed: int) -> Task:
@@ -539,14 +548,21 @@ def ladder_task(name: str, seed: int) -> Task:
 
 # ------------------------------------------------------------------ high
 
-SHIFTED: dict[str, tuple[type[SyntheticTestFunction], int]] = {
+SHIFTED: dict[str, tuple[Callable[[int], SyntheticTestFunction], int]] = {
     "shifted-ackley-10": (Ackley, 10),
     "shifted-rosenbrock-10": (Rosenbrock, 10),
     "shifted-levy-10": (Levy, 10),
     "shifted-ackley-20": (Ackley, 20),
 }
 UNRELATED = {"unrelated-10": 10, "unrelated-20": 20}
-KINDS = (Ackley, Rosenbrock, Levy, Rastrigin, Griewank, StyblinskiTang)
+KINDS: tuple[Callable[[int], SyntheticTestFunction], ...] = (
+    Ackley,
+    Rosenbrock,
+    Levy,
+    Rastrigin,
+    Griewank,
+    StyblinskiTang,
+)
 CEC = {"cec-f1": 1, "cec-f5": 5, "cec-f9": 9, "cec-f15": 15}
 MINIMIZED = Outcome(minimize=True)
 
