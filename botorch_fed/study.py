@@ -1092,7 +1092,7 @@ def _sees(study: Study, server: Any) -> tuple[str, ...]:
     """Who sees what; the guarantees are in the protocols' modules."""
     own = "An agent's own data and the parameters that it evaluates stay with the agent."
     if isinstance(study, FTS):
-        what = "summary" if study.message.startswith("summary") else "weight vector"
+        what = "summary" if (study.message or "").startswith("summary") else "weight vector"
         return (
             own,
             f"The server and all agents read every agent's {what}, a function of its data: no "

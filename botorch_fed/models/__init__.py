@@ -16,6 +16,7 @@ support     where inducing points lie, and how many they are
 """
 
 from botorch_fed.models.basis_gp import BasisGP
+from botorch_fed.models.earned_prior import EarnedPosterior, PriorFunction, fit_earned
 from botorch_fed.models.ensemble import RankingEnsemble
 from botorch_fed.models.features import (
     AdditiveFeatures,
@@ -30,6 +31,7 @@ from botorch_fed.models.features import (
     register_feature_map,
 )
 from botorch_fed.models.kernels import StationaryKernel
+from botorch_fed.models.local_gp import LengthscalePrior, LocalGP, fit_local_gp, standardize
 from botorch_fed.models.message_prior import MessagePriorGP
 from botorch_fed.models.mixture import LocalSharedMixture, MixturePosterior, draw_mixture_path
 from botorch_fed.models.own import (
@@ -79,10 +81,13 @@ __all__ = [
     "AdditiveFeatures",
     "BasisGP",
     "Clustering",
+    "EarnedPosterior",
     "FeatureMap",
     "InducingFeatures",
     "KLFeatures",
+    "LengthscalePrior",
     "LocalBlock",
+    "LocalGP",
     "LocalSharedMixture",
     "LogWarp",
     "MessagePriorGP",
@@ -90,6 +95,7 @@ __all__ = [
     "OwnHyperparameters",
     "PartiallyIndependentGP",
     "PolynomialFeatures",
+    "PriorFunction",
     "QuadratureFourierFeatures",
     "RandomFourierFeatures",
     "RankingEnsemble",
@@ -106,6 +112,8 @@ __all__ = [
     "draw_path",
     "farthest_point_support",
     "feature_map_from_tensors",
+    "fit_earned",
+    "fit_local_gp",
     "fit_own_gp",
     "global_clustering",
     "growing_support_size",
@@ -125,6 +133,7 @@ __all__ = [
     "sample_weights_dual",
     "scaled_support_size",
     "sobol_support",
+    "standardize",
     "summarize",
     "support_size_range",
 ]

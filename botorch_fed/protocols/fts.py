@@ -53,6 +53,7 @@ from botorch_fed.models import (
     FeatureMap,
     MessagePriorGP,
     OwnHyperparameters,
+    PriorFunction,
     RandomFourierFeatures,
     RankingEnsemble,
     StationaryKernel,
@@ -81,6 +82,16 @@ from botorch_fed.protocols.own_step import (
     tensor_hash,
 )
 from botorch_fed.protocols.store import Blobs, MemoryBlobs
+from botorch_fed.protocols.transfer_search import (
+    MIN_OWN,
+    TransferSearch,
+    bounded,
+    dealt_design,
+    prior_of_sum,
+)
+from botorch_fed.protocols.transfer_search import (
+    default_feature_map as transfer_feature_map,
+)
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import content_hash, encode
@@ -89,7 +100,10 @@ MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows 
 MAX_WEIGHT = 1e6  # of a message's entries: beyond it nothing is a function of scaled outcomes
 NOISE_VAR = 0.05  # that messages are made with by default, on the public scale
 RESIDUAL_PRIOR = (-1.2, 1.0)  # of what messages leave open: normal, of the log output scale
-MessageKind = Literal["sample", "mean", "shared_prior", "summary", "summary_and_incumbent"]
+MessageKind = Literal[
+    "own_mean", "sample", "mean", "shared_prior", "summary", "summary_and_incumbent"
+]
+MAX_INITIAL = 10_000  # points of an agent before its first query
 SUMMARIES = ("summary", "summary_and_incumbent")
 
 
@@ -104,12 +118,16 @@ class Setup:
         space: The map of inputs and outcomes.
         features: The shared basis, as `FeatureMap.to_tensors` gives it.
         noise_var: :math:`\sigma^2` of the model that messages are made with, on the public scale.
-        message: A ``"sample"`` of the weights' posterior, its ``"mean"``, or a sample whose prior
-            draw is ``"shared_prior"``: common to all, so that it cancels between messages. For RGPE
-            a ``"summary"`` of M(M + 3)/2 numbers, for TAF a ``"summary_and_incumbent"``, the best
-            value an agent has observed: one number more, and a leak.
+        message: ``"own_mean"``: the mean of the agent's own fitted model, on its own standardised
+            scale, projected on the basis. For published strategies a ``"sample"`` of the weights'
+            posterior, its ``"mean"``, or a sample whose prior draw is ``"shared_prior"``: common
+            to all, so that it cancels between messages. For RGPE a ``"summary"`` of M(M + 3)/2
+            numbers, for TAF a ``"summary_and_incumbent"``, the best value an agent has observed:
+            one number more, and a leak.
         beta: :math:`\beta_t`: scales the deviation of a sample from the mean.
         prior_weights: The common prior draw, an `M` tensor.
+        agents: All agents, in the order in which they are dealt their first points.
+        num_initial: How many first points an agent is dealt, if it begins with nothing.
     """
 
     space: SearchSpace
@@ -118,8 +136,14 @@ class Setup:
     message: MessageKind
     beta: float
     prior_weights: Tensor | None
+    agents: tuple[AgentId, ...] = ()
+    num_initial: int = 0
 
     def __post_init__(self) -> None:
+        if not 0 <= self.num_initial <= MAX_INITIAL:
+            raise InputDataError(
+                f"Expected 0 <= num_initial <= {MAX_INITIAL}, got {self.num_initial}."
+            )
         if not (1e-12 <= self.noise_var <= 1e6 and 0 <= self.beta <= 1e3):
             raise InputDataError(
                 "noise_var must lie between 1e-12 and 1e6 and beta between 0 and 1,000, got "
@@ -138,6 +162,8 @@ class Setup:
         message: MessageKind = "mean",
         beta: float = 1.0,
         seed: int = 0,
+        agents: tuple[AgentId, ...] = (),
+        num_initial: int = 0,
     ) -> Setup:
         """The setup of a federation.
 
@@ -148,6 +174,8 @@ class Setup:
             message: What agents send, see the attribute.
             beta: Scale of a sample's deviation.
             seed: Public, of the common prior draw.
+            agents: All agents, for the first points that they are dealt.
+            num_initial: How many first points each is dealt.
         """
         if feature_map.input_dim != space.dim:
             raise InputDataError(
@@ -157,7 +185,9 @@ class Setup:
         prior = None
         if message == "shared_prior":
             prior = generator(seed, "shared prior").normal(feature_map.num_features)
-        return cls(space, feature_map.to_tensors(), noise_var, message, beta, prior)
+        return cls(
+            space, feature_map.to_tensors(), noise_var, message, beta, prior, agents, num_initial
+        )
 
 
 @dataclass(frozen=True)
@@ -292,7 +322,7 @@ class FTSAgent:
     name: AgentId
     space: SearchSpace
     seed: int
-    strategy: Strategy = Strategy()
+    strategy: TransferSearch | Strategy = TransferSearch()  # noqa: RUF009 - frozen
     data: tuple[Tensor, Tensor] | None = None
     q: int = 1
     candidates: Tensor | None = None
@@ -325,8 +355,15 @@ class FTSAgent:
         """Hash of the settings that determine what it asks for."""
         tensors = [tensor_hash(self.candidates), tensor_hash(self.initial_design)]
         weights = None if self.agent_weights is None else sorted(self.agent_weights.items())
-        settings = (self.name, self.space.fingerprint, self.seed, self.strategy, self.q, weights)
+        strategy = self.strategy
+        how = strategy.settings if isinstance(strategy, TransferSearch) else strategy
+        settings = (self.name, self.space.fingerprint, self.seed, how, self.q, weights)
         return hashlib.sha256(repr((settings, tensors)).encode()).hexdigest()
+
+    @property
+    def _published(self) -> Strategy:
+        assert isinstance(self.strategy, Strategy)
+        return self.strategy
 
     # -------------------------------------------------------------- four verbs
 
@@ -343,12 +380,18 @@ class FTSAgent:
         check_agreement(self.space, setup.space, phi)
         if state.setup not in ("", broadcasts[0]):
             raise MessageError("The setup has changed during the run.")
-        if (setup.message in SUMMARIES) != (self.strategy.transfer != "mixture"):
+        strategy = self.strategy
+        if isinstance(strategy, TransferSearch):
+            fits, name = setup.message not in SUMMARIES, "TransferSearch"
+        else:
+            fits = (setup.message in SUMMARIES) == (strategy.transfer != "mixture")
+            fits, name = fits and setup.message != "own_mean", strategy.transfer
+        if not fits:
             raise MessageError(
-                f"This agent's strategy {self.strategy.transfer!r} does not go with messages of "
-                f"kind {setup.message!r}."
+                f"This agent's strategy {name!r} does not go with messages of kind "
+                f"{setup.message!r}."
             )
-        if self.strategy.transfer == "taf" and setup.message != "summary_and_incumbent":
+        if name == "taf" and setup.message != "summary_and_incumbent":
             raise MessageError("TAF needs messages of kind 'summary_and_incumbent'.")
         if len(broadcasts) == 2:
             _received(self.blobs, broadcasts[1], broadcasts[0])
@@ -405,6 +448,9 @@ class FTSAgent:
         if not state.uploading or len(state.X) == 0:
             return state, Upload(None)
         setup, phi = _setup(self.blobs, state.setup)
+        if setup.message == "own_mean":
+            assert isinstance(self.strategy, TransferSearch)  # `check` has seen to it
+            return state, Upload(self.strategy.message(self.space, phi, state.X, state.Y))
         stream = generator(self.seed, "message", state.t)
         return state, Upload(make_message(setup, phi, state.X, state.Y, generator=stream))
 
@@ -418,6 +464,10 @@ class FTSAgent:
         t, strategy = state.t + 1, self.strategy
         if self.initial_design is not None and t * self.q <= len(self.initial_design):
             return ["design"] * self.q
+        if isinstance(strategy, TransferSearch):
+            setup, _ = _setup(self.blobs, state.setup)
+            dealt = len(state.X) < setup.num_initial and self.name in setup.agents
+            return ["dealt" if dealt and others is None else "transfer"] * self.q
         t -= 0 if self.initial_design is None else len(self.initial_design) // self.q
         if strategy.transfer != "mixture" and others is not None and len(state.X) > 0:
             return ["ensemble"] * self.q
@@ -466,6 +516,18 @@ class FTSAgent:
             row = state.t * self.q + slot
             return self.initial_design[row : row + 1].double()
         candidates = _without(self.candidates, chosen)
+        if isinstance(self.strategy, TransferSearch):
+            if origin == "dealt":
+                return self._dealt(state, slot)
+            return self.strategy.point(
+                self.space,
+                state.X,
+                state.Y,
+                self._prior(state, others),
+                chosen=chosen,
+                candidates=candidates,
+                stream=stream,
+            )
         if origin == "random":
             return random_point(self.space, candidates, stream)
         acquisition = self._acquisition(state, others, origin, chosen, stream)
@@ -473,6 +535,24 @@ class FTSAgent:
         return self.strategy.maximizer(
             acquisition, self.space, tried, candidates=candidates, stream=stream
         )
+
+    def _dealt(self, state: FTSAgentState, slot: int) -> Tensor:
+        """One of the first points that this agent is dealt, `1 x d`."""
+        setup, _ = _setup(self.blobs, state.setup)
+        index, n = setup.agents.index(self.name), len(state.X) + slot
+        design = dealt_design(
+            self.space, index, len(setup.agents), n + 1, candidates=self.candidates
+        )
+        return design[n : n + 1]
+
+    def _prior(self, state: FTSAgentState, others: _Others | None) -> PriorFunction | None:
+        """The mean of the others' functions, each bounded."""
+        if others is None:
+            return None
+        assert state.received is not None
+        bounded_rows = _bounded_rows(self.blobs, state.received, state.setup)[list(others.rows)]
+        shares = others.agent_weights / others.agent_weights.sum()
+        return prior_of_sum(others.feature_map, shares @ bounded_rows, 1)
 
     def _acquisition(
         self,
@@ -483,7 +563,7 @@ class FTSAgent:
         stream: Generator,
     ) -> AcquisitionFunction:
         if origin == "own":
-            return self.strategy.acquisition(self._own_gp(state), state.X, chosen, stream)
+            return self._published.acquisition(self._own_gp(state), state.X, chosen, stream)
         assert others is not None
         if isinstance(origin, int):
             return ThompsonSampling(weight_path(others.feature_map, others.message(origin)))
@@ -496,12 +576,12 @@ class FTSAgent:
             )
         if origin == "ensemble":
             return self._ensemble(state, others, stream)
-        offsets = self.strategy.offsets(self.space)
+        offsets = self._published.offsets(self.space)
         model = prior_model(others.feature_map, others.weights, state.X, state.Y, offsets=offsets)
         return expected_improvement(model, state.X, chosen)
 
     def _own_gp(self, state: FTSAgentState) -> SingleTaskGP:
-        return self.strategy.model(self.space, state.X, state.Y, _known(state))
+        return self._published.model(self.space, state.X, state.Y, _known(state))
 
     def _ensemble(
         self, state: FTSAgentState, others: _Others, stream: Generator
@@ -509,7 +589,7 @@ class FTSAgent:
         """The baselines' expected improvement, of an ensemble or of every agent."""
         phi, vectors = others.feature_map, others.weights
         model = self._own_gp(state)
-        if self.strategy.transfer == "rgpe":
+        if self._published.transfer == "rgpe":
             summaries = Summary.unpack(vectors, basis=phi.fingerprint)
             ensemble = RankingEnsemble(model, summaries, feature_map=phi, generator=stream)
             return expected_improvement(ensemble, state.X, torch.zeros(0, self.space.dim).double())
@@ -547,6 +627,8 @@ class FTSAgent:
             tuple(rows),
             torch.tensor([weights[row] for row in rows], dtype=torch.float64),
         )
+        if isinstance(self.strategy, TransferSearch):
+            return others
         if self.strategy.learned and len(state.X) > 2 and self.strategy.transfer == "mixture":
             agreement = rank_agreement(phi(state.X) @ others.weights.mT, state.Y)
             if not bool((agreement > 0).any()):
@@ -564,13 +646,17 @@ class FTSAgent:
 
     def _fitted(self, state: FTSAgentState) -> FTSAgentState:
         """The state with the hyperparameters that its data ask for."""
+        if isinstance(self.strategy, TransferSearch):  # fitted anew for each query
+            return state
         own = self.strategy.refit(
             self.space, state.X, state.Y, state.own, seed=self.seed, name=self.name
         )
         return replace(state, own=own)
 
 
-_Origin = Literal["design", "random", "portfolio", "prior", "own", "ensemble"] | int
+_Origin = (
+    Literal["design", "dealt", "transfer", "random", "portfolio", "prior", "own", "ensemble"] | int
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -606,6 +692,7 @@ def make_message(
         Y: Own outcomes on the public scale, `n x 1`.
         generator: The agent's own stream, for samples.
     """
+    assert setup.message != "own_mean"  # which `TransferSearch` makes
     if setup.message in SUMMARIES:
         vector = summarize(feature_map, X, Y, noise_var=setup.noise_var).pack()
         return vector if setup.message == "summary" else torch.cat([vector, Y.max().reshape(1)])
@@ -792,6 +879,13 @@ def _received(blobs: Blobs, digest: str, setup_digest: str) -> Received:
     return received
 
 
+@lru_cache(maxsize=4)
+def _bounded_rows(blobs: Blobs, digest: str, setup_digest: str) -> Tensor:
+    """The received weight vectors, none louder than a site can be; once for all agents."""
+    _, phi = _setup(blobs, setup_digest)
+    return bounded(phi, _received(blobs, digest, setup_digest).weights)
+
+
 def check_message(setup: Setup, feature_map: FeatureMap, weights: Tensor) -> None:
     """Raise `MessageError` unless an agent's message can be used by others.
 
@@ -932,13 +1026,16 @@ class FTS:
     """Federated Thompson sampling as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many queries the active agents make.
+        rounds: How many queries the active agents make, their first points included.
         feature_map: The shared basis; default random Fourier features of a public SE kernel.
         noise_var: Noise variance that messages are made with, on the public scale.
-        message: What agents send, see `Setup`.
+        message: What agents send, see `Setup`; default what the strategy needs.
         beta: Scale of a sample's deviation from the mean.
         strategy: How agents use messages and data.
-        every: A new message every so many rounds; 0 for one before the start.
+        every: A new message every so many rounds; 0 for one before the start. Default every
+            round, or for a published strategy 0.
+        num_initial: How many first points an agent without data is dealt, where nobody has said
+            anything yet; default 3, or none for a published strategy.
         active: Who queries; default all.
         data: What agents have observed before, by name, as in `FTSAgent`.
         q: Points per query.
@@ -954,10 +1051,11 @@ class FTS:
     rounds: int
     feature_map: FeatureMap | None = None
     noise_var: float = NOISE_VAR
-    message: MessageKind = "mean"
+    message: MessageKind | None = None
     beta: float = 1.0
-    strategy: Strategy = Strategy()
-    every: int = 0
+    strategy: TransferSearch | Strategy = TransferSearch()  # noqa: RUF009 - frozen
+    every: int | None = None
+    num_initial: int | None = None
     active: tuple[AgentId, ...] | None = None
     data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict)
     q: int = 1
@@ -965,11 +1063,25 @@ class FTS:
     initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
     agent_weights: Mapping[AgentId, float] | None = None
 
-    def setup(self, space: SearchSpace) -> Setup:
+    @property
+    def _transfers(self) -> bool:
+        return isinstance(self.strategy, TransferSearch)
+
+    def setup(self, space: SearchSpace, names: tuple[AgentId, ...] = ()) -> Setup:
         """What all agents agree upon."""
-        phi = default_feature_map(space) if self.feature_map is None else self.feature_map
+        phi = self.feature_map
+        if phi is None:
+            default = transfer_feature_map if self._transfers else default_feature_map
+            phi = default(space)
+        initial = self.num_initial
         return Setup.make(
-            space, phi, noise_var=self.noise_var, message=self.message, beta=self.beta
+            space,
+            phi,
+            noise_var=self.noise_var,
+            message=self.message or ("own_mean" if self._transfers else "mean"),
+            beta=self.beta,
+            agents=names,
+            num_initial=(MIN_OWN if self._transfers else 0) if initial is None else initial,
         )
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FTSServer:
@@ -979,11 +1091,11 @@ class FTS:
             raise InputDataError(f"Data or weights of agents that are no agents: {unknown[:8]}.")
         check_designs(self.initial_design, names)
         return FTSServer(
-            setup=self.setup(space),
+            setup=self.setup(space, names),
             agents=names,
             rounds=self.rounds,
             active=self.active,
-            every=self.every,
+            every=int(self._transfers) if self.every is None else self.every,
         )
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:

@@ -1,0 +1,305 @@
+r"""Expected improvement under an `EarnedPosterior`, in closed form with its gradient.
+
+An expectation under an average of models is the average of the expectations,
+
+.. math:: \alpha(x) = \log \sum_\beta \pi_\beta\, \mathrm{EI}_\beta(x),
+
+over the best posterior mean of a tried point in each model. All arithmetic is in NumPy, for many
+points at once: a maximisation takes milliseconds.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from scipy.special import erfcx, ndtr
+from torch import Tensor
+
+from botorch_fed.models.earned_prior import EarnedPosterior, PriorFunction
+from botorch_fed.models.features import log_unwarp
+from botorch_fed.models.local_gp import Array, LocalGP
+from botorch_fed.rng import Generator
+
+NUM_RAW = 512  # random points that the optimiser looks at
+NUM_NEAR = 64  # and points near the best that were tried
+NUM_RESTARTS = 8  # of which so many are improved
+MAX_ITERATIONS = 60
+_SQRT_HALF_PI = math.sqrt(math.pi / 2)
+_LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
+
+
+def log_improvement(u: Array) -> Array:
+    r""":math:`\log(\varphi(u) + u \Phi(u))`, without underflow.
+
+    Args:
+        u: Standardised improvements.
+    """
+    result = np.empty_like(u)
+    upper = u > -1.0
+    v = u[upper]
+    result[upper] = np.log(np.exp(-0.5 * v * v) / math.sqrt(2 * math.pi) + v * ndtr(v))
+    v = u[~upper]
+    # phi(v) (1 + v Phi(v) / phi(v)), and far below an expansion of the bracket: 1 / v^2.
+    near = v > -1e3
+    bracket = np.where(near, 1.0 + v * _SQRT_HALF_PI * erfcx(-v / math.sqrt(2)), 1.0)
+    log_bracket = np.where(near, np.log(np.maximum(bracket, 1e-300)), -2 * np.log(-v))
+    result[~upper] = -0.5 * v * v - _LOG_SQRT_2PI + log_bracket
+    return result
+
+
+@dataclass(frozen=True)
+class _Terms:
+    """What values and gradients have in common.
+
+    Attributes:
+        moments: For each model standardised improvements, deviations and logarithms of `h`.
+        parts: For each model its logarithmic share of the sum.
+        total: The logarithm of the sum.
+    """
+
+    moments: list[tuple[Array, Array, Array]]
+    parts: Array
+    total: Array
+
+
+@dataclass(frozen=True, eq=False)
+class EarnedImprovement:
+    """Log expected improvement of an average of models.
+
+    Attributes:
+        posterior: The models and their weights.
+        best: For each model the best posterior mean of a tried point.
+    """
+
+    posterior: EarnedPosterior
+    best: tuple[float, ...]
+
+    @classmethod
+    def of(cls, posterior: EarnedPosterior, X: Tensor) -> EarnedImprovement:
+        """Over the best of the points that were tried, `n x d`."""
+        Z, prior = posterior.warp(X), posterior.prior_values(X)
+        best = tuple(float(c.predict(Z, prior)[0].max()) for c in posterior.components)
+        return cls(posterior, best)
+
+    def __call__(self, Z: Array) -> Array:
+        """Values at `m x d` points as the models see them, `m`."""
+        return self._terms(Z, self._prior(Z)).total
+
+    def with_gradient(self, Z: Array) -> tuple[Array, Array]:
+        """Values `m` and gradients `m x d` at `m x d` points as the models see them."""
+        prior, prior_slope = self._prior_and_slope(Z)
+        terms = self._terms(Z, prior)
+        gradient = np.zeros_like(Z)
+        for k, component in enumerate(self.posterior.components):
+            share = np.exp(terms.parts[k] - terms.total)
+            gradient += share[:, None] * self._slope(component, terms, k, Z, prior_slope)
+        return terms.total, gradient
+
+    def _terms(self, Z: Array, prior: Array | float) -> _Terms:
+        moments, parts = [], []
+        for c, best, weight in zip(
+            self.posterior.components, self.best, self.posterior.weights, strict=True
+        ):
+            mean, variance = c.predict(Z, prior)
+            deviation = np.sqrt(variance)
+            u = (mean - best) / deviation
+            log_h = log_improvement(u)
+            moments.append((u, deviation, log_h))
+            with np.errstate(divide="ignore"):  # a model that has lost all its weight
+                parts.append(np.log(weight) + log_h + np.log(deviation))
+        stacked = np.stack(parts)
+        highest = stacked.max(axis=0)
+        total = highest + np.log(np.exp(stacked - highest).sum(axis=0))
+        return _Terms(moments, stacked, total)
+
+    def _slope(
+        self, c: LocalGP, terms: _Terms, k: int, Z: Array, prior_slope: Array | float
+    ) -> Array:
+        """Of one model's log expected improvement, `m x d`."""
+        u, deviation, log_h = terms.moments[k]
+        cross = c.covariance(Z)
+        # d k(z, x_i) / d z = k(z, x_i) (x_i - z) / l^2
+        inverse_square = 1.0 / c.lengthscale**2
+        by_mean = cross * c.weights
+        by_variance = cross * (cross @ c.precision)
+        mean = by_mean @ c.X - by_mean.sum(axis=1)[:, None] * Z
+        explained = by_variance @ c.X - by_variance.sum(axis=1)[:, None] * Z
+        mean = math.sqrt(c.variance) * mean * inverse_square + c.trust * prior_slope
+        variance = -2 * c.variance * explained * inverse_square
+        # EI = s h(u) with dEI = Phi(u) d mean + phi(u) d s.
+        upper = np.exp(np.log(np.maximum(ndtr(u), 1e-300)) - log_h)
+        # Phi(u)/h(u) = 1/(u + phi/Phi) holds far below, where both underflow.
+        far = u < -30.0
+        upper = np.where(far, -u, upper)
+        density = np.exp(-0.5 * u * u - _LOG_SQRT_2PI - log_h)
+        slope: Array = upper[:, None] * mean / deviation[:, None] + density[:, None] * variance / (
+            2 * deviation[:, None] ** 2
+        )
+        return slope
+
+    def _prior(self, Z: Array) -> Array | float:
+        return self.posterior.prior_values(self.posterior.unwarp(Z))
+
+    def _prior_and_slope(self, Z: Array) -> tuple[Array | float, Array | float]:
+        prior = self.posterior.prior
+        if prior is None:
+            return 0.0, 0.0
+        points = torch.from_numpy(Z).requires_grad_()
+        offsets = self.posterior.offsets
+        values = prior(points if offsets is None else log_unwarp(points, offsets))
+        (slope,) = torch.autograd.grad(values.sum(), points)
+        return values.detach().numpy(), slope.numpy()
+
+
+# ------------------------------------------------------------------ the best point
+
+
+@dataclass(frozen=True, eq=False)
+class Domain:
+    """Where a point may lie.
+
+    Attributes:
+        candidates: The only points that may be chosen, `K x d`; None for a box.
+        lower: Lower corner of the box in the unit cube, `d`.
+        upper: Upper corner.
+        snap: From `n x d` points to the nearest that can be evaluated; None if all can.
+        tried: Points that are not to be chosen again, `n x d`.
+    """
+
+    lower: Tensor
+    upper: Tensor
+    tried: Tensor
+    candidates: Tensor | None = None
+    snap: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def dim(self) -> int:
+        """Number of inputs."""
+        return len(self.lower)
+
+
+MIN_DISTANCE = 1e-4  # of a point from those tried: closer, a second look says nothing new
+
+
+def maximize_improvement(
+    improvement: EarnedImprovement, domain: Domain, stream: Generator
+) -> Tensor:
+    """The best point, `1 x d`.
+
+    Random points of the box and points near the best that was tried, a few of them improved by
+    L-BFGS-B; then what can be evaluated nearest to them. Of a list, the best candidate that was
+    not tried.
+
+    Args:
+        improvement: What is maximised.
+        domain: Where.
+        stream: Of the random points.
+    """
+    posterior = improvement.posterior
+    if domain.candidates is not None:
+        return best_candidate(lambda X: improvement(posterior.warp(X)), domain)
+    low, high = (posterior.warp(side.unsqueeze(0))[0] for side in (domain.lower, domain.upper))
+    raw = _raw_points(posterior, low, high, domain, stream)
+    values = improvement(raw)
+    starts = raw[_starts(values, stream)]
+    ends = _improved(improvement, starts, low, high)
+    order = values.argsort()[::-1][:NUM_RESTARTS]
+    points = posterior.unwarp(np.concatenate([ends, raw[order]]))
+    points = torch.minimum(torch.maximum(points, domain.lower), domain.upper)
+    if domain.snap is not None:
+        points = domain.snap(points)
+    return _best_untried(improvement(posterior.warp(points)), points, domain.tried)
+
+
+def best_candidate(score: Callable[[Tensor], Array], domain: Domain) -> Tensor:
+    """The candidate of the highest score that was not tried, `1 x d`; ties go to the first."""
+    assert domain.candidates is not None
+    candidates = domain.candidates.double()
+    return _best_untried(score(candidates), candidates, domain.tried)
+
+
+def maximize_prior(
+    prior: PriorFunction, domain: Domain, stream: Generator, *, apart: float
+) -> Tensor:
+    """Where the prior function is largest, away from what was tried, `1 x d`.
+
+    Args:
+        prior: The function.
+        domain: Where.
+        stream: Of the random points that are looked at.
+        apart: How far from tried points, in the unit cube, if the domain has room.
+    """
+    points = domain.candidates
+    if points is None:
+        uniform = stream.uniform(4 * NUM_RAW, domain.dim)
+        points = domain.lower + (domain.upper - domain.lower) * uniform
+        if domain.snap is not None:
+            order = prior.values(points).argsort()[::-1].copy()[:NUM_RAW]
+            points = domain.snap(points[torch.from_numpy(order)])
+    return _best_untried(prior.values(points.double()), points.double(), domain.tried, apart)
+
+
+def _raw_points(
+    posterior: EarnedPosterior, low: Array, high: Array, domain: Domain, stream: Generator
+) -> Array:
+    """Uniform points as the models see them, and some near the best that was tried."""
+    uniform = stream.uniform(NUM_RAW, domain.dim).numpy()
+    raw = low + (high - low) * uniform
+    if not len(domain.tried):
+        return raw
+    mean = posterior.predict(domain.tried)[0]
+    best = posterior.warp(domain.tried[torch.from_numpy(mean.argsort()[::-1].copy())[:4]])
+    widths = 10.0 ** -(0.5 + 1.5 * stream.uniform(NUM_NEAR, 1).numpy())
+    steps = widths * stream.normal(NUM_NEAR, domain.dim).numpy()
+    near = best[np.arange(NUM_NEAR) % len(best)] + (high - low) * steps
+    return np.concatenate([raw, near.clip(low, high)])
+
+
+def _starts(values: Array, stream: Generator) -> Array:
+    """Indices of the best points, and of others drawn by how good they are."""
+    order = values.argsort()[::-1]
+    best, rest = order[: NUM_RESTARTS // 2], order[NUM_RESTARTS // 2 :]
+    spread = values.std() or 1.0
+    # Gumbel noise on standardised values: a draw without replacement by their exponentials.
+    gumbel = -np.log(-np.log(stream.uniform(len(rest)).numpy()))
+    drawn = (values[rest] / spread + gumbel).argsort()[::-1][: NUM_RESTARTS - len(best)]
+    return np.concatenate([best, rest[drawn]])
+
+
+def _improved(improvement: EarnedImprovement, starts: Array, low: Array, high: Array) -> Array:
+    from scipy.optimize import minimize  # costs 70 ms to import, and only searches need it
+
+    shape = starts.shape
+    scale = max(float(np.abs(improvement(starts)).max()), 1.0)
+
+    def loss(flat: Array) -> tuple[float, Array]:
+        values, gradient = improvement.with_gradient(flat.reshape(shape))
+        return -float(values.sum()) / scale, -gradient.ravel() / scale
+
+    fit = minimize(
+        loss,
+        starts.ravel(),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=list(zip(low, high, strict=True)) * shape[0],
+        options={"maxiter": MAX_ITERATIONS},
+    )
+    ends: Array = fit.x.reshape(shape)
+    return ends
+
+
+def _best_untried(
+    values: Array, points: Tensor, tried: Tensor, apart: float = MIN_DISTANCE
+) -> Tensor:
+    """The point of the highest value away from those tried; anywhere if there is none."""
+    scores = np.nan_to_num(values, nan=-np.inf, neginf=-1e300)
+    if len(tried):
+        near = (torch.cdist(points, tried).amin(dim=-1) < apart).numpy()
+        if not near.all():
+            scores = np.where(near, -np.inf, scores)
+    best = int(scores.argmax())
+    return points[best : best + 1]

@@ -1,0 +1,344 @@
+r"""What others say as the prior of a site's own model, and a trust in it that own data earn.
+
+Whatever arrives (weight vectors of other sites, a sum of them, a noisy release) is made into one
+function over the shared basis, a `PriorFunction` :math:`g`, standardised over public points: it
+says where outcomes are better, not in which unit. The own model is then
+
+.. math:: z = \alpha + \beta\, g(x) + h(x) + \epsilon
+
+on outcomes that the site standardises itself (`models.local_gp`). For each :math:`\beta` of a
+public grid, zero among them, the rest is fitted, and the models are averaged with weights
+
+.. math:: \pi_\beta \propto p_\beta \prod_i p_\beta(z_i \mid z_{-i}),
+
+a prior probability times the leave-one-out predictive density of the own outcomes. That is the
+earned trust: :math:`\beta = 0` is the site alone, and a prior that does not help predict own
+outcomes fades within a few observations, however many messages say otherwise. Leave-one-out
+density needs no model to be right, unlike the evidence.
+
+Scales cancel: a shift or a stretch of own outcomes, or of everything a release says, changes
+nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import lru_cache
+
+import numpy as np
+import torch
+from botorch.exceptions.errors import BotorchTensorDimensionError
+from botorch.models import SingleTaskGP
+from botorch.models.transforms.outcome import Standardize
+from gpytorch.constraints import Positive
+from gpytorch.kernels import RBFKernel, ScaleKernel
+from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.means import Mean
+from torch import Tensor
+
+from botorch_fed.models.features import FeatureMap, log_unwarp, log_warp
+from botorch_fed.models.local_gp import (
+    Array,
+    LengthscalePrior,
+    LocalGP,
+    Standardized,
+    fit_local_gp,
+    standardize,
+)
+from botorch_fed.models.numerics import as_double, check_finite, cholesky
+from botorch_fed.models.own import LogWarp
+
+NUM_REFERENCE = 512  # public points that represent the cube
+RIDGE = 1e-4  # of a projection on the shared basis
+TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
+TRUST_PRIOR = (0.1, 0.1, 0.2, 0.3, 0.3)
+MIN_WEIGHT = 1e-4  # of a model that counts
+MIN_SPREAD = 1e-9  # of a function that says anything, relative to its size
+
+
+def reference_points(dim: int, count: int = NUM_REFERENCE) -> Tensor:
+    """Public points that represent the cube: the first of Sobol's sequence."""
+    return torch.quasirandom.SobolEngine(dim, scramble=False).draw(count, dtype=torch.float64)
+
+
+@lru_cache(maxsize=16)
+def projection(feature_map: FeatureMap, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
+    r"""Reference points `R x d`, and the matrix `M x R` from values there to weights.
+
+    The weights solve :math:`\min_w \frac1R \sum_r (\phi(x_r)^\top w - f(x_r))^2 + \lambda
+    \|w\|^2`.
+
+    Args:
+        feature_map: The shared basis.
+        ridge: :math:`\lambda`.
+    """
+    reference = reference_points(feature_map.input_dim)
+    Phi = feature_map(reference)
+    gram = Phi.mT @ Phi / len(Phi) + ridge * torch.eye(Phi.shape[-1]).double()
+    factor = cholesky(gram, "the projection on the shared basis")
+    return reference, torch.cholesky_solve(Phi.mT / len(Phi), factor)
+
+
+@lru_cache(maxsize=16)
+def reference_features(feature_map: FeatureMap) -> Tensor:
+    """Features of the reference points, `R x M`."""
+    return feature_map(reference_points(feature_map.input_dim))
+
+
+@dataclass(frozen=True, eq=False)
+class PriorFunction:
+    r"""A function over the shared basis, standardised over public reference points.
+
+    Attributes:
+        feature_map: The shared basis.
+        weights: Its weights, scaled, `M`.
+        centre: Its mean over the reference points, subtracted.
+    """
+
+    feature_map: FeatureMap
+    weights: Tensor = field(repr=False)
+    centre: float
+
+    @classmethod
+    def of_weights(cls, feature_map: FeatureMap, weights: Tensor) -> PriorFunction | None:
+        """The function of `M` weights; None if it is the same everywhere, and so says nothing."""
+        weights = as_double(weights, "weights").detach()
+        if weights.shape != (feature_map.num_features,):
+            raise BotorchTensorDimensionError(
+                f"Expected {feature_map.num_features} weights, got shape {tuple(weights.shape)}."
+            )
+        check_finite(weights, "weights")
+        largest = float(weights.abs().max())
+        if largest == 0:
+            return None
+        values = reference_features(feature_map) @ (weights / largest)
+        spread = float(values.std())
+        if not spread > MIN_SPREAD:
+            return None
+        return cls(feature_map, weights / (largest * spread), float(values.mean()) / spread)
+
+    @property
+    def dim(self) -> int:
+        """Number of inputs."""
+        return self.feature_map.input_dim
+
+    def __call__(self, X: Tensor) -> Tensor:
+        """Values at `batch_shape x n x d` points, `batch_shape x n`."""
+        return self.feature_map(X) @ self.weights - self.centre
+
+    def values(self, X: Tensor) -> Array:
+        """Values at `n x d` points, for closed forms."""
+        with torch.no_grad():
+            values: Array = self(X).numpy()
+        return values
+
+
+def project(function: Callable[[Tensor], Array], feature_map: FeatureMap) -> Tensor:
+    """Weights of the shared basis that are nearest to a function on the reference points.
+
+    Args:
+        function: From `n x d` points of the unit cube to `n` values.
+        feature_map: The shared basis.
+    """
+    reference, matrix = projection(feature_map)
+    return matrix @ torch.from_numpy(function(reference))
+
+
+@dataclass(frozen=True, eq=False)
+class EarnedPosterior:
+    """A site's own models, one for each trust, and their weights.
+
+    Attributes:
+        components: A fitted model for each trust that has not lost its weight.
+        weights: Their probabilities.
+        outcome: How outcomes were standardised.
+        prior: What others say; None without messages.
+        offsets: Of the logarithmic warp that the models see inputs by, if there is one.
+    """
+
+    components: tuple[LocalGP, ...]
+    weights: Array
+    outcome: Standardized
+    prior: PriorFunction | None
+    offsets: Tensor | None = None
+
+    @property
+    def trust(self) -> float:
+        r"""The mean of :math:`\beta`."""
+        return float(sum(w * c.trust for w, c in zip(self.weights, self.components, strict=True)))
+
+    def warp(self, X: Tensor) -> Array:
+        """Points as the models see them, `n x d`."""
+        warped: Array = (X if self.offsets is None else log_warp(X, self.offsets)).numpy()
+        return warped
+
+    def unwarp(self, Z: Array) -> Tensor:
+        """The inverse of `warp`."""
+        points = torch.from_numpy(Z)
+        return points if self.offsets is None else log_unwarp(points, self.offsets)
+
+    def prior_values(self, X: Tensor) -> Array | float:
+        """The prior function at `n x d` points, `n`."""
+        return 0.0 if self.prior is None else self.prior.values(X)
+
+    def predict(self, X: Tensor) -> tuple[Array, Array]:
+        """Mean and variance on the standardised scale at `n x d` points, `n` each."""
+        Z, prior = self.warp(X), self.prior_values(X)
+        means, variances = np.stack([c.predict(Z, prior) for c in self.components], axis=1)
+        w = self.weights[:, None]
+        mean = (w * means).sum(axis=0)
+        return mean, (w * (variances + means**2)).sum(axis=0) - mean**2
+
+    def conditioned(self, X: Tensor) -> EarnedPosterior:
+        """As if outcomes at `n x d` further points had come out at each model's mean."""
+        Z, prior = self.warp(X), self.prior_values(X)
+        components = tuple(c.conditioned(Z, c.predict(Z, prior)[0], prior) for c in self.components)
+        return EarnedPosterior(components, self.weights, self.outcome, self.prior, self.offsets)
+
+    def drawn(self, uniform: float) -> int:
+        """The index of a component, drawn with its probability.
+
+        Args:
+            uniform: A uniform random number.
+        """
+        return int(np.searchsorted(self.weights.cumsum()[:-1], uniform, side="right"))
+
+    def model(self, index: int) -> SingleTaskGP:
+        """A component as BoTorch's model, on the scale of the outcomes as they were given."""
+        return as_single_task_gp(self.components[index], self.outcome, self.prior, self.offsets)
+
+
+def fit_earned(
+    X: Tensor,
+    Y: Tensor,
+    prior: PriorFunction | None = None,
+    *,
+    trusts: tuple[float, ...] = TRUSTS,
+    trust_prior: tuple[float, ...] = TRUST_PRIOR,
+    lengthscale_prior: LengthscalePrior | None = None,
+    offsets: Tensor | None = None,
+) -> EarnedPosterior:
+    r"""The own models for every trust, fitted to the own data, and their weights.
+
+    Args:
+        X: Own points in the unit cube, `n x d` with n > 0.
+        Y: Own outcomes in any unit, larger is better, `n x 1`.
+        prior: What others say.
+        trusts: The grid of :math:`\beta`.
+        trust_prior: Their prior probabilities.
+        lengthscale_prior: Default BoTorch's.
+        offsets: Of a logarithmic warp that the models see inputs by.
+    """
+    X, Y = as_double(X, "X"), as_double(Y, "Y")
+    if X.dim() != 2 or len(X) == 0 or Y.shape != (len(X), 1):
+        raise BotorchTensorDimensionError(
+            f"Expected X `n x d` and Y `n x 1` with n > 0, got shapes {tuple(X.shape)} and "
+            f"{tuple(Y.shape)}."
+        )
+    check_finite(X, "X")
+    outcome = standardize(Y.numpy()[:, 0])
+    Z: Array = (X if offsets is None else log_warp(X, offsets)).numpy()
+    if prior is None:
+        alone = fit_local_gp(Z, outcome.values, lengthscale_prior=lengthscale_prior)
+        return EarnedPosterior((alone,), np.ones(1), outcome, None, offsets)
+    values = prior.values(X)
+    components = tuple(
+        fit_local_gp(
+            Z, outcome.values, prior=values, trust=trust, lengthscale_prior=lengthscale_prior
+        )
+        for trust in trusts
+    )
+    weights = earned_weights(components, trust_prior)
+    kept = np.flatnonzero(weights >= MIN_WEIGHT)
+    components = tuple(components[k] for k in kept)
+    return EarnedPosterior(components, weights[kept] / weights[kept].sum(), outcome, prior, offsets)
+
+
+def earned_weights(components: tuple[LocalGP, ...], trust_prior: tuple[float, ...]) -> Array:
+    """Probabilities of the models by prior probability and leave-one-out density."""
+    density = [float(c.log_leave_one_out().sum()) for c in components]
+    scores = np.array(density) + np.log(trust_prior)
+    weights: Array = np.exp(scores - scores.max())
+    return weights / weights.sum()
+
+
+class PriorMean(Mean):
+    r"""The mean :math:`a + \beta g(x)` of a component, for GPyTorch.
+
+    Args:
+        constant: :math:`a`.
+        trust: :math:`\beta`.
+        prior: :math:`g`; None if nothing is trusted.
+        offsets: Of the warp by which the model sees its inputs.
+    """
+
+    def __init__(
+        self,
+        constant: float,
+        trust: float,
+        prior: Callable[[Tensor], Tensor] | None,
+        offsets: Tensor | None = None,
+    ) -> None:
+        super().__init__()
+        self.constant, self.trust = constant, trust
+        self.prior = prior
+        self.offsets = offsets
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Values at `batch_shape x n x d` points: `batch_shape x n`."""
+        flat = torch.full(x.shape[:-1], self.constant, dtype=torch.float64)
+        if self.prior is None or self.trust == 0:
+            return flat
+        return flat + self.trust * self.prior(
+            x if self.offsets is None else log_unwarp(x, self.offsets)
+        )
+
+
+def as_single_task_gp(
+    component: LocalGP,
+    outcome: Standardized,
+    prior: Callable[[Tensor], Tensor] | None = None,
+    offsets: Tensor | None = None,
+) -> SingleTaskGP:
+    """A component's posterior as BoTorch's model in evaluation mode.
+
+    Any acquisition function takes it; outcomes are on the scale on which they were given.
+
+    Args:
+        component: The model.
+        outcome: How outcomes were standardised.
+        prior: The prior function; needed where the component trusts one.
+        offsets: Of the logarithmic warp that the model sees inputs by.
+    """
+    Z = torch.from_numpy(component.X)
+    X = Z if offsets is None else log_unwarp(Z, offsets)
+    kernel = ScaleKernel(
+        RBFKernel(ard_num_dims=X.shape[-1], lengthscale_constraint=Positive()),
+        outputscale_constraint=Positive(),
+    ).double()
+    kernel.base_kernel.lengthscale = torch.from_numpy(component.lengthscale)
+    kernel.outputscale = torch.tensor(component.variance, dtype=torch.float64)
+    likelihood = GaussianLikelihood(noise_constraint=Positive()).double()
+    likelihood.noise = torch.tensor(component.noise * component.variance, dtype=torch.float64)
+    transform = Standardize(m=1)
+    transform._stdvs_sq = torch.tensor([[outcome.scale**2]], dtype=torch.float64)
+    transform.means = torch.tensor([[outcome.centre]], dtype=torch.float64)
+    transform.stdvs = torch.tensor([[outcome.scale]], dtype=torch.float64)
+    transform._is_trained = torch.tensor(True)
+    transform.eval()  # the scale of the outcomes is known
+    values = outcome.centre + outcome.scale * torch.from_numpy(outcome.values).unsqueeze(-1)
+    model = SingleTaskGP(
+        X,
+        values,
+        likelihood=likelihood,
+        covar_module=kernel,
+        mean_module=PriorMean(
+            math.sqrt(component.variance) * component.constant, component.trust, prior, offsets
+        ),
+        outcome_transform=transform,
+        input_transform=None if offsets is None else LogWarp(offsets),
+    )
+    model.requires_grad_(False)
+    return model.eval()

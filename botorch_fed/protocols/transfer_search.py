@@ -1,0 +1,295 @@
+r"""The default search of every protocol: a site alone as BoTorch does it, and what others say.
+
+A site fits its own Gaussian process to outcomes that it standardises itself, anew for each query,
+and maximises log expected improvement. What others say, in whatever way it arrives, is one
+function over the shared basis and enters as the prior mean of that model, with a trust that own
+outcomes earn (`models.earned_prior`). Without messages, or where they do not help, this is
+`SingleTaskGP` with `LogExpectedImprovement`.
+
+What a site says is the mean of its own posterior, on its own standardised scale, projected on the
+shared basis: `M` numbers. Sites need only the *sum* of these vectors, minus their own part.
+
+    what arrives                                   what it becomes
+    rows of weights, one per site (FTS)            their mean, each bounded in spread
+    a sum, opened or decrypted (FedGP)             the sum minus the own contribution
+    a noisy release (DP-FTS-DE)                    releases averaged and shrunk by their noise
+
+A site without observations of its own begins where the prior is largest.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.exceptions.errors import InputDataError
+from botorch.models import SingleTaskGP
+from torch import Tensor
+
+from botorch_fed.acquisition.earned import (
+    Domain,
+    EarnedImprovement,
+    maximize_improvement,
+    maximize_prior,
+)
+from botorch_fed.acquisition.optimize import maximize
+from botorch_fed.errors import NumericalError
+from botorch_fed.models import FeatureMap, RandomFourierFeatures, StationaryKernel, WarpedFeatures
+from botorch_fed.models.earned_prior import (
+    TRUST_PRIOR,
+    TRUSTS,
+    EarnedPosterior,
+    PriorFunction,
+    fit_earned,
+    project,
+    reference_features,
+)
+from botorch_fed.models.support import sobol_support
+from botorch_fed.protocols.own_step import random_point, untried
+from botorch_fed.rng import Generator, generator
+from botorch_fed.space import SearchSpace
+
+logger = logging.getLogger(__name__)
+
+# From the own model, in evaluation mode and on the scale of the outcomes, and the points tried.
+AcquisitionFactory = Callable[[SingleTaskGP, Tensor], AcquisitionFunction]
+
+NUM_FEATURES = 100  # of the shared basis
+LENGTHSCALE = 0.35  # of the shared basis, times the root of the dimension
+MIN_OWN = 3  # observations from which on the own model is asked
+APART = 0.25  # how far from each other a newcomer's first points lie, in the unit cube
+MAX_SPREAD = 3.0  # of one site's function over the cube, on its own standardised scale
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransferSearch:
+    r"""How a site uses what others say and its own data; its own business, nobody else need know.
+
+    Attributes:
+        acquisition: What the own step maximises, as a function of the own model (a
+            `SingleTaskGP`, drawn by its weight where several trusts have some) and of the points
+            that were tried, `n x d`; default the closed form of log expected improvement, averaged
+            over trusts.
+        warp: Let the model see parameters that act by their ratio on a logarithmic scale
+            (`SearchSpace.log_offsets`), even if the search is on a linear one.
+        trusts: The values of :math:`\beta` that are compared; one of them should be 0.
+        trust_prior: Their prior probabilities.
+        listen: Whether messages are used at all.
+    """
+
+    acquisition: AcquisitionFactory | None = None
+    warp: bool = True
+    trusts: tuple[float, ...] = TRUSTS
+    trust_prior: tuple[float, ...] = TRUST_PRIOR
+    listen: bool = True
+
+    def __post_init__(self) -> None:
+        if not self.trusts or not all(0 <= trust <= 10 for trust in self.trusts):
+            raise InputDataError(f"trusts must be numbers in [0, 10], got {self.trusts}.")
+        right = len(self.trust_prior) == len(self.trusts) and all(p > 0 for p in self.trust_prior)
+        if not right or not math.isclose(sum(self.trust_prior), 1.0, abs_tol=1e-6):
+            raise InputDataError(
+                f"trust_prior must be {len(self.trusts)} positive numbers that sum to one, got "
+                f"{self.trust_prior}."
+            )
+
+    @property
+    def settings(self) -> str:
+        """What determines its points, in words that are the same in every process."""
+        factory = self.acquisition
+        name = None if factory is None else f"{factory.__module__}.{factory.__qualname__}"
+        return repr((name, self.warp, self.trusts, self.trust_prior, self.listen))
+
+    def offsets(self, space: SearchSpace) -> Tensor | None:
+        """Of the warp that the own model sees inputs by; None if there is none."""
+        offsets = space.log_offsets
+        return offsets if self.warp and bool((offsets > 0).any()) else None
+
+    # -------------------------------------------------------------- what it says
+
+    def message(
+        self, space: SearchSpace, feature_map: FeatureMap, X: Tensor, Y: Tensor
+    ) -> Tensor | None:
+        """The own posterior mean on the own standardised scale, `M` weights; None without any.
+
+        Args:
+            space: The map of inputs.
+            feature_map: The shared basis.
+            X: Own points, `n x d`.
+            Y: Own outcomes, `n x 1`, larger is better.
+        """
+        if len(X) < MIN_OWN:
+            return None
+        try:
+            alone = fit_earned(X, Y, offsets=self.offsets(space))
+        except NumericalError:  # outcomes beyond all scales: others need not wait
+            logger.warning("no message for %d observations", len(X))
+            return None
+        return project(lambda reference: alone.predict(reference)[0], feature_map)
+
+    # -------------------------------------------------------------- where it looks
+
+    def point(
+        self,
+        space: SearchSpace,
+        X: Tensor,
+        Y: Tensor,
+        prior: PriorFunction | None,
+        *,
+        chosen: Tensor,
+        candidates: Tensor | None,
+        stream: Generator,
+    ) -> Tensor:
+        """The next point, `1 x d`.
+
+        Args:
+            space: The map of inputs.
+            X: Own points, `n x d`.
+            Y: Own outcomes, `n x 1`, larger is better.
+            prior: What others say.
+            chosen: Points that the same query has already, `k x d`.
+            candidates: The only points that can be evaluated, `K x d`.
+            stream: The site's own random numbers.
+        """
+        prior = prior if self.listen else None
+        tried = torch.cat([X, chosen])
+        domain = self._domain(space, tried, candidates)
+        if prior is not None and len(tried) < MIN_OWN:
+            return maximize_prior(prior, domain, stream, apart=APART)
+        if len(X) == 0:
+            point = random_point(space, domain.candidates, stream)
+            return point if candidates is not None else space.snap(point)
+        try:
+            posterior = fit_earned(
+                X,
+                Y,
+                prior,
+                trusts=self.trusts,
+                trust_prior=self.trust_prior,
+                offsets=self.offsets(space),
+            )
+            if self.acquisition is not None:
+                return self._passed_in(space, posterior, domain, stream)
+            if len(chosen):
+                posterior = posterior.conditioned(chosen)
+            improvement = EarnedImprovement.of(posterior, tried)
+            return maximize_improvement(improvement, domain, stream)
+        except NumericalError as error:  # a site must not be stuck
+            logger.warning("a random point instead of a model's: %s", error)
+            point = random_point(space, domain.candidates, stream)
+            return point if candidates is not None else space.snap(point)
+
+    def _passed_in(
+        self, space: SearchSpace, posterior: EarnedPosterior, domain: Domain, stream: Generator
+    ) -> Tensor:
+        """The best point by an acquisition function of BoTorch."""
+        assert self.acquisition is not None
+        model = posterior.model(posterior.drawn(float(stream.uniform(1))))
+        point, _ = maximize(
+            self.acquisition(model, domain.tried),
+            space.dim,
+            generator=stream,
+            candidates=domain.candidates,
+            offsets=self.offsets(space),
+            tried=domain.tried,
+            min_distance=1e-4,
+            num_raw=512,
+            num_restarts=10,
+        )
+        return point if domain.snap is None else domain.snap(point)
+
+    def _domain(self, space: SearchSpace, tried: Tensor, candidates: Tensor | None) -> Domain:
+        lower, upper = space.bounds.double()
+        if candidates is not None:
+            return Domain(lower, upper, tried, untried(candidates, tried))
+        return Domain(lower, upper, tried, None, space.snap)
+
+
+# ------------------------------------------------------------------ what arrives
+
+
+@lru_cache(maxsize=4)
+def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) -> FeatureMap:
+    """The shared basis: features of a public SE kernel, chosen for transfer.
+
+    Parameters that act by their ratio are seen on a logarithmic scale, whatever scale the sites
+    search on.
+    """
+    lengthscale = [LENGTHSCALE * math.sqrt(space.dim)] * space.dim
+    kernel = StationaryKernel(math.inf, lengthscale)
+    phi = RandomFourierFeatures.draw(kernel, num_features, generator=generator(0, "transfer"))
+    offsets = space.log_offsets
+    return WarpedFeatures(phi, offsets) if bool((offsets > 0).any()) else phi
+
+
+def message_size(feature_map: FeatureMap) -> int:
+    """How many numbers a site says."""
+    return feature_map.num_features
+
+
+def prior_of_sum(feature_map: FeatureMap, total: Tensor, count: int) -> PriorFunction | None:
+    """What the sum of some sites' messages says; None if it says nothing.
+
+    Args:
+        feature_map: The shared basis.
+        total: The sum of messages, without the own one.
+        count: Of how many.
+    """
+    if count < 1 or not bool(torch.isfinite(total).all()):
+        return None
+    return PriorFunction.of_weights(feature_map, total / count)
+
+
+def bounded(feature_map: FeatureMap, weights: Tensor) -> Tensor:
+    """Weight vectors `N x M`, none of which varies more over the cube than a site's own can.
+
+    A site's own posterior mean on its standardised scale has a deviation of about one at most: who
+    says more is not heard louder.
+    """
+    deviation = (reference_features(feature_map) @ weights.mT).std(dim=0)
+    return weights / (deviation / MAX_SPREAD).clamp_min(1.0).unsqueeze(-1)
+
+
+# ------------------------------------------------------------------ where everybody begins
+
+
+def dealt_design(
+    space: SearchSpace,
+    index: int,
+    num_sites: int,
+    num_points: int,
+    *,
+    seed: int = 0,
+    candidates: Tensor | None = None,
+) -> Tensor:
+    """A site's share of one low-discrepancy sequence over the federation, `num_points x d`.
+
+    Site `n` of `N` gets the points n, n + N, …: together the sites cover more than each alone, and
+    what they say first is about different places.
+
+    Args:
+        space: The map of inputs.
+        index: The site's number, from 0.
+        num_sites: How many sites there are.
+        num_points: How many points each gets.
+        seed: Of the sequence, public.
+        candidates: The only points that can be evaluated, `K x d`: the nearest are taken.
+    """
+    if num_points < 1:
+        return torch.zeros(0, space.dim).double()
+    sequence = sobol_support(space.dim, num_sites * num_points, seed=seed)[index::num_sites]
+    if candidates is None:
+        return space.snap(sequence)
+    left = candidates.double()
+    rows: list[Tensor] = []
+    for point in sequence:
+        nearest = int(torch.cdist(point.unsqueeze(0), left).argmin())
+        rows.append(left[nearest])
+        if len(left) > 1:
+            left = torch.cat([left[:nearest], left[nearest + 1 :]])
+    return torch.stack(rows)
