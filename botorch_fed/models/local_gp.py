@@ -68,9 +68,9 @@ def standardize(y: Array) -> Standardized:
     scaled = y / unit  # sums of squares of outcomes near 1e200 would overflow
     centre = float(scaled.mean())
     deviation = float(scaled.std(ddof=1)) if len(y) > 1 else 0.0
-    # Differences below the rounding of the outcomes themselves are none.
-    scale = deviation if deviation > 1e-14 else 1.0 / unit
-    return Standardized((scaled - centre) / scale, centre * unit, scale * unit)
+    if deviation <= 1e-14:  # differences below the rounding of the outcomes themselves are none
+        return Standardized(np.zeros(len(y)), centre * unit, 1.0)
+    return Standardized((scaled - centre) / deviation, centre * unit, deviation * unit)
 
 
 @dataclass(frozen=True)
