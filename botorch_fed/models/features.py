@@ -50,6 +50,12 @@ from torch import Tensor
 from torch.nn import ModuleList
 
 from botorch_fed.errors import NumericalError
+from botorch_fed.models.directions import (
+    canonical,
+    reproducible,
+    right_singular_vectors,
+    subspaces,
+)
 from botorch_fed.models.kernels import StationaryKernel
 from botorch_fed.models.numerics import (
     JITTER,
@@ -174,7 +180,13 @@ class FeatureMap(Float64Module, ABC):
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the map's tensors: equal if and only if the basis is, bit for bit."""
+        """SHA-256 of the map's tensors: equal if and only if the basis is, bit for bit.
+
+        Who receives a map has the bits of who sent it. Maps of one seed that two machines make for
+        themselves agree as far as their arithmetic does: on x86-64 the default maps, squared
+        exponential quadrature and `KLFeatures` over them; the last bits of Matérn and of orthogonal
+        frequencies depend on how wide PyTorch's vectors are.
+        """
         digest = hashlib.sha256()
         for name, value in sorted(self.to_tensors().items()):
             array = np.ascontiguousarray(value.detach().cpu().numpy())
@@ -620,6 +632,7 @@ class KLFeatures(FeatureMap):
     :math:`E[\phi(x)\phi(x)^\top]` under a *public* reference measure. The norm never grows, and a
     given error needs about half as many features as pruned quadrature, which matters where each
     feature costs noise. The projection belongs to one length scale, which is therefore fixed.
+    `from_map` makes the same one on every machine, see `directions`.
 
     Args:
         base: An accurate map of the same kernel.
@@ -657,12 +670,17 @@ class KLFeatures(FeatureMap):
     ) -> KLFeatures:
         r"""Project a map on its leading eigenvectors under a reference measure.
 
+        Signs, and bases of equal eigenvalues, are canonical: two machines with the same base and
+        reference make the same map, bit for bit but for rare exceptions (see `directions`). A
+        smaller map is the beginning of a larger one.
+
         Args:
             base: An accurate map, e.g. quadrature features with a small tolerance.
             reference: An `n x d` tensor of *public* points that represent the domain.
-            num_features: How many eigenvectors to keep.
+            num_features: How many eigenvectors to keep. Among equal eigenvalues the cut keeps the
+                first of their canonical basis.
             tol: Keep as few as bring the largest error of :math:`k(x, x')` over `reference`
-                below this, relative to the prior variance.
+                below this, relative to the prior variance; of equal eigenvalues all or none.
         """
         if (num_features is None) == (tol is None):
             raise UnsupportedError("Give exactly one of `num_features=` and `tol=`.")
@@ -672,20 +690,22 @@ class KLFeatures(FeatureMap):
         check_finite(reference, "reference")
         if reference.shape[0] == 0:
             raise InputDataError("reference needs at least one point, got none.")
-        Phi = base(reference)
-        _, vectors = torch.linalg.eigh(Phi.mT @ Phi / Phi.shape[0])
-        vectors = vectors.flip(-1)
+        with torch.no_grad():
+            Phi = base(reference)
+            values, vectors = right_singular_vectors(Phi)
         if num_features is None:
             assert tol is not None
             # By Cauchy-Schwarz the largest error of the kernel sits on its diagonal.
             lost = (Phi @ vectors).square().flip(-1).cumsum(dim=-1).flip(-1).amax(dim=0)
-            keep = lost > tol * float(base.outputscale.sum())
-            num_features = max(int(keep.sum()), 1)
+            enough = lost <= tol * float(base.outputscale.sum())
+            # Subspaces whole: what a part of one loses depends on its basis.
+            ends = subspaces(values)[1:]
+            num_features = next((end for end in ends[:-1] if enough[end]), ends[-1])
         if not 1 <= num_features <= base.num_features:
             raise InputDataError(
                 f"num_features must lie between 1 and {base.num_features}, got {num_features}."
             )
-        return cls(base, vectors[:, :num_features].contiguous())
+        return cls(base, reproducible(canonical(values, vectors, num_features)))
 
     def _features(self, X: Tensor) -> Tensor:
         return self.base(X) @ self.projection

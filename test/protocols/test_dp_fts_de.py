@@ -607,7 +607,6 @@ def test_a_common_prior_draw_is_added_back_once() -> None:
         stream = generator(i, "message", 0)
         sent = make_message(made_with, PHI, X, Y, generator=stream)
         full[name] = sent + prior
-        assert float(sent.norm()) < float(full[name].norm())  # what the draw is left out for
     regions = [made_with.regions[name] for name in NAMES]
     weights = exploration_weights(regions, 2, 3.0)
     samples = torch.stack([full[name] for name in NAMES])
@@ -623,6 +622,24 @@ def test_a_common_prior_draw_is_added_back_once() -> None:
         assert state.released is not None
         stand_in = torch.stack([full["ann"], prior, full["cem"]])
         torch.testing.assert_close(state.released.weights, weights @ stand_in, rtol=0, atol=1e-5)
+
+
+def test_messages_are_shorter_without_the_common_draw() -> None:
+    """E[|sent + z|^2 - |sent|^2] = M - 2 tr H, H the share of a draw z that the data replace."""
+    X, Y = history(2)
+    Phi = PHI(X)
+    eye = torch.eye(len(X), dtype=torch.float64)
+    share = float(torch.linalg.solve(Phi @ Phi.mT + 0.05 * eye, Phi @ Phi.mT).trace())
+    gains = []
+    for i in range(200):
+        prior = normal(M, seed=i)
+        made_with = setup(message="shared_prior", prior_weights=prior)
+        sent = make_message(made_with, PHI, X, Y, generator=generator(i))
+        gains.append((sent + prior).square().sum() - sent.square().sum())
+    found = torch.stack(gains)
+    error = float(found.std()) / len(found) ** 0.5
+    assert abs(float(found.mean()) - (M - 2 * share)) < 5 * error
+    assert float(found.mean()) > 5 * error  # what the draw is left out for
 
 
 @pytest.mark.parametrize("beta", [1.0, 3.0])
