@@ -34,6 +34,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from botorch_fed.models import FeatureMap, OwnHyperparameters
+from botorch_fed.models.directions import canonical
 from botorch_fed.models.features import log_warp
 from botorch_fed.privacy import Ledger, Release, SignalWarning, clip, simulated_clip_share
 from botorch_fed.privacy.hazmat.noise import normal
@@ -341,8 +342,10 @@ class OwnModels:
             assert self.known is not None
             scaled = self.inputs / self.known.lengthscale
             values, vectors = torch.linalg.eigh(torch.exp(-(torch.cdist(scaled, scaled) ** 2) / 2))
-            kept = values > 1e-10 * values[-1]
-            self.features = vectors[:, kept] * (self.known.outputscale * values[kept]).sqrt()
+            values, vectors = values.flip(0), vectors.flip(1)
+            kept = int((values > 1e-10 * values[0]).sum())
+            scale = (self.known.outputscale * values[:kept]).sqrt()
+            self.features = canonical(values, vectors, kept) * scale  # on any machine
         return self.features
 
 

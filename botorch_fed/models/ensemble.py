@@ -353,7 +353,8 @@ def _leave_one_out_draws(target: Any, num_samples: int, generator: Generator) ->
     scaled = solve_rows(L.mT, V.mT, upper=True).mT  # L^-T V
     P = (scaled / (1 + eigenvalues)) @ scaled.mT
     KP = (L @ V * fitted) @ scaled.mT
-    root = L @ V * fitted.sqrt()  # K - KPK = root root'
+    # K - KPK = root root'. With V' at its end: the signs of eigenvectors belong to one machine.
+    root = L @ (V * fitted.sqrt()) @ V.mT
     removed = KP.mT / P.diagonal()[:, None]  # row j: K P_:j / P_jj
     means = m + KP @ residuals - removed * (P @ residuals)[:, None]
     widening = removed * P.diagonal().sqrt()[:, None]
@@ -363,7 +364,7 @@ def _leave_one_out_draws(target: Any, num_samples: int, generator: Generator) ->
     if bool(missed.any()):  # what the basis misses at a new point, independent of the data
         variances, U = torch.linalg.eigh(missed)
         z = generator.normal(num_samples, n, n).to(K.device)
-        draws = draws + z @ (U * variances.clamp_min(0).sqrt()).mT
+        draws = draws + z @ (U * variances.clamp_min(0).sqrt()) @ U.mT  # the symmetric root
     return draws
 
 

@@ -329,8 +329,10 @@ def _covariance_root(weights: Tensor) -> Tensor:
     deviations = (weights - weights.mean(dim=0)) / max(N - 1, 1) ** 0.5
     if N <= M:
         return deviations.mT.contiguous()
-    upper: Tensor = torch.linalg.qr(deviations, mode="r").R  # C = R'R, without squaring
-    return upper.mT.contiguous()
+    upper = torch.linalg.qr(deviations, mode="r").R  # C = R'R, without squaring
+    # Seeded paths are drawn over this root: a positive diagonal leaves LAPACK no choice of signs.
+    signs = torch.where(upper.diagonal() < 0, -1.0, 1.0).to(upper)
+    return (upper.mT * signs).contiguous()
 
 
 def _residual_kernel(input_dim: int, batch_shape: Size) -> ScaleKernel:

@@ -253,6 +253,25 @@ def test_leave_one_out_draws_have_the_law_of_refitted_models(
         assert bool((error < 5 * spread / count**0.5).all())
 
 
+@pytest.mark.parametrize("make_map", [random_fourier, inducing])
+def test_draws_do_not_depend_on_the_signs_of_eigenvectors(
+    make_map: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = BasisGP(*_data(), feature_map=make_map(), mean=0.3, noise_var=0.03)
+    model.posterior(uniform(1, 2))
+    eigh = torch.linalg.eigh
+
+    def flipped(A: Tensor) -> tuple[Tensor, Tensor]:
+        values, vectors = eigh(A)
+        return values, vectors * torch.where(uniform(len(A), seed=3) < 0.5, -1.0, 1.0)
+
+    with torch.no_grad():
+        before = _leave_one_out_draws(model, 5, generator(2))
+        monkeypatch.setattr(torch.linalg, "eigh", flipped)
+        after = _leave_one_out_draws(model, 5, generator(2))
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-9)
+
+
 # ------------------------------------------------------------------ bad input
 
 

@@ -237,6 +237,26 @@ def test_prior_paths_start_from_the_messages() -> None:
     assert bool(((values.mean(dim=0) - expected).abs() < 5 * spread / 4000**0.5).all())
 
 
+def test_the_root_does_not_depend_on_the_signs_of_a_factorisation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    phi = random_fourier()
+    weights = normal(90, phi.num_features)  # more messages than features
+    X, Y = uniform(5, 2), normal(5, 1)
+    before = MessagePriorGP(X, Y, feature_map=phi, weights=weights).covar_module.root
+    qr = torch.linalg.qr
+
+    def flipped(A: Tensor, mode: str) -> Any:
+        Q, R = qr(A, mode=mode)
+        signs = torch.where(uniform(len(R), 1, seed=3) < 0.5, -1.0, 1.0)
+        return torch.return_types.linalg_qr((Q, signs * R))
+
+    monkeypatch.setattr(torch.linalg, "qr", flipped)
+    after = MessagePriorGP(X, Y, feature_map=phi, weights=weights).covar_module.root
+    assert bool((after.diagonal() > 0).all())
+    assert torch.equal(after, before)
+
+
 @pytest.mark.parametrize("batch_shape", [(3,), (2, 3)])
 def test_batch_is_a_loop(batch_shape: tuple[int, ...]) -> None:
     phi = random_fourier()
