@@ -1056,7 +1056,8 @@ def _evaluations(study: Any, server: Any, num_agents: int) -> tuple[int, int]:
     if isinstance(study, FTS):
         each = study.rounds * study.q
         return each, each * (num_agents if study.active is None else len(study.active))
-    each = study.num_initial + study.rounds
+    start = study.starts if isinstance(study, FedGP) else study.num_initial
+    each = start + study.rounds
     return each, each * num_agents
 
 

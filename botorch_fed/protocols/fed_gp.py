@@ -12,12 +12,23 @@ r"""Federated Bayesian optimisation with a shared sparse Gaussian process [FBOFe
     Support    server -> agent  support points made of them                    all agents
 
 Round 0 is the start, rounds 1 to `T` are one query each. After a round the agents' contributions
-are added (`privacy.aggregation`): the summaries of their data on a shared support set (dPITC), at
-most one sum a round, shared by all. With it every agent has the shared model, and decides by itself
-whether its next point comes from its own model or from that one.
+are added (`privacy.aggregation`), at most one sum a round, shared by all. What they add, and what a
+sum says about the next point, is the search:
 
-*Search*. `SupportSearch` is the paper's: a fixed kernel and support set, a coin :math:`p_t` between
-own and shared model, UCB, EI, PI or Thompson sampling on either. `RegionSearch` goes beyond it.
+    search            numbers in a sum              what a sum tells its readers
+    TransferSearch    M + 2, 102 by default         the sum of the agents' mean functions, and two
+                                                    numbers about them (`mean_search`)
+    SupportSearch     k(k + 3)/2                    the summary of all data on `k` support points
+    RegionSearch      several such                  the same in a region, and moments of outcomes
+
+*Search*. `TransferSearch` is the default: a site's own model and expected improvement, with the sum
+minus its own part as a prior whose trust it earns. `SupportSearch` is the paper's (dPITC): a fixed
+kernel and support set, a coin :math:`p_t` between own and shared model, UCB, EI, PI or Thompson
+sampling on either. `RegionSearch` is for one function that all agents share.
+
+*The start*. With the default search agents without data are dealt the points of one sequence
+(`transfer_search.dealt_design`) in round 0, before any sum. With ``num_initial=0`` they evaluate
+nothing then and go in round 1 where the others' sum is largest: right where most have data.
 
 *A support set that follows the data* (`SupportSearch.rule`) is agreed upon before the first sum of
 summaries, in rounds :math:`-R..-1`; the first of them is then the start. With ``"sums"`` these are
@@ -69,6 +80,7 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.models import FeatureMap
 from botorch_fed.privacy import (
     Adjacency,
     Budget,
@@ -93,9 +105,10 @@ from botorch_fed.privacy.channels import (
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import NoiseSource
-from botorch_fed.protocols import region_search, support_search
+from botorch_fed.protocols import mean_search, region_search, support_search
 from botorch_fed.protocols.base import MAX_NAME, AgentId, Outbox, Pending
 from botorch_fed.protocols.dp_fts_de import check_promise
+from botorch_fed.protocols.mean_search import MeanSearch
 from botorch_fed.protocols.own_step import (
     check_data,
     check_designs,
@@ -108,12 +121,13 @@ from botorch_fed.protocols.own_step import (
 from botorch_fed.protocols.region_search import RegionPlan, RegionSearch, RegionView
 from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore, Store
 from botorch_fed.protocols.support_search import SupportSearch, SupportView
-from botorch_fed.rng import generator
+from botorch_fed.protocols.transfer_search import MIN_OWN, TransferSearch, dealt_design
+from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 
 logger = logging.getLogger(__name__)
 
-Search = SupportSearch | RegionSearch
+Search = MeanSearch | SupportSearch | RegionSearch
 Step = Literal["rest", "key", "start", "query", "resend", "share"]
 MAX_KEY_BYTES = 2**24
 MAX_CLUSTER = 10**9  # inputs in one of an agent's clusters
@@ -135,7 +149,8 @@ class Setup:
         run: A name that no other run with the same stores of keys has.
         space: The map of inputs and outcomes.
         support: How points are found: the published search, or
-        region: the search in a shrinking region. One of the two.
+        region: the search in a shrinking region, or
+        mean: own models with the others' mean functions as a prior. One of the three.
         agents: The names of all agents.
         rounds: How many queries each agent makes, `T`.
         num_initial: How many points an agent evaluates first.
@@ -149,6 +164,7 @@ class Setup:
     space: SearchSpace
     support: SupportSearch | None
     region: RegionSearch | None
+    mean: MeanSearch | None
     agents: tuple[AgentId, ...]
     rounds: int
     num_initial: int
@@ -166,15 +182,17 @@ class Setup:
             raise InputDataError(f"Names have at most {MAX_NAME} characters.")
         if not self.agents or len(set(self.agents)) < len(self.agents):
             raise InputDataError("There must be at least one agent, and names must differ.")
-        if (self.support is None) == (self.region is None):
-            raise InputDataError("A setup has one search, for support or for region.")
+        if len(self._searches) != 1:
+            raise InputDataError("A setup has one search, for support, region or mean.")
 
     @property
     def search(self) -> Search:
         """How points are found."""
-        found = self.support if self.region is None else self.region
-        assert found is not None
-        return found
+        return self._searches[0]
+
+    @property
+    def _searches(self) -> list[Search]:
+        return [one for one in (self.support, self.region, self.mean) if one is not None]
 
     @property
     def lead(self) -> int:
@@ -219,23 +237,23 @@ class Keys:
 
 @dataclass(frozen=True, eq=False)
 class Sealed:
-    """A sum that is still protected; `previous` as in `Opened`."""
+    """A sum that is still protected; `members` and `previous` as in `Opened`."""
 
     t: int
     epoch: int
     total: bytes = field(repr=False)
-    count: int
+    members: tuple[AgentId, ...]
     previous: int = -1
 
 
 @dataclass(frozen=True, eq=False)
 class Opened:
-    """A sum: `D` numbers, and how many agents contributed; `previous` is the round of the one
+    """A sum: `D` numbers, and which agents contributed; `previous` is the round of the one
     before, negative for the first."""
 
     t: int
     total: Tensor = field(repr=False)
-    count: int
+    members: tuple[AgentId, ...]
     previous: int = -1
 
 
@@ -292,8 +310,10 @@ class FedGPAgentState:
         Y: Own outcomes on the public scale, `n x 1`.
         plan: The plan of the next sum.
         seen: The plan of the last sum that was opened, and
-        total: that sum, empty before the first;
-        count: of how many contributions.
+        total: that sum, empty before the first, of the round
+        total_t: and
+        count: of how many contributions;
+        mine: the own one on the grid, empty if it is not among them.
         support: The support points in force, `k x d`; empty while they are public.
         support_from: Hashes of the broadcasts they were made from.
         drawn: The last contribution on the grid, noise included, and
@@ -316,6 +336,7 @@ class FedGPAgentState:
     total: Tensor = field(repr=False)
     total_t: int
     count: int
+    mine: Tensor = field(repr=False)
     support: Tensor
     support_from: tuple[str, ...]
     drawn: Tensor = field(repr=False)
@@ -341,7 +362,8 @@ class FedGPAgent:
             the site measures them `n x 1`.
         candidates: The only points that it can evaluate, `K x d`; default the whole unit cube.
         initial_design: Points `k x d` that it evaluates at the start, instead of `num_initial`
-            random ones.
+            those of the setup.
+        strategy: How it uses sums of mean functions, if the setup has such; its own business.
         secrets: Where its keys lie.
         blobs: Where broadcasts lie.
     """
@@ -356,6 +378,7 @@ class FedGPAgent:
     data: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     candidates: Tensor | None = None
     initial_design: Tensor | None = None
+    strategy: TransferSearch = TransferSearch()  # noqa: RUF009 - frozen
     secrets: Secrets = field(default_factory=MemoryStore, repr=False)
     blobs: Blobs = field(default_factory=MemoryBlobs)
     _joint: dict[str, bytes] = field(default_factory=dict, repr=False)
@@ -379,6 +402,7 @@ class FedGPAgent:
             self.require,
             tensor_hash(self.candidates),
             tensor_hash(self.initial_design),
+            self.strategy.settings,
         )
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
@@ -403,6 +427,7 @@ class FedGPAgent:
             total=none,
             total_t=-1,
             count=0,
+            mine=none.long(),
             support=none,
             support_from=(),
             drawn=none.long(),
@@ -452,11 +477,8 @@ class FedGPAgent:
         wanted = contribution_size(setup.search, self.space.dim, setup.rounds)
         if wanted != channel.grid.dim:
             raise MessageError("The search's contributions do not fit the grid of the channel.")
-        mechanism = self.private_sum.mechanism
-        if mechanism is not None and setup.region is not None:
-            raise MessageError("RegionSearch has no mechanism, this site's sums have one.")
         try:
-            _check_support(setup.search, self.space.dim, self.private_sum, self.require is not None)
+            _check_search(setup.search, self.space.dim, self.private_sum, self.require is not None)
         except InputDataError as error:
             raise MessageError(str(error)) from error
         self._check_promise(setup)
@@ -535,10 +557,12 @@ class FedGPAgent:
 
     def _check_sum(self, setup: Setup, found: Sealed | Opened) -> None:
         least = 0 if setup.clusters is not None else -setup.lead
-        if not least <= found.t <= setup.rounds or not 1 <= found.count <= len(setup.agents):
+        members, agents = found.members, setup.agents
+        known = len(set(members)) == len(members) > 0 and set(members) <= set(agents)
+        if not least <= found.t <= setup.rounds or not known:
             raise MessageError(
                 f"A sum is of one of the rounds {least}..{setup.rounds} and of 1 to "
-                f"{len(setup.agents)} agents, got round {found.t} and {found.count} agents."
+                f"{len(agents)} agents of the setup, got round {found.t} and {len(members)} agents."
             )
         if isinstance(found, Sealed):
             if not 0 <= found.epoch < 2**63:
@@ -631,7 +655,7 @@ class FedGPAgent:
         self, state: FedGPAgentState, setup: Setup, found: Opened | Sealed
     ) -> FedGPAgentState:
         """A sum is read once; a region only if all sums before were read too."""
-        t, count, plan = found.t, found.count, state.plan
+        t, count, plan = found.t, len(found.members), state.plan
         if t <= state.total_t:
             return state
         in_a_region = isinstance(setup.search, RegionSearch)
@@ -639,17 +663,20 @@ class FedGPAgent:
             return state
         if plan is not None:
             plan = replace(plan, t=t)  # it has waited through rounds without a sum
+        inside = state.drawn_t == t and self.name in found.members
+        mine = state.drawn if inside else state.drawn[:0]
         try:
             total = found.total if isinstance(found, Opened) else self._open(setup, found)
             if plan is None:
-                return replace(state, total=total, total_t=t, count=count)
+                return replace(state, total=total, total_t=t, count=count, mine=mine)
             seen = _region_view(setup, plan, total, count)
         except (NumericalError, MessageError):  # somebody has spoilt it, for all alike
             if plan is None:
                 return state
             logger.warning("agent %r can not read the sum of round %d", self.name, t)
             return replace(state, plan=replace(plan, t=t + 1), total_t=t)
-        return replace(state, plan=seen.following, seen=plan, total=total, total_t=t, count=count)
+        state = replace(state, total=total, total_t=t, count=count, mine=mine)
+        return replace(state, plan=seen.following, seen=plan)
 
     def ask(self, state: FedGPAgentState) -> Tensor | Pending | None:
         """The initial points `n x d`, the next one `1 x d`, or None if nothing is to be done."""
@@ -667,6 +694,12 @@ class FedGPAgent:
             design = self.initial_design.double()
             return self.space.snap(design) if self.candidates is None else design
         setup = _setup(self.blobs, state.setup)
+        if setup.mean is not None:
+            index, agents = setup.agents.index(self.name), len(setup.agents)
+            design = dealt_design(
+                self.space, index, agents, setup.num_initial, candidates=self.candidates
+            )
+            return design[len(state.X) :]
         count = max(0, setup.num_initial - len(state.X))
         uniform = generator(self.seed, "initial").uniform(count, self.space.dim)
         if self.candidates is None:
@@ -676,6 +709,8 @@ class FedGPAgent:
 
     def _point(self, setup: Setup, state: FedGPAgentState, stream: Any) -> Tensor:
         search = setup.search
+        if isinstance(search, MeanSearch):
+            return self._transferred(search, setup, state, stream)
         if isinstance(search, RegionSearch):
             if state.seen is None:
                 return self._listed(stream.uniform(1, self.space.dim), state)
@@ -706,13 +741,32 @@ class FedGPAgent:
             own=self._own_part(state),
         )
 
+    def _transferred(
+        self, search: MeanSearch, setup: Setup, state: FedGPAgentState, stream: Generator
+    ) -> Tensor:
+        """The next point by the own model, with the newest sum as its prior."""
+        prior = None
+        if state.total_t >= 0:
+            own = self._mine(state)
+            prior = mean_search.prior(search, state.total, own, len(setup.agents))
+        return self.strategy.point(
+            self.space,
+            state.X,
+            state.Y,
+            prior,
+            chosen=state.X[:0],
+            candidates=self.candidates,
+            stream=stream,
+        )
+
+    def _mine(self, state: FedGPAgentState) -> Tensor | None:
+        """What oneself has contributed to the last sum, exactly."""
+        return self.private_sum.channel.grid.to_values(state.mine) if len(state.mine) else None
+
     def _own_part(self, state: FedGPAgentState) -> Tensor | None:
         """What oneself has contributed to the last sum, if that was just now."""
-        order = state.order
-        assert order is not None
-        if not state.drawn_t == state.total_t == order.t - 1 or self.name not in order.roster:
-            return None
-        return self.private_sum.channel.grid.to_values(state.drawn)
+        assert state.order is not None
+        return self._mine(state) if state.total_t == state.order.t - 1 else None
 
     def _listed(self, point: Tensor, state: FedGPAgentState) -> Tensor:
         """The nearest of the points that can be evaluated."""
@@ -812,6 +866,8 @@ class FedGPAgent:
         return state.draws < setup.sums
 
     def _wants(self, setup: Setup, t: int) -> bool:
+        if isinstance(setup.search, MeanSearch):
+            return self.strategy.listen
         if isinstance(setup.search, RegionSearch):
             return True
         return t <= 0 or self._together(setup, t)
@@ -847,6 +903,8 @@ class FedGPAgent:
     def _contribution(self, setup: Setup, state: FedGPAgentState, t: int) -> Tensor:
         mechanism, grid = self.private_sum.mechanism, self.private_sum.channel.grid
         X, Y = state.X, state.Y
+        if isinstance(setup.search, MeanSearch):
+            return mean_search.contribution(setup.search, self.strategy, self.space, X, Y)
         if isinstance(setup.search, RegionSearch):
             assert state.plan is not None
             values = region_search.contribution(setup.search, state.plan, X, Y)
@@ -870,6 +928,12 @@ class FedGPAgent:
         return values
 
 
+_NO_NOISE: dict[type[Search], str] = {
+    MeanSearch: "TransferSearch makes a sum of new functions each round: with noise for all of "
+    "them nothing would be left. Use DPFTSDE, which makes few, or SupportSearch with a mechanism.",
+    RegionSearch: "RegionSearch compares several summaries in each of many sums: noise would drown "
+    "them. Use SupportSearch with a mechanism.",
+}
 _FOR_ALL = ("start", "query", "resend")  # steps that name what the support set is made from
 
 
@@ -889,11 +953,14 @@ def _in_cube(points: Tensor) -> bool:
     return points.dtype == torch.float64 and bool(inside.all())
 
 
-def _check_support(search: Search, dim: int, private_sum: PrivateSum, private: bool) -> None:
-    """Raise `InputDataError` unless the rule of the support set goes with the sums."""
+def _check_search(search: Search, dim: int, private_sum: PrivateSum, private: bool) -> None:
+    """Raise `InputDataError` unless the search, and its rule of the support set, fit the sums."""
+    mechanism = private_sum.mechanism
     if not isinstance(search, SupportSearch):
+        if mechanism is not None:
+            raise InputDataError(_NO_NOISE[type(search)])
         return
-    mechanism, k = private_sum.mechanism, search.support_size
+    k = search.support_size
     if any(len(point) != dim for point in search.support):
         raise InputDataError(f"Support points need {dim} coordinates each.")
     if search.rule == "clustered" and (private or mechanism is not None):
@@ -918,6 +985,8 @@ def _check_support(search: Search, dim: int, private_sum: PrivateSum, private: b
 @lru_cache(maxsize=16)
 def _setup(blobs: Blobs, digest: str) -> Setup:
     setup: Setup = blobs.load(digest, Setup)
+    if setup.mean is not None:
+        mean_search.check_received(setup.mean, setup.space)
     return setup
 
 
@@ -1054,18 +1123,13 @@ class FedGPServer:
     def __post_init__(self) -> None:
         if self.setup.promise is not None:
             raise InputDataError("The server makes the promise: leave it out of the setup.")
-        if isinstance(self.setup.search, RegionSearch) and self.private_sum.mechanism is not None:
-            raise InputDataError(
-                "RegionSearch compares several summaries in each of many sums: noise would drown "
-                "them. Use SupportSearch with a mechanism."
-            )
         if len(self.setup.agents) > self.private_sum.channel.grid.num_agents:
             raise InputDataError(
                 f"There are {len(self.setup.agents)} agents, the grid of the channel is for "
                 f"{self.private_sum.channel.grid.num_agents}: give it more."
             )
         dim = self.setup.space.dim
-        _check_support(self.setup.search, dim, self.private_sum, False)
+        _check_search(self.setup.search, dim, self.private_sum, False)
         wanted = contribution_size(self.setup.search, dim, self.setup.rounds)
         if self.private_sum.channel.grid.dim != wanted:
             raise InputDataError(
@@ -1449,14 +1513,14 @@ class FedGPServer:
         except (MessageError, ProtocolError) as error:
             logger.warning("round %d can not be added: %s", state.t, error)
             return self._renewed(state, state.roster) if self._together else self._next(state)
-        closed = Sealed(state.t, state.epoch, total, len(parts), _round_of(state.last))
+        closed = Sealed(state.t, state.epoch, total, tuple(parts), _round_of(state.last))
         if channel.opened_by == "agents":
             return self._kept(state, closed)
         if channel.open_phases:
             sealed = replace(closed, total=channel.request(total))
             return replace(state, closed=closed, sealed=sealed, stage="share")
         integers = channel.open(total, {}, epoch=epoch, round=number)
-        return self._opened(state, integers, len(parts))
+        return self._opened(state, integers, tuple(parts))
 
     def _noised(
         self, state: FedGPServerState, parts: dict[AgentId, bytes], epoch: Epoch
@@ -1473,7 +1537,7 @@ class FedGPServer:
         except BudgetExceeded as error:
             logger.warning("round %d opens nothing: %s", state.t, error)
             return self._next(replace(state, roster=()))
-        opened = Opened(state.t, values, len(parts), _round_of(state.last))
+        opened = Opened(state.t, values, tuple(parts), _round_of(state.last))
         return self._kept(replace(state, ledger=ledger), opened)
 
     def _shared(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
@@ -1485,12 +1549,14 @@ class FedGPServer:
         except (MessageError, ProtocolError) as error:
             logger.warning("the sum of round %d does not open: %s", state.t, error)
             return self._renewed(state, state.roster)
-        return self._opened(state, integers, len(parts))
+        return self._opened(state, integers, tuple(parts))
 
-    def _opened(self, state: FedGPServerState, integers: Tensor, count: int) -> FedGPServerState:
+    def _opened(
+        self, state: FedGPServerState, integers: Tensor, members: tuple[AgentId, ...]
+    ) -> FedGPServerState:
         values = self.private_sum.channel.grid.to_values(integers)
         state = replace(state, closed=None)
-        return self._kept(state, Opened(state.t, values, count, _round_of(state.last)))
+        return self._kept(state, Opened(state.t, values, members, _round_of(state.last)))
 
     def _kept(self, state: FedGPServerState, found: Opened | Sealed) -> FedGPServerState:
         """With a sum that was opened, or that agents can open."""
@@ -1569,19 +1635,22 @@ class FedGP:
 
     Args:
         rounds: How many queries each agent makes, `T`.
-        search: How points are found; default `RegionSearch`.
+        search: How points are found; default `TransferSearch`. Or `SupportSearch`, `RegionSearch`.
+        feature_map: The shared basis of `TransferSearch`, public; default features of a public SE
+            kernel (`transfer_search.default_feature_map`).
         channel: ``"threshold"`` (default), ``"ckks"`` or ``"plain"``.
         mechanism: Makes the mechanism from the size of a contribution and the number of agents;
             None for no privacy guarantee.
         noise_at: Who adds the noise.
         sums: The most sums that are opened; default one a round, and one for each step of k-means
             where the support set is made that way.
-        num_initial: How many points every agent evaluates first.
-        initial_design: Public points that every agent evaluates at the start, instead of random
-            ones, or its own points by name: `own_step.spread_design` makes them. `num_initial` is
+        num_initial: How many points an agent without data evaluates first; default 3 with
+            `TransferSearch`, or none where `data` are given to some, and 4 otherwise.
+        initial_design: Public points that every agent evaluates at the start, instead of those,
+            or its own points by name: `own_step.spread_design` makes them. `num_initial` is
             then their number.
         precision: Of the public grid, relative to the largest contribution; default the finest
-            at which sums are exact.
+            at which sums are exact, or with `TransferSearch` at which they are short.
         run: The run's name: agents whose `secrets` outlive a run need another one for the next.
         delta: Of the promise.
         require: The most that agents let a run reveal about them.
@@ -1602,12 +1671,13 @@ class FedGP:
     """
 
     rounds: int
-    search: Search = RegionSearch()  # noqa: RUF009 - frozen
+    search: TransferSearch | SupportSearch | RegionSearch = TransferSearch()  # noqa: RUF009 - frozen
+    feature_map: FeatureMap | None = None
     channel: ChannelKind = "threshold"
     mechanism: Callable[[int, int], Any] | None = None
     noise_at: Literal["agent", "server", "none"] = "none"
     sums: int | None = None
-    num_initial: int = 4
+    num_initial: int | None = None
     precision: float | None = None
     run: str = "run"
     delta: float = 1e-5
@@ -1629,10 +1699,27 @@ class FedGP:
             )
         if (self.mechanism is None) != (self.noise_at == "none"):
             raise InputDataError('A run without mechanism has noise_at="none", and none other.')
+        if self.feature_map is not None and not isinstance(self.search, TransferSearch):
+            raise InputDataError("A shared feature_map is TransferSearch's: leave it out.")
+
+    @property
+    def starts(self) -> int:
+        """How many points an agent evaluates in round 0, if it has no data."""
         design = self.initial_design
         if design is not None:
             each = design.values() if isinstance(design, Mapping) else (design,)
-            object.__setattr__(self, "num_initial", max(map(len, each), default=0))
+            return max(map(len, each), default=0)
+        if self.num_initial is not None:
+            return self.num_initial
+        if not isinstance(self.search, TransferSearch):
+            return 4
+        return 0 if self.data else MIN_OWN
+
+    def public_search(self, space: SearchSpace) -> Search:
+        """What all agents must know of the search."""
+        if isinstance(self.search, TransferSearch):
+            return MeanSearch.over(space, self.feature_map)
+        return self.search
 
     def with_stores(
         self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
@@ -1707,13 +1794,14 @@ class FedGP:
 
     def _grid(self, space: SearchSpace, num_agents: int) -> tuple[Any, PublicGrid]:
         """The mechanism, and the grid on which contributions are added."""
-        size = contribution_size(self.search, space.dim, self.rounds)
+        search = self.public_search(space)
+        size = contribution_size(search, space.dim, self.rounds)
         mechanism, grid = None, None
         if self.mechanism is not None:
             mechanism = self.mechanism(size, num_agents)
             grid = getattr(mechanism, "grid", None)
             given = max((len(X) for X, _ in self.data.values()), default=0)
-            start = self.num_initial if self.initial_design is None else given + self.num_initial
+            start = self.starts if self.initial_design is None else given + self.starts
             most = max(given, start) + self.rounds
             if isinstance(mechanism, DistributedRecordSum) and mechanism.max_records < most:
                 raise InputDataError(
@@ -1721,9 +1809,11 @@ class FedGP:
                     f"{mechanism.max_records}."
                 )
         if grid is None:
-            bound = self.search.bound(self.num_initial + self.rounds)
-            finest = 2.0 ** (math.ceil(math.log2(num_agents)) - 51)
-            precision = finest if self.precision is None else self.precision
+            bound = search.bound(self.starts + self.rounds)
+            usual = 2.0 ** (math.ceil(math.log2(num_agents)) - 51)
+            if isinstance(search, MeanSearch):
+                usual = search.precision(num_agents)
+            precision = usual if self.precision is None else self.precision
             grid = PublicGrid(dim=size, bound=bound, num_agents=num_agents, precision=precision)
         return mechanism, grid
 
@@ -1738,17 +1828,18 @@ class FedGP:
         store = None if self._stores is None else self._stores(None)
         private_sum = self._private_sum(space, len(names), store)
         self._made["agents"] = len(names)
-        search = self.search
+        search = self.public_search(space)
         steps = search.lead if isinstance(search, SupportSearch) and search.rule == "sums" else 0
         sums = self.rounds + steps if self.sums is None else self.sums
         setup = Setup(
             run=self.run,
             space=space,
-            support=self.search if isinstance(self.search, SupportSearch) else None,
-            region=self.search if isinstance(self.search, RegionSearch) else None,
+            support=search if isinstance(search, SupportSearch) else None,
+            region=search if isinstance(search, RegionSearch) else None,
+            mean=search if isinstance(search, MeanSearch) else None,
             agents=names,
             rounds=self.rounds,
-            num_initial=self.num_initial,
+            num_initial=self.starts,
             channel=type(private_sum.channel).__name__,
             fingerprint=private_sum.channel.fingerprint.hex(),
             sums=sums,
@@ -1794,6 +1885,7 @@ class FedGP:
             data=self.data.get(name),
             candidates=self.candidates,
             initial_design=design_of(self.initial_design, name),
+            strategy=self.search if isinstance(self.search, TransferSearch) else TransferSearch(),
             secrets=secrets,
             blobs=blobs,
         )

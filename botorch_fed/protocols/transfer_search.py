@@ -24,6 +24,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
@@ -234,6 +235,51 @@ def message_size(feature_map: FeatureMap) -> int:
 
 def prior_of_sum(feature_map: FeatureMap, total: Tensor, count: int) -> PriorFunction | None:
     """What the sum of some sites' messages says; None if it says nothing.
+EXTRAS = 2  # numbers that a message in a sum has beside its weights, see `pack_message`
+
+
+class Others(NamedTuple):
+    """What is left of a sum of packed messages without the own one.
+
+    Attributes:
+        weights: The sum of the others' weights, `M`.
+        num_sites: How many of them have spoken; 0 if the sum says nothing that can be read.
+        mean_square: The sum of the mean squares of their functions over the reference points,
+            each function centred there.
+    """
+
+    weights: Tensor
+    num_sites: int
+    mean_square: float
+
+
+def pack_message(feature_map: FeatureMap, weights: Tensor | None) -> Tensor:
+    """What a site adds to a sum: a message, bounded, the number 1, and the mean square.
+
+    Args:
+        feature_map: The shared basis.
+        weights: Its message; None for a site that has nothing to say: zeros, which do not count.
+    """
+    if weights is None or not bool(torch.isfinite(weights).all()):
+        return torch.zeros(message_size(feature_map) + EXTRAS, dtype=torch.float64)
+    weights = bounded(feature_map, weights.unsqueeze(0)).squeeze(0)
+    values = reference_features(feature_map) @ weights
+    return torch.cat([weights, weights.new_ones(1), values.var(correction=0).reshape(1)])
+
+
+def unpack_sum(total: Tensor, own: Tensor | None) -> Others:
+    """What others have said, from the sum of packed messages.
+
+    Args:
+        total: The sum.
+        own: What oneself has put into it, exactly; None if nothing.
+    """
+    others = total if own is None else total - own
+    count, mean_square = others[-EXTRAS:].tolist()
+    whole = math.isfinite(count) and count >= 0 and count == round(count)
+    return Others(others[:-EXTRAS], round(count) if whole else 0, mean_square)
+
+
 
     Args:
         feature_map: The shared basis.
