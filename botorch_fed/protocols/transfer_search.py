@@ -233,8 +233,6 @@ def message_size(feature_map: FeatureMap) -> int:
     return feature_map.num_features
 
 
-def prior_of_sum(feature_map: FeatureMap, total: Tensor, count: int) -> PriorFunction | None:
-    """What the sum of some sites' messages says; None if it says nothing.
 EXTRAS = 2  # numbers that a message in a sum has beside its weights, see `pack_message`
 
 
@@ -280,6 +278,8 @@ def unpack_sum(total: Tensor, own: Tensor | None) -> Others:
     return Others(others[:-EXTRAS], round(count) if whole else 0, mean_square)
 
 
+def prior_of_sum(feature_map: FeatureMap, total: Tensor, count: int) -> PriorFunction | None:
+    """What the sum of some sites' messages says; None if it says nothing.
 
     Args:
         feature_map: The shared basis.
