@@ -156,7 +156,9 @@ def test_the_objective_is_gpytorchs() -> None:
         model = SingleTaskGP(X, torch.from_numpy(z).unsqueeze(-1), outcome_transform=None)
         model.covar_module.lengthscale = torch.from_numpy(np.exp(theta[:-1]))
         model.likelihood.noise = torch.tensor(np.exp(theta[-1]))
-        model.mean_module.constant = torch.tensor(objective.solved(theta).constant)
+        solved = objective.solved(theta)
+        assert solved is not None
+        model.mean_module.constant = torch.tensor(solved.constant)
         mll = ExactMarginalLogLikelihood(model.likelihood, model)
         with torch.no_grad(), gpytorch.settings.fast_computations(log_prob=False):
             return -9 * float(mll(model(X), torch.from_numpy(z)))
