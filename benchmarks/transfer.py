@@ -31,6 +31,7 @@ import hashlib
 import json
 import math
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -573,6 +574,7 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     if options.suite == "late":
         methods = [method for method in methods if method in {*CONTROLS, *LATE_STUDIES}]
     tasks = TASKS[options.suite] if options.tasks is None else options.tasks.split(",")
+    tasks = [task for task in tasks if _can_be_made(options.suite, task)]
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     return [
         Job(options.suite, method, task, seed, options.queries, options.sites)
@@ -580,6 +582,16 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
         for seed in seeds
         for task in tasks
     ]
+
+
+def _can_be_made(suite: str, task: str) -> bool:
+    """Whether its table or data are here; says so if not."""
+    try:
+        task_of(suite, task, 0)
+    except FileNotFoundError as error:
+        print(f"{task} is left out: {str(error).splitlines()[0][:90]}", file=sys.stderr)
+        return False
+    return True
 
 
 def main() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,11 +16,12 @@ from benchmarks.transfer import Job, Ledger, fill, regret_curve, smoke, toy
 from benchmarks.transfer_controls import (
     CONTROLS,
     Dace,
-    LocalGP,
+    MeanPrior,
     TrustRegion,
     dealt_points,
     dealt_starts,
     log_expected_improvement,
+    posterior_mean,
     with_default,
 )
 from benchmarks.transfer_summary import (
@@ -34,6 +34,7 @@ from benchmarks.transfer_summary import (
     t_interval,
     worst_task,
 )
+from botorch_fed.models.local_gp import fit_local_gp, standardize
 from botorch_fed.models.support import sobol_support
 from botorch_fed.rng import generator
 
@@ -227,19 +228,19 @@ def test_log_expected_improvement_is_botorchs() -> None:
     np.testing.assert_allclose(found, _log_ei_helper(u).numpy(), rtol=1e-6)
 
 
-def test_leave_one_out_is_what_it_says() -> None:
-    X = generator(1, "x").uniform(6, 2)
-    z = torch.sin(4 * X.sum(dim=-1)).numpy()
-    model = LocalGP(X, z)
-    K = model.L @ model.L.T
-    total = 0.0
-    for i in range(6):
-        rest = np.arange(6) != i
-        solved = np.linalg.solve(K[np.ix_(rest, rest)], K[rest, i])
-        mean = model.mean + solved @ (z[rest] - model.mean)
-        variance = K[i, i] - solved @ K[rest, i]
-        total -= 0.5 * math.log(2 * math.pi * variance) + 0.5 * (z[i] - mean) ** 2 / variance
-    assert model.leave_one_out() == pytest.approx(total, rel=1e-8)
+def test_posterior_means_are_those_of_the_own_model() -> None:
+    X, points = generator(1, "x").uniform(6, 2), generator(1, "points").uniform(5, 2)
+    y = torch.sin(4 * X.sum(dim=-1)).numpy()
+    model = fit_local_gp(X.numpy(), standardize(y).values)
+    found = posterior_mean(X, y)(points).numpy()
+    np.testing.assert_allclose(found, model.predict(points.numpy())[0], rtol=1e-9)
+
+
+def test_a_mean_of_functions_is_standardised() -> None:
+    prior = MeanPrior([lambda X: 5 + 30 * X[:, 0], lambda X: 7 + 10 * X[:, 1]], 2)
+    values = prior.values(generator(3, "x").uniform(20000, 2))
+    assert abs(values.mean()) < 0.03
+    assert abs(values.std() - 1) < 0.03
 
 
 def test_kriging_interpolates_and_knows_where() -> None:
