@@ -19,9 +19,11 @@ them. In *late* one site, by the seed, is new and the others have finished `HIST
 definition, and own starts, where a method needs them, are among them. A row notes a hash of these
 histories; rows with different ones are not compared.
 
-How the statistics are made: `benchmarks.transfer_summary`. ``before_*`` are the defaults of commit
-9d34ccf, which lies in this repository's history, with outcomes on a well guessed public scale; they
-run there alone.
+How the statistics are made: `benchmarks.transfer_summary`. ``before_*`` are what was the default of
+the package before its search was made for this (commit 9d34ccf): `FTS(every=3)`, `FedGP` with
+`RegionSearch`, `DPFTSDE(epsilon=2)`, with outcomes on a public scale as good as a guess can be, the
+median optimum and median to two digits. Their rows were made at commit e835b28, which has that
+package, and this file as it was then.
 """
 
 from __future__ import annotations
@@ -74,13 +76,12 @@ from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, Study, run
-from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.test_functions.base import FederatedTestProblem
 
 HOME = Path(__file__).parent
 RESULTS = HOME / "results" / "transfer"
 CACHE = HOME / ".cache" / "transfer_histories"
-BEFORE = "e5f261f1"  # `package` of the commit whose defaults are called before
 NEWCOMER_STARTS = 3
 NEWCOMER_EVALUATIONS = 23
 HISTORY = 20  # queries of each of the others, in *late*
@@ -97,7 +98,7 @@ StudyOf = Callable[[Task, int, Starts], Study]
 
 def _fts(task: Task, seed: int, starts: Starts) -> Study:
     rounds = task.starts + task.queries  # a start is a round's query
-    return FTS(rounds=rounds, every=3, candidates=task.candidates, initial_design=starts)
+    return FTS(rounds=rounds, candidates=task.candidates, initial_design=starts)
 
 
 def _fedgp(task: Task, seed: int, starts: Starts, channel: Any = "plain") -> Study:
@@ -122,6 +123,14 @@ def _dp_fts_de(task: Task, seed: int, starts: Starts) -> Study:
     )
 
 
+STUDIES: dict[str, StudyOf] = {
+    "fts": _fts,
+    "fedgp": _fedgp,
+    "fedgp_encrypted": _fedgp_encrypted,
+    "dp_fts_de": _dp_fts_de,
+}
+
+
 def _late_fts(task: Task, newcomer: str, others: Histories) -> Study:
     """Those who are done send one message before the start."""
     return FTS(
@@ -129,20 +138,23 @@ def _late_fts(task: Task, newcomer: str, others: Histories) -> Study:
     )
 
 
-STUDIES: dict[str, StudyOf] = {
-    "fts": _fts,
-    "fedgp": _fedgp,
-    "fedgp_encrypted": _fedgp_encrypted,
-    "dp_fts_de": _dp_fts_de,
-    "before_fts": _fts,
-    "before_fedgp": _fedgp,
-    "before_dp_fts_de": _dp_fts_de,
-}
+def _late_fedgp(task: Task, newcomer: str, others: Histories, channel: Any = "plain") -> Study:
+    """One sum, at the start: the others' further queries, which all sites make, are not heard."""
+    return FedGP(
+        rounds=task.queries, channel=channel, data=others, sums=1, candidates=task.candidates
+    )
+
+
+def _late_fedgp_encrypted(task: Task, newcomer: str, others: Histories) -> Study:
+    return _late_fedgp(task, newcomer, others, "threshold")
+
 
 LATE_STUDIES: dict[str, Callable[[Task, str, Histories], Study]] = {
     "fts": _late_fts,
-    "before_fts": _late_fts,
+    "fedgp": _late_fedgp,
+    "fedgp_encrypted": _late_fedgp_encrypted,
 }
+KEPT = ("before_fts", "before_fedgp", "before_dp_fts_de")  # rows of an earlier package
 
 
 @cache
@@ -157,14 +169,12 @@ def package() -> str:
 
 
 class _Timed(FederatedTestProblem):
-    """A problem that counts the CPU seconds of its objective, which are not the method's."""
+    """A problem that counts the CPU seconds of objectives, which are not the method's."""
 
-    def __init__(self, problem: FederatedTestProblem, outcome: Outcome | None = None) -> None:
+    def __init__(self, problem: FederatedTestProblem) -> None:
         self.problem = problem
         self.space = problem.space
-        if outcome is not None:
-            self.space = SearchSpace(problem.space.parameters, outcome)
-        self.cpu_seconds = 0.0
+        self.cpu_seconds: dict[str, float] = {}
 
     def __len__(self) -> int:
         return len(self.problem)
@@ -173,32 +183,25 @@ class _Timed(FederatedTestProblem):
         return self.problem.evaluate(agent, X)
 
     def observe(self, agent: int, X: Tensor, stream: Any) -> Tensor:
-        begun = time.process_time()
+        begun, name = time.process_time(), f"agent{agent}"
         Y = self.problem.observe(agent, X, stream)
-        self.cpu_seconds += time.process_time() - begun
+        spent = time.process_time() - begun
+        self.cpu_seconds[name] = self.cpu_seconds.get(name, 0.0) + spent
         return Y
 
 
-def guessed_outcome(task: Task) -> Outcome:
-    """A good public guess of centre and spread, to two digits, from what only we can know."""
-    sign = -1.0 if task.space.outcome.minimize else 1.0
-    scales = [task.scale(site) for site in task.sites]
-    centre = sign * float(np.median([median for _, median in scales]))
-    spread = float(np.median([best - median for best, median in scales]))
-    return Outcome(centre=float(f"{centre:.2g}"), scale=float(f"{spread:.2g}"), minimize=sign < 0)
-
-
-def run_study(method: str, study: Study, task: Task, seed: int, starts: Starts) -> Trace:
-    """A run of a study of the package."""
-    before = method.startswith("before_")
-    problem = _Timed(task.problem(), guessed_outcome(task) if before else None)
+def run_study(study: Study, task: Task, seed: int, starts: Starts) -> Trace:
+    """A run of a study of the package; sites that are not in `starts` do not count."""
+    problem = _Timed(task.problem())
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)  # with few sites it is what is measured
         result = run(study, problem, seed=seed, progress=False)
     return trace_of(task, result, starts, problem.cpu_seconds)
 
 
-def trace_of(task: Task, result: RunResult, starts: Starts, objective_seconds: float) -> Trace:
+def trace_of(
+    task: Task, result: RunResult, starts: Starts, objective_seconds: Mapping[str, float]
+) -> Trace:
     """A result as a trace; starts that the study got as data are put before its observations."""
     sign = -1.0 if task.space.outcome.minimize else 1.0
     X, Y, true = {}, {}, {}
@@ -207,9 +210,11 @@ def trace_of(task: Task, result: RunResult, starts: Starts, objective_seconds: f
         if len(X[site]) == task.queries:
             X[site] = torch.cat([starts[site].double(), X[site]])
         true[site] = sign * task.evaluate(site, X[site]).reshape(-1).numpy()
-    cpu = sum(row["cpu_seconds"] for row in result.rounds) - objective_seconds
-    sent = [total / len(starts) for total in result.bytes_per_round().values()]
-    return Trace(X, Y, true, cpu, len(starts) * task.queries, float(np.mean(sent)))
+    rows = [row for row in result.rounds if row["agent"] in starts]
+    cpu = sum(row["cpu_seconds"] for row in rows)
+    cpu -= sum(objective_seconds.get(site, 0.0) for site in starts)
+    sent = sum(row["bytes_down"] + row["bytes_up"] for row in rows) / max(len(rows), 1)
+    return Trace(X, Y, true, cpu, len(starts) * task.queries, sent)
 
 
 # ------------------------------------------------------------------ one row
@@ -258,8 +263,6 @@ def work(job: Job) -> Row:
     """Do a job."""
     torch.set_num_threads(1)
     task = task_of(job.suite, job.task, job.seed)
-    if job.method.startswith("before_") and package() != BEFORE:
-        raise SystemExit(f"{job.method} runs with the package of commit 9d34ccf alone.")
     made = late_row(job, task) if job.suite == "late" else cold_row(job, task)
     return {"task": job.task, "seed": job.seed, **made, "package": package()}
 
@@ -280,7 +283,7 @@ def cold_row(job: Job, task: Task) -> Row:
         starts = {str(site): starts[str(site)] for site in turn[: job.sites]}
     if job.method in STUDIES:
         study = STUDIES[job.method](task, job.seed, starts)
-        trace = run_study(job.method, study, task, job.seed, starts)
+        trace = run_study(study, task, job.seed, starts)
     else:
         trace = CONTROLS[job.method](task, job.seed, starts, None)
     row = row_of(task, trace, starts=task.starts, keep_sites=some or job.method in KEEP_SITES)
@@ -303,7 +306,7 @@ def late_row(job: Job, task: Task) -> Row:
     task = replace(task, queries=total - len(own))
     if job.method in LATE_STUDIES:
         study = LATE_STUDIES[job.method](task, newcomer, others)
-        trace = run_study(job.method, study, task, job.seed, {newcomer: own})
+        trace = run_study(study, task, job.seed, {newcomer: own})
     else:
         trace = CONTROLS[job.method](task, job.seed, {newcomer: own}, others)
     return {**row_of(task, trace, starts=0, keep_sites=False), "history": digest(others)}
@@ -474,7 +477,7 @@ def stored(suite: str, root: Path | None = None) -> dict[str, list[Row]]:
     """All rows of a suite by method, in the order of the lists of methods."""
     return {
         method: rows
-        for method in (*CONTROLS, *STUDIES)
+        for method in (*CONTROLS, *STUDIES, *KEPT)
         if (rows := Ledger(suite, method, root).rows())
     }
 
@@ -482,8 +485,7 @@ def stored(suite: str, root: Path | None = None) -> dict[str, list[Row]]:
 def summary_of(suite: str, root: Path | None = None) -> Row:
     """The summary of a suite from its rows."""
     gap_at = NEWCOMER_STARTS if suite == "late" else 0
-    required = [m for m in STUDIES if not m.startswith("before_")]
-    return summarize(stored(suite, root), gap_at=lambda task: gap_at, required=required)
+    return summarize(stored(suite, root), gap_at=lambda task: gap_at, required=list(STUDIES))
 
 
 def show(suite: str, summary: Row) -> None:
@@ -555,7 +557,7 @@ def figure(suite: str, root: Path | None = None) -> Path:
 # ------------------------------------------------------------------ the command
 
 SMOKE_METHODS = ("solo", "sobol", "random", "default_first", "fmtbo", "pooled", "fts")
-DEFAULT_METHODS = tuple(m for m in (*CONTROLS, *STUDIES) if not m.startswith("before_"))
+METHODS = (*CONTROLS, *STUDIES)
 
 
 def smoke(root: Path) -> Row:
@@ -567,10 +569,10 @@ def smoke(root: Path) -> Row:
 
 def jobs_of(options: argparse.Namespace) -> list[Job]:
     """What was asked for: tasks within seeds, so that early stops leave whole seeds."""
-    methods = DEFAULT_METHODS if options.methods is None else options.methods.split(",")
-    unknown = sorted(set(methods) - {*CONTROLS, *STUDIES})
+    methods = list(METHODS) if options.methods is None else options.methods.split(",")
+    unknown = sorted(set(methods) - set(METHODS))
     if unknown:
-        raise SystemExit(f"Unknown methods {unknown}: choose among {[*CONTROLS, *STUDIES]}.")
+        raise SystemExit(f"Unknown methods {unknown}: choose among {METHODS}.")
     if options.suite == "late":
         methods = [method for method in methods if method in {*CONTROLS, *LATE_STUDIES}]
     tasks = TASKS[options.suite] if options.tasks is None else options.tasks.split(",")

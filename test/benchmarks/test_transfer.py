@@ -100,14 +100,14 @@ def test_starts_of_a_table_are_different_candidates() -> None:
         assert bool(same.any(dim=-1).all())
 
 
-@pytest.mark.parametrize("method", ["solo", "random", "fmtbo", "pooled", "fts", "dp_fts_de"])
+@pytest.mark.parametrize("method", ["solo", "random", "fmtbo", "pooled", *transfer.STUDIES])
 def test_every_method_has_the_same_starts_and_as_many_evaluations(method: str) -> None:
     task, starts = toy(1), dealt_starts(toy(1), 1)
     if method in CONTROLS:
         trace = CONTROLS[method](task, 1, starts, None)
     else:
         study = transfer.STUDIES[method](task, 1, starts)
-        trace = transfer.run_study(method, study, task, 1, starts)
+        trace = transfer.run_study(study, task, 1, starts)
     for site, X in trace.X.items():
         assert len(X) == len(trace.true[site]) == task.starts + task.queries
         torch.testing.assert_close(X[: task.starts], starts[site])
@@ -133,6 +133,17 @@ def test_a_newcomer_without_starts_asks_where_others_are_best() -> None:
     assert len(trace.X["agent0"]) == task.queries
     optimum, median = same.scale("agent0")
     assert trace.true["agent0"][0] > optimum - 0.1 * (optimum - median)
+
+
+@pytest.mark.parametrize("method", transfer.LATE_STUDIES)
+def test_a_newcomer_has_as_many_evaluations_with_every_method(method: str) -> None:
+    task = toy(0)
+    X = task.candidates[::7]
+    others = {"agent1": (X, task.evaluate("agent1", X))}
+    study = transfer.LATE_STUDIES[method](task, "agent0", others)
+    trace = transfer.run_study(study, task, 0, {"agent0": X[:0]})
+    assert list(trace.X) == ["agent0"]
+    assert len(trace.true["agent0"]) == task.queries == trace.queries
 
 
 # ------------------------------------------------------------------ statistics
