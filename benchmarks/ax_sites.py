@@ -2,6 +2,7 @@ r"""Three Ax clients that search together against three that search alone.
 
     python -m benchmarks.ax_sites [--seeds 0 10] [--task TASK] [--rows ROW …]  run what is missing
     python -m benchmarks.ax_sites --summary [--seeds 0 10] [--json]            from stored results
+    python -m benchmarks.ax_sites --smoke                            few trials, nothing kept
 
 Every site tunes `C` and `gamma` of a support vector machine on its own share of a data set
 (`SklearnTuning(3, dataset=task, seed=seed)`, so a seed deals the rows anew; ``digits`` is the task
@@ -31,8 +32,10 @@ import json
 import logging
 import time
 import warnings
+from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from ax.api.client import Client
@@ -42,7 +45,7 @@ from rich.console import Console
 from rich.table import Table
 from scipy.stats import wilcoxon
 
-from benchmarks.papers.ledger import Line, Results, holm, interval, versions
+from benchmarks.papers.ledger import Line, Results, holm, interval, nothing_kept, versions
 from botorch_fed.ax_adapter import AxFederation, RoundOpen
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS
@@ -57,6 +60,7 @@ TRIALS = 12
 INITIAL = 3
 TIMES = (2, 4, 6, 12)
 MEASURES = ("area", *(f"best_{t}" for t in TIMES))
+SMOKE = {"TRIALS": 3, "INITIAL": 1, "TIMES": (2, 3), "MEASURES": ("area", "best_2", "best_3")}
 
 
 def client_of(problem: SklearnTuning, seed: int) -> Client:
@@ -181,18 +185,24 @@ def main() -> None:
     parser.add_argument("--rows", nargs="*", choices=ROWS, default=ROWS)
     parser.add_argument("--summary", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="does everything run?")
     options = parser.parse_args()
+    if options.smoke:
+        with patch.dict(globals(), SMOKE), nothing_kept():
+            report("breast_cancer", range(1), ROWS, options)
+        return
+    report(options.task, range(*options.seeds), options.rows, options)
+
+
+def report(task: str, seeds: range, rows: Sequence[str], options: argparse.Namespace) -> None:
+    """Run what is missing unless a summary is asked for, and show what there is."""
     results = Results("ax_sites/sklearn", KEYS)
     if not options.summary:
         set_ax_logger_levels(logging.ERROR)
         warnings.filterwarnings("ignore", module=r"ax\..*")
-        runs = [
-            {"task": options.task, "row": row, "seed": seed}
-            for seed in range(*options.seeds)
-            for row in options.rows
-        ]
+        runs = [{"task": task, "row": row, "seed": seed} for seed in seeds for row in rows]
         results.fill(runs, work, "ax_sites")
-    lines = table(results, options.task, range(*options.seeds))
+    lines = table(results, task, seeds)
     if options.json:
         print(json.dumps(lines))
     else:

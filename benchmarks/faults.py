@@ -2,6 +2,7 @@
 
     python -m benchmarks.faults [--json] [--quick] [--only runs,fuzz] [--messages N] [--every K]
     python -m benchmarks.faults --dropout [--json]    absent agents: runs what is missing
+    python -m benchmarks.faults --smoke               a little of all, nothing kept
 
 One thread. Parts for ``--only``: runs with kills and faults, and mutated messages. The scenarios
 are those of `test.faults`: 5 rounds of every protocol, trust model and channel among three sites
@@ -48,14 +49,16 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.papers.ledger import Line, Results, at_checkpoints, versions
+from benchmarks.papers.ledger import Line, Results, at_checkpoints, nothing_kept, versions
 from botorch_fed.acquisition import Constant
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fts import FTS, Strategy
@@ -72,7 +75,17 @@ QUICK = 41  # every so many kills
 AGENTS, ROUNDS = 1000, 50
 DROPOUTS = (0.0, 0.1, 0.3)
 SHOWN = (0, 1, 2, 5, 10, 20, 30, 40, 50)  # rounds of the table
+Part = tuple[dict[str, float], Table]
 COUNTS = ("undercounts", "second_draws", "lost", "doubled")
+SMOKE: dict[str, Any] = {
+    "MESSAGES": 5000,
+    "QUICK": 10**6,
+    "AGENTS": 4,
+    "ROUNDS": 3,
+    "SHOWN": (0, 1, 2, 3),
+    "cases": lambda every=cases: {"fts": every()["fts"]},
+    "recorded": partial(recorded, ("fts",)),
+}
 
 
 @contextmanager
@@ -90,7 +103,7 @@ def silence() -> Iterator[None]:
 # ------------------------------------------------------------------ kills and faults
 
 
-def scenarios(every: int, seeds: int) -> tuple[dict[str, float], Table]:
+def scenarios(every: int, seeds: int) -> Part:
     """Of every federation one in so many kills, and runs with faults everywhere."""
     rows: list[Row] = []
     same = repeatable = 0
@@ -131,7 +144,7 @@ def scenarios(every: int, seeds: int) -> tuple[dict[str, float], Table]:
 # ------------------------------------------------------------------ mutants
 
 
-def mutants(messages: int) -> tuple[dict[str, float], Table]:
+def mutants(messages: int) -> Part:
     """So many mutated messages of all protocols."""
     start = time.process_time()
     found: Findings = fuzz(recorded(), messages)
@@ -207,7 +220,7 @@ def absent_agents(protocol: str, dropout: float, seed: int) -> Line:
     }
 
 
-def dropout() -> tuple[dict[str, float], Table]:
+def dropout() -> Part:
     """What is missing, and the table of all."""
     results = Results("faults/dropout", ("protocol", "dropout", "seed"))
     runs = [
@@ -240,6 +253,7 @@ def main() -> None:
     parser.add_argument("--messages", type=int, help=f"mutants, default {MESSAGES:,}")
     parser.add_argument("--every", type=int, help="of so many kills one, default all")
     parser.add_argument("--dropout", action="store_true", help="absent agents instead")
+    parser.add_argument("--smoke", action="store_true", help="does everything run?")
     args = parser.parse_args()
     chosen = args.only.split(",")
     if unknown := set(chosen) - {"fuzz", "runs"}:
@@ -248,24 +262,37 @@ def main() -> None:
         again = [sys.executable, "-m", "benchmarks.faults", *sys.argv[1:]]
         os.execve(sys.executable, again, {**os.environ, "OMP_NUM_THREADS": "1"})
     torch.set_num_threads(1)
-    tables: list[Table] = []
-    figures: dict[str, float] = {}
-    if args.dropout:
-        figures, table = dropout()
-        tables.append(table)
+    if args.smoke:
+        with patch.dict(globals(), SMOKE), nothing_kept():
+            parts = [*faults(chosen, MESSAGES, QUICK, 1), dropout()]
+    elif args.dropout:
+        parts = [dropout()]
     else:
         messages = args.messages or (MESSAGES // 100 if args.quick else MESSAGES)
         every, seeds = args.every or (QUICK if args.quick else 1), 2 if args.quick else SEEDS
-        with silence():
-            parts = []
-            if "fuzz" in chosen:  # first: memory is measured from its beginning
-                parts.append(mutants(messages))
-            if "runs" in chosen:
-                parts.append(scenarios(every, seeds))
-        for found, table in parts:
-            figures |= found
-            tables.append(table)
-    if args.json:
+        parts = faults(chosen, messages, every, seeds)
+    show(parts, as_json=args.json)
+
+
+def faults(chosen: list[str], messages: int, every: int, seeds: int) -> list[Part]:
+    """Mutated messages, and runs with kills and faults."""
+    with silence():
+        parts = []
+        if "fuzz" in chosen:  # first: memory is measured from its beginning
+            parts.append(mutants(messages))
+        if "runs" in chosen:
+            parts.append(scenarios(every, seeds))
+    return parts
+
+
+def show(parts: list[Part], *, as_json: bool) -> None:
+    """Tables and figures, or on the output figures alone."""
+    tables: list[Table] = []
+    figures: dict[str, float] = {}
+    for found, table in parts:
+        figures |= found
+        tables.append(table)
+    if as_json:
         for table in tables:
             Console(stderr=True, width=150).print(table)
         print(json.dumps(figures))

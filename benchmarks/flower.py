@@ -1,6 +1,6 @@
 r"""What a round over Flower costs, against Flower itself, and how many bytes it takes.
 
-    python -m benchmarks.flower [--json] [--rounds N] [--only time,bytes]
+    python -m benchmarks.flower [--json] [--rounds N | --smoke] [--only time,bytes]
 
 Parts for ``--only``, and their keys of ``--json``:
 
@@ -20,7 +20,8 @@ Parts for ``--only``, and their keys of ``--json``:
               fed_gp_kbytes_key   of a site, up, and everybody's parts down, once per epoch
 
 Bytes are those that the protocol hands to Flower, broadcasts included; Flower's own frames come on
-top. They are the same in process, where they are counted here.
+top. They are the same in process, where they are counted here. ``--smoke`` has one site, and a
+round.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from rich.console import Console
 from rich.table import Table
@@ -58,7 +60,7 @@ ROUNDS = 25
 NUMBERS = 100
 STUDY = """
 objective = "nothing:score"
-agents = ["north", "south", "west"]
+agents = {agents}
 rounds = {rounds}
 seed = 0
 [space]
@@ -143,13 +145,14 @@ def measure_time(rounds: int) -> dict[str, float]:
     program = str(Path(sys.executable).parent / "botorch-fed")
 
     def start(*words: str) -> None:
-        log = (home / f"{len(running)}.log").open("w")
-        running.append(
-            subprocess.Popen([program, *words], cwd=home, env=environment, stdout=log, stderr=log)
-        )
+        command = [program, *words]
+        with (home / f"{len(running)}.log").open("w") as log:
+            running.append(
+                subprocess.Popen(command, cwd=home, env=environment, stdout=log, stderr=log)
+            )
 
     try:
-        (home / "study.toml").write_text(STUDY.format(rounds=rounds))
+        (home / "study.toml").write_text(STUDY.format(rounds=rounds, agents=json.dumps(SITES)))
         (home / "nothing.py").write_text(OBJECTIVE)
         hub = Hub.create(home / "hub", "localhost", port := deploy.free_port())
         start("hub", "start", "hub", "--host", "127.0.0.1")
@@ -235,14 +238,25 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
     parser.add_argument("--only", default="time,bytes")
+    parser.add_argument("--smoke", action="store_true", help="does everything run?")
     options = parser.parse_args()
+    with patch.dict(globals(), {"SITES": SITES[:1]} if options.smoke else {}):
+        show(measured(options.only, 1 if options.smoke else options.rounds), options.json)
+
+
+def measured(parts: str, rounds: int) -> dict[str, float]:
+    """The figures of some parts."""
     found: dict[str, float] = {}
-    if "bytes" in options.only:
+    if "bytes" in parts:
         found |= measure_bytes()
-    if "time" in options.only:
-        found |= measure_time(options.rounds)
-    found = {key: round(value, 3) for key, value in found.items()}
-    if options.json:
+    if "time" in parts:
+        found |= measure_time(rounds)
+    return {key: round(value, 3) for key, value in found.items()}
+
+
+def show(found: dict[str, float], as_json: bool) -> None:
+    """Figures on the terminal."""
+    if as_json:
         print(json.dumps(found))
         return
     table = Table("figure", "value", title="Flower")

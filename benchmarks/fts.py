@@ -1,6 +1,6 @@
 """Speed of federated Thompson sampling, each figure against its peer in the same run.
 
-    python -m benchmarks.fts [--json] [--quick]
+    python -m benchmarks.fts [--json] [--quick | --smoke]
 
 All times are CPU time of this process on one thread, not wall time. Agents hold 50 observations,
 made by their own Thompson sampling, and messages of M = 100 numbers from agents with related
@@ -23,7 +23,8 @@ functions; every query goes through `FTSAgent.ask`. Keys of ``--json``, in two d
     peak_mb_1000_agents        peak memory of `run` with 1,000 agents and 20 rounds, beyond imports,
                                in a process of its own
 
-``--quick`` has two seeds, d = 2, slopes to 300 messages and 2 rounds of the 1,000 agents.
+``--quick`` has two seeds, d = 2, slopes to 300 messages and 2 rounds of the 1,000 agents;
+``--smoke`` runs everything once, so small that the figures mean nothing.
 """
 
 from __future__ import annotations
@@ -33,7 +34,6 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -61,11 +61,12 @@ from rich.table import Table
 from scipy.optimize import direct
 from torch import Tensor
 
+from benchmarks.processes import in_own_process, in_this_process
 from botorch_fed.acquisition import Constant
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.models import RandomFourierFeatures, StationaryKernel, fit_own_gp, own_gp
-from botorch_fed.protocols import fts
+from botorch_fed.protocols import fts, own_step
 from botorch_fed.protocols.base import Outbox, Pending
 from botorch_fed.protocols.drive import drive
 from botorch_fed.protocols.fts import (
@@ -346,7 +347,7 @@ def against_direct(
         found.append(acquisition)
         return maximize(acquisition, *args, **options)
 
-    with patch.object(fts, "maximize", recorded):
+    with patch.object(own_step, "maximize", recorded):
         point = query()
     path = found[0].path
     d = point.shape[-1]
@@ -438,6 +439,22 @@ GROWING: tuple[dict[str, tuple[Strategy, MessageKind]], ...] = (  # one group at
 
 
 ONCE = "taking in a broadcast, once: {}"
+QUERIES = {2: (8, 5), 3: (4, 3), 6: (4, 3)}  # seeds and repeats by dimension
+MEMORY = ((500, 20), (1000, 10), (1000, 20))  # agents and rounds
+CHEAP = {"num_raw": 64, "num_restarts": 2}
+SMOKE = {
+    "NUM_DATA": 6,
+    "NUM_MESSAGES": 4,
+    "EVALUATIONS": 200,
+    "HISTORY": replace(HISTORY, **CHEAP),
+    "STEPS": {row: replace(strategy, **CHEAP) for row, strategy in STEPS.items()},
+    "GROWING": tuple(
+        {row: (replace(strategy, **CHEAP), kind) for row, (strategy, kind) in rows.items()}
+        for rows in GROWING
+    ),
+    "OWN": replace(OWN, **CHEAP),
+    "in_own_process": in_this_process,
+}
 
 
 def growth(sizes: tuple[int, ...], repeats: int) -> dict[str, dict[int, float]]:
@@ -660,8 +677,7 @@ def peak_megabytes(agents: int, rounds: int) -> tuple[float, float]:
         f"many_agents({agents}, {rounds})\n"
         "print(resident_peak() - before, time.process_time() - start)\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    megabytes, seconds = done.stdout.split()
+    megabytes, seconds = in_own_process(code)
     return float(megabytes), float(seconds)
 
 
@@ -740,6 +756,7 @@ def main() -> None:
     parser.add_argument(
         "--quick", action="store_true", help="fewer seeds, repeats, agents and rounds"
     )
+    parser.add_argument("--smoke", action="store_true", help="does everything run?")
     args = parser.parse_args()
     if os.environ.get("OMP_NUM_THREADS") != "1":  # SciPy's BLAS reads it when it is loaded
         again = [sys.executable, "-m", "benchmarks.fts", *sys.argv[1:]]
@@ -747,16 +764,37 @@ def main() -> None:
     torch.set_num_threads(1)  # as agents compute
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
+    if args.smoke:
+        with patch.dict(globals(), SMOKE):
+            measured = (
+                queries({2: (1, 1)}),
+                growth((2, 4), 1),
+                engine_rows(2, (3,)),
+                {(5, 2): peak_megabytes(5, 2)},
+            )
+            show(*measured, as_json=args.json)
+        return
     quick = args.quick
+    show(
+        queries({2: (2, 3)} if quick else QUERIES),
+        growth((28, 300) if quick else SIZES, 2 if quick else 3),
+        engine_rows(5 if quick else 20, (50,) if quick else (50, 200, 1000)),
+        {sizes: peak_megabytes(*sizes) for sizes in ([(1000, 2)] if quick else MEMORY)},
+        as_json=args.json,
+    )
 
-    rows = queries({2: (2, 3)} if quick else {2: (8, 5), 3: (4, 3), 6: (4, 3)})
-    curves = growth((28, 300) if quick else SIZES, 2 if quick else 3)
-    overhead = engine_rows(5 if quick else 20, (50,) if quick else (50, 200, 1000))
-    memory = {}
-    for agents, rounds in [(1000, 2)] if quick else [(500, 20), (1000, 10), (1000, 20)]:
-        memory[agents, rounds] = peak_megabytes(agents, rounds)
+
+def show(
+    rows: Rows,
+    curves: dict[str, dict[int, float]],
+    overhead: dict[str, float],
+    memory: dict[tuple[int, int], tuple[float, float]],
+    *,
+    as_json: bool,
+) -> None:
+    """Figures and tables, or figures alone."""
     figures = figures_of(rows, curves, overhead, memory)
-    if args.json:
+    if as_json:
         print(json.dumps(figures))
         return
     console = Console()

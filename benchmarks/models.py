@@ -1,6 +1,6 @@
 """Speed and accuracy of the models, each figure against its peer in the same run.
 
-    python -m benchmarks.models [--json] [--threads 2] [--quick]
+    python -m benchmarks.models [--json] [--threads 2] [--quick | --smoke]
 
 Keys of ``--json``:
 
@@ -15,6 +15,9 @@ Keys of ``--json``:
     max_dev_dense                   largest deviation from dense Bayesian linear regression
     max_dev_pitc                    largest deviation from centralised dense PITC
     import_extra_s                  import botorch_fed.models beyond import botorch, seconds
+
+``--quick`` has fewer repeats and at most 10^5 observations; ``--smoke`` runs everything once, so
+small that the figures mean nothing.
 """
 
 from __future__ import annotations
@@ -23,13 +26,12 @@ import argparse
 import json
 import platform
 import statistics
-import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
+from unittest.mock import patch
 
 import torch
 from botorch.models import SingleTaskGP
@@ -41,6 +43,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.processes import in_own_process, in_this_process
 from botorch_fed.models import (
     BasisGP,
     FeatureMap,
@@ -55,6 +58,18 @@ from botorch_fed.rng import generator
 
 NUM_DATA, NUM_FEATURES, DIM, NUM_TEST, NUM_PATHS = 2000, 100, 6, 1000, 16
 NOISE = 0.01
+SIZES = [10**2, 10**3, 10**4, 10**5, 10**6]  # observations that are streamed
+OWN_SIZES = [100, 200, 500, 1000]  # observations of one agent
+IMPORTS = 5
+SMOKE = {
+    "NUM_DATA": 60,
+    "NUM_TEST": 20,
+    "STREAM_CHUNK": 100,
+    "SIZES": [10**2],
+    "OWN_SIZES": [500],
+    "IMPORTS": 1,
+    "in_own_process": in_this_process,
+}
 
 
 def median_ms(work: Callable[[], object], repeats: int) -> float:
@@ -171,8 +186,7 @@ def peak_megabytes(n: int) -> float:
         f"streamed(shared_map(), {n})\n"
         "print(resident_peak() - before)\n"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return float(run.stdout)
+    return float(*in_own_process(code))
 
 
 def shared_map() -> FeatureMap:
@@ -294,11 +308,7 @@ def import_seconds() -> float:
         "import time, botorch; start = time.perf_counter(); import botorch_fed.models; "
         "print(time.perf_counter() - start)"
     )
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        for _ in range(5)
-    ]
-    return min(float(run.stdout) for run in runs)
+    return min(float(*in_own_process(code)) for _ in range(IMPORTS))
 
 
 def main() -> None:
@@ -306,19 +316,27 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one line of figures")
     parser.add_argument("--threads", type=int, default=2, help="threads of PyTorch, both sides")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, n up to 10^5")
+    parser.add_argument("--smoke", action="store_true", help="does everything run?")
     args = parser.parse_args()
+    args.threads = 1 if args.smoke else args.threads
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
-    repeats = 1 if args.quick else 5
-    sizes = [10**2, 10**3, 10**4, 10**5] + ([] if args.quick else [10**6])
+    with patch.dict(globals(), SMOKE if args.smoke else {}):
+        measure(args)
+
+
+def measure(args: argparse.Namespace) -> None:
+    """All figures, and their tables."""
+    repeats = 1 if args.quick or args.smoke else 5
+    sizes = SIZES[:-1] if args.quick else SIZES
 
     curve = growth(sizes, repeats)
     rows, speedup = matheron(repeats)
     updates = {}
     for threads in sorted({args.threads, 1}):
         torch.set_num_threads(threads)
-        for n, pair in update(repeats, [100, 200, 500, 1000]).items():
+        for n, pair in update(repeats, OWN_SIZES).items():
             updates[n, threads] = pair
     recompute_ms, extend_ms = updates[500, 1]
     torch.set_num_threads(args.threads)

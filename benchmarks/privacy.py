@@ -1,6 +1,6 @@
 """Speed of the privacy core, its audit, and how much signal private releases carry.
 
-    python -m benchmarks.privacy [--json] [--quick] [--only release,accounting,…]
+    python -m benchmarks.privacy [--json] [--quick | --smoke] [--only release,accounting,…]
 
 One thread; times are best or median of turns that alternate with the peer's in the same process.
 Parts for ``--only``, and their keys of ``--json``:
@@ -31,7 +31,8 @@ same coins and noise: agents that have observed nothing send what their own rand
 makes of the prior, or nothing. The problem is Landmine (29 agents) if ``BOTORCH_FED_DATA`` is set,
 else a synthetic one of as many agents.
 
-``--quick`` has N up to 10^5, two seeds, three mechanisms and two releases of either design.
+``--quick`` has N up to 10^5, two seeds, three mechanisms and two releases of either design;
+``--smoke`` runs everything once, so small that the figures mean nothing.
 """
 
 from __future__ import annotations
@@ -42,7 +43,6 @@ import math
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import time
 import warnings
@@ -53,6 +53,7 @@ from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -63,6 +64,7 @@ from torch import Tensor
 
 from benchmarks.models import resident_peak
 from benchmarks.privacy_mutants import CASES, MUTANTS, VARIANTS, audited, installed
+from benchmarks.processes import in_own_process, in_this_process
 from botorch_fed.acquisition import Partition, ThompsonSampling, weight_path
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.models import FeatureMap, RandomFourierFeatures, StationaryKernel
@@ -97,6 +99,29 @@ NUM_RAW, NUM_RESTARTS = 1000, 20
 ROUNDS, DELTA = 10_000, 1e-5
 QUICK_CASES = ("plain, sampled", "weighted, sampled", "correlated, sampled")
 SEED = 20260404
+SIZES = (10**3, 10**4, 10**5, 10**6)  # vectors in a release
+TURNS = 10**7  # vectors in all releases of a size
+DRAWS = 10**6
+LIMITS = (60, 1000, ROUNDS)  # rounds that are accounted for
+OTHERS = ("rdp", "dp-accounting-rdp", "prv")
+REGIONS = (1, 4, 16, 64)
+SMOKE: dict[str, Any] = {
+    "ROUNDS": 20,
+    "NUM_FEATURES": 8,
+    "NUM_RAW": 64,
+    "NUM_RESTARTS": 4,
+    "SIZES": (10**3,),
+    "TURNS": 10**4,
+    "DRAWS": 10**3,
+    "LIMITS": (20,),
+    "OTHERS": ("rdp",),
+    "REGIONS": (1, 4),
+    "problem": lambda: SyntheticGPAgents(4, seed=0, lengthscale=0.1),
+    "QUICK_CASES": ("plain, sampled",),
+    "MUTANTS": MUTANTS[:1],
+    "VARIANTS": VARIANTS[:1],
+    "in_own_process": in_this_process,
+}
 
 Figures = dict[str, float]
 Part = tuple[Figures, list[Table]]
@@ -116,12 +141,6 @@ def in_turns(
             if turn:
                 times[name].append(clock() - start)
     return times
-
-
-def in_own_process(code: str) -> list[str]:
-    """What a program prints, in words."""
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return run.stdout.split()
 
 
 # ------------------------------------------------------------------ releases
@@ -184,8 +203,8 @@ def releases(quick: bool) -> Part:
         title=f"Release of N vectors, M = {NUM_FEATURES}, P = {NUM_REGIONS}, q = {RATE}",
     )
     figures: Figures = {}
-    for num_agents in [10**3, 10**4, 10**5] + ([] if quick else [10**6]):
-        best = release_times(num_agents, max(5 if quick else 60, min(300, 10**7 // num_agents)))
+    for num_agents in (N for N in SIZES if not quick or N < 10**6):
+        best = release_times(num_agents, max(5 if quick else 60, min(300, TURNS // num_agents)))
         (peak,) = in_own_process(
             "import torch, warnings; torch.set_num_threads(1); warnings.simplefilter('ignore')\n"
             "from benchmarks.privacy import extra_memory\n"
@@ -236,10 +255,10 @@ def accounting(quick: bool) -> Part:
         "    return time.process_time() - start, spent\n"
         f"first, _ = cost(.2, 3., 1); print(first, *cost(.1, 1., {ROUNDS}))"
     )
-    programs = {f"pld, {T:,} rounds": program(T, "pld") for T in (60, 1000, ROUNDS)}
+    programs = {f"pld, {T:,} rounds": program(T, "pld") for T in LIMITS}
     ours = list(programs)[-1]
     programs[f"dp_accounting's PLDAccountant, its defaults, {ROUNDS:,} rounds"] = peer
-    for accountant in ("rdp", "dp-accounting-rdp") + (() if quick else ("prv",)):
+    for accountant in (name for name in OTHERS if not quick or name != "prv"):
         programs[f"{accountant}, {ROUNDS:,} rounds"] = program(ROUNDS, accountant)
     table = Table(
         *("accountant", "CPU s", "epsilon", "first call, CPU s"),
@@ -259,7 +278,7 @@ def accounting(quick: bool) -> Part:
 
 
 def noise(quick: bool) -> Part:
-    count = 10**6
+    count = DRAWS
     zeros, normals = torch.zeros(count, dtype=torch.float64), np.random.default_rng(SEED)
     ours = "lattice_gaussian, OSNoise"
     works: dict[str, Callable[[], object]] = {
@@ -329,7 +348,7 @@ def queries(quick: bool) -> Part:
     figures: Figures = {}
     turns = 5 if quick else 20
     for basis, phi in bases().items():
-        for P in (1, 4, 16, 64):
+        for P in REGIONS:
             partition = Partition.regular(P, 2)
             works = {"ours": one_query} | ({"peer": peer_query} if P <= 4 else {})
             times: dict[str, list[float]] = {name: [] for name in works}
@@ -541,6 +560,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Speed, audit and signal of the privacy core.")
     parser.add_argument("--json", action="store_true", help="print one line of figures")
     parser.add_argument("--quick", action="store_true", help="smaller and fewer runs of everything")
+    parser.add_argument("--smoke", action="store_true", help="does everything run?")
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     args = parser.parse_args()
     chosen = args.only.split(",")
@@ -553,8 +573,9 @@ def main() -> None:
     torch.manual_seed(0)
     warnings.simplefilter("ignore")
 
-    load = os.getloadavg()[0]
-    results = [PARTS[part](args.quick) for part in PARTS if part in chosen]
+    load, quick = os.getloadavg()[0], args.quick or args.smoke
+    with patch.dict(globals(), SMOKE if args.smoke else {}):
+        results = [PARTS[part](quick) for part in PARTS if part in chosen]
     figures = {key: value for part, _ in results for key, value in part.items()}
     if args.json:
         print(json.dumps(figures))

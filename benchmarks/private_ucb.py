@@ -1,6 +1,6 @@
 """What a round of private GP-UCB costs, how noisy its sums are, and whether audits see defects.
 
-    python -m benchmarks.private_ucb [--json] [--quick] [--only round,state,…]
+    python -m benchmarks.private_ucb [--json] [--quick | --smoke] [--only round,state,…]
 
 One thread, CPU time. Parts for ``--only``, and their keys of ``--json``:
 
@@ -29,7 +29,8 @@ One thread, CPU time. Parts for ``--only``, and their keys of ``--json``:
 
 Times of a round are medians over rounds; rounds to be compared alternate, the first two figures
 are of one stream by itself. ``--quick`` has shorter
-streams to compare with, fewer rounds and draws, and every defect in its first mechanism only.
+streams to compare with, fewer rounds and draws, and every defect in its first mechanism only;
+``--smoke`` runs everything once, so small that the figures mean nothing.
 """
 
 from __future__ import annotations
@@ -49,7 +50,8 @@ from copy import copy
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
-from typing import Literal
+from typing import Any, Literal
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -86,6 +88,24 @@ SHORT = 1024  # the horizon at which forms of the noise are compared
 FACTORIZATIONS: tuple[Factorization, ...] = ("sqrt", "sqrt-exact", "honaker", "tree")
 SIGNAL_STD, WAVE = 0.28, 0.4  # of a signal; the height of one that is not drawn
 SEED = 20260404
+TURNS, QUICK_TURNS = 100, 30  # rounds that are timed
+STEPS = (10, 100, 1000)  # before them
+WIDTHS = (16, 50, 100, 200, 400)  # features
+KEPT_FEATURES = 400
+HORIZONS = (10**3, 10**4, 10**5, 10**6)
+QUICK_SHORT = (128, 10)  # rounds, and how many of them are timed
+SMOKE: dict[str, Any] = {
+    "NUM_FEATURES": 8,
+    "HORIZON": 128,
+    "SHORT": 16,
+    "STEPS": (10, 100),
+    "QUICK_TURNS": 2,
+    "QUICK_SHORT": (16, 2),
+    "WIDTHS": (4, 8),
+    "KEPT_FEATURES": 8,
+    "HORIZONS": (10**3, 10**4),
+    "STREAM_MUTANTS": STREAM_MUTANTS[:1],
+}
 
 Psd = Literal["floor", "shift"]
 PSD: tuple[Psd, ...] = ("shift", "floor")
@@ -323,10 +343,10 @@ def in_turns(streams: Sequence[Rounds], turns: int) -> list[Costs]:
 
 
 def rounds(quick: bool) -> Part:
-    turns = 30 if quick else 100
+    turns = QUICK_TURNS if quick else TURNS
     last = HORIZON - turns - 2  # the last timed round is step 10^4
     ours, streams = Ours(stream(NUM_FEATURES, HORIZON)), {}
-    for t in (10, 100, 1000, last):
+    for t in (*STEPS, last):
         ours.advance(t)
         streams[t] = copy(ours)
     costs = dict(zip(streams, in_turns(list(streams.values()), turns), strict=True))
@@ -340,11 +360,11 @@ def rounds(quick: bool) -> Part:
     for t, cost in costs.items():
         _row(growth, f"{t:,}", cost)
     sizes = _round_table("m", f"A round after 100 of {HORIZON:,} steps, m features")
-    for m in (16, 50, 100, 200) if quick else (16, 50, 100, 200, 400):
+    for m in WIDTHS[:-1] if quick else WIDTHS:
         one = Ours(stream(m, HORIZON))
         one.advance(10 if quick else 100)
         _row(sizes, str(m), *in_turns([one], 5 if quick else 20))
-    ratios, table = compared(128 if quick else SHORT, 10 if quick else 40)
+    ratios, table = compared(*(QUICK_SHORT if quick else (SHORT, 40)))
     return {**figures, **ratios}, [growth, sizes, table]
 
 
@@ -387,13 +407,13 @@ def _row(table: Table, name: str, cost: Costs) -> None:
 
 
 def states(quick: bool) -> Part:
-    num_features = 400
+    num_features = KEPT_FEATURES
     table = Table(
         *("horizon", "kept, MB", "exact root at its end, MB", "fit, s"),
         title=f"What is kept between two steps, m = {num_features}",
     )
     largest = 0.0
-    for horizon in (10**3, 10**4) if quick else (10**3, 10**4, 10**5, 10**6):
+    for horizon in HORIZONS[:2] if quick else HORIZONS:
         start = time.process_time()
         mechanism = stream(num_features, horizon)
         _ = mechanism.noise_scale
@@ -581,7 +601,7 @@ def prefixes(quick: bool) -> Part:
         )
         table.add_row(name, *cells)
     ratios = Table("horizon", "buffered / exact - 1", title="The last sum, which is the worst")
-    for T in (64, SHORT, 10**4) if quick else (64, SHORT, 10**4, 10**5, 10**6):
+    for T in (64, SHORT, *(HORIZONS[1:2] if quick else HORIZONS[1:])):
         buffered, exact = (stream(8, T, name).noise_std(T) for name in ("sqrt", "sqrt-exact"))
         ratios.add_row(f"{T:,}", f"{buffered / exact - 1:.2e}")
     return {"prefix_std_worst_T1024": round(worst["sqrt"], 3)}, [table, ratios]
@@ -622,6 +642,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Rounds, noise and audits of private GP-UCB.")
     parser.add_argument("--json", action="store_true", help="print one line of figures")
     parser.add_argument("--quick", action="store_true", help="smaller and fewer runs of everything")
+    parser.add_argument("--smoke", action="store_true", help="does everything run?")
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
     args = parser.parse_args()
     chosen = args.only.split(",")
@@ -633,12 +654,13 @@ def main() -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
 
-    load = os.getloadavg()[0]
+    load, quick = os.getloadavg()[0], args.quick or args.smoke
     results, seconds = [], {}
-    for part in (name for name in PARTS if name in chosen):
-        start = time.process_time()
-        results.append(PARTS[part](args.quick))
-        seconds[part] = time.process_time() - start
+    with patch.dict(globals(), SMOKE if args.smoke else {}):
+        for part in (name for name in PARTS if name in chosen):
+            start = time.process_time()
+            results.append(PARTS[part](quick))
+            seconds[part] = time.process_time() - start
     figures = {key: value for part, _ in results for key, value in part.items()}
     if args.json:
         print(json.dumps(figures))

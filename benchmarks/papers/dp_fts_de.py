@@ -3,6 +3,7 @@
     python -m benchmarks.papers.dp_fts_de ENTRY [--seeds N] [--rows ROW …]   run what is missing
     python -m benchmarks.papers.dp_fts_de ENTRY --summary [--json]           from committed results
     python -m benchmarks.papers.dp_fts_de ENTRY --smoke 3                    3 rounds, nothing kept
+    python -m benchmarks.papers.dp_fts_de --smoke               a round of all that needs no data
 
     synthetic             Figs. 2, 4, 5, 6, 7, 12a, and the same epsilon spent better: 200 agents
     synthetic-few         the same functions, 1 or 3 starts: ours, controls, designs
@@ -45,6 +46,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -98,6 +100,7 @@ from botorch_fed.test_functions import (
     ActivityRecognition,
     FederatedTestProblem,
     Landmine,
+    SklearnTuning,
     SyntheticGPAgents,
     WriterDigits,
 )
@@ -1049,16 +1052,32 @@ def smoke(entry: str, work: Callable[..., Line], rows: Sequence[str], rounds: in
         )
 
 
+def smoke_without_data(rounds: int) -> None:
+    """Every row of an entry that needs no data, and of the others on a made-up task."""
+    torch.set_num_threads(1)
+    made_up = Continuous(partial(SklearnTuning, 3), continuous_rows(), starts=(2,))
+    with patch.dict(CONTINUOUS, {"made-up": made_up}):
+        smoke("synthetic-few", partial(table_run, "synthetic-few"), list(few_rows()), rounds)
+        smoke("made-up", partial(continuous_run, "made-up"), list(made_up.rows), rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
-    parser.add_argument("entry", choices=(*TASKS, *CONTINUOUS, *NOT_RUN))
+    parser.add_argument("entry", nargs="?", choices=(*TASKS, *CONTINUOUS, *NOT_RUN))
     parser.add_argument("--seeds", type=int, help="how many")
     parser.add_argument("--first", type=int, default=FIRST_SEED, help="the first of them")
     parser.add_argument("--rows", nargs="*")
-    parser.add_argument("--smoke", type=int, metavar="ROUNDS", help="try seed 0, keep nothing")
+    parser.add_argument(
+        "--smoke", type=int, nargs="?", const=1, metavar="ROUNDS", help="try seed 0, keep nothing"
+    )
     parser.add_argument("--summary", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
+    if options.entry is None:
+        if options.smoke is None:
+            parser.error("an entry, or --smoke")
+        smoke_without_data(options.smoke)
+        return
     if options.entry in NOT_RUN:
         print(NOT_RUN[options.entry])
         return

@@ -3,6 +3,7 @@
     python -m benchmarks.papers.fed_gp ENTRY [--seeds N] [--methods M …]     run what is missing
     python -m benchmarks.papers.fed_gp ENTRY --summary [--json]              from committed results
     python -m benchmarks.papers.fed_gp ENTRY --smoke 3                       3 rounds, nothing kept
+    python -m benchmarks.papers.fed_gp --smoke                   a round of what needs no data
     python -m benchmarks.papers.fed_gp --list                                all entries
 
     cec2005        Tables 1 and 5: ten agents minimise one function together, 4 + 50 points each;
@@ -60,6 +61,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -69,7 +71,7 @@ from scipy.stats import rankdata, wilcoxon
 from torch import Tensor
 
 from benchmarks.papers.ledger import Line, Results, holm, interval, versions
-from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, tabulate
+from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, made_up, tabulate
 from botorch_fed.acquisition import Polynomial
 from botorch_fed.models import OwnHyperparameters, RandomFourierFeatures, fit_own_gp
 from botorch_fed.models.support import (
@@ -93,6 +95,7 @@ from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.test_functions.cec2005 import CEC2005
 from botorch_fed.test_functions.landmine import Landmine
 from botorch_fed.test_functions.risk import CreditDefault, DiabetesHealth, SupportMortality
+from botorch_fed.test_functions.sklearn_tuning import SklearnTuning
 
 SEED = 20260103
 FIRST_SEED = 1000
@@ -1026,6 +1029,17 @@ def smoke(entry: str, units: Sequence[str], methods: Sequence[str], rounds: int)
             print(f"{unit:10s} {method:24s} {line['cpu_seconds']:6.2f} s  {shown}", flush=True)
 
 
+def smoke_without_data(rounds: int) -> None:
+    """Rows of all entries: on a task of scikit-learn, or on a made-up list of points."""
+    torch.set_num_threads(1)
+    tuning = cache(partial(SklearnTuning, 3))
+    for entry in list(ENTRIES.values()):
+        units = {"sklearn": tuning} if entry.units is CEC else {"made up": made_up}
+        methods = entry.usual[:2] or tuple(entry.methods)  # what is tuned are numbers
+        with patch.dict(ENTRIES, {"smoke": replace(entry, units=units)}):
+            smoke("smoke", tuple(units), methods, rounds)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
     parser.add_argument("entry", nargs="?", choices=(*ENTRIES, *NOT_RUN))
@@ -1035,7 +1049,9 @@ def main() -> None:
     parser.add_argument("--methods", nargs="*", metavar="M")
     parser.add_argument("--functions", nargs="*", type=int, metavar="N", help="1 to 20")
     parser.add_argument("--tasks", nargs="*", metavar="TASK")
-    parser.add_argument("--smoke", type=int, metavar="ROUNDS", help="try seed 0, keep nothing")
+    parser.add_argument(
+        "--smoke", type=int, nargs="?", const=1, metavar="ROUNDS", help="try seed 0, keep nothing"
+    )
     parser.add_argument("--summary", action="store_true")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
@@ -1047,7 +1063,10 @@ def main() -> None:
             print(f"{name:14s}not run: {why}")
         return
     if options.entry is None:
-        parser.error("an entry, or --list")
+        if options.smoke is None:
+            parser.error("an entry, --list, or --smoke")
+        smoke_without_data(options.smoke)
+        return
     if options.entry in NOT_RUN:
         print(NOT_RUN[options.entry])
         return

@@ -4,6 +4,7 @@
     python -m benchmarks.papers.figures dp_fts_de
     python -m benchmarks.papers.figures fed_gp
     python -m benchmarks.papers.figures private_ucb
+    python -m benchmarks.papers.figures --smoke     all of them, small, and nothing kept
 
 Writes PNG files to ``benchmarks/papers/figures``. Lines are means, bands 95 % bootstrap intervals
 of the mean, pointwise: over repeats where targets are fixed (landmine, activity recognition), over
@@ -18,9 +19,12 @@ from __future__ import annotations
 import argparse
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from io import BytesIO
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from scipy.optimize import isotonic_regression
@@ -1339,8 +1343,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("paper", choices=PAPERS)
+    parser.add_argument("paper", nargs="?", choices=PAPERS)
+    parser.add_argument("--smoke", action="store_true", help="can everything be drawn?")
     options = parser.parse_args()
+    if options.smoke:
+        quick = partial(interval, draws=20)
+        with (
+            TemporaryDirectory() as folder,
+            patch.dict(globals(), FIGURES=Path(folder), DPI=20, interval=quick),
+            plt.rc_context(STYLE),
+        ):
+            for draw in PAPERS.values():
+                draw()
+        return
+    if options.paper is None:
+        parser.error("a paper, or --smoke")
     with plt.rc_context(STYLE):
         PAPERS[options.paper]()
 

@@ -2,6 +2,7 @@
 
     python -m benchmarks.papers.fts ENTRY [--repeats N] [--rows ROW …]   run what is missing
     python -m benchmarks.papers.fts ENTRY --summary [--json]             from the committed results
+    python -m benchmarks.papers.fts --smoke      every row for two queries, of what needs no data
 
     landmine          Figs. 2, 3, 5, 6: 29 fields; decision-function AUC at tolerance 1e-6
     landmine-tol      the same at libsvm's default tolerance
@@ -34,11 +35,13 @@ import itertools
 import json
 import math
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -47,8 +50,16 @@ from rich.table import Table
 from scipy.stats import wilcoxon
 from torch import Tensor
 
-from benchmarks.papers.ledger import Line, Results, at_checkpoints, holm, interval, versions
-from benchmarks.papers.tabulated import Tabulated, tabulate
+from benchmarks.papers.ledger import (
+    Line,
+    Results,
+    at_checkpoints,
+    holm,
+    interval,
+    nothing_kept,
+    versions,
+)
+from benchmarks.papers.tabulated import Tabulated, made_up, tabulate
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
 from botorch_fed.models import (
     InducingFeatures,
@@ -75,6 +86,7 @@ from botorch_fed.test_functions import (
     ActivityRecognition,
     FederatedTestProblem,
     Landmine,
+    SklearnTuning,
     SyntheticGPAgents,
 )
 
@@ -109,7 +121,7 @@ def starts(problem: FederatedTestProblem, n: int, *path: int | str) -> tuple[Ten
 
 
 @cache
-def logs(name: str, index: int, count: int = OTHERS) -> Data:
+def logs(name: str, index: int, count: int) -> Data:
     """Observations of every agent by its own Thompson sampling, made once.
 
     Longer logs begin as shorter ones do.
@@ -211,6 +223,7 @@ def rows(
     study, dim = FTS if points is None else _OneActive, space.dim
 
     def fts(**options: Any) -> Callable[[Data, int], Study]:
+        options = {"strategy": Strategy(), **options}
         return lambda data, n: study(
             rounds=QUERIES, active=(agent(n),), data=data, candidates=points, **options
         )
@@ -295,7 +308,7 @@ def one_run(entry: str, row: str, target: int, repeat: int) -> Line:
     raw, study = rows(problem.space, domain_of(problem))[row]
     data: Data = {}
     if row.startswith(NEEDS_OTHERS):
-        data = dict(logs(entry, repeat % LOGS))
+        data = dict(logs(entry, repeat % LOGS, OTHERS))
     if row.startswith("field"):
         data = field(data, problem.space.outcome, repeat)
     start = starts(problem, target, "target", repeat)
@@ -343,7 +356,7 @@ GROWING = {"har-growing": "har", "har-dp-growing": "har-dp"}
 GROWING_KEYS = ("row", "others", "target", "repeat")
 GROWING_ROWS: dict[str, dict[str, Any]] = {
     "fts-mean": {"strategy": replace(ALONE, schedule=Polynomial(0.5))},
-    "ours": {},
+    "ours": {"strategy": Strategy()},
 }
 
 
@@ -470,7 +483,10 @@ def synthetic_run(
     kernel = StationaryKernel(math.inf, [LENGTHSCALE])
     draw = generator(SEED, "synthetic features", function, start)
     method, given = synthetic_rows()[row]
-    options: dict[str, Any] = {"noise_var": problem.noise_var / problem.space.outcome.scale**2}
+    options: dict[str, Any] = {
+        "strategy": Strategy(),
+        "noise_var": problem.noise_var / problem.space.outcome.scale**2,
+    }
     if features and not row.endswith("-default-basis"):
         # The paper's cosines for the paper's messages, pairs of cosine and sine for ours.
         paper = given["message"] == "sample"
@@ -864,16 +880,42 @@ def work_of(entry: str) -> Callable[..., Line]:
     return partial(growing_run if entry in GROWING else one_run, entry)
 
 
+SMOKE = {"QUERIES": 2, "OTHERS": 5, "GROWTH": 2, "NUM_OTHERS": 2}
+
+
+def smoke() -> None:
+    """Every row of all kinds of entries for two queries; nothing is kept."""
+    once = argparse.Namespace(repeats=1, starts=1, targets=1, rows=None)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        nothing_kept(),
+        patch.dict(globals(), SMOKE, CACHE=Path(folder)),
+        patch.dict(PROBLEMS, {"har-made-up": made_up, "tuning": partial(SklearnTuning, 3)}),
+        patch.dict(GROWING, {"growing": "har-made-up"}),
+    ):
+        for entry in ("har-made-up", "tuning", "growing", "synthetic"):
+            results = Results(f"fts/{entry}", keys_of(entry))
+            for row, runs in runs_of(entry, once).items():
+                results.fill(runs[-1:], work_of(entry), row)
+            print(f"{entry}: {len(results.lines)} rows")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
-    parser.add_argument("entry", choices=ENTRIES)
+    parser.add_argument("entry", nargs="?", choices=ENTRIES)
     parser.add_argument("--repeats", type=int, help="functions, for synthetic")
     parser.add_argument("--starts", type=int, help="for synthetic: starts of every function")
     parser.add_argument("--targets", type=int, default=TARGETS)
     parser.add_argument("--rows", nargs="*")
     parser.add_argument("--summary", action="store_true")
     parser.add_argument("--json", action="store_true")
+    parser.add_argument("--smoke", action="store_true", help="does everything run?")
     options = parser.parse_args()
+    if options.smoke:
+        smoke()
+        return
+    if options.entry is None:
+        parser.error("an entry, or --smoke")
     if options.entry in NOT_RUN:
         print(NOT_RUN[options.entry])
         return

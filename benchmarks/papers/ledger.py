@@ -6,11 +6,14 @@ import hashlib
 import json
 import os
 import platform
-from collections.abc import Callable, Iterable
+import tempfile
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from copy import copy
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 from rich.console import Console
@@ -20,6 +23,13 @@ RESULTS = Path(__file__).parent / "results"
 CHECKPOINTS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 50, 60)
 PACKAGES = ("botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
 Line = dict[str, Any]
+
+
+@contextmanager
+def nothing_kept() -> Iterator[None]:
+    """Results start empty, and go to a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder, patch.dict(globals(), RESULTS=Path(folder)):
+        yield
 
 
 class Results:
@@ -109,10 +119,12 @@ def versions() -> str:
     )
 
 
-def interval(values: np.ndarray, seed: int = 0, level: float = 0.95) -> tuple[float, float]:
+def interval(
+    values: np.ndarray, seed: int = 0, level: float = 0.95, draws: int = 4000
+) -> tuple[float, float]:
     """Bootstrap interval of a mean."""
     rng = np.random.default_rng(seed)
-    means = rng.choice(values, size=(4000, len(values))).mean(axis=1)
+    means = rng.choice(values, size=(draws, len(values))).mean(axis=1)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return float(low), float(high)
 

@@ -3,6 +3,7 @@ r"""The experiments of private Gaussian process bandits, each a named entry.
     python -m benchmarks.papers.private_ucb ENTRY [--trials N] [--rows ROW …]   run what is missing
     python -m benchmarks.papers.private_ucb ENTRY --summary [--json]      from committed results
     python -m benchmarks.papers.private_ucb ENTRY --smoke 2               2 trials, nothing kept
+    python -m benchmarks.papers.private_ucb --smoke                       a few rounds of all rows
 
     figure1      Fig. 1: a kernel bandit, 25 arms a round, 1,024 rounds, by alpha at beta = 0.1
     figure2      Fig. 2: the same by beta at alpha = 1
@@ -60,6 +61,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache, partial
 from typing import Any, Protocol
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -1088,6 +1090,7 @@ def table_tables(entry: str, out: dict[str, Any]) -> list[Grid]:
 # ------------------------------------------------------------------ what is computed when asked for
 
 DEGREES = (8, 16, 32, 64)
+CURVES = 40  # draws of what is random
 
 
 def quadrature_summary(entry: str = "quadrature") -> dict[str, Any]:
@@ -1112,7 +1115,7 @@ def quadrature_summary(entry: str = "quadrature") -> dict[str, Any]:
                     X,
                     exact,
                 )
-                for k in range(40)
+                for k in range(CURVES)
             ]
             row[name] = float(np.mean(errors))
     return out
@@ -1137,7 +1140,7 @@ def rmse_summary(entry: str = "rmse") -> dict[str, Any]:
     """Errors of the private mean, mean and standard error: a sine, and draws of the prior."""
     out: dict[str, Any] = {}
     for signal in ("sine", "prior"):
-        curves = [speed.curve(k, ROUNDS - 1, drawn=signal == "prior") for k in range(40)]
+        curves = [speed.curve(k, ROUNDS - 1, drawn=signal == "prior") for k in range(CURVES)]
         for epsilon in (1.0, 10.0):
             out[f"{signal}, alpha = {epsilon:g}"] = {
                 name: [float(np.mean(found)), float(np.std(found, ddof=1) / math.sqrt(len(found)))]
@@ -1222,14 +1225,25 @@ def summary(entry: str, *, as_json: bool) -> None:
         console.print(grid)
 
 
-def smoke(entry: Entry, rows: Sequence[str], trials: int) -> None:
+SMOKE = {"ROUNDS": 20, "CURVES": 2}
+
+
+def smoke_all(trials: int) -> None:
+    """Every row for a few rounds, and what is computed when asked for, a little of it."""
+    for entry in (ENTRIES["figure1"], ENTRIES["table1"]):
+        smoke(entry, entry.rows, trials, rounds=ROUNDS)
+    for name in COMPUTED:
+        summary(name, as_json=False)
+
+
+def smoke(entry: Entry, rows: Sequence[str], trials: int, **options: int) -> None:
     """Every row at alpha = 1 and the paper's beta; nothing kept."""
     for row in rows:
         for run in entry.runs(row, trials, 0):
             delta = run["beta"] if "beta" in run else run["delta"]
             if (run["alpha"], delta) not in ((None, None), (1.0, BETA)):
                 continue
-            line = entry.work(**run)
+            line = entry.work(**run, **options)
             said = " ".join(f"{k}={v}" for k, v in run.items())
             shown = {k: line.get(k) for k in ("regret", "last_tenth", "snr", "cpu_seconds")}
             print(said, " ".join(f"{k}={v}" for k, v in shown.items()), flush=True)
@@ -1237,15 +1251,23 @@ def smoke(entry: Entry, rows: Sequence[str], trials: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=_Plain)
-    parser.add_argument("entry", choices=(*SUMMARIES,))
+    parser.add_argument("entry", nargs="?", choices=(*SUMMARIES,))
     parser.add_argument("--trials", type=int, help="how many")
     parser.add_argument("--first", type=int, default=0, help="the first of them")
     parser.add_argument("--rows", nargs="*")
-    parser.add_argument("--smoke", type=int, metavar="TRIALS", help="keep nothing")
+    parser.add_argument(
+        "--smoke", type=int, nargs="?", const=1, metavar="TRIALS", help="keep nothing"
+    )
     parser.add_argument("--summary", action="store_true", help="of what has been run")
     parser.add_argument("--json", action="store_true", help="the summary as one line")
     options = parser.parse_args()
     torch.set_num_threads(1)
+    if options.entry is None:
+        if options.smoke is None:
+            parser.error("an entry, or --smoke")
+        with patch.dict(globals(), SMOKE):
+            smoke_all(options.smoke)
+        return
     if options.summary or options.entry in COMPUTED:
         summary(options.entry, as_json=options.json)
         return

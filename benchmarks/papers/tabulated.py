@@ -21,7 +21,7 @@ from rich.progress import track
 from torch import Tensor
 
 from botorch_fed.models.features import log_unwarp
-from botorch_fed.space import SearchSpace
+from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.test_functions.base import FederatedTestProblem, check_points
 
 VARIABLE = "BOTORCH_FED_CACHE"
@@ -84,6 +84,17 @@ class Tabulated(FederatedTestProblem):
 
     def evaluate(self, agent: int, X: Tensor) -> Tensor:
         return self.values[agent, self.index(X)]
+
+
+def made_up(num_agents: int = 3) -> Tabulated:
+    """Agents that prefer neighbouring places: what is tried without any data."""
+    space = SearchSpace(
+        (Parameter.real("rate", 1e-3, 1.0), Parameter.real("share", 0.0, 1.0)), Outcome(0.5, 0.3)
+    )
+    points = domain(space)
+    places = torch.linspace(0.4, 0.6, num_agents, dtype=torch.float64)
+    values = [1 - (points - place).square().sum(dim=-1) for place in places]
+    return Tabulated(space, points, torch.stack(values))
 
 
 def domain(space: SearchSpace, *, warped: bool = False) -> Tensor:
