@@ -16,7 +16,8 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from scipy.special import erfcx, ndtr
+from numpy.typing import NDArray
+from scipy.special import erfcx, log_ndtr, ndtr
 from torch import Tensor
 
 from botorch_fed.models.earned_prior import EarnedPosterior, PriorFunction
@@ -24,10 +25,13 @@ from botorch_fed.models.features import log_unwarp
 from botorch_fed.models.local_gp import Array, LocalGP
 from botorch_fed.rng import Generator
 
+Flags = NDArray[np.bool_]
+
 NUM_RAW = 512  # random points that the optimiser looks at
 NUM_NEAR = 64  # and points near the best that were tried
 NUM_RESTARTS = 8  # of which so many are improved
 MAX_ITERATIONS = 60
+FAR = -1e3  # below it one term of an expansion is exact to 1e-5
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -44,11 +48,19 @@ def log_improvement(u: Array) -> Array:
     result[upper] = np.log(np.exp(-0.5 * v * v) / math.sqrt(2 * math.pi) + v * ndtr(v))
     v = u[~upper]
     # phi(v) (1 + v Phi(v) / phi(v)), and far below an expansion of the bracket: 1 / v^2.
-    near = v > -1e3
+    near = v > FAR
     bracket = np.where(near, 1.0 + v * _SQRT_HALF_PI * erfcx(-v / math.sqrt(2)), 1.0)
     log_bracket = np.where(near, np.log(np.maximum(bracket, 1e-300)), -2 * np.log(-v))
     result[~upper] = -0.5 * v * v - _LOG_SQRT_2PI + log_bracket
     return result
+
+
+def _ratios(u: Array, log_h: Array) -> tuple[Array, Array]:
+    r""":math:`\Phi(u) / h(u)` and :math:`\varphi(u) / h(u)`, without underflow."""
+    far = u < FAR
+    upper = np.where(far, 0.0, log_ndtr(u) - log_h)
+    density = np.where(far, 0.0, -0.5 * u * u - _LOG_SQRT_2PI - log_h)
+    return np.where(far, -u, np.exp(upper)), np.where(far, u * u, np.exp(density))
 
 
 @dataclass(frozen=True)
@@ -131,11 +143,7 @@ class EarnedImprovement:
         mean = math.sqrt(c.variance) * mean * inverse_square + c.trust * prior_slope
         variance = -2 * c.variance * explained * inverse_square
         # EI = s h(u) with dEI = Phi(u) d mean + phi(u) d s.
-        upper = np.exp(np.log(np.maximum(ndtr(u), 1e-300)) - log_h)
-        # Phi(u)/h(u) = 1/(u + phi/Phi) holds far below, where both underflow.
-        far = u < -30.0
-        upper = np.where(far, -u, upper)
-        density = np.exp(-0.5 * u * u - _LOG_SQRT_2PI - log_h)
+        upper, density = _ratios(u, log_h)
         slope: Array = upper[:, None] * mean / deviation[:, None] + density[:, None] * variance / (
             2 * deviation[:, None] ** 2
         )
@@ -182,7 +190,8 @@ class Domain:
         return len(self.lower)
 
 
-MIN_DISTANCE = 1e-4  # of a point from those tried: closer, a second look says nothing new
+# Of a point from those tried, as the models see them: closer, a second look says nothing new.
+MIN_DISTANCE = 1e-4
 
 
 def maximize_improvement(
@@ -208,18 +217,26 @@ def maximize_improvement(
     starts = raw[_starts(values, stream)]
     ends = _improved(improvement, starts, low, high)
     order = values.argsort()[::-1][:NUM_RESTARTS]
-    points = posterior.unwarp(np.concatenate([ends, raw[order]]))
-    points = torch.minimum(torch.maximum(points, domain.lower), domain.upper)
+    points, near = _evaluable(posterior, domain, np.concatenate([ends, raw[order]]))
+    if domain.snap is not None and near.all():  # in a small space the best may all be tried
+        points, near = _evaluable(posterior, domain, raw)
+    return _best(improvement(posterior.warp(points)), points, near)
+
+
+def _evaluable(posterior: EarnedPosterior, domain: Domain, Z: Array) -> tuple[Tensor, Flags]:
+    """The points of the domain nearest to points as the models see them, and which were tried."""
+    points = torch.minimum(torch.maximum(posterior.unwarp(Z), domain.lower), domain.upper)
     if domain.snap is not None:
         points = domain.snap(points)
-    return _best_untried(improvement(posterior.warp(points)), points, domain.tried)
+    seen, tried = (torch.from_numpy(posterior.warp(X)) for X in (points, domain.tried))
+    return points, _near(seen, tried, MIN_DISTANCE)
 
 
 def best_candidate(score: Callable[[Tensor], Array], domain: Domain) -> Tensor:
     """The candidate of the highest score that was not tried, `1 x d`; ties go to the first."""
     assert domain.candidates is not None
     candidates = domain.candidates.double()
-    return _best_untried(score(candidates), candidates, domain.tried)
+    return _best(score(candidates), candidates, _near(candidates, domain.tried, 0.0))
 
 
 def maximize_prior(
@@ -240,7 +257,8 @@ def maximize_prior(
         if domain.snap is not None:
             order = prior.values(points).argsort()[::-1].copy()[:NUM_RAW]
             points = domain.snap(points[torch.from_numpy(order)])
-    return _best_untried(prior.values(points.double()), points.double(), domain.tried, apart)
+    points = points.double()
+    return _best(prior.values(points), points, _near(points, domain.tried, apart))
 
 
 def _raw_points(
@@ -292,14 +310,19 @@ def _improved(improvement: EarnedImprovement, starts: Array, low: Array, high: A
     return ends
 
 
-def _best_untried(
-    values: Array, points: Tensor, tried: Tensor, apart: float = MIN_DISTANCE
-) -> Tensor:
-    """The point of the highest value away from those tried; anywhere if there is none."""
+def _near(points: Tensor, tried: Tensor, apart: float) -> Flags:
+    """Which points are no farther than that from one that was tried."""
+    if not len(tried):
+        return np.zeros(len(points), dtype=bool)
+    mode = "donot_use_mm_for_euclid_dist"  # zero for equal points
+    near: Flags = (torch.cdist(points, tried, compute_mode=mode).amin(dim=-1) <= apart).numpy()
+    return near
+
+
+def _best(values: Array, points: Tensor, near: Flags) -> Tensor:
+    """The point of the highest value that is not near one that was tried; any if all are."""
     scores = np.nan_to_num(values, nan=-np.inf, neginf=-1e300)
-    if len(tried):
-        near = (torch.cdist(points, tried).amin(dim=-1) < apart).numpy()
-        if not near.all():
-            scores = np.where(near, -np.inf, scores)
+    if not near.all():
+        scores = np.where(near, -np.inf, scores)
     best = int(scores.argmax())
     return points[best : best + 1]
