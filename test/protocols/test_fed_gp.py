@@ -46,6 +46,7 @@ from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import MemoryBlobs, MemoryStore
 from botorch_fed.protocols.support_search import SupportSearch, paper_search
+from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Parameter, SearchSpace
@@ -61,7 +62,13 @@ REGION = RegionSearch(num_inducing=4, num_candidates=1, wait=1, num_raw=32)
 SUPPORT = SupportSearch(support_size=4, num_raw=32, num_restarts=2, noise_var=1e-2)
 PAPER = paper_search(support_size=4, num_raw=32, num_restarts=2, noise_var=1e-2)
 GLOBAL = replace(PAPER, models="global", coin="shared")
-SEARCHES: dict[str, Any] = {"region": REGION, "support": SUPPORT, "paper": PAPER}
+SEARCHES: dict[str, Any] = {
+    "mean": TransferSearch(),
+    "region": REGION,
+    "support": SUPPORT,
+    "paper": PAPER,
+}
+LOSSES = {"mean": TransferSearch(), "region": REGION, "support": GLOBAL}  # a sum each round
 
 
 class Hill:
@@ -272,6 +279,10 @@ def test_workers_change_nothing() -> None:
 @pytest.mark.parametrize(
     ("which", "channel", "lost"),
     [
+        ("mean", "plain", False),
+        ("mean", "ckks", False),
+        ("mean", "threshold", False),
+        ("mean", "threshold", True),
         ("region", "plain", False),
         ("region", "ckks", False),
         ("support", "threshold", False),
@@ -352,7 +363,7 @@ def named(order: Order) -> str:
     return f"key{order.phase}" if order.step == "key" else order.step
 
 
-@pytest.mark.parametrize("which", ["region", "support"])
+@pytest.mark.parametrize("which", LOSSES)
 @pytest.mark.parametrize("when", STEPS)
 def test_a_lost_agent_costs_a_key_and_not_the_run(which: str, when: str) -> None:
     lost: list[str] = []
@@ -367,8 +378,7 @@ def test_a_lost_agent_costs_a_key_and_not_the_run(which: str, when: str) -> None
         return False
 
     names = NAMES if when != "resend" else (*NAMES, "dee")
-    search = GLOBAL if which == "support" else REGION
-    protocol = study(search, channel="threshold", rejoin=False)
+    protocol = study(LOSSES[which], channel="threshold", rejoin=False)
     federation = finished(protocol, names=names, absent=absent)
     assert "bob" in lost
     assert federation.end.rekeys == len(lost)
@@ -484,10 +494,11 @@ def test_what_is_kept_for_who_is_away_is_bounded_in_bytes(monkeypatch: Any) -> N
     assert max(len(state.missed) for state in federation.server.states) == 3
 
 
+@pytest.mark.parametrize("which", ["mean", "support"])
 @pytest.mark.parametrize("channel", ["plain", "ckks"])
-def test_who_is_back_uses_the_newest_sum_of_a_support_search(channel: Any) -> None:
+def test_who_is_back_uses_the_newest_sum(channel: Any, which: str) -> None:
     federation = Federation(
-        study(GLOBAL, rounds=6, channel=channel),
+        study(LOSSES[which], rounds=6, channel=channel),
         absent=lambda name, order: name == "bob" and order.t in (2, 3),
     )
     federation.drive()
@@ -501,7 +512,7 @@ def test_who_is_back_uses_the_newest_sum_of_a_support_search(channel: Any) -> No
 # ------------------------------------------------------------------ taken back in
 
 
-@pytest.mark.parametrize("which", ["region", "support"])
+@pytest.mark.parametrize("which", LOSSES)
 @pytest.mark.parametrize("when", ["key1", "start", "share", "query"])
 def test_a_lost_agent_is_taken_back_in(which: str, when: str) -> None:
     lost: list[str] = []
@@ -511,8 +522,7 @@ def test_a_lost_agent_is_taken_back_in(which: str, when: str) -> None:
         lost.extend(["bob"] if gone else [])
         return gone
 
-    search = GLOBAL if which == "support" else REGION
-    federation = finished(study(search, channel="threshold", rounds=5), absent=absent)
+    federation = finished(study(LOSSES[which], channel="threshold", rounds=5), absent=absent)
     assert federation.end.roster == NAMES
     assert federation.end.returned == ("bob",)
     assert federation.end.rekeys == 2
@@ -924,6 +934,8 @@ def test_a_site_adds_to_no_sum_for_which_its_noise_does_not_suffice() -> None:
 def test_what_a_private_run_refuses() -> None:
     with pytest.raises(InputDataError, match="noise would drown"):
         study(REGION, mechanism=gaussian, noise_at="agent").server(SQUARE, NAMES)
+    with pytest.raises(InputDataError, match="Use DPFTSDE"):
+        study(TransferSearch(), mechanism=gaussian, noise_at="agent").server(SQUARE, NAMES)
     with pytest.raises(InputDataError, match="none other"):
         study(GLOBAL, mechanism=gaussian)
     with pytest.raises(InputDataError, match="none other"):
@@ -1123,15 +1135,15 @@ LIES: dict[str, Callable[[Outbox], Outbox]] = {
     "size": lambda box: sums(box, lambda one: replace(one, total=one.total[:-1])),
     "shape": lambda box: sums(box, lambda one: replace(one, total=one.total.unsqueeze(0))),
     "type": lambda box: sums(box, lambda one: replace(one, total=one.total.long())),
-    "count": lambda box: sums(box, lambda one: replace(one, count=0)),
-    "counts": lambda box: sums(box, lambda one: replace(one, count=10**9)),
-    "sealed": lambda box: sums(box, lambda one: Sealed(one.t, 0, b"no sum", one.count)),
+    "nobody": lambda box: sums(box, lambda one: replace(one, members=())),
+    "stranger": lambda box: sums(box, lambda one: replace(one, members=("ann", "eve"))),
+    "sealed": lambda box: sums(box, lambda one: Sealed(one.t, 0, b"no sum", one.members)),
 }
 
 
 @pytest.mark.parametrize("how", LIES)
 def test_agents_refuse_a_lying_server(how: str) -> None:
-    about_sums = how in ("size", "shape", "type", "count", "counts", "sealed")
+    about_sums = how in ("size", "shape", "type", "nobody", "stranger", "sealed")
     federation = Federation(study(GLOBAL if about_sums else REGION))
     lied: list[int] = []
 
@@ -1208,7 +1220,7 @@ def test_a_setup_that_does_not_fit_from_the_start() -> None:
         assert federation.counts() == dict.fromkeys(NAMES, 0)
 
 
-@pytest.mark.parametrize("search", [REGION, GLOBAL, SUPPORT])
+@pytest.mark.parametrize("search", [TransferSearch(), REGION, GLOBAL, SUPPORT])
 def test_a_sum_of_nonsense_does_no_harm(search: Any, caplog: Any) -> None:
     federation = Federation(study(search))
 
@@ -1458,7 +1470,7 @@ SUPPORT_LIES: dict[str, tuple[SupportSearch, Callable[[Outbox], Outbox]]] = {
 
 
 def early(search: SupportSearch) -> Opened:
-    return Opened(-1, torch.zeros(search.size(2)).double(), 3)
+    return Opened(-1, torch.zeros(search.size(2)).double(), NAMES)
 
 
 @pytest.mark.parametrize("how", SUPPORT_LIES)
@@ -1679,7 +1691,7 @@ def test_a_study_made_from_another_is_its_own() -> None:
     assert trace(ran(noisy)) != trace(first)
 
 
-@pytest.mark.parametrize("search", [GLOBAL, REGION])
+@pytest.mark.parametrize("search", [TransferSearch(), GLOBAL, REGION])
 def test_a_sum_under_one_key_that_nobody_can_open_is_left_out(
     search: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:

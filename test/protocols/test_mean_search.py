@@ -1,0 +1,454 @@
+"""FBO-FedGP's default search: what a sum of mean functions says, and to whom."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from botorch.acquisition.analytic import UpperConfidenceBound
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.models import PriorFunction, RandomFourierFeatures, fit_earned
+from botorch_fed.models.earned_prior import project, reference_features
+from botorch_fed.protocols import mean_search
+from botorch_fed.protocols.fed_gp import FedGP, FedGPAgent, Opened, Order, Setup
+from botorch_fed.protocols.mean_search import BOUND, MeanSearch
+from botorch_fed.protocols.region_search import RegionSearch
+from botorch_fed.protocols.store import MemoryBlobs
+from botorch_fed.protocols.transfer_search import (
+    EXTRAS,
+    MIN_OWN,
+    TransferSearch,
+    dealt_design,
+    default_feature_map,
+    message_size,
+    pack_message,
+    unpack_sum,
+)
+from botorch_fed.rng import generator
+from botorch_fed.run import run
+from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.wire.codec import decode, encode
+from test.cases import se, uniform
+from test.protocols.test_fed_gp import (
+    HILLS,
+    NAMES,
+    SQUARE,
+    Federation,
+    finished,
+    ran,
+    setups,
+    study,
+    trace,
+)
+
+PHI = RandomFourierFeatures.draw(se(0.4, 0.4), 20, generator=generator(0, "mean search"))
+SEARCH = MeanSearch.over(SQUARE, PHI)
+ONE = TransferSearch()
+
+
+def said(name: str, federation: Federation) -> Tensor:
+    """What a site has drawn for the last sum, as numbers."""
+    agent, state = federation.sites[name].agent, federation.sites[name].state
+    return agent.private_sum.channel.grid.to_values(state.drawn)
+
+
+# ------------------------------------------------------------------ packing
+
+
+def test_a_message_in_a_sum() -> None:
+    weights = uniform(20, 1).squeeze(-1)
+    packed = pack_message(PHI, weights)
+    values = reference_features(PHI) @ weights
+    assert torch.equal(packed[:-EXTRAS], weights)
+    assert packed[-2] == 1
+    assert float(packed[-1]) == pytest.approx(float((values - values.mean()).square().mean()))
+    assert not bool(pack_message(PHI, None).count_nonzero())
+    assert not bool(pack_message(PHI, weights / 0).count_nonzero())
+    others = unpack_sum(3 * packed, packed)
+    assert torch.allclose(others.weights, 2 * weights, atol=1e-15)
+    assert others.num_sites == 2
+    assert others.mean_square == pytest.approx(2 * float(packed[-1]))
+    assert unpack_sum(packed, None).num_sites == 1
+    assert unpack_sum(packed, packed).num_sites == 0
+
+
+@pytest.mark.parametrize("count", [-1.0, 0.5, math.nan, 1e300 * 1e300])
+def test_a_count_that_is_none_says_nothing(count: float) -> None:
+    total = pack_message(PHI, uniform(20, 1).squeeze(-1))
+    total[-2] = count
+    assert unpack_sum(total, None).num_sites == 0
+    assert mean_search.prior(SEARCH, total, None, 3) is None
+
+
+def test_a_message_is_no_louder_than_a_site_can_be() -> None:
+    loud = pack_message(PHI, 1e3 * uniform(20, 1).squeeze(-1))
+    assert float((reference_features(PHI) @ loud[:-EXTRAS]).std()) == pytest.approx(3.0)
+
+
+@pytest.mark.parametrize("dim", [1, 2, 6, 20])
+def test_contributions_fit_the_grid(dim: int) -> None:
+    """With room: also outliers, steps and noise, on any scale."""
+    space = SearchSpace(tuple(Parameter.real(f"x{i}", 0.0, 1.0) for i in range(dim)))
+    search = MeanSearch.over(space)
+    assert search.size(dim) == message_size(default_feature_map(space)) + EXTRAS == 102
+    for n in (3, 40):
+        X = uniform(n, dim, seed=n)
+        steps = (X[:, :1] > 0.8).double()
+        for Y in (1e8 * X.square().sum(-1, keepdim=True), uniform(n, 1) ** 9, steps):
+            values = mean_search.contribution(search, ONE, space, X, Y)
+            assert float(values.abs().max()) < BOUND / 4
+            assert values[-2] == 1
+
+
+def test_shift_and_stretch_of_outcomes_change_nothing() -> None:
+    X = uniform(8, 2)
+    Y = HILLS["ann"](X)
+    values = mean_search.contribution(SEARCH, ONE, SQUARE, X, Y)
+    moved = mean_search.contribution(SEARCH, ONE, SQUARE, X, 5000 + 1e3 * Y)
+    assert torch.allclose(values, moved, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_agents", [2, 3, 50, 1000])
+def test_the_grid_is_fine_enough_for_a_prior(num_agents: int) -> None:
+    step = BOUND * SEARCH.precision(num_agents)
+    assert step <= 2e-3
+    X = uniform(20, 2)
+    values = mean_search.contribution(SEARCH, ONE, SQUARE, X, HILLS["ann"](X))[:-EXTRAS]
+    rounded = (values / step).round() * step
+    exact, near = PriorFunction.of_weights(PHI, values), PriorFunction.of_weights(PHI, rounded)
+    assert exact is not None
+    assert near is not None
+    points = uniform(200, 2, seed=1)
+    assert float((exact(points) - near(points)).abs().max()) < 20 * step
+
+
+# ------------------------------------------------------------------ the settings on the wire
+
+
+def test_public_settings() -> None:
+    again = decode(encode(SEARCH), MeanSearch)
+    assert again == SEARCH
+    assert hash(again) == hash(SEARCH)
+    assert repr(again) == repr(SEARCH)
+    assert mean_search.feature_map(again) is mean_search.feature_map(SEARCH)
+    assert MeanSearch.over(SQUARE) != SEARCH
+    assert SEARCH != "SEARCH"
+    with pytest.raises(InputDataError, match="2 inputs, the search space 1"):
+        MeanSearch.over(SearchSpace((Parameter.real("a", 0.0, 1.0),)), PHI)
+    with pytest.raises(InputDataError, match="TransferSearch's"):
+        FedGP(rounds=1, search=RegionSearch(), feature_map=PHI)
+    protocol = study(ONE, feature_map=PHI)
+    assert protocol.server(SQUARE, NAMES).setup.mean == SEARCH
+
+
+def test_the_default_is_the_mean_search() -> None:
+    protocol = FedGP(rounds=3)
+    setup = protocol.server(SQUARE, NAMES).setup
+    assert isinstance(setup.search, MeanSearch)
+    assert setup.num_initial == MIN_OWN
+    assert protocol.agent("ann", SQUARE, 0, MemoryBlobs()).strategy == ONE
+    assert replace(protocol, search=RegionSearch()).server(SQUARE, NAMES).setup.num_initial == 4
+
+
+BASES: dict[str, Callable[[Setup], Any]] = {
+    "nothing": lambda setup: {},
+    "nonsense": lambda setup: {"kind": torch.zeros(3).double()},
+    "other inputs": lambda setup: RandomFourierFeatures.draw(
+        se(0.4), 20, generator=generator(0, "one")
+    ).to_tensors(),
+    "infinite": lambda setup: {
+        name: tensor * 1e200 if tensor.is_floating_point() else tensor
+        for name, tensor in setup.mean.features.items()  # type: ignore[union-attr]
+    },
+}
+
+
+@pytest.mark.parametrize("how", BASES)
+def test_a_basis_that_is_none_is_refused(how: str) -> None:
+    federation = Federation(study(ONE, feature_map=PHI))
+    federation.server.lie = lambda state, box: setups(
+        box, lambda setup: replace(setup, mean=MeanSearch(BASES[how](setup)))
+    )
+    with pytest.raises(ProtocolError, match="refuse to begin"):
+        federation.drive()
+    assert federation.counts() == dict.fromkeys(NAMES, 0)
+
+
+def test_a_setup_with_two_searches_or_none() -> None:
+    setup = study(ONE).server(SQUARE, NAMES).setup
+    for changes in ({"region": RegionSearch()}, {"mean": None}):
+        with pytest.raises(InputDataError, match="one search"):
+            replace(setup, **changes)
+
+
+def test_a_site_that_searches_otherwise_is_another() -> None:
+    prints = set()
+    for search in (ONE, replace(ONE, warp=False), replace(ONE, listen=False)):
+        protocol = study(search)
+        protocol.server(SQUARE, NAMES)
+        prints.add(protocol.agent("ann", SQUARE, 1, MemoryBlobs()).fingerprint)
+    assert len(prints) == 3
+
+
+# ------------------------------------------------------------------ whose function is the prior
+
+
+@dataclass(frozen=True, kw_only=True)
+class Listening(TransferSearch):
+    """Keeps the priors that it was asked with, by the number of own points."""
+
+    heard: Any = None
+
+    def point(self, space: Any, X: Tensor, Y: Tensor, prior: Any, **options: Any) -> Tensor:
+        self.heard.append((X, prior))
+        return super().point(space, X, Y, prior, **options)
+
+
+def listening(federation: Federation) -> dict[str, list[Any]]:
+    heard: dict[str, list[Any]] = {}
+    for name, site in federation.sites.items():
+        heard[name] = []
+        site.agent = replace(site.agent, strategy=Listening(heard=heard[name]))
+    return heard
+
+
+@pytest.mark.parametrize("channel", ["plain", "ckks", "threshold"])
+def test_each_of_two_sites_hears_the_other_alone(channel: Any) -> None:
+    federation = Federation(study(ONE, channel=channel), names=NAMES[:2])
+    heard = listening(federation)
+    spoken: dict[str, list[Tensor]] = {name: [] for name in NAMES[:2]}
+
+    def watch(state: Any, inbox: Any) -> None:
+        if state.stage == "query" and state.t < 3:
+            for name in spoken:
+                spoken[name].append(said(name, federation)[:-EXTRAS])
+
+    federation.server.watch = watch
+    federation.drive()
+    phi = default_feature_map(SQUARE)
+    points = uniform(50, 2)
+    for name, other in (("ann", "bob"), ("bob", "ann")):
+        assert len(heard[name]) == 3
+        for weights, (_, prior) in zip(spoken[other], heard[name], strict=True):
+            expected = PriorFunction.of_weights(phi, weights)
+            assert expected is not None
+            assert torch.equal(prior(points), expected(points))  # to the last bit
+
+
+def fitted(site: Any, count: int) -> Tensor:
+    """The message of a site's first observations."""
+    state, phi = site.state, default_feature_map(SQUARE)
+    weights = ONE.message(SQUARE, phi, state.X[:count], state.Y[:count])
+    assert weights is not None
+    return weights
+
+
+def heard_from(prior: Any, *messages: Tensor) -> bool:
+    """Whether a prior is made of the sum of some messages, up to the grid."""
+    expected = PriorFunction.of_weights(default_feature_map(SQUARE), sum(messages))  # type: ignore[arg-type]
+    points = uniform(50, 2)
+    return expected is not None and torch.allclose(prior(points), expected(points), atol=1e-3)
+
+
+def refused(name: str, order: Order, reply: Any) -> Any:
+    """Bob's second contribution is lost on its way."""
+    lost = name == "bob" and order.t == 1 and order.step == "query"
+    return replace(reply, data=b"lost") if lost else reply
+
+
+def test_who_is_not_in_a_sum_takes_nothing_away() -> None:
+    """It has drawn a contribution, and even so it is not in the sum."""
+    federation = Federation(study(ONE), tamper=refused)
+    heard = listening(federation)
+    federation.drive()
+    ann, _, cem = (federation.sites[name] for name in NAMES)
+    assert heard_from(heard["bob"][0][1], fitted(ann, 3), fitted(cem, 3))
+    assert heard_from(heard["bob"][1][1], fitted(ann, 4), fitted(cem, 4))
+    assert heard_from(heard["ann"][1][1], fitted(cem, 4))
+    assert heard_from(heard["bob"][2][1], fitted(ann, 5), fitted(cem, 5))
+
+
+def test_an_old_sum_is_without_what_one_has_put_into_it() -> None:
+    """Round 1 opens nothing, so that the sum of round 0 is still the newest in round 2."""
+    federation = Federation(study(ONE))
+    heard = listening(federation)
+    honest = federation.server.honest.step
+
+    def step(state: Any, inbox: Any) -> Any:
+        if state.t == 1:
+            inbox = {name: replace(one, data=None) for name, one in inbox.items()}
+        return honest(state, inbox)
+
+    federation.server.step = step  # type: ignore[method-assign]
+    federation.drive()
+    assert federation.end.sums == 2
+    for name in NAMES:
+        others = [fitted(federation.sites[other], 3) for other in NAMES if other != name]
+        for _, prior in heard[name][:2]:
+            assert heard_from(prior, *others)
+
+
+def test_who_lost_its_place_under_a_joint_key_hears_the_others() -> None:
+    federation = Federation(
+        study(ONE, channel="threshold", rejoin=False),
+        absent=lambda name, order: name == "bob" and order.step == "share" and order.t == 1,
+    )
+    heard = listening(federation)
+    federation.drive()
+    ann, _, cem = (federation.sites[name] for name in NAMES)
+    assert heard_from(heard["bob"][1][1], fitted(ann, 4), fitted(cem, 4))
+    assert heard_from(heard["ann"][1][1], fitted(cem, 4))
+
+
+def test_a_resumed_site_knows_what_it_has_contributed() -> None:
+    federation = finished(study(ONE))
+    state = federation.sites["ann"].state
+    assert decode(encode(state), type(state)).mine.tolist() == state.mine.tolist() != []
+
+
+# ------------------------------------------------------------------ where it begins
+
+
+@pytest.mark.parametrize("channel", ["plain", "threshold"])
+def test_the_start_is_dealt(channel: Any) -> None:
+    federation = finished(study(ONE, channel=channel, num_initial=None))
+    for index, name in enumerate(NAMES):
+        expected = dealt_design(SQUARE, index, 3, 3)
+        assert torch.equal(federation.sites[name].state.X[:3], expected)
+    assert federation.counts() == dict.fromkeys(NAMES, 6)
+
+
+def test_dealt_points_are_candidates() -> None:
+    candidates = uniform(20, 2, seed=8)
+    federation = finished(study(ONE, candidates=candidates))
+    for site in federation.sites.values():
+        assert len(torch.unique(site.state.X, dim=0)) == 6
+        assert all(bool((candidates == x).all(dim=-1).any()) for x in site.state.X)
+
+
+def history(name: str, count: int) -> tuple[Tensor, Tensor]:
+    X = uniform(count, 2, seed=NAMES.index(name))
+    return X, HILLS[name](X)  # type: ignore[arg-type, return-value]
+
+
+@pytest.mark.parametrize("channel", ["plain", "ckks", "threshold"])
+def test_a_newcomer_begins_with_what_the_others_say(channel: Any) -> None:
+    data = {name: history(name, 12) for name in ("ann", "bob")}
+    federation = Federation(study(ONE, num_initial=None, data=data, channel=channel))
+    heard = listening(federation)
+    federation.drive()
+    assert federation.counts() == {"ann": 15, "bob": 15, "cem": 3}
+    X, prior = heard["cem"][0]
+    assert len(X) == 0
+    assert heard_from(prior, *(fitted(federation.sites[name], 12) for name in data))
+    first = federation.sites["cem"].state.X[0]
+    assert float((first - 0.31).abs().max()) < 0.15  # at the top of the others' hills
+    assert [said(name, federation)[-2] for name in NAMES] == [1, 1, 0]  # cem has two points
+
+
+def test_a_site_with_data_is_dealt_what_is_missing() -> None:
+    federation = finished(study(ONE, num_initial=3, data={"bob": history("bob", 2)}))
+    assert federation.counts() == {"ann": 6, "bob": 6, "cem": 6}
+    assert torch.equal(federation.sites["bob"].state.X[2], dealt_design(SQUARE, 1, 3, 3)[2])
+    many = finished(study(ONE, num_initial=3, data={"bob": history("bob", 7)}))
+    assert many.counts() == {"ann": 6, "bob": 10, "cem": 6}
+
+
+def test_sites_with_too_little_to_say_do_not_count() -> None:
+    federation = finished(study(ONE, num_initial=1, rounds=2, channel="threshold"))
+    opened = federation.end.opened
+    assert isinstance(opened, Opened)
+    assert not bool(opened.total.count_nonzero())
+    assert opened.members == NAMES
+    assert federation.counts() == dict.fromkeys(NAMES, 3)
+
+
+# ------------------------------------------------------------------ whoever wants to harm others
+
+
+def hostile(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
+    """Bob contributes something else."""
+    honest = FedGPAgent._contribution
+
+    def contribution(self: FedGPAgent, setup: Any, state: Any, t: int) -> Tensor:
+        values = honest(self, setup, state, t)
+        return change(values) if self.name == "bob" else values
+
+    monkeypatch.setattr(FedGPAgent, "_contribution", contribution)
+
+
+LIES: dict[str, Callable[[Tensor], Tensor]] = {
+    "largest": lambda values: torch.full_like(values, BOUND),
+    "loud": lambda values: torch.cat([torch.full_like(values[:-2], BOUND), values[-2:]]),
+    "many": lambda values: torch.cat([values[:-2], torch.full_like(values[-2:], 100.0)]),
+    "fraction": lambda values: values - 0.5,
+}
+
+
+@pytest.mark.parametrize("how", LIES)
+@pytest.mark.parametrize("channel", ["plain", "threshold"])
+def test_a_sum_that_honest_sites_cannot_have_is_left_out(
+    how: str, channel: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    alone = finished(study(replace(ONE, listen=False)))
+    hostile(monkeypatch, LIES[how])
+    federation = finished(study(ONE, channel=channel))
+    for name in ("ann", "cem"):  # solo, to the last bit
+        assert torch.equal(federation.sites[name].state.X, alone.sites[name].state.X)
+
+
+def test_a_lie_loses_its_trust(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As loud as is believed: all others' functions upside down, and more."""
+    phi = default_feature_map(SQUARE)
+    down = project(lambda X: -HILLS["ann"](X).squeeze(-1).numpy(), phi)  # type: ignore[union-attr]
+    down *= 5.5 / float((reference_features(phi) @ down).std())
+    hostile(monkeypatch, lambda values: torch.cat([down, values[-2:]]))
+    federation = Federation(study(ONE, rounds=6))
+    heard = listening(federation)
+    federation.drive()
+    for name in ("ann", "cem"):
+        state = federation.sites[name].state
+        assert bool(torch.isfinite(state.X).all())
+        assert bool(((state.X >= 0) & (state.X <= 1)).all())
+        prior = heard[name][-1][1]
+        assert prior is not None
+        assert fit_earned(state.X, state.Y, prior).trust < 0.05  # 0.65 before any observation
+        assert float(state.Y.max()) > 0.95
+
+
+def test_a_basis_over_other_inputs_is_named() -> None:
+    one = MeanSearch(BASES["other inputs"](study(ONE).server(SQUARE, NAMES).setup))
+    with pytest.raises(MessageError, match="another number of inputs"):
+        mean_search.check_received(one, SQUARE)
+
+
+def test_sites_that_do_not_listen_want_no_sum() -> None:
+    federation = finished(study(replace(ONE, listen=False), channel="threshold"))
+    assert federation.end.sums == 0
+
+
+def test_own_acquisition_functions() -> None:
+    def ucb(model: Any, tried: Tensor) -> Any:
+        return UpperConfidenceBound(model, beta=0.1)
+
+    search = replace(ONE, acquisition=ucb)
+    assert trace(ran(study(search))) == trace(ran(study(search, channel="threshold")))
+    assert trace(ran(study(search))) != trace(ran(study(ONE)))
+
+
+def test_together_is_better_than_alone() -> None:
+    hills = {f"site{i}": HILLS[NAMES[i % 3]] for i in range(6)}
+    best = {}
+    for listen in (True, False):
+        protocol = study(replace(ONE, listen=listen), rounds=3)
+        result = run(protocol, hills, space=SQUARE, seed=1, progress=False)
+        queried = [result.history(name)[1][3:4] for name in hills]  # the first query
+        best[listen] = float(torch.cat(queried).mean())
+    assert best[True] > best[False]
