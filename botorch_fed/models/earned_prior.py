@@ -32,6 +32,7 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.outcome import Standardize
+from botorch.settings import validate_input_scaling
 from gpytorch.constraints import Positive
 from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
@@ -327,18 +328,21 @@ def as_single_task_gp(
     transform.means = torch.tensor([[outcome.centre]], dtype=torch.float64)
     transform.stdvs = torch.tensor([[outcome.scale]], dtype=torch.float64)
     transform._is_trained = torch.tensor(True)
-    transform.eval()  # the scale of the outcomes is known
-    values = outcome.centre + outcome.scale * torch.from_numpy(outcome.values).unsqueeze(-1)
-    model = SingleTaskGP(
-        X,
-        values,
-        likelihood=likelihood,
-        covar_module=kernel,
-        mean_module=PriorMean(
-            math.sqrt(component.variance) * component.constant, component.trust, prior, offsets
-        ),
-        outcome_transform=transform,
-        input_transform=None if offsets is None else LogWarp(offsets),
-    )
+    values = torch.from_numpy(math.sqrt(component.variance) * component.residual)
+    if prior is not None and component.trust:
+        values = values + component.trust * prior(X)
+    with validate_input_scaling(False):  # with further points they are not quite standardised
+        model = SingleTaskGP(
+            X,
+            values.unsqueeze(-1),
+            likelihood=likelihood,
+            covar_module=kernel,
+            mean_module=PriorMean(
+                math.sqrt(component.variance) * component.constant, component.trust, prior, offsets
+            ),
+            outcome_transform=None,
+            input_transform=None if offsets is None else LogWarp(offsets),
+        )
+    model.outcome_transform = transform  # given at first, it would estimate the scale anew
     model.requires_grad_(False)
     return model.eval()

@@ -174,10 +174,10 @@ class TransferSearch:
                 trust_prior=self.trust_prior,
                 offsets=self.offsets(space),
             )
-            if self.acquisition is not None:
-                return self._passed_in(space, posterior, domain, stream)
             if len(chosen):
                 posterior = posterior.conditioned(chosen)
+            if self.acquisition is not None:
+                return self._passed_in(space, posterior, domain, stream)
             improvement = EarnedImprovement.of(posterior, tried)
             return maximize_improvement(improvement, domain, stream)
         except NumericalError as error:  # a site must not be stuck
