@@ -10,7 +10,8 @@ of `botorch-fed demo`), by an `ax.api.client.Client` of its own and with twelve 
 
     ax             three separate clients with Ax's default strategy: the centre of the search
                    space, Sobol points, then a model; all count
-    fts            `FTS(every=1)`: one vector of 100 numbers from each site every round
+    fts            `FTS(strategy=Strategy(), every=1)`: one vector of 100 numbers from each site
+                   every round
     fed_gp         `FedGP()`: FBO-FedGP under a joint key (`ThresholdCKKSChannel`)
 
 Both begin with `spread_design`, 3 points of each site that count: the centre, as Ax, then different
@@ -48,7 +49,7 @@ from scipy.stats import wilcoxon
 from benchmarks.papers.ledger import Line, Results, holm, interval, nothing_kept, versions
 from botorch_fed.ax_adapter import AxFederation, RoundOpen
 from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.fts import FTS
+from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.own_step import spread_design
 from botorch_fed.test_functions import SklearnTuning
 
@@ -90,7 +91,7 @@ def federation_of(row: str, problem: SklearnTuning, clients: list[Client], **opt
     named = {f"site{n}": client for n, client in enumerate(clients)}
     design = spread_design(problem.space, tuple(named), INITIAL, seed=options["seed"])
     protocol = (
-        FTS(rounds=TRIALS, every=1, initial_design=design)
+        FTS(rounds=TRIALS, strategy=Strategy(), every=1, initial_design=design)
         if row == "fts"
         else FedGP(rounds=TRIALS - INITIAL, initial_design=design)
     )

@@ -48,7 +48,7 @@ from botorch_fed.deploy import DeployError, Hub, SiteFolder
 from botorch_fed.engines.flower import POLL, FlowerExchange
 from botorch_fed.protocols.base import Exchanged, Outgoing
 from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.fts import FTS
+from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import host, run
 from botorch_fed.study import read_study
@@ -211,7 +211,7 @@ def _until(ready: Any, seconds: float = 180.0) -> None:
 def measure_bytes() -> dict[str, float]:
     """Of rounds in process, from the third on: messages have been made and are received."""
     problem = SyntheticGPAgents(3, seed=0)
-    fts = run(FTS(rounds=6, every=1), problem, seed=0, progress=False)
+    fts = run(FTS(rounds=6, strategy=Strategy(), every=1), problem, seed=0, progress=False)
     rows = [row for row in fts.rounds if 3 <= row["round"] <= 6]
     up = statistics.mean(row["bytes_up"] for row in rows)
     down = statistics.mean(row["bytes_down"] for row in rows)
