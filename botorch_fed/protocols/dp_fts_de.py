@@ -23,14 +23,22 @@ the pilot runs); agents that learn who was sampled in a round.
 
 Differs from the paper. By default:
 
-- noise is correlated between regions, :math:`\sqrt P` less of it at the same privacy;
-- a message is the agent's *expected improvement* as a function on the shared basis, scaled to the
-  clip norm, so that nothing is lost by clipping. A posterior sample is mostly prior randomness;
-- few and early releases, everyone takes part in each, and agents follow them greedily in their
-  first queries; afterwards they are alone and nothing more is spent;
+- a message is the mean of the agent's own posterior, on its own standardised scale, as a function
+  on the shared basis, scaled to the clip norm, so that nothing is lost by clipping
+  (`noisy_prior`). A posterior sample is mostly prior randomness;
+- one region; few and early releases, everyone takes part in each;
+- agents average what they have heard and take it, as loud as it is reliable, as the prior of their
+  own model, with a trust that own outcomes earn (`TransferSearch`). Releases that are mostly noise
+  are ignored, and where that is to be expected beforehand (`Outlook`), nothing is released or
+  spent: every agent goes on alone;
+- all agents begin with points dealt from one sequence;
 - a round without any sampled agent releases noise like every other one. The paper's code releases
   uniform numbers, which says that nobody was sampled;
+- noise is correlated between regions, :math:`\sqrt P` less of it at the same privacy;
 - without privacy the weighted means may be trimmed (`trim`), against messages that are not honest.
+
+With ``strategy=Following()`` agents follow releases greedily in their first queries, the optima of
+a sum of their *expected improvements*, and are alone afterwards.
 
 `paper_settings` are the paper's.
 
@@ -70,9 +78,11 @@ from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
     OwnHyperparameters,
+    PriorFunction,
     QuadratureFourierFeatures,
     RandomFourierFeatures,
     StationaryKernel,
+    WarpedFeatures,
     feature_map_from_tensors,
 )
 from botorch_fed.models.features import log_warp
@@ -98,16 +108,29 @@ from botorch_fed.privacy import (
 )
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
 from botorch_fed.protocols.fts import check_agreement, received_features, weight_message
+from botorch_fed.protocols.noisy_prior import (
+    EARLY,
+    MIN_RELIABILITY,
+    Heard,
+    Outlook,
+    hear,
+    heard_prior,
+    share_of,
+    spoken,
+)
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
     check_data,
+    check_designs,
     check_public_points,
+    design_of,
     public_data,
     random_point,
     tensor_hash,
     untried,
 )
 from botorch_fed.protocols.store import Blobs, MemoryBlobs
+from botorch_fed.protocols.transfer_search import MIN_OWN, TransferSearch, dealt_design
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import content_hash, encode
@@ -118,7 +141,7 @@ MAX_WEIGHT = 1e6  # of a release's entries: beyond it nothing is a mean of clipp
 NUM_REFERENCE = 512  # public points on which a gain is projected
 REDRAWS = 100  # of initial points that snapping moved out of their region
 RIDGE = 1e-3  # of that projection
-MessageKind = Literal["gain", "mean", "shared_prior", "sample"]
+MessageKind = Literal["own_mean", "gain", "mean", "shared_prior", "sample"]
 NoiseKind = Literal["correlated", "tight", "paper", "none"]
 Sampling = PoissonSampling | FixedSizeSampling
 
@@ -134,18 +157,21 @@ class Setup:
         space: The map of inputs and outcomes.
         features: The shared basis, as `FeatureMap.to_tensors` gives it.
         noise_var: :math:`\sigma^2` of the model that weight messages are made with.
-        message: ``"gain"``: the agent's expected improvement, scaled to the clip norm; or a weight
-            vector of its posterior, the ``"mean"``, a ``"sample"`` or a sample whose prior draw is
-            common (``"shared_prior"``) and left out.
+        message: ``"own_mean"``: the mean of the agent's own fitted model, as `noisy_prior` says;
+            ``"gain"``: its expected improvement; both scaled to the clip norm. Or a weight vector
+            of a posterior over the basis, the ``"mean"``, a ``"sample"`` or a sample whose prior
+            draw is common (``"shared_prior"``) and left out.
         beta: :math:`\beta_t`: scales the deviation of a sample from the mean.
         prior_weights: The common prior draw, an `M` tensor.
         clip_norm: The bound on a message's norm.
         partition: The regions.
         regions: Every agent's own region.
-        num_initial: How many points an agent evaluates in its own region first.
+        num_initial: How many points an agent evaluates first: in its own region, or dealt.
         ridge: :math:`\lambda` of a gain's projection on the basis: larger keeps what the basis
             resolves badly out of a message.
         promise: What the whole run reveals about one agent at most; None if it is not private.
+        min_reliability: The share of signal in what was released below which agents with
+            `TransferSearch` go on alone.
     """
 
     space: SearchSpace
@@ -160,8 +186,16 @@ class Setup:
     num_initial: int
     ridge: float
     promise: Guarantee | None
+    min_reliability: float = MIN_RELIABILITY
 
     def __post_init__(self) -> None:
+        if not 0 <= self.min_reliability < 1:
+            raise InputDataError(f"min_reliability must lie in [0, 1), got {self.min_reliability}.")
+        if self.message == "own_mean" and self.partition.num_regions > 1:
+            raise InputDataError(
+                'message="own_mean" is about the whole space: num_regions must be 1, got '
+                f"{self.partition.num_regions}."
+            )
         if not (1e-12 <= self.noise_var <= 1e6 and 0 <= self.beta <= 1e3):
             raise InputDataError(
                 "noise_var must lie between 1e-12 and 1e6 and beta between 0 and 1,000, got "
@@ -202,10 +236,17 @@ class Upload:
 
 @dataclass(frozen=True, eq=False)
 class Released:
-    """The newest release: made after round `made`, one row of `weights` per region, `P x M`."""
+    """The newest release: made after round `made`, one row of `weights` per region, `P x M`.
+
+    Attributes:
+        made: After which round.
+        weights: One row per region.
+        noise_std: The deviation of the noise in each row, `P` public numbers.
+    """
 
     made: int
     weights: Tensor
+    noise_std: Tensor
 
 
 # ------------------------------------------------------------------ the agent
@@ -259,7 +300,8 @@ class DPFTSDEAgentState:
         released: Hash of `Released`, if there is one to listen to.
         X: Own points in the unit cube, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
-        own: Hyperparameters of the own model.
+        own: Hyperparameters of the own model; None with `TransferSearch`, which fits it anew.
+        heard: The releases so far, with `TransferSearch`.
     """
 
     t: int
@@ -270,6 +312,7 @@ class DPFTSDEAgentState:
     X: Tensor = field(repr=False)
     Y: Tensor = field(repr=False)
     own: OwnHyperparameters | None = field(repr=False)
+    heard: Heard | None = None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -286,15 +329,15 @@ class DPFTSDEAgent:
         data: Observations that it has already: points in the unit cube `n x d` and outcomes as
             the site measures them `n x 1`.
         candidates: The only points that it can evaluate, `K x d`; default the whole unit cube.
-        initial_design: Points `k x d` that it evaluates at the start, instead of random ones in its
-            own region.
+        initial_design: Points `k x d` that it evaluates at the start, instead of those that it is
+            dealt, or of random ones in its own region.
         blobs: Where broadcasts lie.
     """
 
     name: AgentId
     space: SearchSpace
     seed: int = field(repr=False)
-    strategy: Following = Following()
+    strategy: TransferSearch | Following = TransferSearch()  # noqa: RUF009 - frozen
     require: Budget | None = None
     data: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
     candidates: Tensor | None = None
@@ -314,8 +357,15 @@ class DPFTSDEAgent:
     def fingerprint(self) -> str:
         """Hash of the settings that determine what it asks for."""
         tensors = [tensor_hash(self.candidates), tensor_hash(self.initial_design)]
-        settings = (self.name, self.space.fingerprint, self.seed, self.strategy, self.require)
+        strategy = self.strategy
+        how = strategy.settings if isinstance(strategy, TransferSearch) else strategy
+        settings = (self.name, self.space.fingerprint, self.seed, how, self.require)
         return hashlib.sha256(repr((settings, tensors)).encode()).hexdigest()
+
+    @property
+    def _following(self) -> Following:
+        assert isinstance(self.strategy, Following)
+        return self.strategy
 
     # -------------------------------------------------------------- four verbs
 
@@ -336,7 +386,13 @@ class DPFTSDEAgent:
             raise MessageError("This site is not on the roster: it has no region.")
         if request.phase == "start" and state.setup:
             raise MessageError("The start is asked for first, and once.")
-        if request.upload and setup.message == "gain" and self.strategy.own == "random":
+        transfers = isinstance(self.strategy, TransferSearch)
+        if transfers != (setup.message == "own_mean"):
+            raise MessageError(
+                f"This agent's strategy {type(self.strategy).__name__!r} does not go with messages "
+                f"of kind {setup.message!r}."
+            )
+        if request.upload and setup.message == "gain" and self._following.own == "random":
             raise MessageError('message="gain" needs an own model: own must not be "random".')
         check_promise(setup.promise, self.require)
         if len(broadcasts) == 2:
@@ -352,6 +408,21 @@ class DPFTSDEAgent:
             uploading=request.upload,
             setup=broadcasts[0],
             released=broadcasts[1] if len(broadcasts) > 1 else None,
+            heard=self._heard(state, broadcasts),
+        )
+
+    def _heard(self, state: DPFTSDEAgentState, broadcasts: tuple[str, ...]) -> Heard | None:
+        """What was heard so far, with the release that has just come."""
+        if len(broadcasts) < 2 or not isinstance(self.strategy, TransferSearch):
+            return state.heard
+        setup, _ = _setup(self.blobs, broadcasts[0])
+        released = _released(self.blobs, broadcasts[1], broadcasts[0])
+        return hear(
+            state.heard,
+            released.made,
+            released.weights[0],
+            float(released.noise_std[0]),
+            share=share_of(released.made, setup.num_initial),
         )
 
     def ask(self, state: DPFTSDEAgentState) -> Tensor | Pending | None:
@@ -385,10 +456,15 @@ class DPFTSDEAgent:
         except NumericalError:  # e.g. tiny noise_var and a point tried twice: others need not wait
             logger.warning("agent %r has no message for its %d points", self.name, len(state.X))
             return state, Upload(None)
-        return state, Upload(weights if bool(weights.isfinite().all()) else None)
+        if weights is None or not bool(weights.isfinite().all()):
+            return state, Upload(None)
+        return state, Upload(weights)
 
-    def _message(self, state: DPFTSDEAgentState) -> Tensor:
+    def _message(self, state: DPFTSDEAgentState) -> Tensor | None:
         setup, phi = _setup(self.blobs, state.setup)
+        if isinstance(self.strategy, TransferSearch):
+            own = self.strategy.message(self.space, phi, state.X, state.Y)
+            return None if own is None else spoken(phi, own, setup.clip_norm)
         if setup.message != "gain":
             stream = generator(self.seed, "message", state.t)
             return make_message(setup, phi, state.X, state.Y, generator=stream)
@@ -399,10 +475,22 @@ class DPFTSDEAgent:
     # -------------------------------------------------------------- where the next points come from
 
     def _design(self, state: DPFTSDEAgentState) -> Tensor:
-        """Random points of the own region; of the candidates in it, if there are any."""
+        """The points at the start: given, dealt, or random ones of the own region.
+
+        Random ones are of the candidates in the region, if there are any.
+        """
         if self.initial_design is not None:
             return self.initial_design.double()
         setup, _ = _setup(self.blobs, state.setup)
+        if isinstance(self.strategy, TransferSearch):
+            names = sorted(setup.regions)
+            return dealt_design(
+                self.space,
+                names.index(self.name),
+                len(names),
+                setup.num_initial - len(state.X),  # what it has already need not be dealt
+                candidates=self.candidates,
+            )
         region, count = setup.regions[self.name], setup.num_initial
         stream = generator(self.seed, "initial")
         if self.candidates is None:
@@ -435,27 +523,46 @@ class DPFTSDEAgent:
         """The next point, `1 x d`."""
         t = state.t + 1
         stream = generator(self.seed, "point", t)
-        if state.released is not None and t <= self.strategy.follow:
-            # Several queries may follow one release: each looks at another part of it.
-            return self._released_point(state, stream, self.strategy.spread)
-        coin = float(generator(self.seed, "coin", t).uniform(1))
-        if state.released is not None and coin >= self.strategy.schedule(t):
-            return self._released_point(state, stream, 0.0)
-        if state.own is None or self.strategy.own == "random":
-            return random_point(self.space, self._candidates(state, 0.0), stream)
-        model = self.strategy.model(self.space, state.X, state.Y, state.own)
         chosen = torch.zeros(0, self.space.dim).double()
-        return self.strategy.maximizer(
-            self.strategy.acquisition(model, state.X, chosen, stream),
+        strategy = self.strategy
+        if isinstance(strategy, TransferSearch):
+            return strategy.point(
+                self.space,
+                state.X,
+                state.Y,
+                self._prior(state),
+                chosen=chosen,
+                candidates=self.candidates,
+                stream=stream,
+            )
+        if state.released is not None and t <= strategy.follow:
+            # Several queries may follow one release: each looks at another part of it.
+            return self._released_point(state, stream, strategy.spread)
+        coin = float(generator(self.seed, "coin", t).uniform(1))
+        if state.released is not None and coin >= strategy.schedule(t):
+            return self._released_point(state, stream, 0.0)
+        if state.own is None or strategy.own == "random":
+            return random_point(self.space, self._candidates(state, 0.0), stream)
+        model = strategy.model(self.space, state.X, state.Y, state.own)
+        return strategy.maximizer(
+            strategy.acquisition(model, state.X, chosen, stream),
             self.space,
             state.X,
             candidates=self._candidates(state, 0.0),
             stream=stream,
         )
 
+    def _prior(self, state: DPFTSDEAgentState) -> PriorFunction | None:
+        """What the releases say, while there is something to listen to."""
+        if state.released is None:
+            return None
+        setup, phi = _setup(self.blobs, state.setup)
+        return heard_prior(phi, state.heard, setup.min_reliability)
+
     def _released_point(self, state: DPFTSDEAgentState, stream: Generator, spread: float) -> Tensor:
         """Where the newest release is largest, `spread` away from earlier queries."""
         assert state.released is not None
+        strategy = self._following
         setup, phi = _setup(self.blobs, state.setup)
         released = _released(self.blobs, state.released, state.setup)
         point, _ = maximize(
@@ -463,23 +570,23 @@ class DPFTSDEAgent:
             self.space.dim,
             generator=stream,
             candidates=self._candidates(state, spread),
-            offsets=self.strategy.offsets(self.space),
+            offsets=strategy.offsets(self.space),
             tried=state.X[len(state.X) - state.t :],
-            min_distance=max(spread, self.strategy.min_distance),
+            min_distance=max(spread, strategy.min_distance),
             partition=setup.partition,
-            num_raw=self.strategy.num_raw,
-            num_restarts=self.strategy.num_restarts,
+            num_raw=strategy.num_raw,
+            num_restarts=strategy.num_restarts,
         )
         return point
 
     def _candidates(self, state: DPFTSDEAgentState, spread: float) -> Tensor | None:
         """The candidates that are worth a look: not tried before, and away from earlier queries."""
-        if self.candidates is None or self.strategy.min_distance == 0:
+        if self.candidates is None or self._following.min_distance == 0:
             return self.candidates
         fresh = untried(self.candidates, state.X)
         if spread == 0 or state.t == 0:
             return fresh
-        offsets = self.strategy.offsets(self.space)
+        offsets = self._following.offsets(self.space)
         here, there = fresh, state.X[len(state.X) - state.t :]
         if offsets is not None:
             here, there = log_warp(here, offsets), log_warp(there, offsets)
@@ -488,6 +595,8 @@ class DPFTSDEAgent:
 
     def _fitted(self, state: DPFTSDEAgentState) -> DPFTSDEAgentState:
         """The state with the hyperparameters that its data ask for."""
+        if isinstance(self.strategy, TransferSearch):  # fitted anew for each query
+            return state
         own = self.strategy.refit(
             self.space, state.X, state.Y, state.own, seed=self.seed, name=self.name
         )
@@ -516,7 +625,7 @@ def check_promise(promise: Guarantee | None, require: Budget | None) -> None:
 def make_message(
     setup: Setup, feature_map: FeatureMap, X: Tensor, Y: Tensor, *, generator: Generator
 ) -> Tensor:
-    """An agent's posterior on the shared basis, `M` weights: what every kind but a gain sends.
+    """An agent's posterior on the shared basis, `M` weights: what published kinds send.
 
     Args:
         setup: Says which kind of message.
@@ -525,6 +634,7 @@ def make_message(
         Y: Own outcomes on the public scale, `n x 1`.
         generator: The agent's own stream, for samples.
     """
+    assert setup.message != "own_mean"  # `TransferSearch` makes that one, and `gain_message`
     assert setup.message != "gain"
     weights = weight_message(
         setup.message,
@@ -609,7 +719,13 @@ def _released(blobs: Blobs, digest: str, setup_digest: str) -> Released:
     setup, phi = _setup(blobs, setup_digest)
     if released.made < 0:
         raise MessageError("Rounds count from 0.")
-    _check_vectors(released.weights, setup.partition.num_regions, phi.num_features, "A release")
+    P = setup.partition.num_regions
+    _check_vectors(released.weights, P, phi.num_features, "A release")
+    noise = released.noise_std
+    if noise.shape != (P,) or noise.dtype != torch.float64:
+        raise MessageError(f"The noise of a release must be {P} float64 numbers.")
+    if not bool(((noise >= 0) & noise.isfinite()).all()):
+        raise MessageError("The deviation of noise is 0 or more, and finite.")
     return released
 
 
@@ -669,6 +785,8 @@ class DPFTSDEServer:
         ledger: What was paid before, and the budget of this run.
         books: A durable ledger, which pays as well: it may span several runs.
         noise: Where noise and secret coins come from.
+        withheld: Instead of `releases`, what was planned and would be mostly noise: nothing is
+            released, and the plan says why.
     """
 
     setup: Setup
@@ -685,6 +803,7 @@ class DPFTSDEServer:
     ledger: Ledger = Ledger()  # noqa: RUF009 - frozen
     books: LedgerFile | None = None
     noise: NoiseSource = field(default_factory=OSNoise)
+    withheld: tuple[int, ...] = ()
 
     state_type = DPFTSDEServerState
     accepts = (Upload,)
@@ -701,6 +820,8 @@ class DPFTSDEServer:
                 f"releases must ascend within 0..{self.rounds - 1}: what is released after the "
                 f"last round is never used. Got {self.releases}."
             )
+        if self.withheld and self.releases:
+            raise InputDataError("Either something is released, or it is withheld.")
         if self.noise_kind not in get_args(NoiseKind):
             raise InputDataError(
                 f"noise_kind is one of {get_args(NoiseKind)}, got {self.noise_kind!r}."
@@ -729,8 +850,10 @@ class DPFTSDEServer:
             self.ledger.spend(self.event, count=len(self.releases) or 1)
             self._check_books()
             assert self.promise is not None  # computed here, so that a bad delta is seen here
-            if self.releases:
+            if self.releases and self.outlook is None:
                 self._mechanism(self.releases[0])  # warns, once, of releases that are all noise
+            elif self.releases:
+                self.mechanism(self.releases[0])  # noise is averaged out: `outlook` says how far
         elif self.books is not None or self.ledger.budget is not None:
             raise InputDataError("Without noise nothing can be paid: give a noise_multiplier.")
 
@@ -745,9 +868,12 @@ class DPFTSDEServer:
 
     def __repr__(self) -> str:
         promise = "no privacy" if self.promise is None else str(self.promise)
+        signal = ""
+        if self.outlook is not None:
+            signal = f", signal/noise={self.outlook.ratio(EARLY):.2g}"
         return (
             f"DPFTSDEServer(agents={len(self.agents)}, rounds={self.rounds}, "
-            f"releases={len(self.releases)}, noise={self.noise_kind}, {promise})"
+            f"releases={len(self.releases)}, noise={self.noise_kind}{signal}, {promise})"
         )
 
     @property
@@ -792,6 +918,29 @@ class DPFTSDEServer:
         )
 
     @cached_property
+    def outlook(self) -> Outlook | None:
+        """How much signal to expect in what is planned; None without noise or `own_mean`."""
+        planned = self.releases or self.withheld
+        if self.noise_multiplier is None or not planned or self.setup.message != "own_mean":
+            return None
+        noise = float(self.mechanism(planned[0]).noise_std[0])
+        return Outlook(
+            len(self.agents),
+            self._feature_map.num_features,
+            noise / self.setup.clip_norm,
+            tuple(share_of(t, self.setup.num_initial) for t in planned),
+        )
+
+    @property
+    def signal_words(self) -> str:
+        """What the plan says of signal and noise; empty if there is nothing to say."""
+        if self.outlook is None:
+            return ""
+        if not self.withheld:
+            return self.outlook.words
+        return f"{self.outlook.words} {self.outlook.advice(self.setup.min_reliability)}"
+
+    @cached_property
     def _promised_setup(self) -> Setup:
         return replace(self.setup, promise=self.promise)
 
@@ -812,6 +961,7 @@ class DPFTSDEServer:
             "promised_epsilon": self.promise.epsilon,
             "mechanism": repr(self.mechanism(self.releases[0])) if self.releases else "none",
             "signal_to_noise": state.signal.tolist(),
+            **({"signal": self.signal_words} if self.outlook is not None else {}),
         }
 
     def mechanism(self, t: int) -> GaussianMechanism:
@@ -907,13 +1057,17 @@ class DPFTSDEServer:
                     self.trim,
                 )
                 return after
-            return replace(after, released=self._released(state.t, self._plain(state.t, given)))
+            clean = self._plain(state.t, given)
+            return replace(
+                after, released=self._released(state.t, clean, torch.zeros(len(clean)).double())
+            )
         try:
             release, ledger = self._release(state, given)
         except BudgetExceeded as error:
             logger.warning("round %d releases nothing: %s", state.t, error)
             return replace(after, exhausted=True)
-        if not len(state.signal) and bool((release.signal_to_noise < 1).any()):  # said once
+        noisy = self.outlook is None and bool((release.signal_to_noise < 1).any())
+        if noisy and not len(state.signal):  # said once
             logger.warning(
                 "the release after round %d is mostly noise: fewer features or releases, or more "
                 "agents would help",
@@ -921,7 +1075,7 @@ class DPFTSDEServer:
             )
         return replace(
             after,
-            released=self._released(state.t, release.values),
+            released=self._released(state.t, release.values, release.noise_std),
             ledger=ledger,
             signal=torch.cat([state.signal, release.signal_to_noise.unsqueeze(0)]),
         )
@@ -953,11 +1107,12 @@ class DPFTSDEServer:
         present = sorted(given)
         return trimmed_means(rows[present], weights[:, present], trim=self.trim)
 
-    def _released(self, t: int, values: Tensor) -> Released:
+    def _released(self, t: int, values: Tensor, noise_std: Tensor) -> Released:
         """What agents see: with the public prior draw, which they leave out of their messages."""
         prior = self.setup.prior_weights
         weights = values if prior is None else values + self.setup.beta * prior
-        return Released(t, weights.clamp(-MAX_WEIGHT, MAX_WEIGHT))  # agents refuse what is larger
+        weights = weights.clamp(-MAX_WEIGHT, MAX_WEIGHT)  # agents refuse what is larger
+        return Released(t, weights, noise_std)
 
 
 def trimmed_means(vectors: Tensor, weights: Tensor, *, trim: int) -> Tensor:
@@ -1011,6 +1166,9 @@ class _BooksElsewhere:
 
 NUM_FEATURES = 20
 LENGTHSCALE = 0.5  # of the unit cube, in two dimensions
+RELEASES = (0, 2, 5)  # of means, which are averaged
+FOLLOWED = (0, 1, 2, 3)  # with `Following`, which looks at the newest
+FIRST_POINTS = 10  # with `Following`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -1022,21 +1180,27 @@ class DPFTSDE:
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
         delta: Beside `epsilon`; default `N ** -1.1`.
-        releases: After which rounds something is released; default 0, 1, 2 and 3. ``"all"`` for
-            0, …, T - 1.
+        releases: After which rounds something is released; default 0, 2 and 5, with `Following`
+            0, 1, 2 and 3. ``"all"`` for 0, …, T - 1.
         num_regions: The number `P` of regions; 1 is DP-FTS.
         exploration: How much an agent counts in its own region.
         sampling: Who takes part in a release.
         noise_kind: See `DPFTSDEServer`; ``"none"`` is FTS-DE, which is not private.
-        message: What agents send, see `Setup`.
-        clip_norm: The bound on a message's norm; default 1 for gains, which fill it, and
-            `suggested_clip_norm` for others.
-        feature_map: The shared basis; default `default_private_features`.
+        message: What agents send, see `Setup`; default ``"own_mean"``, with `Following`
+            ``"gain"``.
+        clip_norm: The bound on a message's norm; default 1 for own means and gains, which fill it,
+            and `suggested_clip_norm` for others.
+        feature_map: The shared basis; default `default_private_features`, with `TransferSearch`
+            on the scale of the own model.
         noise_var: Noise variance that weight messages are made with, on the public scale.
         beta: Scale of a sample's deviation from the mean.
-        num_initial: How many points every agent evaluates in its own region first.
+        num_initial: How many points every agent evaluates first; default 3, of which those that
+            it has data for are left out, or with `Following` 10 in its own region.
         ridge: Of a gain's projection on the basis, see `Setup`.
         strategy: How agents use releases and data.
+        min_reliability: With `TransferSearch`, the least share of signal that is listened to. A run
+            in which even early messages of related agents would have less together releases
+            nothing, spends nothing and warns; 0 for releases in any case.
         switch_to_local_after: The last round in which agents listen; default they always do.
         trim: How many messages are left out at each end of every coordinate, see `DPFTSDEServer`;
             with ``noise_kind="none"`` only.
@@ -1047,8 +1211,9 @@ class DPFTSDE:
             cannot be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
         data: What agents have observed before, by name.
         candidates: The only points that can be evaluated, `K x d`.
-        initial_design: Public points that every agent evaluates at the start, instead of random
-            ones in its own region.
+        initial_design: Public points that every agent evaluates at the start, or its own points by
+            name: `own_step.spread_design` makes them. Default those that it is dealt, or with
+            `Following` random ones in its own region.
 
     Example:
         >>> result = run(DPFTSDE(rounds=20, epsilon=2.0), Landmine(), seed=0)
@@ -1060,19 +1225,20 @@ class DPFTSDE:
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
-    releases: tuple[int, ...] | Literal["all"] = (0, 1, 2, 3)
+    releases: tuple[int, ...] | Literal["all"] | None = None
     num_regions: int = 1
     exploration: ExplorationSchedule = SoftmaxSchedule()  # noqa: RUF009 - frozen
     sampling: Sampling = PoissonSampling()  # noqa: RUF009 - frozen
     noise_kind: NoiseKind = "correlated"
-    message: MessageKind = "gain"
+    message: MessageKind | None = None
     clip_norm: float | None = None
     feature_map: FeatureMap | None = None
     noise_var: float = 0.05
     beta: float = 1.0
-    num_initial: int = 10
+    num_initial: int | None = None
     ridge: float = RIDGE
-    strategy: Following = Following()
+    strategy: TransferSearch | Following = TransferSearch()  # noqa: RUF009 - frozen
+    min_reliability: float = MIN_RELIABILITY
     switch_to_local_after: int | None = None
     trim: int = 0
     adjacency: Literal["zero-out", "replace-one"] = "zero-out"
@@ -1081,9 +1247,19 @@ class DPFTSDE:
     noise: NoiseSource = field(default_factory=OSNoise)
     data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     candidates: Tensor | None = None
-    initial_design: Tensor | None = None
+    initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
 
     def __post_init__(self) -> None:
+        if self._transfers != (self.message_kind == "own_mean"):
+            raise InputDataError(
+                f'message="{self.message}" does not go with {type(self.strategy).__name__}: '
+                'TransferSearch sends an "own_mean", Following something else. Name both.'
+            )
+        if self._transfers and self.num_regions > 1:
+            raise InputDataError(
+                "TransferSearch listens to one release for the whole space: leave out num_regions, "
+                "or give strategy=Following()."
+            )
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise InputDataError("Give epsilon or noise_multiplier: each follows from the other.")
         noise = self.epsilon is not None or self.noise_multiplier is not None
@@ -1092,24 +1268,44 @@ class DPFTSDE:
                 "A private run needs epsilon or noise_multiplier. One without privacy (FTS-DE) is "
                 'noise_kind="none" and neither.'
             )
-        if self.message == "gain" and self.strategy.own == "random" and self.release_rounds():
+        strategy = self.strategy
+        random = isinstance(strategy, Following) and strategy.own == "random"
+        if random and self.message_kind == "gain" and self.release_rounds():
             raise InputDataError('message="gain" needs an own model: own must not be "random".')
 
     def __getstate__(self) -> dict[str, Any]:
         books = None if self.books is None else _BooksElsewhere()
         return {**self.__dict__, "books": books}
 
+    @property
+    def _transfers(self) -> bool:
+        return isinstance(self.strategy, TransferSearch)
+
+    @property
+    def message_kind(self) -> MessageKind:
+        """What agents send."""
+        return self.message or ("own_mean" if self._transfers else "gain")
+
+    @property
+    def first_points(self) -> int:
+        """How many points every agent evaluates first."""
+        default = MIN_OWN if self._transfers else FIRST_POINTS
+        return default if self.num_initial is None else self.num_initial
+
     def release_rounds(self) -> tuple[int, ...]:
-        """After which rounds something is released."""
+        """After which rounds something is released, if it is worth it."""
         if self.releases == "all":
             return tuple(range(self.rounds))
-        return tuple(t for t in self.releases if t < self.rounds)
+        default = RELEASES if self._transfers else FOLLOWED
+        releases = default if self.releases is None else self.releases
+        return tuple(t for t in releases if t < self.rounds)
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> DPFTSDEServer:
         """The server of a study."""
         unknown = sorted(set(self.data) - set(names))
         if unknown:
             raise InputDataError(f"Data of agents that are no agents: {unknown[:8]}.")
+        check_designs(self.initial_design, names)
         partition = Partition.regular(self.num_regions, space.dim)
         delta = default_delta(len(names)) if self.delta is None else self.delta
         releases = self.release_rounds()
@@ -1117,7 +1313,7 @@ class DPFTSDE:
         if self.epsilon is not None:
             budget = Budget(self.epsilon, delta)
             z = self._noise_for(len(names), len(releases), delta)
-        return DPFTSDEServer(
+        server = DPFTSDEServer(
             setup=self._setup(space, partition, names),
             agents=names,
             rounds=self.rounds,
@@ -1133,6 +1329,16 @@ class DPFTSDE:
             books=self.books,
             noise=self.noise,
         )
+        return self._worth_it(server)
+
+    def _worth_it(self, server: DPFTSDEServer) -> DPFTSDEServer:
+        """The server; one that releases nothing where nobody would listen, with a warning."""
+        outlook = server.outlook
+        if outlook is None or outlook.reliability(EARLY) >= self.min_reliability:
+            return server
+        alone = replace(server, releases=(), withheld=server.releases)
+        warnings.warn(alone.signal_words, SignalWarning, stacklevel=3)
+        return alone
 
     def _noise_for(self, num_agents: int, releases: int, delta: float) -> float:
         assert self.epsilon is not None
@@ -1149,34 +1355,37 @@ class DPFTSDE:
         )
 
     def _setup(self, space: SearchSpace, partition: Partition, names: tuple[AgentId, ...]) -> Setup:
-        phi = default_private_features(space) if self.feature_map is None else self.feature_map
+        phi = self.feature_map
+        if phi is None:
+            phi = default_private_features(space)
+            offsets = space.log_offsets
+            if self._transfers and bool((offsets > 0).any()):
+                phi = WarpedFeatures(phi, offsets)
         if phi.input_dim != space.dim:
             raise InputDataError(
                 f"The feature map has {phi.input_dim} inputs, the search space {space.dim} columns."
             )
+        kind, count = self.message_kind, self.first_points
         norm = self.clip_norm
         if norm is None:
-            norm = 1.0
-            if self.message != "gain":
-                norm = suggested_clip_norm(
-                    phi, self.message, self.num_initial, noise_var=self.noise_var, beta=self.beta
-                )
+            norm = suggested_clip_norm(phi, kind, count, noise_var=self.noise_var, beta=self.beta)
         prior = None
-        if self.message == "shared_prior":
+        if kind == "shared_prior":
             prior = generator(0, "shared prior").normal(phi.num_features)
         return Setup(
             space=space,
             features=phi.to_tensors(),
             noise_var=self.noise_var,
-            message=self.message,
+            message=kind,
             beta=self.beta,
             prior_weights=prior,
             clip_norm=norm,
             partition=partition,
             regions=dict(zip(names, partition.assign(len(names)), strict=True)),
-            num_initial=self.num_initial,
+            num_initial=count,
             ridge=self.ridge,
             promise=None,
+            min_reliability=self.min_reliability,
         )
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> DPFTSDEAgent:
@@ -1189,7 +1398,7 @@ class DPFTSDE:
             require=self.require,
             data=self.data.get(name),
             candidates=self.candidates,
-            initial_design=self.initial_design,
+            initial_design=design_of(self.initial_design, name),
             blobs=blobs,
         )
 
@@ -1238,7 +1447,7 @@ def suggested_clip_norm(
         beta: Scale of a sample's deviation.
         quantile: The share of simulated messages that are not clipped.
     """
-    if message == "gain":
+    if message == "own_mean" or message == "gain":
         return 1.0
     stream = generator(0, "clip norm")
     prior = stream.normal(feature_map.num_features) if message == "shared_prior" else None

@@ -1,0 +1,221 @@
+r"""Messages for a noisy sum, and what a site makes of the releases.
+
+A message is a function over the shared basis without its mean over the cube, which says nothing
+about where to look, scaled to the clip norm: one voice each, and nothing lost by clipping. Its
+entries are weights times the root of their feature's deviation. With orthonormal functions
+:math:`e_j` and features :math:`\sqrt{\lambda_j} e_j`, an entry is a coefficient of
+:math:`\lambda_j^{1/4} e_j`: noise of equal size in every entry then does the least harm to the
+function, :math:`(\sum_j \lambda_j^{1/2})^2` in place of :math:`M \sum_j \lambda_j`.
+
+Everything after a release is post-processing and costs no privacy. A release is a mean of messages
+plus noise whose deviation `s` is public. Releases are averaged, later ones counting more, and the
+share of signal in the average `w` is read off the average itself,
+
+.. math:: r^2 = \max(0, |w|^2 - M s^2) / |w|^2,
+
+its *reliability*. The standardised function enters the own model multiplied by `r`, and below a
+threshold not at all: nobody follows noise.
+
+`Outlook` says before anything is spent what that number will be like.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor
+
+from botorch_fed.models import FeatureMap, PriorFunction
+from botorch_fed.models.earned_prior import projection, reference_features
+
+MIN_RELIABILITY = 0.3  # with less, noise alone is followed in one release of ten (20 numbers)
+EARLY = 0.15  # correlation of two messages, early in a search, of sites with much in common
+CLOSE = 0.5  # and late
+MIN_VOICE = 1e-3  # of a feature, over the largest
+
+# ------------------------------------------------------------------ messages
+
+
+def voice(feature_map: FeatureMap) -> Tensor:
+    """What weights are multiplied by in a message, `M` public numbers of at most one."""
+    deviation = reference_features(feature_map).square().mean(dim=0).sqrt()
+    return (deviation / deviation.max().clamp_min(1e-300)).sqrt().clamp_min(MIN_VOICE)
+
+
+def spoken(feature_map: FeatureMap, weights: Tensor, norm: float) -> Tensor:
+    """A message for a noisy sum, `M` numbers; zeros if the function is the same everywhere.
+
+    Args:
+        feature_map: The shared basis.
+        weights: Of a site's function, `M`.
+        norm: Of the message.
+    """
+    values = reference_features(feature_map) @ weights
+    constant = projection(feature_map)[1].sum(dim=-1)
+    message = voice(feature_map) * (weights - values.mean() * constant)
+    size = message.abs().max()
+    # What rounding leaves of a constant is nothing to say.
+    if not bool(size > 1e-12 * weights.abs().max()):
+        return torch.zeros_like(weights)
+    message = message / size
+    return message * (norm / message.norm())
+
+
+# ------------------------------------------------------------------ releases
+
+
+@dataclass(frozen=True, eq=False)
+class Heard:
+    """What an agent has heard: a weighted sum of releases, and its noise.
+
+    Attributes:
+        made: After which round the newest of them was made.
+        total: The weighted sum, `M`.
+        share: The sum of the weights.
+        variance: Of the noise in an entry of `total`.
+    """
+
+    made: int
+    total: Tensor = field(repr=False)
+    share: float
+    variance: float
+
+    @property
+    def reliability(self) -> float:
+        """The share of signal in the squared norm, as the releases themselves show it."""
+        square = float(self.total.square().sum())
+        noise = len(self.total) * self.variance
+        return max(0.0, 1 - noise / square) if square > 0 else 0.0
+
+
+def share_of(made: int, num_initial: int) -> float:
+    """The weight of a release: the root of how much its messages are made of.
+
+    Args:
+        made: After which round it was made.
+        num_initial: Own first points of every agent.
+    """
+    return math.sqrt(max(num_initial + made, 1))
+
+
+def hear(
+    heard: Heard | None, made: int, weights: Tensor, noise_std: float, *, share: float
+) -> Heard:
+    """What was heard with one more release; a release counts once.
+
+    Args:
+        heard: What was heard before.
+        made: After which round the release was made.
+        weights: The release, `M`.
+        noise_std: The deviation of its noise.
+        share: Its weight.
+    """
+    if heard is None:
+        heard = Heard(-1, torch.zeros_like(weights), 0.0, 0.0)
+    if made <= heard.made:
+        return heard
+    return Heard(
+        made,
+        heard.total + share * weights,
+        heard.share + share,
+        heard.variance + (share * noise_std) ** 2,
+    )
+
+
+def heard_prior(
+    feature_map: FeatureMap, heard: Heard | None, min_reliability: float
+) -> PriorFunction | None:
+    """What the releases say, as loud as they are reliable; None where that is mostly noise.
+
+    Args:
+        feature_map: The shared basis.
+        heard: The releases.
+        min_reliability: The least share of signal.
+    """
+    if heard is None or heard.reliability < max(min_reliability, 1e-12):
+        return None
+    prior = PriorFunction.of_weights(feature_map, heard.total / voice(feature_map))
+    if prior is None:
+        return None
+    loudness = math.sqrt(heard.reliability)
+    return replace(prior, weights=loudness * prior.weights, centre=loudness * prior.centre)
+
+
+# ------------------------------------------------------------------ before anything is spent
+
+
+@dataclass(frozen=True)
+class Outlook:
+    r"""How much signal to expect, from public numbers alone.
+
+    If two messages of norm one correlate by `a`, the mean of `N` has the expected squared norm
+    :math:`a + (1 - a) / N`. Noise in an average of releases has that of one release times
+    :math:`\sum_k u_k^2` for weights :math:`u_k` that add up to one.
+
+    Attributes:
+        num_agents: `N`.
+        dim: Numbers of a message.
+        noise_std: Of the noise in an entry of one release, over the norm of a message.
+        shares: The weights of the releases.
+    """
+
+    num_agents: int
+    dim: int
+    noise_std: float
+    shares: tuple[float, ...]
+
+    def ratio(self, agreement: float) -> float:
+        """Norm of the signal over norm of the noise, of one release.
+
+        Args:
+            agreement: The correlation of two messages.
+        """
+        return math.sqrt(self._signal(agreement) / (self.dim * self.noise_std**2))
+
+    def reliability(self, agreement: float) -> float:
+        """Share of signal in the average of all releases."""
+        total = sum(self.shares)
+        shrink = sum((share / total) ** 2 for share in self.shares)
+        signal = self._signal(agreement)
+        return signal / (signal + shrink * self.dim * self.noise_std**2)
+
+    def enough_agents(self, agreement: float, reliability: float) -> int:
+        """How many agents would make the releases that reliable, at this noise multiplier."""
+        n = self.num_agents
+        while self._with_agents(n).reliability(agreement) < reliability:
+            n += max(1, n // 100)
+        return n
+
+    def _with_agents(self, n: int) -> Outlook:
+        return replace(self, num_agents=n, noise_std=self.noise_std * self.num_agents / n)
+
+    def _signal(self, agreement: float) -> float:
+        return agreement + (1 - agreement) / self.num_agents
+
+    @property
+    def words(self) -> str:
+        """A sentence for a plan."""
+        count = len(self.shares)
+        return (
+            f"With {self.num_agents} agents and {self.dim} numbers a release has "
+            f"{self.ratio(EARLY):.2g} times as much signal as noise where messages agree by "
+            f"{EARLY:g}, as early ones of related sites do, and {self.ratio(CLOSE):.2g} times "
+            f"where they agree by {CLOSE:g}; signal is {self.reliability(EARLY):.0%} and "
+            f"{self.reliability(CLOSE):.0%} of {'it' if count == 1 else f'all {count} together'}."
+        )
+
+    def advice(self, least: float) -> str:
+        """Why nothing is released, and what would help.
+
+        Args:
+            least: The share of signal below which nobody listens.
+        """
+        return (
+            f"That is below {least:.0%} for early messages, so nothing is released and nothing "
+            f"spent: every agent goes on alone. {self.enough_agents(EARLY, least)} agents at this "
+            "noise would do, a larger epsilon, or a basis of fewer numbers (feature_map); fewer "
+            "releases leave the noise of all together as it is. With min_reliability=0 releases "
+            "are made all the same."
+        )
