@@ -491,7 +491,7 @@ def without_data(
     agent: DPFTSDEAgent, state: DPFTSDEAgentState, setup: Setup, phi: FeatureMap
 ) -> Tensor | None:
     """What the agent's stream makes of the prior alone; None if it then has nothing to send."""
-    if setup.message == "gain":
+    if setup.message in ("gain", "own_mean"):
         return None
     stream = generator(agent.seed, "message", state.t)  # the one that `reply` uses
     return make_message(setup, phi, state.X[:0], state.Y[:0], generator=stream)
