@@ -40,6 +40,7 @@ from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import FileJournal, FileStore, MemoryBlobs
 from botorch_fed.protocols.support_search import SupportSearch
+from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.run import RunResult, make_agent, run
 from botorch_fed.space import Parameter, SearchSpace
 
@@ -91,10 +92,12 @@ def private_ucb(trust: Any, **options: Any) -> PrivateUCB:
 NOISY = {"mechanism": agents_noise, "noise_at": "agent", "sums": 9}
 STUDIES: dict[str, Callable[[], Any]] = {
     "fts": lambda: FTS(rounds=3, every=1, strategy=Strategy(**OWN)),
-    "fed-gp plain": lambda: fed_gp(REGION, "plain"),
-    "fed-gp ckks": lambda: fed_gp(REGION, "ckks"),
+    "fed-gp plain": lambda: fed_gp(TransferSearch(), "plain"),
+    "fed-gp ckks": lambda: fed_gp(TransferSearch(), "ckks"),
+    "fed-gp plain, region": lambda: fed_gp(REGION, "plain"),
     "fed-gp ckks, support sums": lambda: fed_gp(TOGETHER, "ckks"),
-    "fed-gp threshold": lambda: fed_gp(REGION, "threshold"),
+    "fed-gp threshold": lambda: fed_gp(TransferSearch(), "threshold"),
+    "fed-gp threshold, region": lambda: fed_gp(REGION, "threshold"),
     "fed-gp threshold, agents' noise": lambda: fed_gp(TOGETHER, "threshold", **NOISY),
     "fed-gp plain, server's noise": lambda: fed_gp(
         TOGETHER, "plain", mechanism=servers_noise, noise_at="server"

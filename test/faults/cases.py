@@ -21,6 +21,7 @@ from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.support_search import paper_search
+from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study
 from botorch_fed.space import Outcome, Parameter, SearchSpace
@@ -77,8 +78,9 @@ def trusted(dim: int, num_agents: int) -> GaussianSum:
     )
 
 
-def _fed_gp(search: Any = REGION, **options: Any) -> FedGP:
-    return FedGP(search=search, rounds=ROUNDS, num_initial=2, **options)
+def _fed_gp(search: Any = None, **options: Any) -> FedGP:
+    default = TransferSearch()
+    return FedGP(search=search or default, rounds=ROUNDS, num_initial=2, **options)
 
 
 def _ucb(trust: Any, **options: Any) -> PrivateUCB:
@@ -139,6 +141,8 @@ def cases() -> dict[str, Case]:
         "fed-gp-plain": Case(_fed_gp(channel="plain"), exact=True),
         "fed-gp-ckks": Case(_fed_gp(SUPPORT, channel="ckks"), exact=True),
         "fed-gp-threshold": Case(_fed_gp(channel="threshold"), exact=True),
+        "fed-gp-region": Case(_fed_gp(REGION, channel="plain"), exact=True),
+        "fed-gp-region-threshold": Case(_fed_gp(REGION, channel="threshold"), exact=True),
         "fed-gp-agents-noise": Case(
             _fed_gp(SUPPORT, channel="plain", **noise_of_agents), noisy_replies=True
         ),

@@ -421,7 +421,12 @@ class Mutant:
     cipher: bool
 
 
-ENCRYPTED = ("fed-gp-ckks", "fed-gp-threshold", "fed-gp-threshold-noise")
+ENCRYPTED = (
+    "fed-gp-ckks",
+    "fed-gp-threshold",
+    "fed-gp-region-threshold",
+    "fed-gp-threshold-noise",
+)
 
 
 def _changed(tree: Tree, dice: Dice, pool: Mapping[str, list[Any]]) -> str:
@@ -617,8 +622,8 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
             return "broadcast of a round that there is not"
         if kind == "Parameters" and not (0 <= content[0] < fields[0] and content[3] >= 0):
             return "broadcast of a round that there is not"
-        if kind == "Opened" and not (0 <= content[0] <= ROUNDS and 1 <= content[2] <= len(NAMES)):
-            return "broadcast of a round that there is not"
+        if kind == "Opened" and not (0 <= content[0] <= ROUNDS and _some(content[2])):
+            return "broadcast of a round that there is not, or of nobody"
     if one.case.startswith("ucb"):
         t, X = fields
         before = 0 if one.last is None else one.last[2][0]
@@ -651,6 +656,11 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
                 if blob[1] == "Sealed" and step == "share" and blob[2][0] != t:
                     return "a sum of another round"
     return None
+
+
+def _some(members: list[str]) -> bool:
+    """Whether these are agents, one at least, each once."""
+    return len(set(members)) == len(members) > 0 and set(members) <= set(NAMES)
 
 
 def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
