@@ -454,12 +454,13 @@ def _demo(arguments: argparse.Namespace) -> _Done:
 
 
 def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
-    """The study, and a site alone: Thompson sampling, as many evaluations, the same starts."""
+    """The study, and a site alone: as many evaluations, the same starts."""
     from botorch_fed.acquisition import Constant
     from botorch_fed.protocols.dp_fts_de import DPFTSDE
     from botorch_fed.protocols.fed_gp import FedGP
     from botorch_fed.protocols.fts import FTS, Strategy
     from botorch_fed.protocols.private_ucb import PrivateUCB
+    from botorch_fed.protocols.transfer_search import TransferSearch
 
     own = Strategy(schedule=Constant(1.0), portfolio=0, prior_until=0)
     alone = FTS(rounds=evaluations, strategy=own)
@@ -471,7 +472,8 @@ def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
         common: dict[str, Any] = {"rounds": evaluations - start, "num_initial": start}
         silent = DPFTSDE(releases=(), noise_kind="none", **common)
         if protocol == "fed-gp":
-            return FedGP(**common), silent
+            deaf = TransferSearch(listen=False)
+            return FedGP(**common), FedGP(search=deaf, channel="plain", **common)
         return DPFTSDE(epsilon=epsilon, delta=delta, **common), silent
     return PrivateUCB(rounds=evaluations, epsilon=epsilon, delta=delta), alone
 
@@ -723,6 +725,8 @@ def _show_plan(
     )
     table.add_row("bytes per round", _bytes_words(found))
     table.add_row("privacy", "no guarantee" if found.promise is None else str(found.promise))
+    if found.signal:
+        table.add_row("signal", found.signal)
     table.add_row("who sees what", "\n".join(found.sees))
     table.add_row("folder", "none: an interrupted run is lost" if out is None else str(out))
     _show(arguments, table)

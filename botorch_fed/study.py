@@ -19,7 +19,7 @@ r"""Study files: a run of one's own objective, written down in TOML.
     name = "dp-fts-de"              # fts, dp-fts-de, fed-gp or private-ucb
     num_initial = 4                 # any simple setting of the study of that name
 
-    [protocol.strategy]             # of fts and dp-fts-de: how agents use what they hear
+    [protocol.strategy]             # of fts and dp-fts-de: the published way to use what is heard
     schedule = { kind = "polynomial", c = 0.5 }
 
     [budget]                        # for dp-fts-de, private-ucb and fed-gp with a mechanism
@@ -27,17 +27,18 @@ r"""Study files: a run of one's own objective, written down in TOML.
     delta = 1e-5
 
 The other keys are `workers`, `out` (relative to the file), `channel` (of fed-gp: "threshold",
-"ckks" or "plain"), `[protocol.search]` (of fed-gp), and `[ledger]` with `path`, `epsilon` and
-`delta`: a durable ledger from which several runs pay. A `schedule` is ``"inverse-square"`` or a
-table of kind ``"polynomial"`` with `c` or ``"constant"`` with `p`. What else is no plain number:
+"ckks" or "plain"), `[protocol.search]` (of fed-gp; its `kind` is "transfer", "support" or
+"region"), and `[ledger]` with `path`, `epsilon` and `delta`: a durable ledger from which several
+runs pay. A `schedule` is ``"inverse-square"`` or a table of kind ``"polynomial"`` with `c` or
+``"constant"`` with `p`. What else is no plain number:
 
     [protocol]
     candidates = 500                # the only points: so many public Sobol points, or the name
                                     # of a CSV file beside this one, a column per parameter
-    initial_design = 3              # fts and fed-gp: every agent begins with so many public
+    initial_design = 3              # but of private-ucb: every agent begins with so many public
                                     # points, the centre and then others than its peers
 
-    [protocol.feature_map]          # the shared basis of fts, dp-fts-de and private-ucb
+    [protocol.feature_map]          # the shared basis, if the protocol has one
     kind = "rff"                    # or "inducing" (Sobol points), both with num_features,
     num_features = 100              # or "qff", with tol = 1e-3
     kernel = "se"                   # or matern12, matern32, matern52
@@ -70,6 +71,7 @@ import math
 import re
 import sys
 import tomllib
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
@@ -101,6 +103,7 @@ from botorch_fed.privacy import (
     Guarantee,
     LedgerFile,
     PoissonSampling,
+    SignalWarning,
     noise_multiplier_for,
     noise_multiplier_within,
 )
@@ -112,6 +115,7 @@ from botorch_fed.protocols.own_step import spread_design, tensor_hash
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.support_search import SupportSearch
+from botorch_fed.protocols.transfer_search import LENGTHSCALE, TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, Study, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
@@ -122,7 +126,11 @@ STUDIES: dict[str, type[Any]] = {
     "fed-gp": FedGP,
     "private-ucb": PrivateUCB,
 }
-SEARCHES: dict[str, type[Any]] = {"region": RegionSearch, "support": SupportSearch}
+SEARCHES: dict[str, type[Any]] = {
+    "transfer": TransferSearch,
+    "region": RegionSearch,
+    "support": SupportSearch,
+}
 KEYS = (
     "objective",
     "agents",
@@ -698,18 +706,20 @@ def _settings(
     known = {k: hint for k, hint in simple_settings(kind).items() if k not in ELSEWHERE}
     own = {
         "fts": ("strategy", "initial_design"),
-        "dp-fts-de": ("strategy",),
+        "dp-fts-de": ("strategy", "initial_design"),
         "fed-gp": ("search", "mechanism", "initial_design"),
     }
     nested = (*own.get(name, ()), "candidates")
-    if name != "fed-gp":
+    transfers = name == "fed-gp" and _transfers(table)
+    if name != "fed-gp" or transfers:
         nested += ("feature_map",)
     extra = ("sampling_rate",) if name == "dp-fts-de" else ()
     moved = {
         "rounds": "belongs at the top of the file: write rounds = 12 before the first [table].",
         "channel": 'belongs at the top of the file: write channel = "threshold".',
         "epsilon": "belongs in [budget].",
-        "feature_map": "fed-gp makes its own basis: write [protocol.search] for it.",
+        "feature_map": 'this search makes its own basis. Write kind = "transfer" in '
+        "[protocol.search], or leave it out.",
         "mechanism": f"{name} makes its own: write [budget] for its noise.",
     }
     moved = {key: fix for key, fix in moved.items() if key not in nested}
@@ -737,7 +747,7 @@ def _settings(
             space, agents, count, candidates=given.get("candidates")
         )
     if "feature_map" in table.values:
-        given["feature_map"] = _feature_map(table.table("feature_map"), space)
+        given["feature_map"] = _feature_map(table.table("feature_map"), space, transfers)
     if "mechanism" in table.values:
         channel = top.values.get("channel", FedGP.channel)
         given |= _mechanism(table.table("mechanism"), given, budget, rounds, channel)
@@ -825,12 +835,14 @@ def _listed(table: _Table, path: Path, space: SearchSpace) -> list[dict[str, Val
     return points
 
 
-def _feature_map(table: _Table, space: SearchSpace) -> FeatureMap:
+def _feature_map(table: _Table, space: SearchSpace, transfers: bool) -> FeatureMap:
     """A public basis over the unit cube; what acts by its ratio is seen on a logarithmic scale."""
     kind = table.get("kind", Literal[tuple(MAP_KEYS)], 'kind = "rff"')
     table.only(("kind", "kernel", "lengthscale", "outputscale", MAP_KEYS[kind]))
     smoothness = table.get("kernel", Literal[tuple(SMOOTHNESS)], 'kernel = "se"', "se")
     usual = tuple(default_kernel(space.dim).lengthscale.tolist())
+    if transfers:
+        usual = (LENGTHSCALE * math.sqrt(space.dim),) * space.dim
     scales = table.get("lengthscale", float | tuple[float, ...], "lengthscale = 0.2", usual)
     scales = (scales,) * space.dim if isinstance(scales, float) else scales
     if len(scales) != space.dim:
@@ -866,7 +878,7 @@ def _mechanism(
     if not isinstance(search, SupportSearch):
         raise table.error(
             "kind",
-            "noise would drown what the search in a region compares. Write [protocol.search] with "
+            "noise would drown what this search adds in every round. Write [protocol.search] with "
             'kind = "support".',
         )
     if kind == "gaussian" and channel != "plain":
@@ -907,8 +919,15 @@ def _mechanism(
     return {"mechanism": NamedMechanism(kind, settings), "noise_at": noise_at}
 
 
+def _transfers(table: _Table) -> bool:
+    """Whether the search of fed-gp is the default."""
+    search = table.values.get("search")
+    return not isinstance(search, dict) or search.get("kind", "transfer") == "transfer"
+
+
 def _search(table: _Table) -> Any:
-    kind = table.get("kind", Literal["region", "support"], 'kind = "region"', "region")
+    kinds = Literal["transfer", "support", "region"]
+    kind = table.get("kind", kinds, 'kind = "transfer"', "transfer")
     return _part(table, SEARCHES[kind], ("kind",))
 
 
@@ -1010,6 +1029,7 @@ class Plan:
         evaluations: Of each agent's objective, at most.
         total: Of all agents' objectives.
         promise: What the run reveals at most; None without noise.
+        signal: What noise leaves of the releases, and what follows; empty if that is not known.
         sees: Who sees what, one sentence each.
         bytes_per_round: Up and down, of all agents, of the rounds of a rehearsal; None if there was
             none.
@@ -1023,6 +1043,7 @@ class Plan:
     evaluations: int
     total: int
     promise: Guarantee | None
+    signal: str
     sees: tuple[str, ...]
     bytes_per_round: tuple[int, ...] | None
     bytes_note: str
@@ -1043,6 +1064,7 @@ def plan(study: StudyFile) -> Plan:
         evaluations=evaluations,
         total=total,
         promise=promise,
+        signal=getattr(server, "signal_words", ""),
         sees=_sees(made, server),
         bytes_per_round=bytes_per_round,
         bytes_note=note,
@@ -1056,8 +1078,7 @@ def _evaluations(study: Any, server: Any, num_agents: int) -> tuple[int, int]:
     if isinstance(study, FTS):
         each = study.rounds * study.q
         return each, each * (num_agents if study.active is None else len(study.active))
-    start = study.starts if isinstance(study, FedGP) else study.num_initial
-    each = start + study.rounds
+    each = study.starts + study.rounds
     return each, each * num_agents
 
 
@@ -1081,9 +1102,11 @@ def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
         )
     rounds = min(study.rounds, REHEARSED_ROUNDS)
     made_up: dict[AgentId, Objective] = dict.fromkeys(study.agents, _MadeUp(study.space))
-    result = run(
-        study.study(rounds=rounds), made_up, seed=study.seed, space=study.space, progress=False
-    )
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SignalWarning)  # the plan says it of all rounds
+        result = run(
+            study.study(rounds=rounds), made_up, seed=study.seed, space=study.space, progress=False
+        )
     counts = result.bytes_per_round()
     note = f"measured in a rehearsal of {rounds} rounds on made-up values, exchanges in order"
     return tuple(counts[serial] for serial in sorted(counts)), f"{note}; {depends}"
@@ -1107,11 +1130,13 @@ def _sees(study: Study, server: Any) -> tuple[str, ...]:
             f"All agents see {noisy}, and nothing else of each other.",
         )
     if isinstance(study, FedGP):
-        said: str = server.privacy(server.start())["learned_by"]
+        report = server.privacy(server.start())
+        said: str = report["learned_by"]
         sums = "No privacy guarantee: a sum, and what changed since the last one, is in the open."
         if server.promise is not None:
             sums = "Sums have noise, and what they reveal together is promised."
-        return (own, f"{said[0].upper()}{said[1:]}.", sums)
+        adds = f"Every agent adds {report['adds']} to a sum."
+        return (own, adds, f"{said[0].upper()}{said[1:]}.", sums)
     assert isinstance(study, PrivateUCB)
     return _bandit_sees(study.trust)
 

@@ -1287,7 +1287,7 @@ class DPFTSDE:
         return self.message or ("own_mean" if self._transfers else "gain")
 
     @property
-    def first_points(self) -> int:
+    def starts(self) -> int:
         """How many points every agent evaluates first."""
         default = MIN_OWN if self._transfers else FIRST_POINTS
         return default if self.num_initial is None else self.num_initial
@@ -1365,7 +1365,7 @@ class DPFTSDE:
             raise InputDataError(
                 f"The feature map has {phi.input_dim} inputs, the search space {space.dim} columns."
             )
-        kind, count = self.message_kind, self.first_points
+        kind, count = self.message_kind, self.starts
         norm = self.clip_norm
         if norm is None:
             norm = suggested_clip_norm(phi, kind, count, noise_var=self.noise_var, beta=self.beta)

@@ -114,6 +114,11 @@ def history(n: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
     return X, hill(X) + 0.05 * normal(n, 1, seed=seed)
 
 
+def quiet(weights: Tensor, made: int = 0) -> Released:
+    """A release without noise."""
+    return Released(made, weights, torch.zeros(len(weights), dtype=torch.float64))
+
+
 class Silence:
     """No noise: what remains is the clean part on the lattice."""
 
@@ -663,7 +668,7 @@ def test_releases_stay_within_what_agents_accept() -> None:
     state = boss.step(boss.start(), {})
     assert state.released is not None
     assert float(state.released.weights.abs().max()) == MAX_WEIGHT
-    agent = DPFTSDEAgent(name="ann", space=SQUARE, seed=0)
+    agent = DPFTSDEAgent(name="ann", space=SQUARE, seed=0, strategy=FOLLOW)
     broadcasts = tuple(agent.blobs.put(encode(blob)) for blob in _blobs(boss, state))
     agent.check(agent.start(), Query("query", False), broadcasts)
 
@@ -832,7 +837,7 @@ def desk(
     agent = DPFTSDEAgent(name=name, space=SQUARE, seed=3, strategy=strategy, **options)
     blobs = [agent.blobs.put(encode(made_with))]
     if weights is not None:
-        blobs.append(agent.blobs.put(encode(Released(0, weights))))
+        blobs.append(agent.blobs.put(encode(quiet(weights))))
     request = Query("query", False)
     agent.check(agent.start(), request, tuple(blobs))
     return agent, agent.receive(agent.start(), request, tuple(blobs))
@@ -869,7 +874,7 @@ def test_following_stops_where_the_strategy_says() -> None:
     elsewhere = (blobs[0], agent.blobs.put(_other()))
     assert not torch.equal(agent.ask(agent.receive(told, request, elsewhere)), second)  # type: ignore[arg-type]
     # A second look at the same release is at another part of it.
-    assert float((second - first).norm()) >= agent.strategy.spread
+    assert float((second - first).norm()) >= FOLLOW.spread
     told = agent.tell(agent.receive(told, request, blobs), second, hill(second))
     third = [
         agent.ask(agent.receive(told, request, broadcasts))
@@ -880,7 +885,7 @@ def test_following_stops_where_the_strategy_says() -> None:
 
 
 def _other() -> bytes:
-    return encode(Released(0, normal(1, M, seed=77)))
+    return encode(quiet(normal(1, M, seed=77)))
 
 
 def test_of_a_list_candidates_are_looked_at_that_are_new_and_apart() -> None:
@@ -960,7 +965,7 @@ def test_the_start_is_legal_and_in_the_own_region_if_that_has_legal_points(P: in
     ]
     reachable = set(partition.region_of(MIXED_SPACE.to_unit(grid)).tolist())
     for n, name in enumerate(names):
-        agent = DPFTSDEAgent(name=name, space=MIXED_SPACE, seed=n)
+        agent = DPFTSDEAgent(name=name, space=MIXED_SPACE, seed=n, strategy=SMALL)
         blobs = (agent.blobs.put(encode(made_with)),)
         points = agent.ask(agent.receive(agent.start(), Query("start", False), blobs))
         assert isinstance(points, Tensor)
@@ -1006,7 +1011,7 @@ def test_a_gain_has_the_clip_norm_whatever_it_is() -> None:
 def test_a_gain_points_to_where_there_is_hope() -> None:
     X, Y = history(12)
     phi = default_private_features(SQUARE)
-    agent = DPFTSDEAgent(name="ann", space=SQUARE, seed=0, data=(X, Y))
+    agent = DPFTSDEAgent(name="ann", space=SQUARE, seed=0, data=(X, Y), strategy=Following())
     state = agent.start()
     assert state.own is not None
     model = own_gp(state.X, state.Y, state.own)
@@ -1230,7 +1235,9 @@ def check(agent: DPFTSDEAgent, setup_: Setup, request: Query, *blobs: Any) -> No
 
 
 def test_what_an_agent_refuses() -> None:
-    agent = DPFTSDEAgent(name="ann", space=SQUARE, seed=0, require=Budget(2.0, 0.1))
+    agent = DPFTSDEAgent(
+        name="ann", space=SQUARE, seed=0, strategy=SMALL, require=Budget(2.0, 0.1)
+    )
     start = Query("start", True)
     good = Guarantee(1.5, 0.05, "agent", "zero-out", 2, "pld")
     check(agent, setup(promise=good), start)
@@ -1264,7 +1271,7 @@ def test_what_an_agent_refuses() -> None:
             check(agent, setup(message="shared_prior", prior_weights=prior), start)
     for weights in (normal(2, M), normal(1, M - 1), 1e7 * normal(1, M), torch.ones(1, M).long()):
         with pytest.raises(MessageError, match="A release"):
-            check(agent, setup(), start, Released(0, weights))
+            check(agent, setup(), start, quiet(weights))
     with pytest.raises(MessageError):
         check(agent, setup(), start, setup(2))  # no release at all
     with pytest.raises(MessageError, match="3 broadcasts"):
