@@ -170,8 +170,8 @@ class Setup:
         ridge: :math:`\lambda` of a gain's projection on the basis: larger keeps what the basis
             resolves badly out of a message.
         promise: What the whole run reveals about one agent at most; None if it is not private.
-        min_reliability: The share of signal in what was released below which agents with
-            `TransferSearch` go on alone.
+        min_reliability: The share of agreement in what was released below which agents with
+            `TransferSearch` go on alone, see `noisy_prior`.
     """
 
     space: SearchSpace
@@ -557,7 +557,12 @@ class DPFTSDEAgent:
         if state.released is None:
             return None
         setup, phi = _setup(self.blobs, state.setup)
-        return heard_prior(phi, state.heard, setup.min_reliability)
+        return heard_prior(
+            phi,
+            state.heard,
+            alone=setup.clip_norm**2 / len(setup.regions),
+            min_reliability=setup.min_reliability,
+        )
 
     def _released_point(self, state: DPFTSDEAgentState, stream: Generator, spread: float) -> Tensor:
         """Where the newest release is largest, `spread` away from earlier queries."""
@@ -1198,9 +1203,9 @@ class DPFTSDE:
             it has data for are left out, or with `Following` 10 in its own region.
         ridge: Of a gain's projection on the basis, see `Setup`.
         strategy: How agents use releases and data.
-        min_reliability: With `TransferSearch`, the least share of signal that is listened to. A run
-            in which even early messages of related agents would have less together releases
-            nothing, spends nothing and warns; 0 for releases in any case.
+        min_reliability: With `TransferSearch`, the least share of agreement that is listened to. A
+            run in which even early messages of related agents would have less, all releases
+            together, releases nothing, spends nothing and warns; 0 for releases in any case.
         switch_to_local_after: The last round in which agents listen; default they always do.
         trim: How many messages are left out at each end of every coordinate, see `DPFTSDEServer`;
             with ``noise_kind="none"`` only.

@@ -7,14 +7,15 @@ entries are weights times the root of their feature's deviation. With orthonorma
 :math:`\lambda_j^{1/4} e_j`: noise of equal size in every entry then does the least harm to the
 function, :math:`(\sum_j \lambda_j^{1/2})^2` in place of :math:`M \sum_j \lambda_j`.
 
-Everything after a release is post-processing and costs no privacy. A release is a mean of messages
-plus noise whose deviation `s` is public. Releases are averaged, later ones counting more, and the
-share of signal in the average `w` is read off the average itself,
+Everything after a release is post-processing and costs no privacy. A release is a mean of `N`
+messages of norm `c` plus noise whose deviation `s` is public. Releases are averaged, later ones
+counting more. Noise has the expected squared norm :math:`M s^2` in the average `w`, and messages of
+sites that have nothing in common :math:`c^2 / N`. What is above both is agreement; its share
 
-.. math:: r^2 = \max(0, |w|^2 - M s^2) / |w|^2,
+.. math:: r^2 = \max(0, |w|^2 - M s^2 - c^2 / N) / |w|^2
 
-its *reliability*. The standardised function enters the own model multiplied by `r`, and below a
-threshold not at all: nobody follows noise.
+is the *reliability* of the average. The standardised function enters the own model multiplied by
+`r`, and below a threshold not at all: nobody follows noise, or a crowd that does not agree.
 
 `Outlook` says before anything is spent what that number will be like.
 """
@@ -82,11 +83,14 @@ class Heard:
     share: float
     variance: float
 
-    @property
-    def reliability(self) -> float:
-        """The share of signal in the squared norm, as the releases themselves show it."""
+    def reliability(self, alone: float) -> float:
+        """The share of agreement in the squared norm, as the releases themselves show it.
+
+        Args:
+            alone: The expected squared norm of a mean of messages that have nothing in common.
+        """
         square = float(self.total.square().sum())
-        noise = len(self.total) * self.variance
+        noise = len(self.total) * self.variance + self.share**2 * alone
         return max(0.0, 1 - noise / square) if square > 0 else 0.0
 
 
@@ -125,21 +129,23 @@ def hear(
 
 
 def heard_prior(
-    feature_map: FeatureMap, heard: Heard | None, min_reliability: float
+    feature_map: FeatureMap, heard: Heard | None, *, alone: float, min_reliability: float
 ) -> PriorFunction | None:
     """What the releases say, as loud as they are reliable; None where that is mostly noise.
 
     Args:
         feature_map: The shared basis.
         heard: The releases.
-        min_reliability: The least share of signal.
+        alone: As in `Heard.reliability`.
+        min_reliability: The least share of agreement.
     """
-    if heard is None or heard.reliability < max(min_reliability, 1e-12):
+    reliability = 0.0 if heard is None else heard.reliability(alone)
+    if heard is None or reliability < max(min_reliability, 1e-12):
         return None
     prior = PriorFunction.of_weights(feature_map, heard.total / voice(feature_map))
     if prior is None:
         return None
-    loudness = math.sqrt(heard.reliability)
+    loudness = math.sqrt(reliability)
     return replace(prior, weights=loudness * prior.weights, centre=loudness * prior.centre)
 
 
@@ -151,8 +157,9 @@ class Outlook:
     r"""How much signal to expect, from public numbers alone.
 
     If two messages of norm one correlate by `a`, the mean of `N` has the expected squared norm
-    :math:`a + (1 - a) / N`. Noise in an average of releases has that of one release times
-    :math:`\sum_k u_k^2` for weights :math:`u_k` that add up to one.
+    :math:`a + (1 - a) / N`, of which :math:`1 / N` comes without any agreement. Noise in an average
+    of releases has that of one release times :math:`\sum_k u_k^2` for weights :math:`u_k` that add
+    up to one.
 
     Attributes:
         num_agents: `N`.
@@ -175,11 +182,12 @@ class Outlook:
         return math.sqrt(self._signal(agreement) / (self.dim * self.noise_std**2))
 
     def reliability(self, agreement: float) -> float:
-        """Share of signal in the average of all releases."""
+        """The reliability of the average of all releases."""
         total = sum(self.shares)
         shrink = sum((share / total) ** 2 for share in self.shares)
         signal = self._signal(agreement)
-        return signal / (signal + shrink * self.dim * self.noise_std**2)
+        agreed = max(0.0, signal - 1 / self.num_agents)
+        return agreed / (signal + shrink * self.dim * self.noise_std**2)
 
     def enough_agents(self, agreement: float, reliability: float) -> int:
         """How many agents would make the releases that reliable, at this noise multiplier."""
@@ -202,7 +210,7 @@ class Outlook:
             f"With {self.num_agents} agents and {self.dim} numbers a release has "
             f"{self.ratio(EARLY):.2g} times as much signal as noise where messages agree by "
             f"{EARLY:g}, as early ones of related sites do, and {self.ratio(CLOSE):.2g} times "
-            f"where they agree by {CLOSE:g}; signal is {self.reliability(EARLY):.0%} and "
+            f"where they agree by {CLOSE:g}; agreement is {self.reliability(EARLY):.0%} and "
             f"{self.reliability(CLOSE):.0%} of {'it' if count == 1 else f'all {count} together'}."
         )
 

@@ -75,8 +75,10 @@ from botorch_fed.protocols.dp_fts_de import (
     trimmed_means,
 )
 from botorch_fed.protocols.drive import Round, drive
+from botorch_fed.protocols.noisy_prior import MIN_RELIABILITY, Heard
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.transfer_search import TransferSearch, dealt_design
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
@@ -103,6 +105,8 @@ FOLLOW = replace(SMALL, follow=100)
 ALONE = replace(SMALL, follow=0, schedule=Constant(1.0))
 RANDOM = replace(SMALL, own="random")
 PAPER = replace(paper_following(), num_raw=64, num_restarts=4, num_features=32)
+TRANSFER = TransferSearch()
+Strategy = TransferSearch | Following
 
 
 def hill(X: Tensor, centre: float = 0.3) -> Tensor:
@@ -218,7 +222,7 @@ class Federation:
         return [queries[0].upload for queries in self.requests]
 
 
-def study(strategy: Following = SMALL, **options: Any) -> DPFTSDE:
+def study(strategy: Strategy = SMALL, **options: Any) -> DPFTSDE:
     common = {
         "rounds": 3,
         "noise_multiplier": 1.0,
@@ -231,7 +235,7 @@ def study(strategy: Following = SMALL, **options: Any) -> DPFTSDE:
     return DPFTSDE(**{**common, **options})
 
 
-def finished(strategy: Following = SMALL, **options: Any) -> Federation:
+def finished(strategy: Strategy = SMALL, **options: Any) -> Federation:
     result = Federation(study(strategy, **options))
     result.drive()
     return result
@@ -239,7 +243,11 @@ def finished(strategy: Following = SMALL, **options: Any) -> Federation:
 
 # ------------------------------------------------------------------ reproducible
 
-KINDS: dict[str, tuple[Following, dict[str, Any]]] = {
+KINDS: dict[str, tuple[Strategy, dict[str, Any]]] = {
+    "own mean": (TRANSFER, {"min_reliability": 0.0}),
+    "own mean, list": (TRANSFER, {"min_reliability": 0.0, "candidates": uniform(12, 2, seed=4)}),
+    "own mean, open": (TRANSFER, {"noise_multiplier": None, "noise_kind": "none",
+                                  "min_reliability": 0.0, "switch_to_local_after": 3}),
     "gain": (SMALL, {}),
     "regions": (FOLLOW, {"num_regions": 2, "sampling": PoissonSampling(0.5), "releases": "all"}),
     "mean": (SMALL, {"message": "mean", "noise_kind": "tight", "num_regions": 3}),
@@ -1235,9 +1243,7 @@ def check(agent: DPFTSDEAgent, setup_: Setup, request: Query, *blobs: Any) -> No
 
 
 def test_what_an_agent_refuses() -> None:
-    agent = DPFTSDEAgent(
-        name="ann", space=SQUARE, seed=0, strategy=SMALL, require=Budget(2.0, 0.1)
-    )
+    agent = DPFTSDEAgent(name="ann", space=SQUARE, seed=0, strategy=SMALL, require=Budget(2.0, 0.1))
     start = Query("start", True)
     good = Guarantee(1.5, 0.05, "agent", "zero-out", 2, "pld")
     check(agent, setup(promise=good), start)
@@ -1615,3 +1621,265 @@ def test_a_release_that_is_mostly_noise_is_said_once(caplog: pytest.LogCaptureFi
         state = boss.step(state, {name: Upload(normal(M, seed=t)) for name in NAMES})
     said = [record for record in caplog.records if "mostly noise" in record.message]
     assert len(said) == 1
+
+
+# ------------------------------------------------------------------ own means as a prior
+
+MANY = tuple(f"agent{n}" for n in range(40))
+HEAR_ALL: dict[str, Any] = {"min_reliability": 0.0}
+
+
+def reader(
+    released: Released | None = None, *, names: tuple[str, ...] = MANY, **options: Any
+) -> tuple[DPFTSDEAgent, DPFTSDEAgentState]:
+    """An agent with `TransferSearch`, before its next query."""
+    made_with = setup(1, names, message="own_mean", min_reliability=options.pop("least", 0.3))
+    common = {"name": names[0], "space": SQUARE, "seed": 3, "data": history(4)}
+    agent = DPFTSDEAgent(**{**common, **options})
+    blobs = [agent.blobs.put(encode(made_with))]
+    if released is not None:
+        blobs.append(agent.blobs.put(encode(released)))
+    request = Query("query", True)
+    agent.check(agent.start(), request, tuple(blobs))
+    return agent, agent.receive(agent.start(), request, tuple(blobs))
+
+
+def upload(X: Tensor, Y: Tensor, **options: Any) -> Tensor | None:
+    """What an agent with these observations sends."""
+    agent, state = reader(data=(X, Y), **options)
+    sent: Tensor | None = agent.reply(state)[1].weights
+    return sent
+
+
+@pytest.mark.parametrize("norm", [1.0, 0.37, 250.0])
+def test_an_own_mean_has_the_clip_norm_exactly(norm: float) -> None:
+    sent: list[Tensor] = []
+    federation = Federation(study(TRANSFER, clip_norm=norm, **HEAR_ALL))
+    federation.tamper = lambda name, m: (sent.append(m.weights), m)[1]  # type: ignore[func-returns-value,arg-type]
+    federation.drive()
+    assert [message is None for message in sent] == [False, False, False, True, True, True] * 2
+    for message in sent:
+        if message is not None:
+            assert float(message.norm()) == pytest.approx(norm, rel=1e-15)
+            torch.testing.assert_close(clip(message, norm), message, rtol=1e-12, atol=0)
+
+
+def test_an_own_mean_knows_neither_unit_nor_origin() -> None:
+    X, Y = history(7)
+    sent = upload(X, Y)
+    assert sent is not None
+    for factor in (2.0**40, 2.0**-40):
+        assert torch.equal(upload(X, factor * Y), sent)  # type: ignore[arg-type]
+    torch.testing.assert_close(upload(X, 3e3 * Y - 7e4), sent, rtol=1e-5, atol=1e-6)
+
+
+def test_who_has_nothing_to_say_contributes_zero() -> None:
+    X, Y = history(7)
+    assert upload(X[:2], Y[:2]) is None  # too little
+    constant = upload(X, torch.full_like(Y, 3.0))
+    assert constant is None or not bool(constant.any())
+
+
+def test_a_hostile_site_moves_a_release_by_its_share() -> None:
+    """Whatever it sends: from minus to plus its bound."""
+    names = MANY[:10]
+    made_with = setup(1, names, message="own_mean", clip_norm=0.7)
+    boss = server(1, names, setup=made_with)
+    messages = {name: Upload(normal(M, seed=n)) for n, name in enumerate(names)}
+    releases = []
+    for hostile in (None, 1e5 * normal(M, seed=99), -1e5 * normal(M, seed=99)):
+        state = boss.step(boss.start(), {**messages, "agent3": Upload(hostile)})
+        assert state.released is not None
+        releases.append(state.released.weights[0])
+    without, plus, minus = releases
+    step = 1e-5 * M**0.5 * float(boss.mechanism(0).noise_std)
+    assert float((plus - without).norm()) == pytest.approx(0.07, abs=step)
+    assert float((plus - minus).norm()) == pytest.approx(0.14, abs=step)
+    assert boss.mechanism(0).sensitivity == pytest.approx(0.7)
+
+
+def test_the_noise_that_agents_know_is_what_was_added() -> None:
+    made_with = setup(message="own_mean", clip_norm=2.0)
+    found = []
+    for seed in range(300):
+        boss = server(setup=made_with, noise=InsecureSeededNoise(seed), noise_multiplier=1.3)
+        state = boss.step(boss.start(), {})
+        assert state.released is not None
+        assert torch.equal(state.released.noise_std, boss.mechanism(0).noise_std)
+        found.append(state.released.weights / state.released.noise_std)
+    error = 5 * (2 / (300 * M)) ** 0.5
+    assert float(torch.stack(found).square().mean()) == pytest.approx(1.0, abs=error)
+    plain = server(setup=made_with, noise_multiplier=None)
+    state = plain.step(plain.start(), {})
+    assert state.released is not None
+    assert torch.equal(state.released.noise_std, torch.zeros(1).double())
+
+
+def loud(strength: float, made: int = 0) -> Released:
+    """A release whose function is largest in a corner, under noise of known size."""
+    signal = normal(1, M, seed=5)
+    return Released(made, strength * signal / signal.norm(), torch.full((1,), 0.1).double())
+
+
+def test_agents_follow_a_signal_and_no_noise() -> None:
+    points = {}
+    for strength in (0.0, 0.1, 0.3, 100.0):
+        agent, state = reader(loud(strength))
+        points[strength] = agent.ask(state)
+    agent, state = reader()
+    alone = agent.ask(state)
+    assert state.heard is None
+    assert torch.equal(points[0.0], alone)  # type: ignore[arg-type]
+    assert torch.equal(points[0.1], alone)  # type: ignore[arg-type]
+    assert not torch.equal(points[100.0], alone)  # type: ignore[arg-type]
+    insisting, state = reader(loud(0.35), least=0.0)
+    assert not torch.equal(insisting.ask(state), alone)  # type: ignore[arg-type]
+    deaf = replace(insisting, strategy=TransferSearch(listen=False))
+    assert torch.equal(deaf.ask(state), alone)  # type: ignore[arg-type]
+
+
+def test_what_was_heard_stays_and_counts_once() -> None:
+    agent, state = reader(loud(1.0, made=1))
+    assert isinstance(state.heard, Heard)
+    request = Query("query", False)
+    assert state.released is not None
+    again = agent.receive(state, request, (state.setup, state.released))
+    assert again.heard is state.heard
+    old = agent.blobs.put(encode(loud(7.0, made=0)))
+    assert agent.receive(state, request, (state.setup, old)).heard is state.heard
+    new = agent.blobs.put(encode(loud(1.0, made=5)))
+    more = agent.receive(state, request, (state.setup, new)).heard
+    assert more is not None
+    assert (more.made, more.share) == (5, 2.0 + 8.0**0.5)  # roots of 3 + 1 and 3 + 5
+    restored = decode(encode(replace(state, heard=more)), DPFTSDEAgentState)
+    assert encode(restored.heard) == encode(more)
+    # Who is told no more goes on alone, and so does who was told by somebody else's release only.
+    silent = agent.receive(state, request, (state.setup,))
+    assert silent.heard is state.heard
+    fresh, alone = reader()
+    assert torch.equal(agent.ask(silent), fresh.ask(alone))  # type: ignore[arg-type]
+
+
+def test_absent_agents_miss_releases_and_come_back() -> None:
+    federation = Federation(
+        study(TRANSFER, rounds=4, releases=(0, 1, 3), **HEAR_ALL),
+        absent=lambda name, serial: (name, serial) == ("bob", 2),
+    )
+    federation.drive()
+    assert federation.failures("bob") == ["", "absent", "", "", ""]
+    heard = {name: federation.sites[name].state.heard for name in NAMES}
+    assert heard["ann"].made == heard["bob"].made == 3
+    assert heard["ann"].share > heard["bob"].share  # the first of three is lost to it
+    assert heard["ann"].variance > heard["bob"].variance
+    assert torch.equal(heard["ann"].total, heard["cem"].total)
+
+
+def test_first_points_are_dealt() -> None:
+    federation = finished(TRANSFER, releases=(), data={"bob": history(2)})
+    for index, name in enumerate(sorted(NAMES)):
+        count = 1 if name == "bob" else 3  # two it has already
+        X = federation.sites[name].state.X
+        had = 2 if name == "bob" else 0
+        assert len(X) == had + count + 3
+        assert torch.equal(X[had : had + count], dealt_design(SQUARE, index, 3, count))
+    full = finished(TRANSFER, releases=(), data={"bob": history(5)})
+    assert len(full.sites["bob"].state.X) == 5 + 3
+    listed = uniform(30, 2, seed=6)
+    federation = finished(TRANSFER, releases=(), candidates=listed)
+    for name in NAMES:
+        found = federation.sites[name].state.X
+        assert bool((found.unsqueeze(1) == listed).all(dim=-1).any(dim=-1).all())
+        assert len(torch.unique(found, dim=0)) == len(found)
+
+
+def test_designs_by_name() -> None:
+    designs = {name: uniform(2, 2, seed=n) for n, name in enumerate(NAMES)}
+    for strategy in (TRANSFER, SMALL):
+        federation = finished(strategy, releases=(), initial_design=designs)
+        for name in NAMES:
+            assert torch.equal(federation.sites[name].state.X[:2], designs[name])
+    for wrong in ({"ann": designs["ann"]}, {**designs, "bob": uniform(3, 2)}):
+        with pytest.raises(InputDataError, match="initial"):
+            study(TRANSFER, initial_design=wrong).server(SQUARE, NAMES)
+
+
+def test_a_federation_that_would_follow_noise_spends_nothing() -> None:
+    options: dict[str, Any] = {"noise_multiplier": None, "epsilon": 2.0, "delta": 1e-5}
+    plan = study(TRANSFER, **options)
+    with pytest.warns(SignalWarning, match="goes on alone"):
+        boss = plan.server(SQUARE, NAMES)
+    assert (boss.releases, boss.withheld) == ((), (0, 2))
+    assert boss.promise is not None
+    assert boss.promise.epsilon == 0
+    assert "signal/noise" in repr(boss)
+    federation = finished(TRANSFER, **options)
+    report = federation.report()
+    assert (report["epsilon"], report["releases"]) == (0.0, 0)
+    assert report["signal"] == boss.signal_words
+    assert "nothing spent" in report["signal"]
+    assert federation.uploaded() == [False] * 4
+    alone = finished(TRANSFER, releases=(), noise_multiplier=None, noise_kind="none")
+    for name in NAMES:
+        assert torch.equal(federation.sites[name].state.X, alone.sites[name].state.X)
+    insisting = replace(plan, min_reliability=0.0).server(SQUARE, NAMES)
+    assert (insisting.releases, insisting.withheld) == ((0, 2), ())
+    json.dumps(report)
+
+
+def test_a_federation_with_enough_agents_releases_and_says_how_much() -> None:
+    plan = study(TRANSFER, noise_multiplier=None, epsilon=2.0, delta=1e-5)
+    boss = plan.server(SQUARE, MANY)
+    assert boss.releases == (0, 2)
+    assert boss.outlook is not None
+    assert boss.outlook.reliability(0.15) > MIN_RELIABILITY
+    # The best that a mechanism can do, which all agents agree upon, is its own bound.
+    best = float(boss.mechanism(0).best_signal_to_noise)
+    assert boss.outlook.ratio(1.0) == pytest.approx(best, rel=1e-6)
+    assert boss.privacy(boss.start())["signal"] == boss.outlook.words
+    few = plan.server(SQUARE, MANY[:4]).outlook
+    assert few is not None
+    fewest = few.enough_agents(0.15, MIN_RELIABILITY)
+    assert plan.server(SQUARE, MANY[:fewest]).releases
+    assert not plan.server(SQUARE, MANY[: fewest - 1]).releases
+
+
+def test_old_defaults_by_name() -> None:
+    plan = DPFTSDE(rounds=5, epsilon=2.0, strategy=Following())
+    assert (plan.message_kind, plan.starts) == ("gain", 10)
+    assert plan.release_rounds() == (0, 1, 2, 3)
+    boss = plan.server(SQUARE, NAMES)
+    assert (boss.setup.message, boss.setup.num_initial, boss.setup.clip_norm) == ("gain", 10, 1.0)
+    assert boss.outlook is None
+    assert "signal" not in boss.privacy(boss.start())
+    assert DPFTSDE(rounds=5, epsilon=2.0).starts == 3
+
+
+def test_what_does_not_go_with_own_means() -> None:
+    for make, why in (
+        (lambda: study(TRANSFER, message="gain"), "Name both"),
+        (lambda: study(SMALL, message="own_mean"), "Name both"),
+        (lambda: study(TRANSFER, num_regions=2), "num_regions"),
+        (lambda: setup(2, message="own_mean"), "num_regions"),
+        (lambda: setup(min_reliability=1.0), "min_reliability"),
+        (lambda: setup(min_reliability=-0.1), "min_reliability"),
+        (lambda: server(withheld=(0,)), "withheld"),
+    ):
+        with pytest.raises(InputDataError, match=why):
+            make()
+    agent, _ = reader()
+    with pytest.raises(MessageError, match="does not go with"):
+        check(agent, setup(names=MANY), Query("query", False))
+    with pytest.raises(MessageError, match="does not go with"):
+        check(
+            replace(agent, strategy=SMALL),
+            setup(names=MANY, message="own_mean"),
+            Query("query", False),
+        )
+    good = setup(names=MANY, message="own_mean")
+    weights = normal(1, M)
+    for noise in ([-1.0], [math.nan], [math.inf], [0.1, 0.1]):
+        with pytest.raises(MessageError, match="noise"):
+            check(agent, good, Query("query", False),
+                  Released(0, weights, torch.tensor(noise).double()))  # fmt: skip
+    with pytest.raises(MessageError, match="noise"):
+        check(agent, good, Query("query", False), Released(0, weights, torch.ones(1)))

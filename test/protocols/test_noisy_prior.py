@@ -89,7 +89,7 @@ def test_what_is_heard_of_a_message_is_its_function() -> None:
     for phi in MAPS.values():
         weights = normal(phi.num_features, seed=3)
         heard = hear(None, 0, spoken(phi, weights, 1.0), 0.0, share=1.0)
-        prior = heard_prior(phi, heard, MIN_RELIABILITY)
+        prior = heard_prior(phi, heard, alone=0.0, min_reliability=MIN_RELIABILITY)
         assert prior is not None
         assert correlation(values(phi, prior.weights), values(phi, weights)) > 0.999
 
@@ -144,37 +144,53 @@ def test_reliability_is_the_share_of_signal() -> None:
     signal = normal(M, seed=9)
     signal = signal / signal.norm()
     for noise, expected in ((1e-3, 1.0), (math.sqrt(1 / M), 0.5), (1e3, 0.0)):
-        found = torch.tensor(
-            [
-                hear(None, 0, signal + noise * normal(M, seed=n), noise, share=2.0).reliability
-                for n in range(400)
-            ]
-        )
+        heard = [
+            hear(None, 0, signal + noise * normal(M, seed=n), noise, share=2.0) for n in range(400)
+        ]
+        found = torch.tensor([h.reliability(0.0) for h in heard])
         # Of noise alone the estimate is cut off at zero, and so a little too large.
         assert abs(float(found.median()) - expected) < (0.12 if expected == 0 else 0.05)
+    half = hear(None, 0, signal, 0.0, share=2.0)
+    assert half.reliability(0.5) == pytest.approx(0.5)  # of which sites alone would say as much
+
+
+def followed(releases: list[Tensor], noise: float, alone: float) -> float:
+    """In what share of cases agents would follow a release."""
+    heard = [hear(None, 0, release, noise, share=1.7) for release in releases]
+    priors = [heard_prior(KL, h, alone=alone, min_reliability=MIN_RELIABILITY) for h in heard]
+    return sum(prior is not None for prior in priors) / len(heard)
 
 
 def test_nobody_follows_noise() -> None:
-    followed = sum(
-        heard_prior(KL, hear(None, 0, normal(M, seed=n), 1.0, share=1.0), MIN_RELIABILITY)
-        is not None
-        for n in range(400)
-    )
-    assert followed / 400 < 0.1 + 5 * math.sqrt(0.09 / 400)
-    assert heard_prior(KL, None, 0.0) is None
+    noise = [normal(M, seed=n) for n in range(400)]
+    assert followed(noise, 1.0, 0.0) < 0.1 + 5 * math.sqrt(0.09 / 400)
+    assert heard_prior(KL, None, alone=0.0, min_reliability=0.0) is None
     silent = hear(None, 0, torch.zeros(M).double(), 0.0, share=1.0)
-    assert heard_prior(KL, silent, 0.0) is None
+    assert heard_prior(KL, silent, alone=0.0, min_reliability=0.0) is None
+
+
+def test_nobody_follows_a_crowd_that_does_not_agree() -> None:
+    crowd, choir = [], []
+    for n in range(400):
+        messages = normal(40, M, seed=n)
+        noise = 3.5 / 40 * normal(M, seed=1000 + n)
+        crowd.append((messages / messages.norm(dim=-1, keepdim=True)).mean(dim=0) + noise)
+        messages = messages + 0.8 * normal(M, seed=2000 + n)
+        choir.append((messages / messages.norm(dim=-1, keepdim=True)).mean(dim=0) + noise)
+    assert followed(crowd, 3.5 / 40, 1 / 40) < 0.1 + 5 * math.sqrt(0.09 / 400)
+    assert followed(choir, 3.5 / 40, 1 / 40) > 0.9
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.05, 0.1])
 def test_a_prior_is_as_loud_as_it_is_reliable(noise: float) -> None:
-    heard = Heard(0, 3 * normal(M), 1.0, noise * 9)
-    prior = heard_prior(KL, heard, 0.0)
+    heard, alone = Heard(0, 3 * normal(M), 1.0, noise * 9), 0.1
+    prior = heard_prior(KL, heard, alone=alone, min_reliability=0.0)
     assert prior is not None
     told = reference_features(KL) @ prior.weights - prior.centre
-    assert float(told.std()) == pytest.approx(math.sqrt(heard.reliability))
+    assert float(told.std()) == pytest.approx(math.sqrt(heard.reliability(alone)))
     assert abs(float(told.mean())) < 1e-12
-    assert heard_prior(KL, heard, heard.reliability + 1e-9) is None
+    more = heard.reliability(alone) + 1e-9
+    assert heard_prior(KL, heard, alone=alone, min_reliability=more) is None
 
 
 # ------------------------------------------------------------------ before anything is spent
@@ -205,14 +221,15 @@ def test_an_outlook_is_what_comes(agreement: float) -> None:
         totals.append((float((heard.share * signal).square().sum()), 200 * heard.variance))
     assert outlook.ratio(agreement) ** 2 == pytest.approx(sum(signals) / 200, rel=0.05)
     signal_part, noise_part = (sum(part) for part in zip(*totals, strict=True))
-    found = signal_part / (signal_part + noise_part)
-    assert outlook.reliability(agreement) == pytest.approx(found, rel=0.05)
+    alone = 200 * sum(outlook.shares) ** 2 / 12
+    found = (signal_part - alone) / (signal_part + noise_part)
+    assert outlook.reliability(agreement) == pytest.approx(found, rel=0.05, abs=0.02)
 
 
 def test_enough_agents_are_enough_and_fewer_are_not() -> None:
     outlook = Outlook(8, 20, 3.45 / 8, (1.0, 1.2, 1.4))
     enough = outlook.enough_agents(0.15, 0.3)
-    assert 8 < enough < 20
+    assert 8 < enough < 25
     for count, reached in ((enough, True), (enough - 1, False)):
         other = Outlook(count, 20, 3.45 / count, outlook.shares)
         assert (other.reliability(0.15) >= 0.3) == reached
