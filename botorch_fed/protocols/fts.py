@@ -539,7 +539,8 @@ class FTSAgent:
     def _dealt(self, state: FTSAgentState, slot: int) -> Tensor:
         """One of the first points that this agent is dealt, `1 x d`."""
         setup, _ = _setup(self.blobs, state.setup)
-        index, n = setup.agents.index(self.name), len(state.X) + slot
+        # By queries, not by outcomes: one that failed is not asked again.
+        index, n = setup.agents.index(self.name), state.t * self.q + slot
         design = dealt_design(
             self.space, index, len(setup.agents), n + 1, candidates=self.candidates
         )

@@ -50,6 +50,7 @@ from botorch_fed.protocols.fts import (
 from botorch_fed.protocols.own_step import spread_design
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
@@ -71,6 +72,8 @@ MIXED = replace(SMALL, portfolio=1, prior_until=2, schedule=Constant(0.4))
 RGPE = replace(SMALL, transfer="rgpe")
 TAF = replace(SMALL, transfer="taf")
 PAPER = replace(paper_strategy(), num_raw=64, num_restarts=4)
+SEARCH = TransferSearch()  # the default; what it does is tested in test_transfer_search.py
+AnyStrategy = Strategy | TransferSearch
 
 
 def hill(X: Tensor, centre: float = 0.3) -> Tensor:
@@ -169,7 +172,7 @@ class Federation:
         return ["" if failure is None else failure.code for failure in found]
 
 
-def study(strategy: Strategy = SMALL, **options: Any) -> FTS:
+def study(strategy: AnyStrategy = SMALL, **options: Any) -> FTS:
     return FTS(**{"rounds": 3, "feature_map": PHI, "strategy": strategy, **options})
 
 
@@ -177,7 +180,7 @@ def with_data(n: int = 8, f: Objective = hill) -> dict[str, tuple[Tensor, Tensor
     return {name: history(n, seed=i, f=f) for i, name in enumerate(NAMES)}
 
 
-def finished(strategy: Strategy = SMALL, **options: Any) -> Federation:
+def finished(strategy: AnyStrategy = SMALL, **options: Any) -> Federation:
     result = Federation(study(strategy, **{"data": with_data(), **options}))
     result.drive()
     return result
@@ -185,7 +188,9 @@ def finished(strategy: Strategy = SMALL, **options: Any) -> Federation:
 
 # ------------------------------------------------------------------ reproducible
 
-KINDS: list[tuple[Strategy, dict[str, Any]]] = [
+KINDS: list[tuple[AnyStrategy, dict[str, Any]]] = [
+    (SEARCH, {}),
+    (SEARCH, {"q": 2, "data": {}, "message": "sample"}),
     (MIXED, {}),
     (MIXED, {"message": "sample", "every": 1}),
     (replace(MIXED, learned=True), {"message": "shared_prior", "every": 2}),
@@ -196,7 +201,19 @@ KINDS: list[tuple[Strategy, dict[str, Any]]] = [
     (RANDOM, {}),
     (MIXED, {"q": 2, "initial_design": uniform(2, 2, seed=7), "data": {}, "every": 1}),
 ]
-IDS = ["mixed", "sample", "learned", "warp", "paper", "rgpe", "taf", "random", "batch"]
+IDS = [
+    "search",
+    "search-batch",
+    "mixed",
+    "sample",
+    "learned",
+    "warp",
+    "paper",
+    "rgpe",
+    "taf",
+    "random",
+    "batch",
+]
 settings = pytest.mark.parametrize("which", range(len(KINDS)), ids=IDS)
 
 
@@ -282,10 +299,13 @@ def patterns(*tensors: Tensor) -> set[bytes]:
     return {struct.pack(order, value) for value in private for order in ("<d", ">d")}
 
 
-@pytest.mark.parametrize("strategy", [MIXED, RGPE, PAPER], ids=["mixed", "rgpe", "paper"])
-def test_messages_are_the_only_thing_that_crosses(strategy: Strategy) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [(SEARCH, None), (MIXED, "sample"), (RGPE, "summary"), (PAPER, "sample")],
+    ids=["search", "mixed", "rgpe", "paper"],
+)
+def test_messages_are_the_only_thing_that_crosses(strategy: AnyStrategy, kind: str | None) -> None:
     space = SearchSpace(SQUARE.parameters, Outcome(centre=0.3, scale=0.7))
-    kind = "summary" if strategy.transfer == "rgpe" else "sample"
     federation = Federation(
         study(strategy, data=with_data(), every=1, message=kind),
         space=space,
@@ -296,7 +316,9 @@ def test_messages_are_the_only_thing_that_crosses(strategy: Strategy) -> None:
         for state in states.values():
             private |= patterns(state.X, state.Y, space.outcome.from_public(state.Y))
             own = state.own
-            assert own is not None
+            assert (own is None) == (strategy is SEARCH)  # which fits anew, and keeps nothing
+            if own is None:
+                continue
             scalars = torch.tensor([own.outputscale, own.noise_var, own.mean], dtype=torch.float64)
             private |= patterns(own.lengthscale, scalars)
     for site in federation.sites.values():
@@ -558,7 +580,7 @@ def test_an_absent_agent_keeps_its_old_message() -> None:
 class Desk:
     """One agent with received messages, without a server."""
 
-    strategy: Strategy = RECEIVED
+    strategy: AnyStrategy = RECEIVED
     names: tuple[str, ...] = ("bob", "cem", "dan")
     made: tuple[int, ...] | None = None
     weights: Tensor | None = None
@@ -645,7 +667,7 @@ def test_when_all_are_used_the_own_model_decides() -> None:
 
 
 def test_asking_twice_and_telling_change_nothing() -> None:
-    for strategy in (MIXED, RECEIVED, replace(MIXED, learned=True)):
+    for strategy in (SEARCH, MIXED, RECEIVED, replace(MIXED, learned=True)):
         desk = Desk(strategy, options={"data": history(6), "q": 2})
         state = desk.state
         for _ in range(4):
@@ -722,7 +744,7 @@ def test_own_messages_are_not_transferred() -> None:
 
 def test_messages_of_the_own_name_and_of_weight_zero_change_nothing() -> None:
     weights = 0.5 * normal(4, M, seed=5)
-    for strategy in (SMALL, MIXED):
+    for strategy in (SEARCH, SMALL, MIXED):
         few = Desk(
             strategy, names=("bob", "cem"), weights=weights[:2], options={"data": history(4)}
         )
@@ -833,6 +855,7 @@ def test_rank_agreement(order: list[int]) -> None:
 def test_a_batch_is_of_different_points_of_a_list() -> None:
     candidates = uniform(6, 2, seed=2)
     for strategy in (
+        SEARCH,
         RECEIVED,
         SMALL,
         MIXED,
@@ -859,9 +882,9 @@ def test_the_baselines_choose_different_points_of_a_list(strategy: Strategy) -> 
 
 
 @pytest.mark.parametrize(
-    "strategy", [SMALL, MIXED, ALONE, RANDOM, replace(SMALL, own="ei", prior_until=0)]
+    "strategy", [SEARCH, SMALL, MIXED, ALONE, RANDOM, replace(SMALL, own="ei", prior_until=0)]
 )
-def test_a_batch_in_the_cube_is_of_different_points(strategy: Strategy) -> None:
+def test_a_batch_in_the_cube_is_of_different_points(strategy: AnyStrategy) -> None:
     federation = finished(strategy, q=3, rounds=2)
     for name in NAMES:
         asked = federation.sites[name].state.X[8:]
@@ -905,7 +928,7 @@ def test_integers_and_choices_are_snapped() -> None:
         bonus = 1.0 if point["kernel"] == "poly" else 0.0
         return torch.tensor([[bonus + 0.3 * float(point["depth"])]]).double()
 
-    for strategy in (MIXED, RANDOM, RECEIVED):
+    for strategy in (SEARCH, MIXED, RANDOM, RECEIVED):
         federation = Federation(
             study(strategy, feature_map=None, rounds=4, every=1),
             space=space,
@@ -915,9 +938,10 @@ def test_integers_and_choices_are_snapped() -> None:
         assert len(federation.sites["ann"].state.X) == 4
 
 
-def test_the_initial_design_comes_first() -> None:
+@pytest.mark.parametrize("strategy", [SEARCH, MIXED], ids=["search", "mixed"])
+def test_the_initial_design_comes_first(strategy: AnyStrategy) -> None:
     design = uniform(4, 2, seed=7)
-    federation = finished(MIXED, initial_design=design, q=2, rounds=3, every=1)
+    federation = finished(strategy, initial_design=design, q=2, rounds=3, every=1)
     for name in NAMES:
         assert torch.equal(federation.sites[name].state.X[8:12], design)
         assert not bool((federation.sites[name].state.X[12:14] == design[:2]).all())
@@ -925,7 +949,7 @@ def test_the_initial_design_comes_first() -> None:
 
 def test_designs_by_name() -> None:
     designs = spread_design(SQUARE, NAMES, 2)
-    federation = finished(MIXED, initial_design=designs, rounds=3, every=1)
+    federation = finished(SEARCH, initial_design=designs, rounds=3, data=with_data(), every=1)
     for name in NAMES:
         assert torch.equal(federation.sites[name].state.X[8:10], designs[name])
     left = {name: designs[name] for name in NAMES[1:]}
@@ -949,8 +973,12 @@ def test_random_search() -> None:
     assert torch.equal(other.sites["ann"].state.X, federation.sites["ann"].state.X)
 
 
-@pytest.mark.parametrize("strategy", [MIXED, PAPER], ids=["mixed", "paper"])
-def test_minimisation_is_maximisation_of_the_negative(strategy: Strategy) -> None:
+@pytest.mark.parametrize(
+    ("strategy", "kind"),
+    [(SEARCH, "own_mean"), (MIXED, "sample"), (PAPER, "sample")],
+    ids=["search", "mixed", "paper"],
+)
+def test_minimisation_is_maximisation_of_the_negative(strategy: AnyStrategy, kind: str) -> None:
     centre = 0.25
 
     def mirrored(minimize: bool) -> Federation:
@@ -960,7 +988,7 @@ def test_minimisation_is_maximisation_of_the_negative(strategy: Strategy) -> Non
             SQUARE.parameters, Outcome(centre=sign * centre, scale=0.7, minimize=minimize)
         )
         federation = Federation(
-            study(strategy, data=data, every=1, message="sample"),
+            study(strategy, data=data, every=1, message=kind),
             space=space,
             objectives=dict.fromkeys(NAMES, valley if minimize else hill),
         )
@@ -997,9 +1025,12 @@ def test_the_baselines_use_summaries(strategy: Strategy) -> None:
 
 @pytest.mark.parametrize(
     ("strategy", "kind"),
-    [(SMALL, "summary"), (RGPE, "mean"), (TAF, "summary"), (TAF, "sample")],
+    [
+        *((SEARCH, "summary"), (SEARCH, "summary_and_incumbent"), (SMALL, "own_mean")),
+        *((SMALL, "summary"), (RGPE, "mean"), (TAF, "summary"), (TAF, "sample")),
+    ],
 )
-def test_kinds_that_do_not_fit_are_refused(strategy: Strategy, kind: str) -> None:
+def test_kinds_that_do_not_fit_are_refused(strategy: AnyStrategy, kind: str) -> None:
     federation = Federation(study(strategy, message=kind, data=with_data()))
     with pytest.raises(ProtocolError, match="refuse to begin: 3 invalid"):
         federation.drive()
@@ -1012,7 +1043,7 @@ def test_kinds_that_do_not_fit_are_refused(strategy: Strategy, kind: str) -> Non
 
 def test_another_search_space_is_refused_and_no_data_leave() -> None:
     others = SearchSpace((Parameter.real("a", 0.0, 2.0), Parameter.real("b", 0.0, 1.0)))
-    federation = Federation(study(MIXED, data=with_data()), site_spaces={"bob": others})
+    federation = Federation(study(SEARCH, data=with_data()), site_spaces={"bob": others})
     federation.drive()
     assert federation.failures("bob") == ["invalid"] * 4
     assert federation.sites["bob"].journal.empty
@@ -1036,7 +1067,7 @@ BAD_UPLOADS: dict[str, Callable[[Tensor], Tensor]] = {
 
 @pytest.mark.parametrize("bad", BAD_UPLOADS)
 def test_a_bad_upload_is_its_senders_failure_only(bad: str) -> None:
-    federation = Federation(study(MIXED, data=with_data(), every=1))
+    federation = Federation(study(SEARCH, data=with_data()))
 
     def tamper(name: str, message: Upload) -> Upload:
         if name == "bob" and message.weights is not None:
@@ -1063,7 +1094,7 @@ def test_numbers_that_are_none_never_arrive(value: float) -> None:
 
 
 def test_a_weight_vector_that_nobody_asked_for_is_refused() -> None:
-    federation = Federation(study(MIXED, data=with_data(), every=0))
+    federation = Federation(study(SEARCH, data=with_data(), every=0))
 
     def tamper(name: str, message: Upload) -> Upload:
         return Upload(torch.zeros(M).double()) if name == "bob" else message
@@ -1146,7 +1177,7 @@ def _changed(tensors: Mapping[str, Tensor], key: str, how: str) -> dict[str, Ten
 HOW = ["flat", "deeper", "zero", "negative", "empty", "integers", "twice"]
 
 
-def asked_by(server_says: Setup, strategy: Strategy = SMALL) -> list[str]:
+def asked_by(server_says: Setup, strategy: AnyStrategy = SMALL) -> list[str]:
     """What becomes of a collection and a query under some setup: codes of refusals, or nothing."""
     agent = FTSAgent(name="ann", space=SQUARE, seed=0, strategy=strategy, data=history(3))
     site = Site("ann", agent, hill)

@@ -26,7 +26,8 @@ from botorch_fed.models.earned_prior import (
 )
 from botorch_fed.models.features import WarpedFeatures
 from botorch_fed.protocols.base import Objective
-from botorch_fed.protocols.fts import FTS
+from botorch_fed.protocols.fts import FTS, Query
+from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import (
     APART,
     MAX_SPREAD,
@@ -464,6 +465,22 @@ def test_a_design_has_points_of_the_space() -> None:
     design = dealt_design(MIXED, 0, 2, 8)
     assert torch.equal(MIXED.snap(design), design)
     assert len(torch.unique(design[:, 2:], dim=0)) == 3  # every choice
+
+
+def test_a_first_point_that_failed_is_not_dealt_again() -> None:
+    study = FTS(rounds=5)
+    blobs = MemoryBlobs()
+    agent = study.agent("bob", SQUARE, 0, blobs)
+    broadcasts = (blobs.put(encode(study.setup(SQUARE, NAMES))),)
+    design = dealt_design(SQUARE, 1, 3, 5)
+    state, request = agent.start(), Query(query=True, upload=False)
+    for t in range(5):
+        state = agent.receive(state, request, broadcasts)
+        asked = agent.ask(state)
+        assert isinstance(asked, Tensor)
+        assert torch.equal(asked, design[t : t + 1])
+        # Of the first two nothing came back: the query was left out.
+        state = agent.tell(state, asked[t < 2 :], hill(asked)[t < 2 :])
 
 
 # ------------------------------------------------------------------ a federation
