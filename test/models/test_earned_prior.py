@@ -270,7 +270,14 @@ def test_a_right_prior_keeps_its_trust_and_a_wrong_one_loses_it(seed: int) -> No
     for n in (6, 10, 15):
         assert trust_in(right, n, seed) > 2 * trust_in(wrong, n, seed)
     assert trust_in(right, 10, seed) > 0.3
-    assert trust_in(wrong, 15, seed) < 0.15
+    assert trust_in(wrong, 15, seed) < 0.3
+
+
+def test_trust_in_a_wrong_prior_fades() -> None:
+    wrong = negated(random_prior())
+    few, many = (np.mean([trust_in(wrong, n, seed) for seed in range(8)]) for n in (4, 15))
+    assert many < 0.15
+    assert many < 0.7 * few
 
 
 @SEEDS
