@@ -91,7 +91,8 @@ def private_ucb(trust: Any, **options: Any) -> PrivateUCB:
 
 NOISY = {"mechanism": agents_noise, "noise_at": "agent", "sums": 9}
 STUDIES: dict[str, Callable[[], Any]] = {
-    "fts": lambda: FTS(rounds=3, every=1, strategy=Strategy(**OWN)),
+    "fts": lambda: FTS(rounds=4),
+    "fts published": lambda: FTS(rounds=3, every=1, strategy=Strategy(**OWN)),
     "fed-gp plain": lambda: fed_gp(TransferSearch(), "plain"),
     "fed-gp ckks": lambda: fed_gp(TransferSearch(), "ckks"),
     "fed-gp plain, region": lambda: fed_gp(REGION, "plain"),
