@@ -99,6 +99,7 @@ def cases() -> dict[str, Case]:
     release = private_ucb.Parameters
     noise_of_agents: dict[str, Any] = {"mechanism": gaussian, "noise_at": "agent", "sums": 40}
     return {
+        "fts-search": Case(FTS(rounds=ROUNDS, feature_map=PHI, candidates=ARMS), exact=True),
         "fts": Case(
             FTS(
                 rounds=ROUNDS,

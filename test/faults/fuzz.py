@@ -683,10 +683,10 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
     if fields[0] is None:
         return None
     order = body_of(one.outgoing.requests[one.agent])[2]
-    if one.case in ("fts", "dp-fts-de"):
+    if one.case in ("fts", "fts-search", "dp-fts-de"):
         if not order[1]:
             return "a vector that nobody asked for"
-        most = 1e6 if one.case == "fts" else math.inf
+        most = 1e6 if one.case.startswith("fts") else math.inf
         return numbers_of(fields[0], [PHI.num_features], -most, most)
     if valid[2][0] is None:
         return "a contribution that nobody asked for"
