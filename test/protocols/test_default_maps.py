@@ -108,6 +108,7 @@ def test_entries_of_the_default_maps() -> None:
     )
 
 
+@pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 def test_protocols_send_these_maps() -> None:
     space, names = cube(2), ("ann", "bob")
     shared, private = default_feature_map(space), default_private_features(space)
