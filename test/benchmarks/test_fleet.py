@@ -198,7 +198,12 @@ def test_signal_is_measured_against_the_protocol_without_data() -> None:
 
 def test_samples_of_the_prior_are_no_signal() -> None:
     study = DPFTSDE(
-        rounds=1, noise_multiplier=0.01, message="sample", noise=InsecureSeededNoise(3), clip_norm=9
+        rounds=1,
+        noise_multiplier=0.01,
+        message="sample",
+        strategy=Following(),
+        noise=InsecureSeededNoise(3),
+        clip_norm=9,
     )
     fleet = Fleet(table(), study, starts(), seed=0)
     server = fleet.server
