@@ -582,10 +582,7 @@ def _verdict(gains: Sequence[_Gain], arguments: argparse.Namespace) -> list[str]
             lines.append(
                 f"After {gains[-1].evaluations} it gains nothing: by then a site has caught up."
             )
-    lines.append(
-        "Alone a site draws Thompson samples from its own model, and begins at random: a good "
-        "public design may do as much."
-    )
+    lines.append("Alone a site has nothing but its own model: a good public design may do as much.")
     return lines
 
 

@@ -1002,9 +1002,8 @@ _DP_FTS_DE_OPEN = (
     "agents. There is no guarantee against anybody."
 )
 _FED_GP = (
-    "Agents send summaries of their data and the server adds them up. The sum is opened in every "
-    "round: encryption hides contributions, not their sum, and the difference of two sums shows "
-    "what changed between them."
+    "The server adds them up. The sum is opened in every round: encryption hides contributions, "
+    "not their sum, and the difference of two sums shows what changed between them."
 )
 _FED_GP_NOISE = (
     "The noise is in the sum before anybody learns it; the guarantee is against those who learn "
@@ -1052,7 +1051,8 @@ def _sentences(protocol: str, said: Mapping[str, Any]) -> list[str]:
     if protocol == "DPFTSDE":
         return [_DP_FTS_DE if noisy else _DP_FTS_DE_OPEN]
     if protocol == "FedGP":
-        return [_FED_GP, _FED_GP_NOISE if noisy else _FED_GP_OPEN]
+        sends = f"Every agent sends {said.get('adds', 'a summary of its data')}."
+        return [f"{sends} {_FED_GP}", _FED_GP_NOISE if noisy else _FED_GP_OPEN]
     if protocol == "PrivateUCB":
         return [_PRIVATE_UCB[said.get("trust", "none") if noisy else "none"]]
     return ["This report does not know the protocol: its documentation says who sees what."]

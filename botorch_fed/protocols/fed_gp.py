@@ -934,6 +934,11 @@ _NO_NOISE: dict[type[Search], str] = {
     RegionSearch: "RegionSearch compares several summaries in each of many sums: noise would drown "
     "them. Use SupportSearch with a mechanism.",
 }
+_ADDS: dict[type[Search], str] = {
+    MeanSearch: "the mean function of its own model",
+    SupportSearch: "a summary of its data on support points",
+    RegionSearch: "summaries of its data in a region",
+}
 _FOR_ALL = ("start", "query", "resend")  # steps that name what the support set is made from
 
 
@@ -1182,11 +1187,18 @@ class FedGPServer:
             words += "; the server reads centres of every agent's inputs"
         return words
 
+    @property
+    def _adds(self) -> str:
+        """What an agent contributes to a sum, in words."""
+        numbers = self.private_sum.channel.grid.dim
+        return f"{_ADDS[type(self.setup.search)]}, {numbers} numbers"
+
     def privacy(self, state: FedGPServerState) -> dict[str, Any]:
         """What a report needs: who learns what, the promise, and what was released."""
         common = {
             "channel": type(self.private_sum.channel).__name__,
             "learned_by": self._learned_by,
+            "adds": self._adds,
             "sums": state.sums,
             "rekeys": state.rekeys,
         }
