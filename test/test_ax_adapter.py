@@ -414,7 +414,8 @@ def test_equal_points_of_a_design_have_a_trial_each() -> None:
         name="c", values=["left", "right"], parameter_type="str", is_ordered=False
     )
     clients = _clients(two)
-    federation = AxFederation(FedGP(rounds=0, channel="plain"), clients, seed=0)
+    protocol = FedGP(rounds=0, channel="plain", num_initial=4)  # two points are equal at least
+    federation = AxFederation(protocol, clients, seed=0)
     values = iter(range(12))
     while not federation.finished:
         for client in clients.values():
@@ -460,15 +461,15 @@ def test_one_abandoned_point_of_a_design_is_left_out() -> None:
     clients = _clients()
     federation = AxFederation(FedGP(rounds=1), clients, space=_space(), seed=0)
     trials = clients["a"].get_next_trials(max_trials=9)
-    assert len(trials) == 4
+    assert len(trials) == 3
     for i, (index, point) in enumerate(trials.items()):
         if i == 1:
             clients["a"].mark_trial_abandoned(index)
         else:
             clients["a"].complete_trial(index, raw_data={"loss": _loss(point)})
     _finish(federation, clients)
-    assert len(federation.history("a")[1]) == 4  # 3 of the design and one query
-    assert len(federation.history("b")[1]) == 5
+    assert len(federation.history("a")[1]) == 3  # 2 of the design and one query
+    assert len(federation.history("b")[1]) == 4
 
 
 def test_own_trials_are_data() -> None:
