@@ -12,7 +12,8 @@ of `botorch-fed demo`), by an `ax.api.client.Client` of its own and with twelve 
                    space, Sobol points, then a model; all count
     fts            `FTS(strategy=Strategy(), every=1)`: one vector of 100 numbers from each site
                    every round
-    fed_gp         `FedGP()`: FBO-FedGP under a joint key (`ThresholdCKKSChannel`)
+    fed_gp         `FedGP(search=RegionSearch())`: FBO-FedGP under a joint key
+                   (`ThresholdCKKSChannel`)
 
 Both begin with `spread_design`, 3 points of each site that count: the centre, as Ax, then different
 points of one public sequence in the middle half of the space; its seed is the run's.
@@ -51,6 +52,7 @@ from botorch_fed.ax_adapter import AxFederation, RoundOpen
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.own_step import spread_design
+from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.test_functions import SklearnTuning
 
 ROWS = ("ax", "fts", "fed_gp")
@@ -93,7 +95,7 @@ def federation_of(row: str, problem: SklearnTuning, clients: list[Client], **opt
     protocol = (
         FTS(rounds=TRIALS, strategy=Strategy(), every=1, initial_design=design)
         if row == "fts"
-        else FedGP(rounds=TRIALS - INITIAL, initial_design=design)
+        else FedGP(rounds=TRIALS - INITIAL, search=RegionSearch(), initial_design=design)
     )
     return AxFederation(protocol, named, space=problem.space, seed=options["seed"])
 
