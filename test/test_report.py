@@ -120,7 +120,8 @@ def _fts(names: Sequence[str] = ("a", "b", "c"), **options: Any) -> RunResult:
 def _de(epsilon: float = 2.0, seeded: bool = False, **options: Any) -> RunResult:
     problem = SyntheticGPAgents(6, seed=0, perturbed="all", lengthscale=0.1)
     noise: NoiseSource = InsecureSeededNoise(0) if seeded else OSNoise()
-    settings = {"rounds": 4, "num_initial": 2, "delta": 1e-3, "noise": noise, **options}
+    settings = {"rounds": 4, "num_initial": 2, "delta": 1e-3, "noise": noise, "releases": "all"}
+    settings |= {"min_reliability": 0.0, **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)  # few agents
         return run(DPFTSDE(epsilon=epsilon, **settings), problem, seed=0, progress=False)
