@@ -93,6 +93,7 @@ class EarnedImprovement:
     @classmethod
     def of(cls, posterior: EarnedPosterior, X: Tensor) -> EarnedImprovement:
         """Over the best of the points that were tried, `n x d`."""
+        posterior = posterior.pruned()
         Z, prior = posterior.warp(X), posterior.prior_values(X)
         best = tuple(float(c.predict(Z, prior)[0].max()) for c in posterior.components)
         return cls(posterior, best)

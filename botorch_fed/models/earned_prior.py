@@ -16,6 +16,10 @@ earned trust: :math:`\beta = 0` is the site alone, and a prior that does not hel
 outcomes fades within a few observations, however many messages say otherwise. Leave-one-out
 density needs no model to be right, unlike the evidence.
 
+Sites can pool their trust: `pooled_trust_prior` makes the prior probabilities of a site from the
+weights at which the others have arrived, so that in a federation whose functions are unrelated
+nobody has to find that out alone. Their *sum* suffices.
+
 Scales cancel: a shift or a stretch of own outcomes, or of everything a release says, changes
 nothing.
 """
@@ -24,7 +28,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
 import numpy as np
@@ -54,7 +58,9 @@ from botorch_fed.models.own import LogWarp
 NUM_REFERENCE = 512  # public points that represent the cube
 RIDGE = 1e-4  # of a projection on the shared basis
 TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
-TRUST_PRIOR = (0.1, 0.1, 0.2, 0.3, 0.3)
+TRUST_PRIOR = (0.3, 0.1, 0.2, 0.2, 0.2)
+POOLING = 2.0  # sites that the public prior counts for beside the others' experience
+MIN_PRIOR = 0.005  # probability of a trust, whatever others have found
 MIN_WEIGHT = 1e-4  # of a model that counts
 MIN_SPREAD = 1e-9  # of a function that says anything, relative to its size
 
@@ -152,7 +158,7 @@ class EarnedPosterior:
     """A site's own models, one for each trust, and their weights.
 
     Attributes:
-        components: A fitted model for each trust that has not lost its weight.
+        components: A fitted model for each trust.
         weights: Their probabilities.
         outcome: How outcomes were standardised.
         prior: What others say; None without messages.
@@ -197,6 +203,15 @@ class EarnedPosterior:
         Z, prior = self.warp(X), self.prior_values(X)
         components = tuple(c.conditioned(Z, c.predict(Z, prior)[0], prior) for c in self.components)
         return EarnedPosterior(components, self.weights, self.outcome, self.prior, self.offsets)
+
+    def pruned(self) -> EarnedPosterior:
+        """Without models that have lost their weight."""
+        kept = np.flatnonzero(self.weights >= MIN_WEIGHT)
+        return replace(
+            self,
+            components=tuple(self.components[k] for k in kept),
+            weights=self.weights[kept] / self.weights[kept].sum(),
+        )
 
     def drawn(self, uniform: float) -> int:
         """The index of a component, drawn with its probability.
@@ -252,9 +267,7 @@ def fit_earned(
         for trust in trusts
     )
     weights = earned_weights(components, trust_prior)
-    kept = np.flatnonzero(weights >= MIN_WEIGHT)
-    components = tuple(components[k] for k in kept)
-    return EarnedPosterior(components, weights[kept] / weights[kept].sum(), outcome, prior, offsets)
+    return EarnedPosterior(components, weights, outcome, prior, offsets)
 
 
 def earned_weights(components: tuple[LocalGP, ...], trust_prior: tuple[float, ...]) -> Array:
@@ -263,6 +276,23 @@ def earned_weights(components: tuple[LocalGP, ...], trust_prior: tuple[float, ..
     scores = np.array(density) + np.log(trust_prior)
     weights: Array = np.exp(scores - scores.max())
     return weights / weights.sum()
+
+
+def pooled_trust_prior(trust_prior: tuple[float, ...], others: Array | None) -> tuple[float, ...]:
+    r"""Prior probabilities of the trusts, from those at which other sites have arrived.
+
+    The mixing proportions of the federation, one step of expectation maximisation per round, with
+    the public prior as `POOLING` sites more.
+
+    Args:
+        trust_prior: The public prior, `K`.
+        others: The sum of the other sites' weights, `K`; None if nobody has compared.
+    """
+    if others is None or len(others) != len(trust_prior) or not np.isfinite(others).all():
+        return trust_prior
+    pooled = np.maximum(others, 0.0) + POOLING * np.array(trust_prior)
+    pooled = np.maximum(pooled / pooled.sum(), MIN_PRIOR)
+    return tuple((pooled / pooled.sum()).tolist())
 
 
 class PriorMean(Mean):

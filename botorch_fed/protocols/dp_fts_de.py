@@ -78,7 +78,6 @@ from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
     OwnHyperparameters,
-    PriorFunction,
     QuadratureFourierFeatures,
     RandomFourierFeatures,
     StationaryKernel,
@@ -130,7 +129,12 @@ from botorch_fed.protocols.own_step import (
     untried,
 )
 from botorch_fed.protocols.store import Blobs, MemoryBlobs
-from botorch_fed.protocols.transfer_search import MIN_OWN, TransferSearch, dealt_design
+from botorch_fed.protocols.transfer_search import (
+    MIN_OWN,
+    Advice,
+    TransferSearch,
+    dealt_design,
+)
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import content_hash, encode
@@ -530,7 +534,7 @@ class DPFTSDEAgent:
                 self.space,
                 state.X,
                 state.Y,
-                self._prior(state),
+                self._advice(state),
                 chosen=chosen,
                 candidates=self.candidates,
                 stream=stream,
@@ -552,17 +556,18 @@ class DPFTSDEAgent:
             stream=stream,
         )
 
-    def _prior(self, state: DPFTSDEAgentState) -> PriorFunction | None:
+    def _advice(self, state: DPFTSDEAgentState) -> Advice | None:
         """What the releases say, while there is something to listen to."""
         if state.released is None:
             return None
         setup, phi = _setup(self.blobs, state.setup)
-        return heard_prior(
+        prior = heard_prior(
             phi,
             state.heard,
             alone=setup.clip_norm**2 / len(setup.regions),
             min_reliability=setup.min_reliability,
         )
+        return None if prior is None else Advice(prior)
 
     def _released_point(self, state: DPFTSDEAgentState, stream: Generator, spread: float) -> Tensor:
         """Where the newest release is largest, `spread` away from earlier queries."""

@@ -121,7 +121,7 @@ from botorch_fed.protocols.own_step import (
 from botorch_fed.protocols.region_search import RegionPlan, RegionSearch, RegionView
 from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore, Store
 from botorch_fed.protocols.support_search import SupportSearch, SupportView
-from botorch_fed.protocols.transfer_search import MIN_OWN, TransferSearch, dealt_design
+from botorch_fed.protocols.transfer_search import MIN_OWN, Advice, TransferSearch, dealt_design
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 
@@ -745,19 +745,21 @@ class FedGPAgent:
         self, search: MeanSearch, setup: Setup, state: FedGPAgentState, stream: Generator
     ) -> Tensor:
         """The next point by the own model, with the newest sum as its prior."""
-        prior = None
-        if state.total_t >= 0:
-            own = self._mine(state)
-            prior = mean_search.prior(search, state.total, own, len(setup.agents))
         return self.strategy.point(
             self.space,
             state.X,
             state.Y,
-            prior,
+            self._advice(search, setup, state),
             chosen=state.X[:0],
             candidates=self.candidates,
             stream=stream,
         )
+
+    def _advice(self, search: MeanSearch, setup: Setup, state: FedGPAgentState) -> Advice | None:
+        """What the others say in the newest sum."""
+        if state.total_t < 0:
+            return None
+        return mean_search.advice(search, state.total, self._mine(state), len(setup.agents))
 
     def _mine(self, state: FedGPAgentState) -> Tensor | None:
         """What oneself has contributed to the last sum, exactly."""
@@ -904,7 +906,8 @@ class FedGPAgent:
         mechanism, grid = self.private_sum.mechanism, self.private_sum.channel.grid
         X, Y = state.X, state.Y
         if isinstance(setup.search, MeanSearch):
-            return mean_search.contribution(setup.search, self.strategy, self.space, X, Y)
+            advice = self._advice(setup.search, setup, state)
+            return mean_search.contribution(setup.search, self.strategy, self.space, X, Y, advice)
         if isinstance(setup.search, RegionSearch):
             assert state.plan is not None
             values = region_search.contribution(setup.search, state.plan, X, Y)

@@ -53,7 +53,6 @@ from botorch_fed.models import (
     FeatureMap,
     MessagePriorGP,
     OwnHyperparameters,
-    PriorFunction,
     RandomFourierFeatures,
     RankingEnsemble,
     StationaryKernel,
@@ -84,10 +83,12 @@ from botorch_fed.protocols.own_step import (
 from botorch_fed.protocols.store import Blobs, MemoryBlobs
 from botorch_fed.protocols.transfer_search import (
     MIN_OWN,
+    Advice,
     TransferSearch,
     bounded,
     dealt_design,
     prior_of_sum,
+    report_size,
 )
 from botorch_fed.protocols.transfer_search import (
     default_feature_map as transfer_feature_map,
@@ -450,7 +451,9 @@ class FTSAgent:
         setup, phi = _setup(self.blobs, state.setup)
         if setup.message == "own_mean":
             assert isinstance(self.strategy, TransferSearch)  # `check` has seen to it
-            return state, Upload(self.strategy.message(self.space, phi, state.X, state.Y))
+            advice = self._advice(state, self._others(state))
+            report = self.strategy.report(self.space, phi, state.X, state.Y, advice)
+            return state, Upload(report)
         stream = generator(self.seed, "message", state.t)
         return state, Upload(make_message(setup, phi, state.X, state.Y, generator=stream))
 
@@ -523,7 +526,7 @@ class FTSAgent:
                 self.space,
                 state.X,
                 state.Y,
-                self._prior(state, others),
+                self._advice(state, others),
                 chosen=chosen,
                 candidates=candidates,
                 stream=stream,
@@ -546,14 +549,19 @@ class FTSAgent:
         )
         return design[n : n + 1]
 
-    def _prior(self, state: FTSAgentState, others: _Others | None) -> PriorFunction | None:
-        """The mean of the others' functions, each bounded."""
+    def _advice(self, state: FTSAgentState, others: _Others | None) -> Advice | None:
+        """The mean of the others' functions, each bounded, and what their trusts have earned."""
         if others is None:
             return None
         assert state.received is not None
-        bounded_rows = _bounded_rows(self.blobs, state.received, state.setup)[list(others.rows)]
+        rows, M = list(others.rows), others.feature_map.num_features
+        weights = _bounded_rows(self.blobs, state.received, state.setup)[rows]
         shares = others.agent_weights / others.agent_weights.sum()
-        return prior_of_sum(others.feature_map, shares @ bounded_rows, 1)
+        prior = prior_of_sum(others.feature_map, shares @ weights, 1)
+        if prior is None:
+            return None
+        trust = others.weights[:, M:]
+        return Advice(prior, len(rows) * shares @ trust if trust.shape[1] else None)
 
     def _acquisition(
         self,
@@ -884,7 +892,7 @@ def _received(blobs: Blobs, digest: str, setup_digest: str) -> Received:
 def _bounded_rows(blobs: Blobs, digest: str, setup_digest: str) -> Tensor:
     """The received weight vectors, none louder than a site can be; once for all agents."""
     _, phi = _setup(blobs, setup_digest)
-    return bounded(phi, _received(blobs, digest, setup_digest).weights)
+    return bounded(phi, _received(blobs, digest, setup_digest).weights[:, : phi.num_features])
 
 
 def check_message(setup: Setup, feature_map: FeatureMap, weights: Tensor) -> None:
@@ -898,6 +906,8 @@ def check_message(setup: Setup, feature_map: FeatureMap, weights: Tensor) -> Non
     M = feature_map.num_features
     size = M if setup.message not in SUMMARIES else M * (M + 3) // 2
     size += setup.message == "summary_and_incumbent"
+    if setup.message == "own_mean":
+        size = report_size(feature_map)
     if weights.shape != (size,) or weights.dtype != torch.float64:
         raise MessageError(
             f"A message of kind {setup.message!r} has {size} float64 numbers, got "
@@ -906,6 +916,10 @@ def check_message(setup: Setup, feature_map: FeatureMap, weights: Tensor) -> Non
     limit = MAX_WEIGHT / min(setup.noise_var, 1.0) if setup.message in SUMMARIES else MAX_WEIGHT
     if not bool((weights.abs() <= limit).all()):
         raise MessageError(f"A number exceeds {limit:g}: outcomes must be on the public scale.")
+    if setup.message == "own_mean":
+        trust = weights[M:]
+        if not bool((trust >= 0).all()) or float(trust.sum()) > 1 + 1e-6:
+            raise MessageError("Weights of trusts are not negative, and sum to one at most.")
     if setup.message in SUMMARIES:
         summary = Summary.unpack(weights[: M * (M + 3) // 2], basis=feature_map.fingerprint)
         jitter = 1e-9 * (1 + summary.gram.diagonal().abs().max())

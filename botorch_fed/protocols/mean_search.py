@@ -1,13 +1,14 @@
 r"""The default search of FBO-FedGP: a sum of the sites' mean functions, and each site's own model.
 
 What a site adds in a round is the mean of its own posterior on its own standardised scale, over a
-shared basis, and two numbers more (`transfer_search.pack_message`). From the sum a site takes away
+shared basis, the weights that trusts in others have earned there, and the number one
+(`transfer_search.pack_report`). From the sum a site takes away
 exactly what it has put in; what remains, the sum of the others' functions, is the prior of its own
 model, with a trust that its own outcomes earn (`transfer_search.TransferSearch`). How a site uses
 the sum is its own business; public is the basis alone.
 
 What the sum reveals: the sum of all mean functions, how many sites have three observations or
-more, and the sum of the functions' variances over public points. With two sites that is the other
+more, and the sum of the weights of their trusts. With two sites that is the other
 one's function. A site alone cannot be read from the sum of many, but from the difference of two
 sums over different rosters.
 
@@ -28,17 +29,17 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import MessageError
-from botorch_fed.models import FeatureMap, PriorFunction, feature_map_from_tensors
+from botorch_fed.models import FeatureMap, feature_map_from_tensors
 from botorch_fed.models.earned_prior import reference_features
 from botorch_fed.protocols.fts import received_features
 from botorch_fed.protocols.transfer_search import (
-    EXTRAS,
     MAX_SPREAD,
+    Advice,
     TransferSearch,
     default_feature_map,
-    message_size,
-    pack_message,
+    pack_report,
     prior_of_sum,
+    report_size,
     unpack_sum,
 )
 from botorch_fed.space import SearchSpace
@@ -88,7 +89,7 @@ class MeanSearch:
 
     def size(self, dim: int) -> int:
         """How many numbers an agent contributes to a sum."""
-        return message_size(feature_map(self)) + EXTRAS
+        return report_size(feature_map(self)) + 1
 
     def bound(self, num_data: int) -> float:
         """The largest number that an agent contributes."""
@@ -112,7 +113,12 @@ def check_received(search: MeanSearch, space: SearchSpace) -> None:
 
 
 def contribution(
-    search: MeanSearch, strategy: TransferSearch, space: SearchSpace, X: Tensor, Y: Tensor
+    search: MeanSearch,
+    strategy: TransferSearch,
+    space: SearchSpace,
+    X: Tensor,
+    Y: Tensor,
+    advice: Advice | None,
 ) -> Tensor:
     """What an agent adds to a sum.
 
@@ -122,20 +128,20 @@ def contribution(
         space: The map of inputs.
         X: Own points, `n x d`.
         Y: Own outcomes, `n x 1`, larger is better.
+        advice: What the last sum says.
 
     Returns:
         A `search.size(d)` tensor; zeros if the agent has too few observations to say anything.
     """
     phi = feature_map(search)
-    weights = strategy.message(space, phi, X, Y)
-    if weights is not None and float(weights.abs().max()) > BOUND:
-        weights = weights * (BOUND / weights.abs().max())
-    return pack_message(phi, weights)
+    packed = pack_report(phi, strategy.report(space, phi, X, Y, advice))
+    loudest = float(packed[: phi.num_features].abs().max())
+    if loudest > BOUND:
+        packed[: phi.num_features] *= BOUND / loudest
+    return packed
 
 
-def prior(
-    search: MeanSearch, total: Tensor, own: Tensor | None, num_agents: int
-) -> PriorFunction | None:
+def advice(search: MeanSearch, total: Tensor, own: Tensor | None, num_agents: int) -> Advice | None:
     """What the others say in a sum; None if nobody does, or nobody honest can have said it.
 
     Args:
@@ -152,4 +158,9 @@ def prior(
     if not spread <= MAX_SPREAD * (1 + _ROUNDING):
         logger.warning("a sum of functions that honest sites cannot have is left out")
         return None
-    return prior_of_sum(phi, others.weights, others.num_sites)
+    prior = prior_of_sum(phi, others.weights, others.num_sites)
+    if prior is None:
+        return None
+    # More experience than there are sites is none.
+    believable = float(others.trust.clamp_min(0).sum()) <= others.num_sites * (1 + _ROUNDING)
+    return Advice(prior, others.trust if believable else None)

@@ -47,6 +47,7 @@ from botorch_fed.models.earned_prior import (
     EarnedPosterior,
     PriorFunction,
     fit_earned,
+    pooled_trust_prior,
     project,
     reference_features,
 )
@@ -78,7 +79,7 @@ class TransferSearch:
             over trusts.
         warp: Let the model see parameters that act by their ratio on a logarithmic scale
             (`SearchSpace.log_offsets`), even if the search is on a linear one.
-        trusts: The values of :math:`\beta` that are compared; one of them should be 0.
+        trusts: The values of :math:`\beta` that are compared, the first of them 0.
         trust_prior: Their prior probabilities.
         listen: Whether messages are used at all.
     """
@@ -90,8 +91,10 @@ class TransferSearch:
     listen: bool = True
 
     def __post_init__(self) -> None:
-        if not self.trusts or not all(0 <= trust <= 10 for trust in self.trusts):
-            raise InputDataError(f"trusts must be numbers in [0, 10], got {self.trusts}.")
+        if not all(0 <= trust <= 10 for trust in self.trusts) or self.trusts[:1] != (0.0,):
+            raise InputDataError(
+                f"trusts must be numbers in [0, 10], the first of them 0, got {self.trusts}."
+            )
         right = len(self.trust_prior) == len(self.trusts) and all(p > 0 for p in self.trust_prior)
         if not right or not math.isclose(sum(self.trust_prior), 1.0, abs_tol=1e-6):
             raise InputDataError(
@@ -124,14 +127,64 @@ class TransferSearch:
             X: Own points, `n x d`.
             Y: Own outcomes, `n x 1`, larger is better.
         """
+        alone = self._fitted(space, X, Y, None, None) if len(X) >= MIN_OWN else None
+        return None if alone is None else _own_mean(alone, feature_map)
+
+    def report(
+        self,
+        space: SearchSpace,
+        feature_map: FeatureMap,
+        X: Tensor,
+        Y: Tensor,
+        advice: Advice | None,
+    ) -> Tensor | None:
+        """The message, and the weights of the trusts after own outcomes: `M + K` numbers.
+
+        The last `K` are zero if the site has not compared trusts: without advice, or with a grid
+        of its own.
+
+        Args:
+            space: The map of inputs.
+            feature_map: The shared basis.
+            X: Own points, `n x d`.
+            Y: Own outcomes, `n x 1`, larger is better.
+            advice: What others have said before.
+        """
         if len(X) < MIN_OWN:
             return None
-        try:
-            alone = fit_earned(X, Y, offsets=self.offsets(space))
-        except NumericalError:  # outcomes beyond all scales: others need not wait
-            logger.warning("no message for %d observations", len(X))
+        compares = advice is not None and self.listen and self.trusts == TRUSTS
+        posterior = self._fitted(space, X, Y, *(advice if advice and compares else (None, None)))
+        if posterior is None:
             return None
-        return project(lambda reference: alone.predict(reference)[0], feature_map)
+        found = torch.zeros(len(TRUSTS), dtype=torch.float64)
+        if compares:
+            found = torch.from_numpy(posterior.weights)
+        return torch.cat([_own_mean(posterior, feature_map), found])
+
+    def _fitted(
+        self,
+        space: SearchSpace,
+        X: Tensor,
+        Y: Tensor,
+        prior: PriorFunction | None,
+        others: Tensor | None,
+    ) -> EarnedPosterior | None:
+        """The own models; None for outcomes beyond all scales."""
+        pooled = self.trust_prior
+        if others is not None and self.trusts == TRUSTS:
+            pooled = pooled_trust_prior(pooled, others.numpy())
+        try:
+            return fit_earned(
+                X,
+                Y,
+                prior,
+                trusts=self.trusts,
+                trust_prior=pooled,
+                offsets=self.offsets(space),
+            )
+        except NumericalError as error:  # a site must not be stuck, nor others wait for it
+            logger.warning("no model of %d observations: %s", len(X), error)
+            return None
 
     # -------------------------------------------------------------- where it looks
 
@@ -140,7 +193,7 @@ class TransferSearch:
         space: SearchSpace,
         X: Tensor,
         Y: Tensor,
-        prior: PriorFunction | None,
+        advice: Advice | None,
         *,
         chosen: Tensor,
         candidates: Tensor | None,
@@ -152,38 +205,26 @@ class TransferSearch:
             space: The map of inputs.
             X: Own points, `n x d`.
             Y: Own outcomes, `n x 1`, larger is better.
-            prior: What others say.
+            advice: What others say.
             chosen: Points that the same query has already, `k x d`.
             candidates: The only points that can be evaluated, `K x d`.
             stream: The site's own random numbers.
         """
-        prior = prior if self.listen else None
+        prior, others = advice if advice is not None and self.listen else (None, None)
         tried = torch.cat([X, chosen])
         domain = self._domain(space, tried, candidates)
         if prior is not None and len(tried) < MIN_OWN:
             return maximize_prior(prior, domain, stream, apart=APART)
-        if len(X) == 0:
+        posterior = self._fitted(space, X, Y, prior, others) if len(X) else None
+        if posterior is None:
             point = random_point(space, domain.candidates, stream)
             return point if candidates is not None else space.snap(point)
-        try:
-            posterior = fit_earned(
-                X,
-                Y,
-                prior,
-                trusts=self.trusts,
-                trust_prior=self.trust_prior,
-                offsets=self.offsets(space),
-            )
-            if len(chosen):
-                posterior = posterior.conditioned(chosen)
-            if self.acquisition is not None:
-                return self._passed_in(space, posterior, domain, stream)
-            improvement = EarnedImprovement.of(posterior, tried)
-            return maximize_improvement(improvement, domain, stream)
-        except NumericalError as error:  # a site must not be stuck
-            logger.warning("a random point instead of a model's: %s", error)
-            point = random_point(space, domain.candidates, stream)
-            return point if candidates is not None else space.snap(point)
+        if len(chosen):
+            posterior = posterior.conditioned(chosen)
+        if self.acquisition is not None:
+            return self._passed_in(space, posterior, domain, stream)
+        improvement = EarnedImprovement.of(posterior, tried)
+        return maximize_improvement(improvement, domain, stream)
 
     def _passed_in(
         self, space: SearchSpace, posterior: EarnedPosterior, domain: Domain, stream: Generator
@@ -228,54 +269,70 @@ def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) ->
     return WarpedFeatures(phi, offsets) if bool((offsets > 0).any()) else phi
 
 
-def message_size(feature_map: FeatureMap) -> int:
-    """How many numbers a site says."""
-    return feature_map.num_features
-
-
-EXTRAS = 2  # numbers that a message in a sum has beside its weights, see `pack_message`
-
-
-class Others(NamedTuple):
-    """What is left of a sum of packed messages without the own one.
+class Advice(NamedTuple):
+    """What others say.
 
     Attributes:
-        weights: The sum of the others' weights, `M`.
-        num_sites: How many of them have spoken; 0 if the sum says nothing that can be read.
-        mean_square: The sum of the mean squares of their functions over the reference points,
-            each function centred there.
+        prior: Their functions as one.
+        trust: The sum of the weights that trusts have at those who have compared, `K`; None if
+            nobody says.
     """
 
-    weights: Tensor
-    num_sites: int
-    mean_square: float
+    prior: PriorFunction
+    trust: Tensor | None = None
 
 
-def pack_message(feature_map: FeatureMap, weights: Tensor | None) -> Tensor:
-    """What a site adds to a sum: a message, bounded, the number 1, and the mean square.
+def report_size(feature_map: FeatureMap) -> int:
+    """How many numbers a report has: a message, and a weight for each trust."""
+    return feature_map.num_features + len(TRUSTS)
+
+
+def _own_mean(posterior: EarnedPosterior, feature_map: FeatureMap) -> Tensor:
+    """The mean of the model that trusts nothing, projected on the shared basis."""
+    alone = posterior.components[0]
+    return project(lambda reference: alone.predict(posterior.warp(reference))[0], feature_map)
+
+
+def pack_report(feature_map: FeatureMap, report: Tensor | None) -> Tensor:
+    """What a site adds to a sum: its report, bounded, and the number 1.
 
     Args:
         feature_map: The shared basis.
-        weights: Its message; None for a site that has nothing to say: zeros, which do not count.
+        report: As `TransferSearch.report` makes it; None for a site that has nothing to say:
+            zeros, which do not count.
     """
-    if weights is None or not bool(torch.isfinite(weights).all()):
-        return torch.zeros(message_size(feature_map) + EXTRAS, dtype=torch.float64)
-    weights = bounded(feature_map, weights.unsqueeze(0)).squeeze(0)
-    values = reference_features(feature_map) @ weights
-    return torch.cat([weights, weights.new_ones(1), values.var(correction=0).reshape(1)])
+    if report is None or not bool(torch.isfinite(report).all()):
+        return torch.zeros(report_size(feature_map) + 1, dtype=torch.float64)
+    M = feature_map.num_features
+    weights = bounded(feature_map, report[:M].unsqueeze(0)).squeeze(0)
+    return torch.cat([weights, report[M:], report.new_ones(1)])
+
+
+class Others(NamedTuple):
+    """What is left of a sum of packed reports without the own one.
+
+    Attributes:
+        weights: The sum of the others' weights, `M`.
+        trust: The sum of the weights of their trusts, `K`.
+        num_sites: How many of them have spoken; 0 if the sum says nothing that can be read.
+    """
+
+    weights: Tensor
+    trust: Tensor
+    num_sites: int
 
 
 def unpack_sum(total: Tensor, own: Tensor | None) -> Others:
-    """What others have said, from the sum of packed messages.
+    """What others have said, from the sum of packed reports.
 
     Args:
         total: The sum.
         own: What oneself has put into it, exactly; None if nothing.
     """
     others = total if own is None else total - own
-    count, mean_square = others[-EXTRAS:].tolist()
+    count, M = float(others[-1]), len(others) - len(TRUSTS) - 1
     whole = math.isfinite(count) and count >= 0 and count == round(count)
-    return Others(others[:-EXTRAS], round(count) if whole else 0, mean_square)
+    return Others(others[:M], others[M:-1], round(count) if whole else 0)
 
 
 def prior_of_sum(feature_map: FeatureMap, total: Tensor, count: int) -> PriorFunction | None:
