@@ -18,6 +18,7 @@ from botorch.models import SingleTaskGP
 from torch import Tensor
 
 from botorch_fed.models.earned_prior import (
+    TRUSTS,
     PriorFunction,
     fit_earned,
     project,
@@ -32,13 +33,14 @@ from botorch_fed.protocols.transfer_search import (
     APART,
     MAX_SPREAD,
     MIN_OWN,
+    Advice,
     TransferSearch,
     bounded,
     dealt_design,
     default_feature_map,
-    message_size,
-    pack_message,
+    pack_report,
     prior_of_sum,
+    report_size,
     unpack_sum,
 )
 from botorch_fed.rng import generator
@@ -88,7 +90,7 @@ def point(
         space,
         X,
         Y,
-        prior,
+        None if prior is None else Advice(prior),
         chosen=no_points(space.dim) if chosen is None else chosen,
         candidates=candidates,
         stream=generator(seed, "point"),
@@ -116,7 +118,45 @@ def test_a_message_is_the_own_mean_over_the_shared_basis() -> None:
 def test_who_has_seen_too_little_says_nothing() -> None:
     for n in range(MIN_OWN):
         assert SEARCH.message(SQUARE, PHI, *history(n)) is None
-    assert said(*history(MIN_OWN)).shape == (message_size(PHI),)
+    assert said(*history(MIN_OWN)).shape == (PHI.num_features,)
+
+
+def test_what_a_site_says_of_its_function_does_not_depend_on_what_it_hears() -> None:
+    # Nobody is told a rumour as if it were an observation.
+    X, Y = history(6)
+    alone, told, misled = (
+        SEARCH.report(SQUARE, PHI, X, Y, None if prior is None else Advice(prior))
+        for prior in (None, good_prior(), good_prior(-1.0))
+    )
+    assert alone is not None
+    assert told is not None
+    assert misled is not None
+    M = PHI.num_features
+    assert len(alone) == report_size(PHI)
+    for report in (alone, told, misled):
+        assert torch.equal(report[:M], said(X, Y))
+    # It says how far it trusts what it hears: not at all, if it hears nothing.
+    assert float(alone[M:].abs().max()) == 0
+    for report in (told, misled):
+        assert float(report[M:].min()) >= 0
+        assert float(report[M:].sum()) == pytest.approx(1.0)
+    assert float(told[M]) < float(misled[M])
+    deaf = DEAF.report(SQUARE, PHI, X, Y, Advice(good_prior()))
+    assert deaf is not None
+    assert torch.equal(deaf, alone)
+    assert SEARCH.report(SQUARE, PHI, X[:2], Y[:2], Advice(good_prior())) is None
+
+
+def test_others_experience_with_the_crowd_counts() -> None:
+    X, Y = history(MIN_OWN)
+    for prior in (good_prior(), good_prior(-1.0)):
+        trusts = []
+        for lesson in (torch.tensor([9.0, 0, 0, 0, 0]), None, torch.tensor([0.0, 0, 0, 0, 9])):
+            advice = Advice(prior, None if lesson is None else lesson.double())
+            report = SEARCH.report(SQUARE, PHI, X, Y, advice)
+            assert report is not None
+            trusts.append(float(report[PHI.num_features]))
+        assert trusts[0] > trusts[1] > trusts[2]  # of no trust
 
 
 @pytest.mark.parametrize("factor", [2.0**-600, 2.0**-13, 2.0**13, 2.0**600])
@@ -352,6 +392,7 @@ def test_settings_are_the_same_in_every_process() -> None:
     "options",
     [
         {"trusts": ()},
+        {"trusts": (0.5, 1.0), "trust_prior": (0.5, 0.5)},
         {"trusts": (0.0, -1.0), "trust_prior": (0.5, 0.5)},
         {"trusts": (0.0, math.nan), "trust_prior": (0.5, 0.5)},
         {"trusts": (0.0, 1.0), "trust_prior": (1.0,)},
@@ -416,17 +457,20 @@ def test_the_number_of_speakers_does_not_matter() -> None:
 
 
 def test_a_sum_without_the_own_part_is_that_of_the_others() -> None:
-    rows = [said(*history(6, seed=n)) for n in range(3)]
-    packed = [pack_message(PHI, row) for row in rows]
-    silent = pack_message(PHI, None)
+    M, advice = PHI.num_features, Advice(good_prior())
+    reports = [SEARCH.report(SQUARE, PHI, *history(6, seed=n), advice) for n in range(3)]
+    packed = [pack_report(PHI, report) for report in reports]
+    silent = pack_report(PHI, None)
     total = torch.stack([*packed, silent]).sum(dim=0)
     others = unpack_sum(total, packed[0])
-    torch.testing.assert_close(others.weights, rows[1] + rows[2])
-    assert others[1] == 2
-    assert unpack_sum(total, None)[1] == 3
-    assert unpack_sum(silent, None)[1] == 0
-    squares = [float((reference_features(PHI) @ row).var(correction=0)) for row in rows[1:]]
-    assert others.mean_square == pytest.approx(sum(squares))
+    expected = packed[1] + packed[2]
+    torch.testing.assert_close(others.weights, expected[:M])
+    torch.testing.assert_close(others.trust, expected[M:-1])
+    assert others.num_sites == 2
+    assert unpack_sum(total, None).num_sites == 3
+    assert unpack_sum(silent, None).num_sites == 0
+    # A report that is none does not count either.
+    assert torch.equal(pack_report(PHI, torch.full((len(silent) - 1,), torch.nan)), silent)
 
 
 # ------------------------------------------------------------------ where everybody begins
@@ -531,12 +575,13 @@ def test_sites_that_begin_with_nothing_hear_of_each_other() -> None:
 def test_what_a_site_hears_is_what_the_others_said() -> None:
     run = default_run()
     phi = default_feature_map(SQUARE)
+    M = phi.num_features
     for i, name in enumerate(NAMES):
         state = run.states[5][name]
         assert len(state.X) == 4
         sent = SEARCH.message(SQUARE, phi, state.X, state.Y)
         assert sent is not None
-        assert torch.equal(run.end_of_round(5).weights[i], sent)
+        assert torch.equal(run.end_of_round(5).weights[i, :M], sent)
 
 
 def test_the_first_points_are_dealt() -> None:
@@ -612,7 +657,9 @@ def test_a_hostile_message_is_one_voice() -> None:
         def tamper(name: str, message: Any) -> Any:
             if name != "bob" or message.weights is None:
                 return message
-            return replace(message, weights=factor * message.weights)
+            loud = message.weights.clone()
+            loud[: -len(TRUSTS)] *= factor
+            return replace(message, weights=loud)
 
         run.tamper = tamper
         run.drive()
@@ -658,7 +705,7 @@ def test_a_mixed_space() -> None:
         assert torch.equal(MIXED.snap(X), X)
         assert len(torch.unique(X, dim=0)) == 6
     assert run.end.received is not None
-    assert run.end.received.weights.shape == (3, default_feature_map(MIXED).num_features)
+    assert run.end.received.weights.shape == (3, report_size(default_feature_map(MIXED)))
 
 
 def test_a_straggler_is_missing_and_comes_back() -> None:
