@@ -126,6 +126,19 @@ def cases() -> dict[str, Case]:
             books=True,
             noisy=(dp_fts_de.Released,),
         ),
+        "dp-fts-de-own-mean": Case(
+            DPFTSDE(
+                rounds=ROUNDS,
+                noise_multiplier=2.0,
+                releases="all",
+                num_initial=2,
+                min_reliability=0.0,
+                candidates=ARMS,
+                noise=OSNoise(),
+            ),
+            books=True,
+            noisy=(dp_fts_de.Released,),
+        ),
         "ucb-joint": Case(_ucb("joint"), books=True, noisy=(release,), once=True, keeps_data=False),
         "ucb-local": Case(
             _ucb("local", unit="agent", require=Budget(200.0, 1e-5)),

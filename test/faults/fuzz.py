@@ -33,7 +33,7 @@ from botorch_fed.protocols.site import Site, SiteRecord, _Refused
 from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
 from botorch_fed.rng import generator
 from botorch_fed.wire.codec import content_hash, decode
-from test.faults.cases import ARMS, NAMES, PHI, ROUNDS, SQUARE, Case, cases, hill
+from test.faults.cases import ARMS, NAMES, ROUNDS, SQUARE, Case, cases, hill
 
 MAX_BYTES = 2**20  # of a message here: peak memory follows from it
 PATIENCE = 10.0  # seconds after which a receiver hangs
@@ -618,8 +618,11 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
                 return "broadcast of a round that there is not"
             if why := numbers_of(weights, [len(agents), *weights[1][1:]], -1e6, 1e6):
                 return why
-        if kind == "Released" and content[0] < 0:
-            return "broadcast of a round that there is not"
+        if kind == "Released":
+            if content[0] < 0:
+                return "broadcast of a round that there is not"
+            if why := numbers_of(content[2], content[1][1][:1], 0.0, math.inf):
+                return why
         if kind == "Parameters" and not (0 <= content[0] < fields[0] and content[3] >= 0):
             return "broadcast of a round that there is not"
         if kind == "Opened" and not (0 <= content[0] <= ROUNDS and _some(content[2])):
@@ -683,11 +686,11 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
     if fields[0] is None:
         return None
     order = body_of(one.outgoing.requests[one.agent])[2]
-    if one.case in ("fts", "fts-search", "dp-fts-de"):
+    if one.case in ("fts", "fts-search", "dp-fts-de", "dp-fts-de-own-mean"):
         if not order[1]:
             return "a vector that nobody asked for"
         most = 1e6 if one.case.startswith("fts") else math.inf
-        return numbers_of(fields[0], [PHI.num_features], -most, most)
+        return numbers_of(fields[0], [one.server._feature_map.num_features], -most, most)
     if valid[2][0] is None:
         return "a contribution that nobody asked for"
     return _judge_payload(one, fields[0], valid[2][0])
