@@ -50,7 +50,7 @@ from botorch_fed.protocols.fts import (
 from botorch_fed.protocols.own_step import spread_design
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
-from botorch_fed.protocols.transfer_search import TransferSearch
+from botorch_fed.protocols.transfer_search import TransferSearch, report_size
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
@@ -1097,7 +1097,8 @@ def test_a_weight_vector_that_nobody_asked_for_is_refused() -> None:
     federation = Federation(study(SEARCH, data=with_data(), every=0))
 
     def tamper(name: str, message: Upload) -> Upload:
-        return Upload(torch.zeros(M).double()) if name == "bob" else message
+        unasked = Upload(torch.zeros(report_size(PHI)).double())
+        return unasked if name == "bob" else message
 
     federation.tamper = tamper
     federation.drive()
@@ -1121,6 +1122,16 @@ def test_a_summary_that_is_no_sum_of_squares_is_refused() -> None:
     assert federation.failures("bob")[0] == "malformed"
     assert federation.end.received is not None
     assert federation.end.received.agents == ("ann", "cem")
+
+
+@pytest.mark.parametrize("trust", [[-0.1, 1.1, 0, 0, 0], [1.0, 0.5, 0, 0, 0], [9e5] * 5])
+def test_trusts_that_are_no_probabilities_are_refused(trust: list[float]) -> None:
+    server = study(SEARCH).server(SQUARE, NAMES)
+    weights = torch.cat([torch.zeros(M), torch.tensor(trust)]).double()
+    with pytest.raises(MessageError, match="trusts"):
+        server.check(server.start(), "bob", Upload(weights))
+    good = torch.cat([torch.zeros(M), torch.tensor([0.5, 0.5, 0, 0, 0])]).double()
+    server.check(server.start(), "bob", Upload(good))
 
 
 def test_a_setup_that_changes_during_the_run_is_refused() -> None:
