@@ -27,10 +27,12 @@ import msgpack
 import numpy as np
 
 from botorch_fed.errors import MessageError
+from botorch_fed.models import FeatureMap
 from botorch_fed.protocols.base import Exchanged, Outgoing, Reply, Request
 from botorch_fed.protocols.drive import ServerRecord, _exchange, drive
 from botorch_fed.protocols.site import Site, SiteRecord, _Refused
 from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.transfer_search import report_size
 from botorch_fed.rng import generator
 from botorch_fed.wire.codec import content_hash, decode
 from test.faults.cases import ARMS, NAMES, ROUNDS, SQUARE, Case, cases, hill
@@ -686,7 +688,11 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
     if fields[0] is None:
         return None
     order = body_of(one.outgoing.requests[one.agent])[2]
-    if one.case in ("fts", "fts-search", "dp-fts-de", "dp-fts-de-own-mean"):
+    if one.case == "fts-search":
+        if not order[1]:
+            return "a vector that nobody asked for"
+        return _judge_report(fields[0], one.server._feature_map)
+    if one.case in ("fts", "dp-fts-de", "dp-fts-de-own-mean"):
         if not order[1]:
             return "a vector that nobody asked for"
         most = 1e6 if one.case.startswith("fts") else math.inf
@@ -694,6 +700,15 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
     if valid[2][0] is None:
         return "a contribution that nobody asked for"
     return _judge_payload(one, fields[0], valid[2][0])
+
+
+def _judge_report(tensor: Tree, feature_map: FeatureMap) -> str | None:
+    """A weight vector, and weights of trusts that sum to one at most."""
+    if why := numbers_of(tensor, [report_size(feature_map)], -1e6, 1e6):
+        return why
+    trust = np.frombuffer(tensor[2], dtype="<f8")[feature_map.num_features :]
+    proper = (trust >= 0).all() and trust.sum() <= 1 + 1e-6
+    return None if proper else "trusts that are no probabilities"
 
 
 def _judge_payload(one: Return, data: bytes, valid: bytes) -> str | None:
