@@ -16,8 +16,8 @@ are added (`privacy.aggregation`), at most one sum a round, shared by all. What 
 sum says about the next point, is the search:
 
     search            numbers in a sum              what a sum tells its readers
-    TransferSearch    M + 2, 102 by default         the sum of the agents' mean functions, and two
-                                                    numbers about them (`mean_search`)
+    TransferSearch    M + 6, 106 by default         the sum of the agents' mean functions, and of
+                                                    the trusts they have earned (`mean_search`)
     SupportSearch     k(k + 3)/2                    the summary of all data on `k` support points
     RegionSearch      several such                  the same in a region, and moments of outcomes
 
@@ -938,7 +938,7 @@ _NO_NOISE: dict[type[Search], str] = {
     "them. Use SupportSearch with a mechanism.",
 }
 _ADDS: dict[type[Search], str] = {
-    MeanSearch: "the mean function of its own model",
+    MeanSearch: "the mean function of its own model and its trust in what it has heard",
     SupportSearch: "a summary of its data on support points",
     RegionSearch: "summaries of its data in a region",
 }

@@ -15,20 +15,19 @@ from torch import Tensor
 
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.models import PriorFunction, RandomFourierFeatures, fit_earned
-from botorch_fed.models.earned_prior import project, reference_features
+from botorch_fed.models.earned_prior import TRUSTS, project, reference_features
 from botorch_fed.protocols import mean_search
 from botorch_fed.protocols.fed_gp import FedGP, FedGPAgent, Opened, Order, Setup
 from botorch_fed.protocols.mean_search import BOUND, MeanSearch
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import (
-    EXTRAS,
     MIN_OWN,
     TransferSearch,
     dealt_design,
     default_feature_map,
-    message_size,
-    pack_message,
+    pack_report,
+    report_size,
     unpack_sum,
 )
 from botorch_fed.rng import generator
@@ -51,6 +50,7 @@ from test.protocols.test_fed_gp import (
 PHI = RandomFourierFeatures.draw(se(0.4, 0.4), 20, generator=generator(0, "mean search"))
 SEARCH = MeanSearch.over(SQUARE, PHI)
 ONE = TransferSearch()
+K = len(TRUSTS)
 
 
 def said(name: str, federation: Federation) -> Tensor:
@@ -62,34 +62,49 @@ def said(name: str, federation: Federation) -> Tensor:
 # ------------------------------------------------------------------ packing
 
 
-def test_a_message_in_a_sum() -> None:
-    weights = uniform(20, 1).squeeze(-1)
-    packed = pack_message(PHI, weights)
-    values = reference_features(PHI) @ weights
-    assert torch.equal(packed[:-EXTRAS], weights)
-    assert packed[-2] == 1
-    assert float(packed[-1]) == pytest.approx(float((values - values.mean()).square().mean()))
-    assert not bool(pack_message(PHI, None).count_nonzero())
-    assert not bool(pack_message(PHI, weights / 0).count_nonzero())
+def report(scale: float = 1.0) -> Tensor:
+    trust = torch.tensor([0.5, 0.5] + [0.0] * (K - 2), dtype=torch.float64)
+    return torch.cat([scale * uniform(20, 1).squeeze(-1), trust])
+
+
+def test_a_report_in_a_sum() -> None:
+    packed = pack_report(PHI, report())
+    assert torch.equal(packed[:-1], report())
+    assert packed[-1] == 1
+    assert not bool(pack_report(PHI, None).count_nonzero())
+    assert not bool(pack_report(PHI, report() / 0).count_nonzero())
+    assert len(packed) == len(pack_report(PHI, None)) == SEARCH.size(2)
     others = unpack_sum(3 * packed, packed)
-    assert torch.allclose(others.weights, 2 * weights, atol=1e-15)
+    assert torch.allclose(others.weights, 2 * report()[:20], atol=1e-15)
+    assert torch.equal(others.trust, 2 * report()[20:])
     assert others.num_sites == 2
-    assert others.mean_square == pytest.approx(2 * float(packed[-1]))
     assert unpack_sum(packed, None).num_sites == 1
     assert unpack_sum(packed, packed).num_sites == 0
 
 
-@pytest.mark.parametrize("count", [-1.0, 0.5, math.nan, 1e300 * 1e300])
+@pytest.mark.parametrize("count", [-1.0, 0.5, math.nan, math.inf])
 def test_a_count_that_is_none_says_nothing(count: float) -> None:
-    total = pack_message(PHI, uniform(20, 1).squeeze(-1))
-    total[-2] = count
+    total = pack_report(PHI, report())
+    total[-1] = count
     assert unpack_sum(total, None).num_sites == 0
-    assert mean_search.prior(SEARCH, total, None, 3) is None
+    assert mean_search.advice(SEARCH, total, None, 3) is None
+
+
+def test_more_experience_than_there_are_sites_is_none() -> None:
+    total = pack_report(PHI, report())
+    found = mean_search.advice(SEARCH, total, None, 3)
+    assert found is not None
+    assert found.trust is not None
+    total[20:-1] = 100.0
+    found = mean_search.advice(SEARCH, total, None, 3)
+    assert found is not None  # the functions are heard even so
+    assert found.trust is None
 
 
 def test_a_message_is_no_louder_than_a_site_can_be() -> None:
-    loud = pack_message(PHI, 1e3 * uniform(20, 1).squeeze(-1))
-    assert float((reference_features(PHI) @ loud[:-EXTRAS]).std()) == pytest.approx(3.0)
+    loud = pack_report(PHI, report(1e3))
+    assert float((reference_features(PHI) @ loud[:20]).std()) == pytest.approx(3.0)
+    assert torch.equal(loud[20:-1], report()[20:])
 
 
 @pytest.mark.parametrize("dim", [1, 2, 6, 20])
@@ -97,21 +112,21 @@ def test_contributions_fit_the_grid(dim: int) -> None:
     """With room: also outliers, steps and noise, on any scale."""
     space = SearchSpace(tuple(Parameter.real(f"x{i}", 0.0, 1.0) for i in range(dim)))
     search = MeanSearch.over(space)
-    assert search.size(dim) == message_size(default_feature_map(space)) + EXTRAS == 102
+    assert search.size(dim) == report_size(default_feature_map(space)) + 1 == 101 + K
     for n in (3, 40):
         X = uniform(n, dim, seed=n)
         steps = (X[:, :1] > 0.8).double()
         for Y in (1e8 * X.square().sum(-1, keepdim=True), uniform(n, 1) ** 9, steps):
-            values = mean_search.contribution(search, ONE, space, X, Y)
+            values = mean_search.contribution(search, ONE, space, X, Y, None)
             assert float(values.abs().max()) < BOUND / 4
-            assert values[-2] == 1
+            assert values[-1] == 1
 
 
 def test_shift_and_stretch_of_outcomes_change_nothing() -> None:
     X = uniform(8, 2)
     Y = HILLS["ann"](X)
-    values = mean_search.contribution(SEARCH, ONE, SQUARE, X, Y)
-    moved = mean_search.contribution(SEARCH, ONE, SQUARE, X, 5000 + 1e3 * Y)
+    values = mean_search.contribution(SEARCH, ONE, SQUARE, X, Y, None)
+    moved = mean_search.contribution(SEARCH, ONE, SQUARE, X, 5000 + 1e3 * Y, None)
     assert torch.allclose(values, moved, atol=1e-5)
 
 
@@ -120,7 +135,7 @@ def test_the_grid_is_fine_enough_for_a_prior(num_agents: int) -> None:
     step = BOUND * SEARCH.precision(num_agents)
     assert step <= 2e-3
     X = uniform(20, 2)
-    values = mean_search.contribution(SEARCH, ONE, SQUARE, X, HILLS["ann"](X))[:-EXTRAS]
+    values = mean_search.contribution(SEARCH, ONE, SQUARE, X, HILLS["ann"](X), None)[:20]
     rounded = (values / step).round() * step
     exact, near = PriorFunction.of_weights(PHI, values), PriorFunction.of_weights(PHI, rounded)
     assert exact is not None
@@ -202,13 +217,13 @@ def test_a_site_that_searches_otherwise_is_another() -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Listening(TransferSearch):
-    """Keeps the priors that it was asked with, by the number of own points."""
+    """Keeps the priors that it was asked with, and the own points."""
 
     heard: Any = None
 
-    def point(self, space: Any, X: Tensor, Y: Tensor, prior: Any, **options: Any) -> Tensor:
-        self.heard.append((X, prior))
-        return super().point(space, X, Y, prior, **options)
+    def point(self, space: Any, X: Tensor, Y: Tensor, advice: Any, **options: Any) -> Tensor:
+        self.heard.append((X, None if advice is None else advice.prior))
+        return super().point(space, X, Y, advice, **options)
 
 
 def listening(federation: Federation) -> dict[str, list[Any]]:
@@ -228,7 +243,7 @@ def test_each_of_two_sites_hears_the_other_alone(channel: Any) -> None:
     def watch(state: Any, inbox: Any) -> None:
         if state.stage == "query" and state.t < 3:
             for name in spoken:
-                spoken[name].append(said(name, federation)[:-EXTRAS])
+                spoken[name].append(said(name, federation)[: -K - 1])
 
     federation.server.watch = watch
     federation.drive()
@@ -350,7 +365,7 @@ def test_a_newcomer_begins_with_what_the_others_say(channel: Any) -> None:
     assert heard_from(prior, *(fitted(federation.sites[name], 12) for name in data))
     first = federation.sites["cem"].state.X[0]
     assert float((first - 0.31).abs().max()) < 0.15  # at the top of the others' hills
-    assert [said(name, federation)[-2] for name in NAMES] == [1, 1, 0]  # cem has two points
+    assert [said(name, federation)[-1] for name in NAMES] == [1, 1, 0]  # cem has two points
 
 
 def test_a_site_with_data_is_dealt_what_is_missing() -> None:
@@ -386,8 +401,8 @@ def hostile(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor])
 
 LIES: dict[str, Callable[[Tensor], Tensor]] = {
     "largest": lambda values: torch.full_like(values, BOUND),
-    "loud": lambda values: torch.cat([torch.full_like(values[:-2], BOUND), values[-2:]]),
-    "many": lambda values: torch.cat([values[:-2], torch.full_like(values[-2:], 100.0)]),
+    "loud": lambda values: torch.cat([torch.full_like(values[:100], BOUND), values[100:]]),
+    "many": lambda values: torch.cat([values[:-1], torch.full_like(values[-1:], 100.0)]),
     "fraction": lambda values: values - 0.5,
 }
 
@@ -408,8 +423,9 @@ def test_a_lie_loses_its_trust(monkeypatch: pytest.MonkeyPatch) -> None:
     """As loud as is believed: all others' functions upside down, and more."""
     phi = default_feature_map(SQUARE)
     down = project(lambda X: -HILLS["ann"](X).squeeze(-1).numpy(), phi)  # type: ignore[union-attr]
+    believing = torch.tensor([0.0] * (K - 1) + [1.0], dtype=torch.float64)
     down *= 5.5 / float((reference_features(phi) @ down).std())
-    hostile(monkeypatch, lambda values: torch.cat([down, values[-2:]]))
+    hostile(monkeypatch, lambda values: torch.cat([down, believing, values[-1:]]))
     federation = Federation(study(ONE, rounds=6))
     heard = listening(federation)
     federation.drive()
