@@ -51,7 +51,7 @@ def test_the_private_study_runs() -> None:
     privacy = names["result"].privacy
     assert privacy["private"]
     assert 0 < privacy["epsilon"] <= 2.0
-    assert privacy["releases"] == 2
+    assert privacy["releases"] == 1  # the second would come after round 4
     assert len(names["result"].regret("agent3")) == 5
 
 

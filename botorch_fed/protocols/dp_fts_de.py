@@ -133,10 +133,13 @@ from botorch_fed.protocols.transfer_search import (
     MIN_OWN,
     Advice,
     TransferSearch,
-    dealt_design,
+    check_default,
+    check_start,
+    default_point,
+    first_points,
 )
 from botorch_fed.rng import Generator, generator
-from botorch_fed.space import SearchSpace
+from botorch_fed.space import SearchSpace, Value
 from botorch_fed.wire.codec import content_hash, encode
 
 logger = logging.getLogger(__name__)
@@ -176,6 +179,8 @@ class Setup:
         promise: What the whole run reveals about one agent at most; None if it is not private.
         min_reliability: The share of agreement in what was released below which agents with
             `TransferSearch` go on alone, see `noisy_prior`.
+        default: With ``"own_mean"``, what an agent without data evaluates first, `1 x d`: the first
+            of `num_initial` points. Public, and so no part of what is protected.
     """
 
     space: SearchSpace
@@ -191,8 +196,12 @@ class Setup:
     ridge: float
     promise: Guarantee | None
     min_reliability: float = MIN_RELIABILITY
+    default: Tensor | None = None
 
     def __post_init__(self) -> None:
+        check_default(self.default, self.space.dim, self.num_initial)
+        if self.default is not None and self.message != "own_mean":
+            raise InputDataError('A default goes with message="own_mean" only.')
         if not 0 <= self.min_reliability < 1:
             raise InputDataError(f"min_reliability must lie in [0, 1), got {self.min_reliability}.")
         if self.message == "own_mean" and self.partition.num_regions > 1:
@@ -488,11 +497,12 @@ class DPFTSDEAgent:
         setup, _ = _setup(self.blobs, state.setup)
         if isinstance(self.strategy, TransferSearch):
             names = sorted(setup.regions)
-            return dealt_design(
+            return first_points(
                 self.space,
                 names.index(self.name),
                 len(names),
                 setup.num_initial - len(state.X),  # what it has already need not be dealt
+                default=None if len(state.X) else setup.default,
                 candidates=self.candidates,
             )
         region, count = setup.regions[self.name], setup.num_initial
@@ -1176,7 +1186,7 @@ class _BooksElsewhere:
 
 NUM_FEATURES = 20
 LENGTHSCALE = 0.5  # of the unit cube, in two dimensions
-RELEASES = (0, 2, 5)  # of means, which are averaged
+RELEASES = (0, 4)  # of means, which are averaged
 FOLLOWED = (0, 1, 2, 3)  # with `Following`, which looks at the newest
 FIRST_POINTS = 10  # with `Following`
 
@@ -1190,7 +1200,7 @@ class DPFTSDE:
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
         delta: Beside `epsilon`; default `N ** -1.1`.
-        releases: After which rounds something is released; default 0, 2 and 5, with `Following`
+        releases: After which rounds something is released; default 0 and 4, with `Following`
             0, 1, 2 and 3. ``"all"`` for 0, …, T - 1.
         num_regions: The number `P` of regions; 1 is DP-FTS.
         exploration: How much an agent counts in its own region.
@@ -1206,6 +1216,10 @@ class DPFTSDE:
         beta: Scale of a sample's deviation from the mean.
         num_initial: How many points every agent evaluates first; default 3, of which those that
             it has data for are left out, or with `Following` 10 in its own region.
+        default: The configuration that users have had so far, a value for each parameter: every
+            agent without data evaluates it first, as the first of `num_initial` points, and can
+            only gain on it. Public: never one that was found on the agents' data. With
+            `TransferSearch`, and instead of an `initial_design`.
         ridge: Of a gain's projection on the basis, see `Setup`.
         strategy: How agents use releases and data.
         min_reliability: With `TransferSearch`, the least share of agreement that is listened to. A
@@ -1246,6 +1260,7 @@ class DPFTSDE:
     noise_var: float = 0.05
     beta: float = 1.0
     num_initial: int | None = None
+    default: Mapping[str, Value] | None = None
     ridge: float = RIDGE
     strategy: TransferSearch | Following = TransferSearch()  # noqa: RUF009 - frozen
     min_reliability: float = MIN_RELIABILITY
@@ -1272,6 +1287,8 @@ class DPFTSDE:
             )
         if self.epsilon is not None and self.noise_multiplier is not None:
             raise InputDataError("Give epsilon or noise_multiplier: each follows from the other.")
+        has_design = self.initial_design is not None
+        check_start(self.default, transfers=self._transfers, has_design=has_design)
         noise = self.epsilon is not None or self.noise_multiplier is not None
         if self.release_rounds() and noise == (self.noise_kind == "none"):
             raise InputDataError(
@@ -1396,6 +1413,7 @@ class DPFTSDE:
             ridge=self.ridge,
             promise=None,
             min_reliability=self.min_reliability,
+            default=default_point(space, self.default),
         )
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> DPFTSDEAgent:

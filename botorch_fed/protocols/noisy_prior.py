@@ -15,7 +15,8 @@ sites that have nothing in common :math:`c^2 / N`. What is above both is agreeme
 .. math:: r^2 = \max(0, |w|^2 - M s^2 - c^2 / N) / |w|^2
 
 is the *reliability* of the average. The standardised function enters the own model multiplied by
-`r`, and below a threshold not at all: nobody follows noise, or a crowd that does not agree.
+`r`, and below a threshold not at all: nobody follows noise, or a crowd that does not agree. What
+passes by chance is quiet, and has to earn its trust like everything else.
 
 `Outlook` says before anything is spent what that number will be like.
 """
@@ -31,7 +32,7 @@ from torch import Tensor
 from botorch_fed.models import FeatureMap, PriorFunction
 from botorch_fed.models.earned_prior import projection, reference_features
 
-MIN_RELIABILITY = 0.3  # with less, noise alone is followed in one release of ten (20 numbers)
+MIN_RELIABILITY = 0.2  # reached by one of five averages that are nothing but noise (20 numbers)
 EARLY = 0.15  # correlation of two messages, early in a search, of sites with much in common
 CLOSE = 0.5  # and late
 MIN_VOICE = 1e-3  # of a feature, over the largest
