@@ -79,6 +79,7 @@ from botorch_fed.protocols.fts import (
     paper_strategy,
 )
 from botorch_fed.protocols.store import Blobs
+from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
@@ -211,7 +212,7 @@ class _OneActive(FTS):
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:
         made = super().agent(name, space, seed, blobs)
-        if self.active is None or name in self.active:
+        if self.active is None or name in self.active or isinstance(made.strategy, TransferSearch):
             return made
         return replace(made, strategy=replace(made.strategy, own="random"))
 
@@ -257,6 +258,8 @@ def rows(
         ),
         "ours": (False, fts()),
         "field": (False, fts()),
+        "transfer": (False, fts(strategy=TransferSearch())),
+        "log-ei": (False, fts(strategy=TransferSearch(listen=False))),
         "ours-portfolio-5-ts": (False, fts(strategy=replace(ALONE, portfolio=5))),
         "ours-always": (False, fts(strategy=Strategy(prior_until=None))),
         "ours-no-portfolio": (False, fts(strategy=Strategy(portfolio=0))),
@@ -284,7 +287,7 @@ def rows(
     }
 
 
-NEEDS_OTHERS = ("fts", "ours", "rgpe", "taf", "field")
+NEEDS_OTHERS = ("fts", "ours", "rgpe", "taf", "field", "transfer")
 
 
 def plain(dim: int) -> SearchSpace:
