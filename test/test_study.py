@@ -27,6 +27,8 @@ from botorch_fed.protocols.dp_fts_de import DPFTSDE
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, default_feature_map, default_kernel
 from botorch_fed.protocols.private_ucb import PrivateUCB
+from botorch_fed.protocols.region_search import RegionSearch
+from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult
 from botorch_fed.space import Outcome, Parameter, SearchSpace
@@ -158,6 +160,28 @@ def test_nested_settings(folder: Path) -> None:
     assert read(folder, text).settings["sampling"].rate == 0.5
 
 
+FED_GP = 'channel = "plain"\n' + STUDY.split("[protocol]")[0] + '[protocol]\nname = "fed-gp"\n'
+
+
+def test_searches_of_fed_gp(folder: Path) -> None:
+    made = read(folder, FED_GP).study()
+    assert made.search == TransferSearch()
+    written = "[protocol.search]\nwarp = false\n"
+    basis = "[protocol.feature_map]\nkind = 'rff'\nnum_features = 20\n"
+    made = read(folder, FED_GP + written + basis).study()
+    assert made.search == TransferSearch(warp=False)
+    assert made.feature_map.num_features == 20
+    lengthscale = made.feature_map.kernel.lengthscale
+    assert lengthscale[0] == pytest.approx(0.35 * len(lengthscale) ** 0.5)
+    study = read(folder, FED_GP + '[protocol.search]\nkind = "region"\nnum_inducing = 4\n')
+    assert study.study().search == RegionSearch(num_inducing=4)
+    assert plan(study).evaluations == 4 + 2
+    found = plan(read(folder, FED_GP))
+    assert found.evaluations == 3 + 2
+    assert "mean function of its own model" in " ".join(found.sees)
+    assert "106 numbers" in " ".join(found.sees)
+
+
 @pytest.mark.parametrize(
     ("written", "schedule"),
     [
@@ -260,6 +284,45 @@ def test_sites_begin_with_public_points(folder: Path, text: str) -> None:
         assert torch.equal(result.history(agent)[0][:2], design[agent])
     with pytest.raises(StudyError, match="initial_design: expected an integer from 1 on, got 0"):
         read(folder, text.replace("initial_design = 2", "initial_design = 0"))
+
+
+PLAIN = STUDY.split("\n[protocol.strategy]")[0] + "\n"
+DEFAULT = 'default = { lr = 1, depth = 3, kind = "rbf" }\n'
+
+
+@pytest.mark.parametrize("text", [PLAIN, FED_GP], ids=["fts", "fed-gp"])
+def test_sites_begin_with_the_default(folder: Path, text: str) -> None:
+    study = read(folder, text + DEFAULT)
+    expected = {"lr": 1.0, "depth": 3, "kind": "rbf"}
+    assert study.study().default == expected
+    result = run_study(study, out=None, progress=False)
+    for agent in study.agents:
+        assert study.space.from_unit(result.history(agent)[0][:1])[0] == pytest.approx(expected)
+    other = read(folder, text + DEFAULT.replace("3", "4"))
+    assert other.fingerprint != study.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        ("default = 3", "default: expected a table, got 3"),
+        ("default = { lr = 1, depth = 3 }", "default.kind: missing; expected a string"),
+        ('default = { lr = 1, depht = 3, kind = "rbf" }', "Did you mean 'depth'"),
+        (
+            DEFAULT.replace("3", "9"),
+            r"default.depth: Parameter 'depth' must lie in \[1, 8\], got 9",
+        ),
+        (DEFAULT.replace("3", "1.5"), "default.depth: expected an integer, got 1.5"),
+        (DEFAULT.replace("rbf", "poly"), "default.kind: .*must be one of"),
+        (DEFAULT + "initial_design = 2", "default: does not go with initial_design"),
+        (DEFAULT + "[protocol.strategy]\nportfolio = 0", "default: .*published search"),
+    ],
+)
+def test_defaults_that_fit_not(folder: Path, written: str, said: str) -> None:
+    with pytest.raises(StudyError, match=said):
+        read(folder, f"{PLAIN}{written}\n")
+    with pytest.raises(StudyError, match="default: does not go with a published search"):
+        read(folder, f'{FED_GP}{DEFAULT}[protocol.search]\nkind = "region"\n')
 
 
 @pytest.mark.parametrize(
