@@ -37,6 +37,8 @@ runs pay. A `schedule` is ``"inverse-square"`` or a table of kind ``"polynomial"
                                     # of a CSV file beside this one, a column per parameter
     initial_design = 3              # but of private-ucb: every agent begins with so many public
                                     # points, the centre and then others than its peers
+    default = { C = 1.0, depth = 3, kernel = "rbf" }   # instead: what one has used so far, which
+                                    # every agent evaluates first; not with a published search
 
     [protocol.feature_map]          # the shared basis, if the protocol has one
     kind = "rff"                    # or "inducing" (Sobol points), both with num_features,
@@ -705,9 +707,9 @@ def _settings(
     kind = STUDIES[name]
     known = {k: hint for k, hint in simple_settings(kind).items() if k not in ELSEWHERE}
     own = {
-        "fts": ("strategy", "initial_design"),
-        "dp-fts-de": ("strategy", "initial_design"),
-        "fed-gp": ("search", "mechanism", "initial_design"),
+        "fts": ("strategy", "initial_design", "default"),
+        "dp-fts-de": ("strategy", "initial_design", "default"),
+        "fed-gp": ("search", "mechanism", "initial_design", "default"),
     }
     nested = (*own.get(name, ()), "candidates")
     transfers = name == "fed-gp" and _transfers(table)
@@ -746,6 +748,8 @@ def _settings(
         given["initial_design"] = spread_design(
             space, agents, count, candidates=given.get("candidates")
         )
+    if "default" in table.values:
+        given["default"] = _default(table, space, given)
     if "feature_map" in table.values:
         given["feature_map"] = _feature_map(table.table("feature_map"), space, transfers)
     if "mechanism" in table.values:
@@ -796,6 +800,24 @@ def _candidates(table: _Table, space: SearchSpace) -> Tensor:
         else:
             points = space.snap(sobol_support(space.dim, value))
     return torch.tensor(list(dict.fromkeys(map(tuple, points.tolist()))), dtype=torch.float64)
+
+
+def _default(table: _Table, space: SearchSpace, given: Mapping[str, Any]) -> dict[str, Value]:
+    """The default configuration, a value for each parameter."""
+    if "initial_design" in given:
+        raise table.error("default", "does not go with initial_design: leave one of them out.")
+    if "strategy" in given or not isinstance(given.get("search"), TransferSearch | None):
+        raise table.error("default", "does not go with a published search: leave it out.")
+    values = table.table("default")
+    values.only(space.names)
+    hints: dict[str, Any] = {"real": float, "integer": int, "choice": str}
+    point: dict[str, Value] = {}
+    for p in space.parameters:
+        example = f'"{p.values[0]}"' if p.kind == "choice" else f"{p.upper:g}"
+        point[p.name] = values.get(p.name, hints[p.kind], f"{p.name} = {example}")
+        with values.blamed(p.name):
+            p.to_columns(point[p.name])
+    return point
 
 
 def _listed(table: _Table, path: Path, space: SearchSpace) -> list[dict[str, Value]]:

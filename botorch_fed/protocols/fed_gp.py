@@ -27,7 +27,8 @@ kernel and support set, a coin :math:`p_t` between own and shared model, UCB, EI
 sampling on either. `RegionSearch` is for one function that all agents share.
 
 *The start*. With the default search agents without data are dealt the points of one sequence
-(`transfer_search.dealt_design`) in round 0, before any sum. With ``num_initial=0`` they evaluate
+(`transfer_search.first_points`) in round 0, before any sum, the users' default configuration first
+if the setup has one. With ``num_initial=0`` they evaluate
 nothing then and go in round 1 where the others' sum is largest: right where most have data.
 
 *A support set that follows the data* (`SupportSearch.rule`) is agreed upon before the first sum of
@@ -121,9 +122,17 @@ from botorch_fed.protocols.own_step import (
 from botorch_fed.protocols.region_search import RegionPlan, RegionSearch, RegionView
 from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore, Store
 from botorch_fed.protocols.support_search import SupportSearch, SupportView
-from botorch_fed.protocols.transfer_search import MIN_OWN, Advice, TransferSearch, dealt_design
+from botorch_fed.protocols.transfer_search import (
+    MIN_OWN,
+    Advice,
+    TransferSearch,
+    check_default,
+    check_start,
+    default_point,
+    first_points,
+)
 from botorch_fed.rng import Generator, generator
-from botorch_fed.space import SearchSpace
+from botorch_fed.space import SearchSpace, Value
 
 logger = logging.getLogger(__name__)
 
@@ -158,6 +167,8 @@ class Setup:
         fingerprint: and in a hash.
         sums: The most sums that are opened.
         promise: What the whole run reveals at most; None if it is not private.
+        default: With `mean`, what an agent without data evaluates first, `1 x d`: the first of
+            `num_initial` points.
     """
 
     run: str
@@ -172,8 +183,12 @@ class Setup:
     fingerprint: str
     sums: int
     promise: Guarantee | None
+    default: Tensor | None = None
 
     def __post_init__(self) -> None:
+        check_default(self.default, self.space.dim, self.num_initial)
+        if self.default is not None and self.mean is None:
+            raise InputDataError("A default goes with the search for mean functions only.")
         if not 0 <= self.rounds <= 10**6 or not 0 <= self.num_initial <= 10**4:
             raise InputDataError("rounds lie in 0..10^6 and num_initial in 0..10^4.")
         if not 0 <= self.sums <= MAX_SUMS:
@@ -696,8 +711,13 @@ class FedGPAgent:
         setup = _setup(self.blobs, state.setup)
         if setup.mean is not None:
             index, agents = setup.agents.index(self.name), len(setup.agents)
-            design = dealt_design(
-                self.space, index, agents, setup.num_initial, candidates=self.candidates
+            design = first_points(
+                self.space,
+                index,
+                agents,
+                setup.num_initial,
+                default=setup.default,
+                candidates=self.candidates,
             )
             return design[len(state.X) :]
         count = max(0, setup.num_initial - len(state.X))
@@ -1660,7 +1680,11 @@ class FedGP:
         sums: The most sums that are opened; default one a round, and one for each step of k-means
             where the support set is made that way.
         num_initial: How many points an agent without data evaluates first; default 3 with
-            `TransferSearch`, or none where `data` are given to some, and 4 otherwise.
+            `TransferSearch`, or where `data` are given to some none but the `default`, and 4
+            otherwise.
+        default: The configuration that users have had so far, a value for each parameter: every
+            agent without data evaluates it first, as the first of `num_initial` points, and can
+            only gain on it. With `TransferSearch`, and instead of an `initial_design`.
         initial_design: Public points that every agent evaluates at the start, instead of those,
             or its own points by name: `own_step.spread_design` makes them. `num_initial` is
             then their number.
@@ -1693,6 +1717,7 @@ class FedGP:
     noise_at: Literal["agent", "server", "none"] = "none"
     sums: int | None = None
     num_initial: int | None = None
+    default: Mapping[str, Value] | None = None
     precision: float | None = None
     run: str = "run"
     delta: float = 1e-5
@@ -1716,6 +1741,11 @@ class FedGP:
             raise InputDataError('A run without mechanism has noise_at="none", and none other.')
         if self.feature_map is not None and not isinstance(self.search, TransferSearch):
             raise InputDataError("A shared feature_map is TransferSearch's: leave it out.")
+        transfers, has_design = (
+            isinstance(self.search, TransferSearch),
+            self.initial_design is not None,
+        )
+        check_start(self.default, transfers=transfers, has_design=has_design)
 
     @property
     def starts(self) -> int:
@@ -1728,7 +1758,7 @@ class FedGP:
             return self.num_initial
         if not isinstance(self.search, TransferSearch):
             return 4
-        return 0 if self.data else MIN_OWN
+        return int(self.default is not None) if self.data else MIN_OWN
 
     def public_search(self, space: SearchSpace) -> Search:
         """What all agents must know of the search."""
@@ -1859,6 +1889,7 @@ class FedGP:
             fingerprint=private_sum.channel.fingerprint.hex(),
             sums=sums,
             promise=None,
+            default=default_point(space, self.default),
         )
         return FedGPServer(
             setup=setup,

@@ -86,7 +86,10 @@ from botorch_fed.protocols.transfer_search import (
     Advice,
     TransferSearch,
     bounded,
-    dealt_design,
+    check_default,
+    check_start,
+    default_point,
+    first_points,
     prior_of_sum,
     report_size,
 )
@@ -94,7 +97,7 @@ from botorch_fed.protocols.transfer_search import (
     default_feature_map as transfer_feature_map,
 )
 from botorch_fed.rng import Generator, generator
-from botorch_fed.space import SearchSpace
+from botorch_fed.space import SearchSpace, Value
 from botorch_fed.wire.codec import content_hash, encode
 
 MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows with the cube
@@ -129,6 +132,8 @@ class Setup:
         prior_weights: The common prior draw, an `M` tensor.
         agents: All agents, in the order in which they are dealt their first points.
         num_initial: How many first points an agent is dealt, if it begins with nothing.
+        default: What an agent without data evaluates before all else, `1 x d`: the first of those
+            points, and also where others have spoken already. None for no such point.
     """
 
     space: SearchSpace
@@ -139,8 +144,10 @@ class Setup:
     prior_weights: Tensor | None
     agents: tuple[AgentId, ...] = ()
     num_initial: int = 0
+    default: Tensor | None = None
 
     def __post_init__(self) -> None:
+        check_default(self.default, self.space.dim, self.num_initial)
         if not 0 <= self.num_initial <= MAX_INITIAL:
             raise InputDataError(
                 f"Expected 0 <= num_initial <= {MAX_INITIAL}, got {self.num_initial}."
@@ -165,6 +172,7 @@ class Setup:
         seed: int = 0,
         agents: tuple[AgentId, ...] = (),
         num_initial: int = 0,
+        default: Tensor | None = None,
     ) -> Setup:
         """The setup of a federation.
 
@@ -177,6 +185,7 @@ class Setup:
             seed: Public, of the common prior draw.
             agents: All agents, for the first points that they are dealt.
             num_initial: How many first points each is dealt.
+            default: The first of them, `1 x d`, the same for all.
         """
         if feature_map.input_dim != space.dim:
             raise InputDataError(
@@ -187,7 +196,15 @@ class Setup:
         if message == "shared_prior":
             prior = generator(seed, "shared prior").normal(feature_map.num_features)
         return cls(
-            space, feature_map.to_tensors(), noise_var, message, beta, prior, agents, num_initial
+            space,
+            feature_map.to_tensors(),
+            noise_var,
+            message,
+            beta,
+            prior,
+            agents,
+            num_initial,
+            default,
         )
 
 
@@ -468,9 +485,7 @@ class FTSAgent:
         if self.initial_design is not None and t * self.q <= len(self.initial_design):
             return ["design"] * self.q
         if isinstance(strategy, TransferSearch):
-            setup, _ = _setup(self.blobs, state.setup)
-            dealt = len(state.X) < setup.num_initial and self.name in setup.agents
-            return ["dealt" if dealt and others is None else "transfer"] * self.q
+            return self._transfer_origins(state, others)
         t -= 0 if self.initial_design is None else len(self.initial_design) // self.q
         if strategy.transfer != "mixture" and others is not None and len(state.X) > 0:
             return ["ensemble"] * self.q
@@ -493,6 +508,22 @@ class FTSAgent:
             else:
                 origins.append("own" if len(state.X) > 0 and strategy.own != "random" else "random")
         return origins
+
+    def _transfer_origins(self, state: FTSAgentState, others: _Others | None) -> list[_Origin]:
+        """The same by the default search: points that are dealt, the default first, or its own."""
+        setup, _ = _setup(self.blobs, state.setup)
+        known = self.name in setup.agents
+        if known and others is None and len(state.X) < setup.num_initial:
+            return ["dealt"] * self.q
+        origins: list[_Origin] = ["transfer"] * self.q
+        if known and state.t == 0 and self._default(setup) is not None:
+            origins[0] = "dealt"
+        return origins
+
+    def _default(self, setup: Setup) -> Tensor | None:
+        """The default configuration, if this agent began without data."""
+        began_with = 0 if self.data is None else len(self.data[0])
+        return None if began_with else setup.default
 
     def _transfer_weights(self, state: FTSAgentState, others: _Others | None) -> Tensor:
         r""":math:`P_N` over the messages that were not used yet, not normalised."""
@@ -544,8 +575,13 @@ class FTSAgent:
         setup, _ = _setup(self.blobs, state.setup)
         # By queries, not by outcomes: one that failed is not asked again.
         index, n = setup.agents.index(self.name), state.t * self.q + slot
-        design = dealt_design(
-            self.space, index, len(setup.agents), n + 1, candidates=self.candidates
+        design = first_points(
+            self.space,
+            index,
+            len(setup.agents),
+            n + 1,
+            default=self._default(setup),
+            candidates=self.candidates,
         )
         return design[n : n + 1]
 
@@ -1051,6 +1087,9 @@ class FTS:
             round, or for a published strategy 0.
         num_initial: How many first points an agent without data is dealt, where nobody has said
             anything yet; default 3, or none for a published strategy.
+        default: The configuration that users have had so far, a value for each parameter: every
+            agent without data evaluates it first, as the first of `num_initial` points, and can
+            only gain on it. With `TransferSearch`, and instead of an `initial_design`.
         active: Who queries; default all.
         data: What agents have observed before, by name, as in `FTSAgent`.
         q: Points per query.
@@ -1071,12 +1110,17 @@ class FTS:
     strategy: TransferSearch | Strategy = TransferSearch()  # noqa: RUF009 - frozen
     every: int | None = None
     num_initial: int | None = None
+    default: Mapping[str, Value] | None = None
     active: tuple[AgentId, ...] | None = None
     data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict)
     q: int = 1
     candidates: Tensor | None = None
     initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
     agent_weights: Mapping[AgentId, float] | None = None
+
+    def __post_init__(self) -> None:
+        has_design = self.initial_design is not None
+        check_start(self.default, transfers=self._transfers, has_design=has_design)
 
     @property
     def _transfers(self) -> bool:
@@ -1086,8 +1130,8 @@ class FTS:
         """What all agents agree upon."""
         phi = self.feature_map
         if phi is None:
-            default = transfer_feature_map if self._transfers else default_feature_map
-            phi = default(space)
+            usual = transfer_feature_map if self._transfers else default_feature_map
+            phi = usual(space)
         initial = self.num_initial
         return Setup.make(
             space,
@@ -1097,6 +1141,7 @@ class FTS:
             beta=self.beta,
             agents=names,
             num_initial=(MIN_OWN if self._transfers else 0) if initial is None else initial,
+            default=default_point(space, self.default),
         )
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FTSServer:

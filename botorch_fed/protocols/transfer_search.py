@@ -14,14 +14,16 @@ shared basis: `M` numbers. Sites need only the *sum* of these vectors, minus the
     a sum, opened or decrypted (FedGP)             the sum minus the own contribution
     a noisy release (DP-FTS-DE)                    releases averaged and shrunk by their noise
 
-A site without observations of its own begins where the prior is largest.
+A site without observations of its own begins with the users' default configuration, if there is
+one (`default_point`), and goes on with the points that it is dealt or, where others have spoken
+already, where the prior is largest.
 """
 
 from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -54,7 +56,7 @@ from botorch_fed.models.earned_prior import (
 from botorch_fed.models.support import sobol_support
 from botorch_fed.protocols.own_step import random_point, untried
 from botorch_fed.rng import Generator, generator
-from botorch_fed.space import SearchSpace
+from botorch_fed.space import SearchSpace, Value
 
 logger = logging.getLogger(__name__)
 
@@ -359,6 +361,96 @@ def bounded(feature_map: FeatureMap, weights: Tensor) -> Tensor:
 
 
 # ------------------------------------------------------------------ where everybody begins
+
+
+def default_point(space: SearchSpace, default: Mapping[str, Value] | None) -> Tensor | None:
+    """A default configuration as a point of the unit cube, `1 x d`; None without one.
+
+    Args:
+        space: The map of inputs.
+        default: A value for each parameter, as users know it.
+    """
+    if default is None:
+        return None
+    try:
+        return space.to_unit([default])
+    except InputDataError as error:
+        raise InputDataError(f"default: {error}") from error
+
+
+def check_default(default: Tensor | None, dim: int, num_initial: int) -> None:
+    """Raise `InputDataError` unless a setup's default is one point of the cube, or None.
+
+    Args:
+        default: What a setup has.
+        dim: Dimension of the unit cube.
+        num_initial: How many points a site without data begins with, the default among them.
+    """
+    if default is None:
+        return
+    if default.shape != (1, dim) or default.dtype != torch.float64:
+        raise InputDataError(
+            f"A default is a float64 tensor of shape (1, {dim}), got {default.dtype} of shape "
+            f"{tuple(default.shape)}."
+        )
+    if not bool(((default >= 0) & (default <= 1)).all()):
+        raise InputDataError("A default must lie in the unit cube.")
+    if num_initial < 1:
+        raise InputDataError(
+            "A default is the first of num_initial points: num_initial must be 1 or more."
+        )
+
+
+def check_start(default: Mapping[str, Value] | None, *, transfers: bool, has_design: bool) -> None:
+    """Raise `InputDataError` unless the settings of a study leave room for a default.
+
+    Args:
+        default: The default configuration of the study.
+        transfers: Whether its search is `TransferSearch`.
+        has_design: Whether it has an initial design.
+    """
+    if default is None:
+        return
+    if has_design:
+        raise InputDataError(
+            "Give default or initial_design: a design may begin with the default itself."
+        )
+    if not transfers:
+        raise InputDataError(
+            "default goes with TransferSearch. For another search give an initial_design: "
+            "space.to_unit([default])."
+        )
+
+
+def first_points(
+    space: SearchSpace,
+    index: int,
+    num_sites: int,
+    num_points: int,
+    *,
+    default: Tensor | None,
+    candidates: Tensor | None = None,
+) -> Tensor:
+    """Where a site without data begins, `num_points x d`: the default, and then what it is dealt.
+
+    Args:
+        space: The map of inputs.
+        index: The site's number, from 0.
+        num_sites: How many sites there are.
+        num_points: How many points, the default among them.
+        default: The default configuration, `1 x d`, or None.
+        candidates: The only points that can be evaluated, `K x d`: the nearest are taken.
+    """
+    if default is None or num_points < 1:
+        return dealt_design(space, index, num_sites, num_points, candidates=candidates)
+    if candidates is None:
+        first, left = space.snap(default), None
+    else:
+        nearest = torch.cdist(default, candidates.double()).argmin(dim=-1)
+        first = candidates[nearest].double()
+        left = untried(candidates, first)
+    rest = dealt_design(space, index, num_sites, num_points - 1, candidates=left)
+    return torch.cat([first, rest])
 
 
 def dealt_design(
