@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -208,6 +209,23 @@ def test_noise_that_drowns_everything_is_noted_once(folder: Path, capsys: Captur
     out, err = told(capsys, 0, "run", path)
     assert err.count("times as much signal as noise") == 1
     assert "epsilon <= 1 at delta = 0.001 per agent, zero-out" in out
+
+
+def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured) -> None:
+    plain = PRIVATE.split("[protocol.strategy]")[0]
+    few = write(folder, plain + _budget(1.0))
+    found = document(capsys, 0, "run", few, "--dry-run")
+    assert found["promise"]["epsilon"] == 0
+    assert "every agent goes on alone" in found["signal"]
+    out, err = told(capsys, 0, "run", few, "--dry-run")
+    assert "goes on alone" in " ".join(out.split())
+    assert err.count("goes on alone") == 1
+    names = ", ".join(f'"site{n}"' for n in range(40))
+    many = write(folder, re.sub("agents = .*", f"agents = [{names}]", plain) + _budget(2.0))
+    found = document(capsys, 0, "run", many, "--dry-run")
+    assert found["promise"]["epsilon"] > 1.9
+    assert found["signal"].startswith("With 40 agents")
+    assert "alone" not in found["signal"]
 
 
 @pytest.mark.parametrize("text", [PRIVATE + _budget(200.0), BANDIT])
