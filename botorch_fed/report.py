@@ -577,6 +577,7 @@ _PRIVACY_ROWS = {  # nothing else of what a server says is shown
     "releases": "Releases",
     "private": "Noise nobody can repeat",
     "exhausted": "Budget exhausted before the end",
+    "signal": "Signal to expect",
     "mechanism": "Mechanism",
     "noise_at": "Who adds the noise",
     "channel": "Channel",
