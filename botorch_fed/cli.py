@@ -1,6 +1,6 @@
 r"""The command line: `botorch-fed`, or ``python -m botorch_fed.cli``.
 
-    demo         eight sites tune a classifier together, against each alone and pooled data
+    demo         eight sites tune a classifier together, against each alone, and a newcomer
     run          a study file: one's own objective, any protocol
     account      what noisy releases cost, or how much noise a budget needs
     audit        run a mechanism in two worlds and try to tell them apart
@@ -32,7 +32,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
@@ -41,6 +41,7 @@ from botorch_fed.version import __version__
 
 if TYPE_CHECKING:
     from rich.table import Table
+    from torch import Tensor
 
     from botorch_fed.privacy import Guarantee
     from botorch_fed.privacy.audit import AuditReport
@@ -76,8 +77,10 @@ SHELLS = ("bash", "zsh", "fish")
 KEYS_HELP = 'of channel = "ckks": one\'s own folder of those that site keys made; needed once'
 DEMO_SITES = 8
 DEMO_ROUNDS = 12
-DEMO_REPEATS = 4
+DEMO_REPEATS = 5
 DEMO_OUT = "botorch-fed-demo"
+DEFAULT_TOGETHER = "together, default first"
+NEWCOMER_MARKS = (1, 2, 3, 5)
 DEMO_BUDGETS = {"dp-fts-de": (4.0, 1e-3), "private-ucb": (4.0, 1e-5)}
 
 
@@ -285,7 +288,7 @@ def _count(least: int) -> Callable[[str], int]:
 
 
 def _add_demo(commands: Any) -> None:
-    words = "eight sites tune a classifier together; a table against each alone and pooled data"
+    words = "eight sites tune a classifier together; tables against each alone, and of a newcomer"
     parser = _command(commands, "demo", _demo, words)
     parser.add_argument("--protocol", choices=PROTOCOLS, default="fts", help="default fts")
     parser.add_argument(
@@ -293,7 +296,7 @@ def _add_demo(commands: Any) -> None:
         type=_count(3),
         default=DEMO_ROUNDS,
         metavar="N",
-        help=f"evaluations of each site, the first random ones included; default {DEMO_ROUNDS}",
+        help=f"evaluations of each site, the first points included; default {DEMO_ROUNDS}",
     )
     parser.add_argument("--seed", type=_count(0), default=0, metavar="S", help="default 0")
     parser.add_argument(
@@ -301,7 +304,7 @@ def _add_demo(commands: Any) -> None:
         type=_count(1),
         default=DEMO_REPEATS,
         metavar="K",
-        help=f"runs with seeds S, S+1, … that are compared; default {DEMO_REPEATS}",
+        help=f"seeds S, S+1, …, of runs and of shares; default {DEMO_REPEATS}",
     )
     parser.add_argument(
         "--out", type=Path, default=Path(DEMO_OUT), metavar="DIR", help=f"default {DEMO_OUT}"
@@ -410,7 +413,7 @@ class _Arm:
     name: str
     results: tuple[RunResult, ...]
 
-    def curves(self, evaluations: int) -> Any:
+    def curves(self, evaluations: int) -> Tensor:
         """Best values, `repeats x sites x evaluations`."""
         import torch
 
@@ -422,85 +425,21 @@ class _Arm:
         )
 
 
-def _demo(arguments: argparse.Namespace) -> _Done:
-    _expect_notes()
-    from botorch_fed.test_functions import SklearnTuning
-
-    problem = SklearnTuning(DEMO_SITES, dataset="digits", skew="label", splits=2)
-    together, alone = _demo_study(arguments.protocol, arguments.rounds)
-    _say(
-        arguments,
-        f"{DEMO_SITES} sites with skewed shares of scikit-learn's digits tune C and gamma of a "
-        f"support vector machine:\n{arguments.rounds} evaluations each, validation accuracy, "
-        f"{arguments.repeats} repeat(s), {arguments.protocol}.",
-    )
-    arms = (
-        _demo_arm(arguments, "together", together, problem),
-        _demo_arm(arguments, "alone", alone, problem),
-        _demo_arm(arguments, "pooled data", alone, problem.pooled()),
-    )
-    first = arms[0].results[0]
-    first.save(arguments.out / "together")
-    gains = _gains(arms, arguments.rounds)
-    _show(arguments, _site_table(arms, arguments.rounds))
-    _show(arguments, _gain_table(arms, gains))
-    for line in (*_verdict(gains, arguments), *_privacy_words(first)):
-        _say(arguments, line)
-    report = None
-    if not arguments.no_report:
-        others = {"each site alone": arms[1].results[0], "pooled data": arms[2].results[0]}
-        report = _demo_report(arguments, first, others)
-    return _Done(_demo_document(arguments, arms, gains, first, report))
-
-
-def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
-    """The study, and a site alone: as many evaluations, the same starts."""
-    from botorch_fed.acquisition import Constant
-    from botorch_fed.protocols.dp_fts_de import DPFTSDE
-    from botorch_fed.protocols.fed_gp import FedGP
-    from botorch_fed.protocols.fts import FTS, Strategy
-    from botorch_fed.protocols.private_ucb import PrivateUCB
-    from botorch_fed.protocols.transfer_search import TransferSearch
-
-    own = Strategy(schedule=Constant(1.0), portfolio=0, prior_until=0)
-    alone = FTS(rounds=evaluations, strategy=own)
-    start = max(1, evaluations // 4)
-    epsilon, delta = DEMO_BUDGETS.get(protocol, (0.0, 0.0))
-    if protocol == "fts":
-        return FTS(rounds=evaluations, every=1), alone
-    if protocol in ("dp-fts-de", "fed-gp"):
-        common: dict[str, Any] = {"rounds": evaluations - start, "num_initial": start}
-        silent = DPFTSDE(releases=(), noise_kind="none", **common)
-        if protocol == "fed-gp":
-            deaf = TransferSearch(listen=False)
-            return FedGP(**common), FedGP(search=deaf, channel="plain", **common)
-        return DPFTSDE(epsilon=epsilon, delta=delta, **common), silent
-    return PrivateUCB(rounds=evaluations, epsilon=epsilon, delta=delta), alone
-
-
-def _demo_arm(arguments: argparse.Namespace, name: str, study: Any, problem: SklearnTuning) -> _Arm:
-    from botorch_fed.run import run
-
-    results = []
-    for repeat in range(arguments.repeats):
-        sys.stderr.write(f"{name}, seed {arguments.seed + repeat}\n")
-        results.append(run(study, problem, seed=arguments.seed + repeat))
-    return _Arm(name, tuple(results))
-
-
 @dataclass(frozen=True)
 class _Gain:
-    """What the federation gains after so many evaluations, mean over sites and repeats.
+    """What one arm gains over another after so many evaluations, mean over sites and repeats.
 
     Attributes:
         evaluations: How many.
-        means: Of the three arms.
-        gain: Together less alone.
+        first: The one.
+        second: The other.
+        gain: Their difference.
         half_width: Of its 95 % interval over repeats; None of one repeat.
     """
 
     evaluations: int
-    means: tuple[float, ...]
+    first: float
+    second: float
     gain: float
     half_width: float | None
 
@@ -510,25 +449,186 @@ class _Gain:
         if self.half_width is None:
             return "one run only: take --repeats"
         if self.gain == self.half_width == 0:
-            return "nothing: the same random starts"
+            return "nothing: the same starts"
         if abs(self.gain) <= self.half_width:
             return "nothing that can be told from chance"
         return "gained" if self.gain > 0 else "lost"
 
+    @property
+    def shown(self) -> str:
+        """The difference and its interval."""
+        width = "" if self.half_width is None else f"\n± {self.half_width:.3f}"
+        return f"{self.gain:+.3f}{width}"
 
-def _gains(arms: Sequence[_Arm], evaluations: int) -> list[_Gain]:
-    curves = [arm.curves(evaluations).mean(dim=1) for arm in arms]  # repeats x evaluations
-    marks = sorted({1, 2, evaluations // 3, evaluations // 2, evaluations} - {0})
+
+@dataclass(frozen=True, eq=False)
+class _Demo:
+    """What the demo has found.
+
+    Attributes:
+        arms: The arms by name.
+        gains: Together against alone, and with the default configuration first in both.
+        newcomers: A site that starts when the others are done, against the same site by itself.
+    """
+
+    arms: Mapping[str, _Arm]
+    gains: Mapping[str, Sequence[_Gain]]
+    newcomers: Mapping[str, Sequence[_Gain]]
+
+    @property
+    def first(self) -> RunResult:
+        """The run that is saved."""
+        return self.arms["together"].results[0]
+
+
+def _demo(arguments: argparse.Namespace) -> _Done:
+    _expect_notes()
+    _say(
+        arguments,
+        f"{DEMO_SITES} sites with skewed shares of scikit-learn's digits tune C and gamma of a "
+        f"support vector machine:\n{arguments.rounds} evaluations each, validation accuracy, "
+        f"{arguments.repeats} repeat(s), each with other shares, {arguments.protocol}.",
+    )
+    found = _demo_runs(arguments)
+    found.first.save(arguments.out / "together")
+    _show(arguments, _site_table(found, arguments))
+    _show(arguments, _gain_table(found, arguments.rounds))
+    if found.newcomers:
+        _show(arguments, _newcomer_table(found.newcomers))
+    for line in (*_verdict(found, arguments), *_privacy_words(found.first)):
+        _say(arguments, line)
+    report = None
+    if not arguments.no_report:
+        others = {name: arm.results[0] for name, arm in found.arms.items() if name != "together"}
+        report = _demo_report(arguments, found.first, others)
+    return _Done(_demo_document(arguments, found, report))
+
+
+def _demo_runs(arguments: argparse.Namespace) -> _Demo:
+    from botorch_fed.test_functions import SklearnTuning
+
+    seeds = range(arguments.seed, arguments.seed + arguments.repeats)
+    problems = {
+        seed: SklearnTuning(DEMO_SITES, dataset="digits", skew="label", splits=2, seed=seed)
+        for seed in seeds
+    }
+    studies = _demo_studies(arguments, problems[arguments.seed])
+    arms = {name: _demo_arm(name, study, problems) for name, study in studies.items()}
+    pooled = {seed: problem.pooled() for seed, problem in problems.items()}
+    arms["pooled data"] = _demo_arm("pooled data", studies["alone"], pooled)
+    curves = {name: arm.curves(arguments.rounds) for name, arm in arms.items()}
+    marks = _marks(arguments.rounds)
+    gains = {"together - alone": _gains(curves["together"], curves["alone"], marks)}
+    if DEFAULT_TOGETHER in arms:
+        with_default = _gains(curves[DEFAULT_TOGETHER], curves["default first"], marks)
+        gains["the same, default first"] = with_default
+    newcomers = {}
+    if arguments.protocol == "fts":
+        told = _newcomers(arms["alone"], problems, min(NEWCOMER_MARKS[-1], arguments.rounds))
+        for name in ("alone", "default first"):
+            newcomers[name] = _gains(told, curves[name], NEWCOMER_MARKS)
+    return _Demo(arms, gains, newcomers)
+
+
+def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict[str, Any]:
+    """The study of each arm: as many evaluations for all."""
+    from botorch_fed.protocols.fts import FTS
+    from botorch_fed.protocols.transfer_search import dealt_design
+
+    count, space, default = arguments.rounds, problem.space, problem.default
+    together, alone = _demo_study(arguments.protocol, count)
+    points = {
+        f"agent{index}": dealt_design(space, index, len(problem), count)
+        for index in range(len(problem))
+    }
+    studies = {
+        "together": together,
+        "alone": alone,
+        "Sobol": FTS(rounds=count, every=0, initial_design=points),
+        "default first": replace(alone, default=default),
+    }
+    if arguments.protocol != "private-ucb":  # which has no place for one
+        studies[DEFAULT_TOGETHER] = replace(together, default=default)
+    return studies
+
+
+def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
+    """The study, and the same machinery without messages: the same starts, own model and LogEI."""
+    from botorch_fed.protocols.dp_fts_de import DPFTSDE
+    from botorch_fed.protocols.fed_gp import FedGP
+    from botorch_fed.protocols.fts import FTS
+    from botorch_fed.protocols.private_ucb import PrivateUCB
+    from botorch_fed.protocols.transfer_search import MIN_OWN, TransferSearch
+
+    deaf = TransferSearch(listen=False)
+    start = min(MIN_OWN, evaluations - 1)
+    common: dict[str, Any] = {"rounds": evaluations - start, "num_initial": start}
+    epsilon, delta = DEMO_BUDGETS.get(protocol, (0.0, 0.0))
+    if protocol == "fed-gp":
+        return FedGP(**common), FedGP(search=deaf, channel="plain", **common)
+    if protocol == "dp-fts-de":
+        silent = DPFTSDE(strategy=deaf, releases=(), noise_kind="none", **common)
+        return DPFTSDE(epsilon=epsilon, delta=delta, **common), silent
+    alone = FTS(rounds=evaluations, every=0, strategy=deaf)
+    if protocol == "fts":
+        return FTS(rounds=evaluations), alone
+    return PrivateUCB(rounds=evaluations, epsilon=epsilon, delta=delta), alone
+
+
+def _demo_arm(name: str, study: Any, problems: Mapping[int, SklearnTuning]) -> _Arm:
+    from botorch_fed.run import run
+
+    results = []
+    for seed, problem in problems.items():
+        sys.stderr.write(f"{name}, seed {seed}\n")
+        results.append(run(study, problem, seed=seed))
+    return _Arm(name, tuple(results))
+
+
+def _newcomers(alone: _Arm, problems: Mapping[int, SklearnTuning], evaluations: int) -> Tensor:
+    """Best values of sites that begin with what the others found alone, as `_Arm.curves`.
+
+    Each site in turn is the newcomer; the others have not heard of it before.
+    """
+    import torch
+
+    from botorch_fed.protocols.fts import FTS
+    from botorch_fed.run import run
+
+    repeats = []
+    for finished in alone.results:
+        sys.stderr.write(f"newcomers, seed {finished.seed}\n")
+        curves = []
+        for name in finished.names:
+            data = {other: finished.history(other) for other in finished.names if other != name}
+            study = FTS(rounds=evaluations, active=(name,), data=data)
+            made = run(study, problems[finished.seed], seed=finished.seed, progress=False)
+            curves.append(made.best(name))
+        repeats.append(torch.stack(curves))
+    return torch.stack(repeats)
+
+
+def _marks(evaluations: int) -> tuple[int, ...]:
+    """After how many evaluations arms are compared."""
+    usual = {1, 2, evaluations // 3, evaluations // 2, evaluations // 2 + 2, evaluations}
+    return tuple(sorted(mark for mark in usual if 0 < mark <= evaluations))
+
+
+def _gains(first: Tensor, second: Tensor, marks: Sequence[int]) -> list[_Gain]:
+    """Of two arms' curves, `repeats x sites x evaluations`."""
     found = []
     for mark in marks:
-        values = [curve[:, mark - 1] for curve in curves]
-        differences = values[0] - values[1]
-        means = tuple(float(value.mean()) for value in values)
-        found.append(_Gain(mark, means, float(differences.mean()), _half_width(differences)))
+        if mark > first.shape[-1]:
+            continue
+        one, other = (curves[..., mark - 1].mean(dim=1) for curves in (first, second))
+        gain = float((one - other).mean())
+        found.append(
+            _Gain(mark, float(one.mean()), float(other.mean()), gain, _half_width(one - other))
+        )
     return found
 
 
-def _half_width(differences: Any) -> float | None:
+def _half_width(differences: Tensor) -> float | None:
     """Of Student's 95 % interval of a mean."""
     from scipy.special import stdtrit
 
@@ -538,51 +638,78 @@ def _half_width(differences: Any) -> float | None:
     return float(stdtrit(count - 1, 0.975)) * float(differences.std()) / math.sqrt(count)
 
 
-def _site_table(arms: Sequence[_Arm], evaluations: int) -> Table:
+def _site_table(found: _Demo, arguments: argparse.Namespace) -> Table:
     from rich.table import Table
 
-    repeats = len(arms[0].results)
-    title = f"Best accuracy of each site after {evaluations} evaluations, mean of {repeats} seed(s)"
-    table = Table("site", *(arm.name for arm in arms), title=title)
-    last = [arm.curves(evaluations)[:, :, -1].mean(dim=0) for arm in arms]
-    for i, name in enumerate(arms[0].results[0].names):
-        table.add_row(name, *(f"{float(values[i]):.4f}" for values in last))
-    table.add_row("mean", *(f"{float(values.mean()):.4f}" for values in last), style="bold")
+    title = f"Best accuracy after {arguments.rounds} evaluations, by site, seed {arguments.seed}"
+    table = Table("site", *found.arms, title=title)
+    for name in found.first.names:
+        bests = (arm.results[0].best(name)[-1] for arm in found.arms.values())
+        table.add_row(name, *(f"{float(best):.3f}" for best in bests))
     return table
 
 
-def _gain_table(arms: Sequence[_Arm], gains: Sequence[_Gain]) -> Table:
-    from rich.table import Table
-
-    heads = (*(arm.name for arm in arms), "together - alone", "verdict")
-    table = Table("evaluations", *heads, title="Mean over sites, by evaluations of each site")
-    for gain in gains:
-        width = "" if gain.half_width is None else f" ± {gain.half_width:.4f}"
-        means = (f"{mean:.4f}" for mean in gain.means)
-        table.add_row(str(gain.evaluations), *means, f"{gain.gain:+.4f}{width}", gain.words)
+def _gain_table(found: _Demo, evaluations: int) -> Table:
+    marks = [gain.evaluations for gain in found.gains["together - alone"]]
+    title = "Best accuracy, mean over sites and seeds, by evaluations of each site"
+    table = _by_evaluations(title, marks)
+    for name, arm in found.arms.items():
+        means = arm.curves(evaluations).mean(dim=(0, 1))
+        table.add_row(name, *(f"{float(means[mark - 1]):.3f}" for mark in marks))
+    for name, gains in found.gains.items():
+        table.add_row(name, *(gain.shown for gain in gains), style="bold")
     return table
 
 
-def _verdict(gains: Sequence[_Gain], arguments: argparse.Namespace) -> list[str]:
+def _newcomer_table(newcomers: Mapping[str, Sequence[_Gain]]) -> Table:
+    told = newcomers["alone"]
+    title = "A newcomer, after the others have tuned alone: best accuracy, by its evaluations"
+    table = _by_evaluations(title, [gain.evaluations for gain in told])
+    table.add_row("told by the others", *(f"{gain.first:.3f}" for gain in told))
+    for name, gains in newcomers.items():
+        table.add_row(name, *(f"{gain.second:.3f}" for gain in gains))
+    for name, gains in newcomers.items():
+        table.add_row(f"told - {name}", *(gain.shown for gain in gains), style="bold")
+    return table
+
+
+def _by_evaluations(title: str, marks: Sequence[int]) -> Table:
+    """An empty table with a column for each number of evaluations."""
+    from rich.table import Column, Table
+
+    return Table(Column("evaluations", no_wrap=True), *map(str, marks), title=title)
+
+
+def _verdict(found: _Demo, arguments: argparse.Namespace) -> list[str]:
+    lines = []
+    if arguments.repeats == 1:
+        lines.append("One run says little about a gain: take --repeats 3 or more.")
+    else:
+        lines += _judged("Together against alone", found.gains["together - alone"])
+        for gains in list(found.gains.values())[1:]:
+            lines += _judged("With the default configuration first in both", gains)
+        for name, gains in found.newcomers.items():
+            lines += _judged(f"A newcomer that is told against {name}", gains)
+    lines.append(
+        "Alone is BoTorch's SingleTaskGP with LogExpectedImprovement, the default scikit-learn's."
+    )
+    return lines
+
+
+def _judged(what: str, gains: Sequence[_Gain]) -> list[str]:
+    """Where something is gained, and where it is lost."""
+
     def after(words: str) -> str:
         return ", ".join(str(gain.evaluations) for gain in gains if gain.words == words)
 
     gained, lost = after("gained"), after("lost")
     lines = []
-    if arguments.repeats == 1:
-        lines.append("One run says little about a gain: take --repeats 3 or more.")
-    else:
-        if gained:
-            lines.append(f"The federation gains after {gained} evaluations.")
-        if lost:
-            lines.append(f"It loses after {lost} evaluations: there a site is better off alone.")
-        if not gained:
-            lines.append("Nothing is gained here that could be told from chance.")
-        elif gains[-1].words != "gained":
-            lines.append(
-                f"After {gains[-1].evaluations} it gains nothing: by then a site has caught up."
-            )
-    lines.append("Alone a site has nothing but its own model: a good public design may do as much.")
+    if gained:
+        lines.append(f"{what}: a gain after {gained} evaluations.")
+    if lost:
+        lines.append(f"{what}: a loss after {lost} evaluations.")
+    if not lines:
+        lines.append(f"{what}: nothing that could be told from chance.")
     return lines
 
 
@@ -629,35 +756,52 @@ def _write_report(
 
 
 def _demo_document(
-    arguments: argparse.Namespace,
-    arms: Sequence[_Arm],
-    gains: Sequence[_Gain],
-    first: RunResult,
-    report: Path | None,
+    arguments: argparse.Namespace, found: _Demo, report: Path | None
 ) -> dict[str, Any]:
-    sites: dict[str, dict[str, float]] = {}
-    for arm in arms:
-        last = arm.curves(arguments.rounds)[:, :, -1].mean(dim=0).tolist()
-        sites[arm.name] = dict(zip(first.names, last, strict=True))
+    means = {
+        name: arm.curves(arguments.rounds).mean(dim=(0, 1)) for name, arm in found.arms.items()
+    }
+    together = [
+        {
+            **{name: float(mean[gain.evaluations - 1]) for name, mean in means.items()},
+            **_gain_document(gain),
+        }
+        for gain in found.gains["together - alone"]
+    ]
     return {
         "command": "demo",
         "protocol": arguments.protocol,
         "evaluations": arguments.rounds,
         "seeds": [arguments.seed + repeat for repeat in range(arguments.repeats)],
-        "best": sites,
-        "gains": [
-            {
-                "evaluations": gain.evaluations,
-                **dict(zip((arm.name for arm in arms), gain.means, strict=True)),
-                "gain": gain.gain,
-                "half_width_95": gain.half_width,
-                "verdict": gain.words,
-            }
+        "best": {
+            name: {site: float(arm.results[0].best(site)[-1]) for site in found.first.names}
+            for name, arm in found.arms.items()
+        },
+        "gains": together,
+        "gains_default_first": [
+            _gain_document(gain)
+            for name, gains in found.gains.items()
             for gain in gains
+            if name != "together - alone"
         ],
-        "privacy": first.privacy,
+        "newcomer": {
+            name: [
+                {"told": gain.first, name: gain.second, **_gain_document(gain)} for gain in gains
+            ]
+            for name, gains in found.newcomers.items()
+        },
+        "privacy": found.first.privacy,
         "run": arguments.out / "together",
         "report": report,
+    }
+
+
+def _gain_document(gain: _Gain) -> dict[str, Any]:
+    return {
+        "evaluations": gain.evaluations,
+        "gain": gain.gain,
+        "half_width_95": gain.half_width,
+        "verdict": gain.words,
     }
 
 

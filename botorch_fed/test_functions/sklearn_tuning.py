@@ -27,7 +27,7 @@ from scipy.special import gammaincinv
 from torch import Tensor
 
 from botorch_fed.rng import generator
-from botorch_fed.space import Outcome, Parameter, Scale, SearchSpace
+from botorch_fed.space import Outcome, Parameter, Scale, SearchSpace, Value
 from botorch_fed.test_functions.base import FederatedTestProblem, check_points
 
 Dataset = Literal["breast_cancer", "digits", "wine"]
@@ -100,6 +100,14 @@ class SklearnTuning(FederatedTestProblem):
 
     def __len__(self) -> int:
         return len(self._halves)
+
+    @property
+    def default(self) -> dict[str, Value]:
+        """What scikit-learn's `SVC()` takes: C = 1, and gamma one over the inputs that vary.
+
+        Its ``gamma="scale"`` on standardised inputs, from the public shape of the data set alone.
+        """
+        return {"C": 1.0, "gamma": 1.0 / int((self._X.std(axis=0) > 0).sum())}
 
     def pooled(self) -> SklearnTuning:
         """The same agents and validation rows, trained on the training rows of all agents.

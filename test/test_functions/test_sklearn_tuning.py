@@ -96,6 +96,17 @@ def test_score_is_that_of_a_standardised_machine(dataset: Any) -> None:
     assert value == pytest.approx(np.mean(expected), abs=1e-12)
 
 
+def test_the_default_is_that_of_scikit_learn() -> None:
+    problem = SklearnTuning(2, dataset="breast_cancer", skew="none", splits=1)
+    (train, test), *_ = problem._halves[0]
+    scaler = StandardScaler().fit(problem._X[train])
+    machine = SVC(tol=1e-6).fit(scaler.transform(problem._X[train]), problem._y[train])
+    decided = machine.decision_function(scaler.transform(problem._X[test]))
+    value = problem.evaluate(0, problem.space.to_unit([problem.default]))
+    assert float(value) == pytest.approx(roc_auc_score(problem._y[test], decided), abs=1e-9)
+    assert SklearnTuning(2, dataset="digits").default == {"C": 1.0, "gamma": 1 / 61}
+
+
 def test_pooled_trains_on_everybody_and_validates_on_the_agent() -> None:
     problem = SklearnTuning(5, splits=2)
     pooled = problem.pooled()
