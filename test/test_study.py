@@ -302,6 +302,16 @@ def test_sites_begin_with_the_default(folder: Path, text: str) -> None:
     assert other.fingerprint != study.fingerprint
 
 
+@pytest.mark.parametrize("text", [PLAIN, FED_GP], ids=["fts", "fed-gp"])
+def test_by_default_sites_hear_of_each_other_in_every_round(folder: Path, text: str) -> None:
+    written = text.replace("rounds = 2", "rounds = 5").replace("every = 1\n", "")
+    result = run_study(read(folder, written), out=None, progress=False)
+    sent = [row["round"] for row in result.rounds if row["bytes_up"] > 800]  # a hundred weights
+    assert len(sent) == 2 * (3 if text == PLAIN else 5)  # from three observations on
+    received = {row["round"] for row in result.rounds if row["bytes_down"] > 800}
+    assert max(sent) in received
+
+
 @pytest.mark.parametrize(
     ("written", "said"),
     [
