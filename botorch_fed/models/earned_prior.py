@@ -43,7 +43,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean
 from torch import Tensor
 
-from botorch_fed.models.features import FeatureMap, log_unwarp, log_warp
+from botorch_fed.models.features import FeatureMap, WarpedFeatures, log_unwarp, log_warp
 from botorch_fed.models.local_gp import (
     Array,
     LengthscalePrior,
@@ -70,6 +70,16 @@ def reference_points(dim: int, count: int = NUM_REFERENCE) -> Tensor:
     return torch.quasirandom.SobolEngine(dim, scramble=False).draw(count, dtype=torch.float64)
 
 
+def spread_over(feature_map: FeatureMap, U: Tensor) -> Tensor:
+    """Points of the cube, spread as the map sees inputs: evenly on a logarithmic scale or not.
+
+    Args:
+        feature_map: The shared basis.
+        U: Points that are spread evenly, `n x d`.
+    """
+    return log_unwarp(U, feature_map.offsets) if isinstance(feature_map, WarpedFeatures) else U
+
+
 @lru_cache(maxsize=16)
 def projection(feature_map: FeatureMap, ridge: float = RIDGE) -> tuple[Tensor, Tensor]:
     r"""Reference points `R x d`, and the matrix `M x R` from values there to weights.
@@ -81,7 +91,7 @@ def projection(feature_map: FeatureMap, ridge: float = RIDGE) -> tuple[Tensor, T
         feature_map: The shared basis.
         ridge: :math:`\lambda`.
     """
-    reference = reference_points(feature_map.input_dim)
+    reference = spread_over(feature_map, reference_points(feature_map.input_dim))
     Phi = feature_map(reference)
     gram = Phi.mT @ Phi / len(Phi) + ridge * torch.eye(Phi.shape[-1]).double()
     factor = cholesky(gram, "the projection on the shared basis")
@@ -91,7 +101,7 @@ def projection(feature_map: FeatureMap, ridge: float = RIDGE) -> tuple[Tensor, T
 @lru_cache(maxsize=16)
 def reference_features(feature_map: FeatureMap) -> Tensor:
     """Features of the reference points, `R x M`."""
-    return feature_map(reference_points(feature_map.input_dim))
+    return feature_map(spread_over(feature_map, reference_points(feature_map.input_dim)))
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,7 +16,8 @@ shared basis: `M` numbers. Sites need only the *sum* of these vectors, minus the
 
 A site without observations of its own begins with the users' default configuration, if there is
 one (`default_point`), and goes on with the points that it is dealt or, where others have spoken
-already, where the prior is largest.
+already, where the prior is largest. A newcomer's second point is away from the first: a prior that
+is wrong there shows sooner.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from botorch_fed.acquisition.earned import (
     EarnedImprovement,
     maximize_improvement,
     maximize_prior,
+    spread_point,
 )
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import NumericalError
@@ -53,6 +55,7 @@ from botorch_fed.models.earned_prior import (
     project,
     reference_features,
 )
+from botorch_fed.models.features import log_unwarp
 from botorch_fed.models.support import sobol_support
 from botorch_fed.protocols.own_step import random_point, untried
 from botorch_fed.rng import Generator, generator
@@ -108,7 +111,10 @@ class TransferSearch:
     def settings(self) -> str:
         """What determines its points, in words that are the same in every process."""
         factory = self.acquisition
-        name = None if factory is None else f"{factory.__module__}.{factory.__qualname__}"
+        name = None
+        if factory is not None:  # a partial or an instance has no name of its own
+            named = factory if hasattr(factory, "__qualname__") else type(factory)
+            name = f"{named.__module__}.{named.__qualname__}"
         return repr((name, self.warp, self.trusts, self.trust_prior, self.listen))
 
     def offsets(self, space: SearchSpace) -> Tensor | None:
@@ -216,6 +222,8 @@ class TransferSearch:
         tried = torch.cat([X, chosen])
         domain = self._domain(space, tried, candidates)
         if prior is not None and len(tried) < MIN_OWN:
+            if len(tried) % 2:  # own data have to speak for themselves too
+                return spread_point(domain, stream)
             return maximize_prior(prior, domain, stream, apart=APART)
         posterior = self._fitted(space, X, Y, prior, others) if len(X) else None
         if posterior is None:
@@ -478,6 +486,8 @@ def dealt_design(
     if num_points < 1:
         return torch.zeros(0, space.dim).double()
     sequence = sobol_support(space.dim, num_sites * num_points, seed=seed)[index::num_sites]
+    if bool((space.log_offsets > 0).any()):  # parameters that act by their ratio: evenly there
+        sequence = log_unwarp(sequence, space.log_offsets)
     if candidates is None:
         return space.snap(sequence)
     left = candidates.double()
