@@ -2,6 +2,7 @@ r"""Does it pay to listen to other sites? Every method on every task, from the s
 
     python -m benchmarks.transfer SUITE [--methods A,B] [--tasks …] [--seeds N] [--workers W]
     python -m benchmarks.transfer SUITE --summary [--json] [--figure]      from the stored rows
+    python -m benchmarks.transfer SUITE --ablations [--summary]            one part changed each
     python -m benchmarks.transfer --smoke                                  a made-up task, seconds
 
 Suites are those of `benchmarks.transfer_tasks`: *tuning*, *ladder*, *high*, *late*, *fresh*.
@@ -52,6 +53,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.papers.ledger import versions
+from benchmarks.transfer_ablations import ABLATIONS
 from benchmarks.transfer_controls import (
     COLD,
     CONTROLS,
@@ -112,14 +114,12 @@ def _fedgp_encrypted(task: Task, seed: int, starts: Starts) -> Study:
 
 
 def _dp_fts_de(task: Task, seed: int, starts: Starts) -> Study:
-    """Initial designs are common to all sites there, so own starts come as earlier data."""
-    problem = task.problem()
-    data = {}
-    for n, site in enumerate(task.sites):
-        X = starts[site].double()
-        data[site] = X, problem.observe(n, X, generator(seed, "start", site)).reshape(-1, 1)
     return DPFTSDE(
-        rounds=task.queries, epsilon=2.0, num_initial=0, data=data, candidates=task.candidates
+        rounds=task.queries,
+        epsilon=2.0,
+        delta=1e-5,
+        candidates=task.candidates,
+        initial_design=starts,
     )
 
 
@@ -154,6 +154,7 @@ LATE_STUDIES: dict[str, Callable[[Task, str, Histories], Study]] = {
     "fedgp": _late_fedgp,
     "fedgp_encrypted": _late_fedgp_encrypted,
 }
+SIMULATIONS = {**CONTROLS, **ABLATIONS}
 KEPT = ("before_fts", "before_fedgp", "before_dp_fts_de")  # rows of an earlier package
 
 
@@ -285,7 +286,7 @@ def cold_row(job: Job, task: Task) -> Row:
         study = STUDIES[job.method](task, job.seed, starts)
         trace = run_study(study, task, job.seed, starts)
     else:
-        trace = CONTROLS[job.method](task, job.seed, starts, None)
+        trace = SIMULATIONS[job.method](task, job.seed, starts, None)
     row = row_of(task, trace, starts=task.starts, keep_sites=some or job.method in KEEP_SITES)
     if some:
         row["some_sites"] = True
@@ -302,13 +303,13 @@ def late_row(job: Job, task: Task) -> Row:
     others = histories(task, job.seed, newcomer)
     total = NEWCOMER_EVALUATIONS if job.queries is None else job.queries + NEWCOMER_STARTS
     dealt = dealt_starts(task, job.seed)[newcomer]
-    own = dealt[:0] if job.method in {*COLD, *LATE_STUDIES} else dealt
+    own = dealt[:0] if job.method in {*COLD, *LATE_STUDIES, *ABLATIONS} else dealt
     task = replace(task, queries=total - len(own))
     if job.method in LATE_STUDIES:
         study = LATE_STUDIES[job.method](task, newcomer, others)
         trace = run_study(study, task, job.seed, {newcomer: own})
     else:
-        trace = CONTROLS[job.method](task, job.seed, {newcomer: own}, others)
+        trace = SIMULATIONS[job.method](task, job.seed, {newcomer: own}, others)
     return {**row_of(task, trace, starts=0, keep_sites=False), "history": digest(others)}
 
 
@@ -473,19 +474,22 @@ def toy(seed: int) -> Any:
 # ------------------------------------------------------------------ what is shown
 
 
-def stored(suite: str, root: Path | None = None) -> dict[str, list[Row]]:
-    """All rows of a suite by method, in the order of the lists of methods."""
-    return {
-        method: rows
-        for method in (*CONTROLS, *STUDIES, *KEPT)
-        if (rows := Ledger(suite, method, root).rows())
-    }
+MAIN = (*CONTROLS, *STUDIES, *KEPT)  # of a summary
+PARTS = (REFERENCE, ORACLE, "fts", *ABLATIONS)
 
 
-def summary_of(suite: str, root: Path | None = None) -> Row:
+def stored(
+    suite: str, root: Path | None = None, methods: Iterable[str] = MAIN
+) -> dict[str, list[Row]]:
+    """All rows of a suite by method, in the order of the methods."""
+    return {method: rows for method in methods if (rows := Ledger(suite, method, root).rows())}
+
+
+def summary_of(suite: str, root: Path | None = None, methods: Iterable[str] = MAIN) -> Row:
     """The summary of a suite from its rows."""
     gap_at = NEWCOMER_STARTS if suite == "late" else 0
-    return summarize(stored(suite, root), gap_at=lambda task: gap_at, required=list(STUDIES))
+    rows = stored(suite, root, methods)
+    return summarize(rows, gap_at=lambda task: gap_at, required=list(STUDIES))
 
 
 def show(suite: str, summary: Row) -> None:
@@ -572,12 +576,13 @@ def smoke(root: Path) -> Row:
 
 def jobs_of(options: argparse.Namespace) -> list[Job]:
     """What was asked for: tasks within seeds, so that early stops leave whole seeds."""
-    methods = list(METHODS) if options.methods is None else options.methods.split(",")
-    unknown = sorted(set(methods) - set(METHODS))
+    known = tuple(ABLATIONS) if options.ablations else METHODS
+    methods = list(known) if options.methods is None else options.methods.split(",")
+    unknown = sorted(set(methods) - set(known))
     if unknown:
-        raise SystemExit(f"Unknown methods {unknown}: choose among {METHODS}.")
+        raise SystemExit(f"Unknown methods {unknown}: choose among {known}.")
     if options.suite == "late":
-        methods = [method for method in methods if method in {*CONTROLS, *LATE_STUDIES}]
+        methods = [method for method in methods if method in {*SIMULATIONS, *LATE_STUDIES}]
     tasks = TASKS[options.suite] if options.tasks is None else options.tasks.split(",")
     tasks = [task for task in tasks if _can_be_made(options.suite, task)]
     seeds = range(options.first_seed, options.first_seed + options.seeds)
@@ -612,6 +617,7 @@ def main() -> None:
     parser.add_argument("--queries", type=int, help="default the task's own")
     parser.add_argument("--sites", type=int, help=f"how many for {', '.join(FEW_SITES)}")
     parser.add_argument("--workers", type=int, default=1, help="processes")
+    parser.add_argument("--ablations", action="store_true", help="see transfer_ablations")
     parser.add_argument("--summary", action="store_true")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--figure", action="store_true")
@@ -627,7 +633,7 @@ def main() -> None:
         fill(jobs_of(options), options.workers)
     if options.figure:
         print(figure(suite, root).name)
-    summary = summary_of(suite, root)
+    summary = summary_of(suite, root, PARTS if options.ablations else MAIN)
     if options.json:
         print(json.dumps(summary))
     else:
