@@ -46,7 +46,6 @@ from botorch_fed.acquisition.earned import (
     EarnedImprovement,
     maximize_improvement,
     maximize_prior,
-    spread_point,
 )
 from botorch_fed.models import FeatureMap, RandomFourierFeatures, StationaryKernel
 from botorch_fed.models.earned_prior import (
@@ -101,20 +100,24 @@ class Federation:
         self.scales: dict[str, np.ndarray] = {}
 
     def listen(self, journal: Journal, t: int) -> None:
-        """Everybody says what it has found."""
+        """Everybody says what it has found, with what was said in the round before."""
+        said: dict[str, Tensor] = {}
+        found: dict[str, np.ndarray] = {}
         for site, X in journal.X.items():
             if len(X) < MIN_OWN or (t > 0 and site not in journal.playing):
                 continue
             Y = torch.from_numpy(journal.larger(site))[:, None]
             alone = fit_earned(X, Y)
-            prior = self.prior(journal, site)
             self.scales[site] = np.log(alone.components[0].lengthscale)
-            if prior is not None and self.variant.pooled:
-                self.trust[site] = self.fitted(site, X, Y, prior).weights
-            self.weights[site] = project(
+            prior = self.prior(journal, site)
+            if prior is not None and self.variant.pooled and site in journal.playing:
+                found[site] = self.fitted(site, X, Y, prior).weights
+            said[site] = project(
                 lambda reference, model=alone: model.predict(reference)[0],  # type: ignore[misc]
                 self.phi,
             )
+        self.weights.update(said)
+        self.trust.update(found)
 
     def prior(self, journal: Journal, site: str) -> PriorFunction | MeanPrior | None:
         """What a site is told."""
@@ -132,15 +135,18 @@ class Federation:
         spread = float((reference_features(self.phi) @ mean).std())
         return replace(found, weights=found.weights * spread, centre=found.centre * spread)
 
+    def told(self, site: str) -> np.ndarray | None:
+        """The sum of the trusts of others; None if nobody has compared."""
+        heard = [trust for name, trust in self.trust.items() if name != site]
+        return np.sum(heard, axis=0) if heard else None
+
     def fitted(
         self, site: str, X: Tensor, Y: Tensor, prior: PriorFunction | MeanPrior | None
     ) -> EarnedPosterior:
         """A site's models."""
         variant = self.variant
-        heard = [trust for name, trust in self.trust.items() if name != site]
-        trust_prior = pooled_trust_prior(
-            variant.trust_prior, np.sum(heard, axis=0) if heard else None
-        )
+        told = self.told(site)
+        trust_prior = pooled_trust_prior(variant.trust_prior, told)
         scales = [scale for name, scale in self.scales.items() if name != site]
         around = None
         if variant.shared_lengthscales and scales:
@@ -166,17 +172,13 @@ class Federation:
         """A site's next point."""
         stream = generator(journal.seed, "ablation", site, t)
         X, domain, prior = journal.X[site], domain_of(journal, site), self.prior(journal, site)
-        if len(X) < MIN_OWN and prior is not None:
-            if len(X) % 2:
-                return spread_point(domain, stream)
+        if not len(X) and prior is not None:
             return maximize_prior(prior, domain, stream, apart=APART)  # type: ignore[arg-type]
         Y = torch.from_numpy(journal.larger(site))[:, None]
         posterior = self.fitted(site, X, Y, prior)
-        if self.variant.drawn:
-            k = posterior.drawn(float(stream.uniform(1)))
-            posterior = replace(
-                posterior, components=posterior.components[k : k + 1], weights=np.ones(1)
-            )
+        untested = prior is not None and self.told(site) is None and self.variant.pooled
+        if self.variant.drawn or untested:
+            posterior = posterior.only(posterior.drawn(float(stream.uniform(1))))
         return maximize_improvement(EarnedImprovement.of(posterior, X), domain, stream)
 
 

@@ -29,7 +29,6 @@ Flags = NDArray[np.bool_]
 
 NUM_RAW = 512  # random points that the optimiser looks at
 NUM_NEAR = 64  # and points near the best that were tried
-NUM_SPREAD = 8  # random points, of which the farthest is taken
 NUM_RESTARTS = 8  # of which so many are improved
 MAX_ITERATIONS = 60
 FAR = -1e3  # below it one term of an expansion is exact to 1e-5
@@ -261,27 +260,6 @@ def maximize_prior(
             points = domain.snap(points[torch.from_numpy(order)])
     points = points.double()
     return _best(prior.values(points), points, _near(points, domain.tried, apart))
-
-
-def spread_point(domain: Domain, stream: Generator) -> Tensor:
-    """The one of a few random points that is farthest from what was tried, `1 x d`.
-
-    Args:
-        domain: Where.
-        stream: Of the random points.
-    """
-    if domain.candidates is None:
-        points = domain.lower + (domain.upper - domain.lower) * stream.uniform(
-            NUM_SPREAD, domain.dim
-        )
-        points = points if domain.snap is None else domain.snap(points)
-    else:
-        candidates = domain.candidates.double()
-        points = candidates[(stream.uniform(NUM_SPREAD) * len(candidates)).long()]
-    if not len(domain.tried):
-        return points[:1]
-    farthest = int(torch.cdist(points, domain.tried).amin(dim=-1).argmax())
-    return points[farthest : farthest + 1]
 
 
 def _raw_points(

@@ -16,8 +16,9 @@ shared basis: `M` numbers. Sites need only the *sum* of these vectors, minus the
 
 A site without observations of its own begins with the users' default configuration, if there is
 one (`default_point`), and goes on with the points that it is dealt or, where others have spoken
-already, where the prior is largest. A newcomer's second point is away from the first: a prior that
-is wrong there shows sooner.
+already, where the prior is largest. What nobody has tested yet, such as the word of sites that are
+done, is met with caution: half of the probability is on no trust, and one trust is drawn for each
+query, so that the site goes on to search by itself as well.
 """
 
 from __future__ import annotations
@@ -40,7 +41,6 @@ from botorch_fed.acquisition.earned import (
     EarnedImprovement,
     maximize_improvement,
     maximize_prior,
-    spread_point,
 )
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import NumericalError
@@ -51,6 +51,7 @@ from botorch_fed.models.earned_prior import (
     EarnedPosterior,
     PriorFunction,
     fit_earned,
+    nobody_compared,
     pooled_trust_prior,
     project,
     reference_features,
@@ -68,8 +69,8 @@ AcquisitionFactory = Callable[[SingleTaskGP, Tensor], AcquisitionFunction]
 
 NUM_FEATURES = 100  # of the shared basis
 LENGTHSCALE = 0.35  # of the shared basis, times the root of the dimension
-MIN_OWN = 3  # observations from which on the own model is asked
-APART = 0.25  # how far from each other a newcomer's first points lie, in the unit cube
+MIN_OWN = 3  # observations from which on a site says something
+APART = 0.25  # how far from each other first points of one query lie, in the unit cube
 MAX_SPREAD = 3.0  # of one site's function over the cube, on its own standardised scale
 
 
@@ -178,9 +179,8 @@ class TransferSearch:
         others: Tensor | None,
     ) -> EarnedPosterior | None:
         """The own models; None for outcomes beyond all scales."""
-        pooled = self.trust_prior
-        if others is not None and self.trusts == TRUSTS:
-            pooled = pooled_trust_prior(pooled, others.numpy())
+        heard = None if others is None or self.trusts != TRUSTS else others.numpy()
+        pooled = pooled_trust_prior(self.trust_prior, heard)
         try:
             return fit_earned(
                 X,
@@ -221,9 +221,7 @@ class TransferSearch:
         prior, others = advice if advice is not None and self.listen else (None, None)
         tried = torch.cat([X, chosen])
         domain = self._domain(space, tried, candidates)
-        if prior is not None and len(tried) < MIN_OWN:
-            if len(tried) % 2:  # own data have to speak for themselves too
-                return spread_point(domain, stream)
+        if prior is not None and not len(X):
             return maximize_prior(prior, domain, stream, apart=APART)
         posterior = self._fitted(space, X, Y, prior, others) if len(X) else None
         if posterior is None:
@@ -233,6 +231,10 @@ class TransferSearch:
             posterior = posterior.conditioned(chosen)
         if self.acquisition is not None:
             return self._passed_in(space, posterior, domain, stream)
+        chance = float(stream.uniform(1))  # in any case: no trust is then the site alone, exactly
+        untested = nobody_compared(None if others is None else others.numpy())
+        if prior is not None and untested and not len(chosen):
+            posterior = posterior.only(posterior.drawn(chance))
         improvement = EarnedImprovement.of(posterior, tried)
         return maximize_improvement(improvement, domain, stream)
 
