@@ -145,6 +145,7 @@ from botorch_fed.wire.codec import content_hash, encode
 logger = logging.getLogger(__name__)
 
 MAX_WEIGHT = 1e6  # of a release's entries: beyond it nothing is a mean of clipped messages
+MAX_NOISE = 1e100  # deviation of a release's noise: its square and their sums are finite
 NUM_REFERENCE = 512  # public points on which a gain is projected
 REDRAWS = 100  # of initial points that snapping moved out of their region
 RIDGE = 1e-3  # of that projection
@@ -181,6 +182,7 @@ class Setup:
             `TransferSearch` go on alone, see `noisy_prior`.
         default: With ``"own_mean"``, what an agent without data evaluates first, `1 x d`: the first
             of `num_initial` points. Public, and so no part of what is protected.
+        sampling_rate: The share of agents that a release is expected to be made of.
     """
 
     space: SearchSpace
@@ -197,9 +199,12 @@ class Setup:
     promise: Guarantee | None
     min_reliability: float = MIN_RELIABILITY
     default: Tensor | None = None
+    sampling_rate: float = 1.0
 
     def __post_init__(self) -> None:
         check_default(self.default, self.space.dim, self.num_initial)
+        if not 0 < self.sampling_rate <= 1:
+            raise InputDataError(f"sampling_rate must lie in (0, 1], got {self.sampling_rate}.")
         if self.default is not None and self.message != "own_mean":
             raise InputDataError('A default goes with message="own_mean" only.')
         if not 0 <= self.min_reliability < 1:
@@ -574,7 +579,7 @@ class DPFTSDEAgent:
         prior = heard_prior(
             phi,
             state.heard,
-            alone=setup.clip_norm**2 / len(setup.regions),
+            alone=setup.clip_norm**2 / (setup.sampling_rate * len(setup.regions)),
             min_reliability=setup.min_reliability,
         )
         return None if prior is None else Advice(prior)
@@ -744,8 +749,8 @@ def _released(blobs: Blobs, digest: str, setup_digest: str) -> Released:
     noise = released.noise_std
     if noise.shape != (P,) or noise.dtype != torch.float64:
         raise MessageError(f"The noise of a release must be {P} float64 numbers.")
-    if not bool(((noise >= 0) & noise.isfinite()).all()):
-        raise MessageError("The deviation of noise is 0 or more, and finite.")
+    if not bool(((noise >= 0) & (noise <= MAX_NOISE)).all()):  # false for NaN
+        raise MessageError(f"The deviation of noise must lie in [0, {MAX_NOISE:g}].")
     return released
 
 
@@ -945,7 +950,7 @@ class DPFTSDEServer:
             return None
         noise = float(self.mechanism(planned[0]).noise_std[0])
         return Outlook(
-            len(self.agents),
+            self._sampling_rate * len(self.agents),
             self._feature_map.num_features,
             noise / self.setup.clip_norm,
             tuple(share_of(t, self.setup.num_initial) for t in planned),
@@ -960,9 +965,16 @@ class DPFTSDEServer:
             return self.outlook.words
         return f"{self.outlook.words} {self.outlook.advice(self.setup.min_reliability)}"
 
+    @property
+    def _sampling_rate(self) -> float:
+        """The share of agents that a release is expected to be made of."""
+        if isinstance(self.sampling, PoissonSampling):
+            return self.sampling.rate
+        return min(1.0, self.sampling.size / len(self.agents))
+
     @cached_property
     def _promised_setup(self) -> Setup:
-        return replace(self.setup, promise=self.promise)
+        return replace(self.setup, promise=self.promise, sampling_rate=self._sampling_rate)
 
     def privacy(self, state: DPFTSDEServerState) -> dict[str, Any]:
         """What a report needs: the promise, what was paid, the noise and the signal beside it."""

@@ -14,7 +14,9 @@ sums over different rosters.
 
 No message is louder than a site's function can be. A site that contributes more than that makes
 itself the prior of all others, who test it on their own outcomes: a sum that no honest sites can
-have made is left out, any other earns its trust or loses it.
+have made is left out, any other earns its trust or loses it. It can also pretend to as much
+experience with trusts as all honest sites together have: that moves the others' prior
+probabilities, which their own outcomes correct.
 """
 
 from __future__ import annotations
@@ -161,6 +163,7 @@ def advice(search: MeanSearch, total: Tensor, own: Tensor | None, num_agents: in
     prior = prior_of_sum(phi, others.weights, others.num_sites)
     if prior is None:
         return None
-    # More experience than there are sites is none.
-    believable = float(others.trust.clamp_min(0).sum()) <= others.num_sites * (1 + _ROUNDING)
+    # Less than none is no experience, nor is more than there are sites.
+    weights, room = others.trust, others.num_sites * (1 + _ROUNDING)
+    believable = float(weights.min()) >= -_ROUNDING and float(weights.sum()) <= room
     return Advice(prior, others.trust if believable else None)

@@ -163,13 +163,13 @@ class Outlook:
     up to one.
 
     Attributes:
-        num_agents: `N`.
+        num_agents: `N`, of those that are expected to take part.
         dim: Numbers of a message.
         noise_std: Of the noise in an entry of one release, over the norm of a message.
         shares: The weights of the releases.
     """
 
-    num_agents: int
+    num_agents: float
     dim: int
     noise_std: float
     shares: tuple[float, ...]
@@ -192,7 +192,7 @@ class Outlook:
 
     def enough_agents(self, agreement: float, reliability: float) -> int:
         """How many agents would make the releases that reliable, at this noise multiplier."""
-        n = self.num_agents
+        n = max(1, math.ceil(self.num_agents))
         while self._with_agents(n).reliability(agreement) < reliability:
             n += max(1, n // 100)
         return n
@@ -208,7 +208,7 @@ class Outlook:
         """A sentence for a plan."""
         count = len(self.shares)
         return (
-            f"With {self.num_agents} agents and {self.dim} numbers a release has "
+            f"With {self.num_agents:g} agents and {self.dim} numbers a release has "
             f"{self.ratio(EARLY):.2g} times as much signal as noise where messages agree by "
             f"{EARLY:g}, as early ones of related sites do, and {self.ratio(CLOSE):.2g} times "
             f"where they agree by {CLOSE:g}; agreement is {self.reliability(EARLY):.0%} and "

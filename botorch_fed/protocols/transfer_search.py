@@ -190,7 +190,8 @@ class TransferSearch:
                 trust_prior=pooled,
                 offsets=self.offsets(space),
             )
-        except NumericalError as error:  # a site must not be stuck, nor others wait for it
+        except (NumericalError, InputDataError) as error:
+            # E.g. outcomes beyond all scales: a site must not be stuck, nor others wait for it.
             logger.warning("no model of %d observations: %s", len(X), error)
             return None
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from benchmarks import privacy
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, paper_settings
+from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following, paper_settings
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 
 AGENTS = SyntheticGPAgents(6, seed=0, perturbed="all", lengthscale=0.1)
@@ -24,7 +24,8 @@ def test_the_prior_in_a_sample_is_no_signal() -> None:
 
 @pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 def test_an_agent_without_data_sends_no_gain() -> None:
-    releases = list(privacy.strengths(DPFTSDE(rounds=3, epsilon=2.0), AGENTS, 0, 2))
+    gains = DPFTSDE(rounds=3, epsilon=2.0, strategy=Following())
+    releases = list(privacy.strengths(gains, AGENTS, 0, 2))
     assert len(releases) == 2
     for found in releases:
         torch.testing.assert_close(found.signal, found.whole, rtol=0, atol=0)

@@ -34,7 +34,7 @@ from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.wire.codec import decode, encode
-from test.cases import se, uniform
+from test.cases import normal, se, uniform
 from test.protocols.test_fed_gp import (
     HILLS,
     NAMES,
@@ -468,3 +468,14 @@ def test_together_is_better_than_alone() -> None:
         queried = [result.history(name)[1][3:4] for name in hills]  # the first query
         best[listen] = float(torch.cat(queried).mean())
     assert best[True] > best[False]
+
+
+def test_less_than_no_experience_is_none() -> None:
+    rows = [torch.cat([weights, weights.new_zeros(5)]) for weights in normal(3, 20)]
+    honest = torch.stack([pack_report(PHI, row) for row in rows]).sum(dim=0)
+    for lie in ([-8.0, 0, 0, 0, 9.0], [0.0, 0, 0, 0, 7.0], [-1e6, 0, 0, 0, 0]):
+        total = honest.clone()
+        total[-6:-1] += torch.tensor(lie, dtype=torch.float64)
+        advice = mean_search.advice(SEARCH, total, None, 8)
+        assert advice is not None
+        assert advice.trust is None

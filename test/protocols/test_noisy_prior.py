@@ -245,3 +245,17 @@ def test_words_name_the_numbers() -> None:
     assert f"{outlook.reliability(0.15):.0%}" in outlook.words
     assert f"{outlook.enough_agents(0.15, 0.3)} agents" in outlook.advice(0.3)
     assert "of it." in Outlook(8, 20, 0.1, (1.0,)).words
+
+
+@pytest.mark.parametrize("rate", [1.0, 0.1])
+def test_a_sampled_crowd_that_shares_nothing_is_not_followed(rate: float) -> None:
+    count, followed = 400, 0
+    for seed in range(10):
+        messages = normal(count, 20, seed=seed)
+        messages = messages / messages.norm(dim=-1, keepdim=True)
+        taking_part = uniform(count, seed=seed) < rate
+        release = messages[taking_part].sum(dim=0) / (rate * count)
+        heard = hear(None, 0, release, 0.0, share=1.0)
+        followed += heard.reliability(1 / (rate * count)) >= MIN_RELIABILITY
+    assert followed <= 5  # without noise half of all are above their expected norm
+    assert Outlook(rate * count, 20, 1e-3, (1.0,)).reliability(0.0) == 0.0
