@@ -98,9 +98,11 @@ class Federation:
         self.weights: dict[str, Tensor] = {}
         self.trust: dict[str, np.ndarray] = {}
         self.scales: dict[str, np.ndarray] = {}
+        self.compares = True  # whether sites test what they are told
 
     def listen(self, journal: Journal, t: int) -> None:
         """Everybody says what it has found, with what was said in the round before."""
+        self.compares = self.variant.pooled and len(journal.playing) > 1
         said: dict[str, Tensor] = {}
         found: dict[str, np.ndarray] = {}
         for site, X in journal.X.items():
@@ -146,6 +148,8 @@ class Federation:
         """A site's models."""
         variant = self.variant
         told = self.told(site)
+        nothing = np.zeros(len(variant.trust_prior))
+        told = told if told is not None or not self.compares else nothing
         trust_prior = pooled_trust_prior(variant.trust_prior, told)
         scales = [scale for name, scale in self.scales.items() if name != site]
         around = None
@@ -176,7 +180,7 @@ class Federation:
             return maximize_prior(prior, domain, stream, apart=APART)  # type: ignore[arg-type]
         Y = torch.from_numpy(journal.larger(site))[:, None]
         posterior = self.fitted(site, X, Y, prior)
-        untested = prior is not None and self.told(site) is None and self.variant.pooled
+        untested = prior is not None and self.told(site) is None and not self.compares
         if self.variant.drawn or untested:
             posterior = posterior.only(posterior.drawn(float(stream.uniform(1))))
         return maximize_improvement(EarnedImprovement.of(posterior, X), domain, stream)

@@ -59,7 +59,7 @@ NUM_REFERENCE = 512  # public points that represent the cube
 RIDGE = 1e-4  # of a projection on the shared basis
 TRUSTS = (0.0, 0.25, 0.5, 0.75, 1.0)
 TRUST_PRIOR = (0.3, 0.1, 0.2, 0.2, 0.2)
-UNTESTED = 0.5  # probability of no trust where no site has compared
+UNTESTED = 0.5  # probability of no trust where no site compares
 POOLING = 2.0  # sites that the public prior counts for beside the others' experience
 MIN_PRIOR = 0.005  # probability of a trust, whatever others have found
 MIN_WEIGHT = 1e-4  # of a model that counts
@@ -293,24 +293,19 @@ def earned_weights(components: tuple[LocalGP, ...], trust_prior: tuple[float, ..
     return weights / weights.sum()
 
 
-def nobody_compared(others: Array | None) -> bool:
-    """Whether no other site has tested what it was told."""
-    return others is None or not float(np.sum(others)) > 0
-
-
 def pooled_trust_prior(trust_prior: tuple[float, ...], others: Array | None) -> tuple[float, ...]:
     r"""Prior probabilities of the trusts, from those at which other sites have arrived.
 
     The mixing proportions of the federation, one step of expectation maximisation per round, with
-    the public prior as `POOLING` sites more. Where nobody has compared, no trust at all, the first
-    of them, has at least probability `UNTESTED`.
+    the public prior as `POOLING` sites more. Where nobody compares, no trust at all, the first of
+    them, has at least probability `UNTESTED`.
 
     Args:
         trust_prior: The public prior, `K`.
-        others: The sum of the other sites' weights, `K`; None if nobody has compared.
+        others: The sum of the other sites' weights, `K`; None if nobody compares.
     """
     prior = np.array(trust_prior)
-    if others is None or nobody_compared(others) or others.shape != prior.shape:
+    if others is None or others.shape != prior.shape:
         alone = max(trust_prior[0], UNTESTED)
         rest = (1 - alone) / max(1 - trust_prior[0], MIN_PRIOR)
         return (alone, *(rest * prior[1:]).tolist())

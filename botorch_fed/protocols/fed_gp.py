@@ -779,7 +779,11 @@ class FedGPAgent:
         """What the others say in the newest sum."""
         if state.total_t < 0:
             return None
-        return mean_search.advice(search, state.total, self._mine(state), len(setup.agents))
+        advice = mean_search.advice(search, state.total, self._mine(state), len(setup.agents))
+        if advice is None or advice.trust is None or bool(advice.trust.count_nonzero()):
+            return advice
+        done = state.order is not None and state.total_t < state.order.t - 1
+        return Advice(advice.prior, None) if done else advice  # an old sum: nobody compares
 
     def _mine(self, state: FedGPAgentState) -> Tensor | None:
         """What oneself has contributed to the last sum, exactly."""

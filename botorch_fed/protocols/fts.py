@@ -596,8 +596,10 @@ class FTSAgent:
         prior = prior_of_sum(others.feature_map, shares @ weights, 1)
         if prior is None:
             return None
-        trust = others.weights[:, M:]
-        return Advice(prior, len(rows) * shares @ trust if trust.shape[1] else None)
+        trust = len(rows) * shares @ others.weights[:, M:]
+        before = state.t - (not state.querying)  # queries that were told before this round's
+        done = max(others.made) < before and not bool(trust.any())
+        return Advice(prior, None if done or not len(trust) else trust)
 
     def _acquisition(
         self,

@@ -51,7 +51,6 @@ from botorch_fed.models.earned_prior import (
     EarnedPosterior,
     PriorFunction,
     fit_earned,
-    nobody_compared,
     pooled_trust_prior,
     project,
     reference_features,
@@ -190,8 +189,7 @@ class TransferSearch:
                 trust_prior=pooled,
                 offsets=self.offsets(space),
             )
-        except (NumericalError, InputDataError) as error:
-            # E.g. outcomes beyond all scales: a site must not be stuck, nor others wait for it.
+        except NumericalError as error:  # a site must not be stuck, nor others wait for it
             logger.warning("no model of %d observations: %s", len(X), error)
             return None
 
@@ -233,8 +231,7 @@ class TransferSearch:
         if self.acquisition is not None:
             return self._passed_in(space, posterior, domain, stream)
         chance = float(stream.uniform(1))  # in any case: no trust is then the site alone, exactly
-        untested = nobody_compared(None if others is None else others.numpy())
-        if prior is not None and untested and not len(chosen):
+        if prior is not None and others is None and not len(chosen):
             posterior = posterior.only(posterior.drawn(chance))
         improvement = EarnedImprovement.of(posterior, tried)
         return maximize_improvement(improvement, domain, stream)
@@ -288,7 +285,7 @@ class Advice(NamedTuple):
     Attributes:
         prior: Their functions as one.
         trust: The sum of the weights that trusts have at those who have compared, `K`; None if
-            nobody says.
+            nobody does, as after a release or from sites that are done.
     """
 
     prior: PriorFunction
