@@ -624,7 +624,7 @@ def test_what_others_say_moves_the_search() -> None:
     for name in NAMES:
         assert torch.equal(points_of(deaf, name)[:MIN_OWN], points_of(run, name)[:MIN_OWN])
         assert not torch.equal(points_of(deaf, name), points_of(run, name))
-    # Who is not listened to is alone: the others' outcomes change nothing.
+    # A site that does not listen is alone: the others' outcomes change nothing.
     others: dict[str, Objective] = {"ann": hill, "bob": valley, "cem": valley}
     again = driven(strategy=DEAF, objectives=others)
     assert torch.equal(points_of(again, "ann"), points_of(deaf, "ann"))
