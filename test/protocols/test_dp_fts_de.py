@@ -1877,7 +1877,7 @@ def test_what_does_not_go_with_own_means() -> None:
         )
     good = setup(names=MANY, message="own_mean")
     weights = normal(1, M)
-    for noise in ([-1.0], [math.nan], [math.inf], [0.1, 0.1]):
+    for noise in ([-1.0], [math.nan], [math.inf], [1e200], [0.1, 0.1]):
         with pytest.raises(MessageError, match="noise"):
             check(agent, good, Query("query", False),
                   Released(0, weights, torch.tensor(noise).double()))  # fmt: skip
