@@ -5,7 +5,8 @@ r"""Does it pay to listen to other sites? Every method on every task, from the s
     python -m benchmarks.transfer SUITE --ablations [--summary]            one part changed each
     python -m benchmarks.transfer --smoke                                  a made-up task, seconds
 
-Suites are those of `benchmarks.transfer_tasks`: *tuning*, *ladder*, *high*, *late*, *fresh*.
+Suites are those of `benchmarks.transfer_tasks`: *tuning*, *ladder*, *high*, *late*, *fresh*,
+*private*.
 Methods are the controls of `benchmarks.transfer_controls` and the package's studies (`STUDIES`).
 
 One row per method, task and seed, appended as it ends and never run twice, so that a killed run is
@@ -361,10 +362,9 @@ class Ledger:
             found.setdefault((row["task"], row["seed"]), row)
         return list(found.values())
 
-    def missing(self, jobs: Iterable[Job]) -> list[Job]:
-        """Jobs without a row."""
-        known = {(row["task"], row["seed"]) for row in self.rows()}
-        return [job for job in jobs if (job.task, job.seed) not in known]
+    def known(self) -> set[tuple[str, int]]:
+        """Tasks and seeds that have a row."""
+        return {(row["task"], row["seed"]) for row in self.rows()}
 
     def append(self, row: Row) -> None:
         """Write a row, as one line and to the disk."""
@@ -389,20 +389,19 @@ class Ledger:
 
 
 def fill(jobs: list[Job], workers: int, root: Path | None = None) -> None:
-    """Make what is missing, method by method."""
-    for method in dict.fromkeys(job.method for job in jobs):
-        mine = [job for job in jobs if job.method == method]
-        ledger = Ledger(mine[0].suite, method, root)
-        todo = ledger.missing(mine)
-        shown = track(
-            _done(todo, workers),
-            f"{mine[0].suite} {method}",
-            total=len(todo),
-            console=Console(stderr=True),
-            disable=not todo,
-        )
-        for row in shown:
-            ledger.append(row)
+    """Make what is missing, seed by seed and task by task: a task is drawn once for all methods."""
+    ledgers = {job.method: Ledger(job.suite, job.method, root) for job in jobs}
+    known = {method: ledger.known() for method, ledger in ledgers.items()}
+    todo = [job for job in jobs if (job.task, job.seed) not in known[job.method]]
+    shown = track(
+        zip(todo, _done(todo, workers), strict=True),
+        jobs[0].suite if jobs else "",
+        total=len(todo),
+        console=Console(stderr=True),
+        disable=not todo,
+    )
+    for job, row in shown:
+        ledgers[job.method].append(row)
 
 
 def _done(jobs: list[Job], workers: int) -> Iterator[Row]:
@@ -575,7 +574,7 @@ def smoke(root: Path) -> Row:
 
 
 def jobs_of(options: argparse.Namespace) -> list[Job]:
-    """What was asked for: tasks within seeds, so that early stops leave whole seeds."""
+    """What was asked for, seed by seed, so that early stops leave whole seeds."""
     known = tuple(ABLATIONS) if options.ablations else METHODS
     methods = list(known) if options.methods is None else options.methods.split(",")
     unknown = sorted(set(methods) - set(known))
@@ -588,9 +587,9 @@ def jobs_of(options: argparse.Namespace) -> list[Job]:
     seeds = range(options.first_seed, options.first_seed + options.seeds)
     return [
         Job(options.suite, method, task, seed, options.queries, options.sites)
-        for method in methods
         for seed in seeds
         for task in tasks
+        for method in methods
     ]
 
 

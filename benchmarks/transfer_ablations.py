@@ -19,6 +19,8 @@ shared-lengthscales  length scales have a prior around the others' (log deviatio
 smooth-basis         length scale .7 of the root of the dimension, twice the default
 large-basis          300 features instead of 100
 pooled-data          an oracle: one model of all others' data is the prior
+related              how alike sites are is learned by the summed evidence of all data, with means
+                     and covariances of what is common: `benchmarks.transfer_relatedness`
 """
 
 from __future__ import annotations
@@ -42,6 +44,7 @@ from benchmarks.transfer_controls import (
     play,
     posterior_mean,
 )
+from benchmarks.transfer_relatedness import Relatedness
 from botorch_fed.acquisition.earned import (
     EarnedImprovement,
     maximize_improvement,
@@ -201,6 +204,14 @@ def run_variant(
     return play(task, seed, starts, federation.step, others=others, before=federation.listen)
 
 
+def run_related(
+    task: Task, seed: int, starts: Mapping[str, Tensor], others: Histories | None = None
+) -> Trace:
+    """A federation that learns how alike its sites are."""
+    method = Relatedness.over(task.space.dim, Variant.lengthscale * math.sqrt(task.space.dim))
+    return play(task, seed, starts, method.step, others=others, before=method.listen)
+
+
 def at_random(task: Task, seed: int, site: str, count: int) -> Tensor:
     """Random first points of a site, `count x d`."""
     stream = generator(seed, "random starts", site)
@@ -228,3 +239,4 @@ VARIANTS = {
 ABLATIONS: dict[str, Callable[..., Trace]] = {
     name: partial(run_variant, variant=variant) for name, variant in VARIANTS.items()
 }
+ABLATIONS["related"] = run_related

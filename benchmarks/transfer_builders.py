@@ -18,6 +18,9 @@ tree-health              10 survey regions: age, size and prevalence   AUC
 nystroem-writers         12 writers, each with another scanner         log-loss
 boosting-har (held out)  8 other wearers, sitting or standing          log-loss
 mlp-support2 (held out)  6 groups of diseases                          likelihood of the right class
+svm-wearers              30 wearers, as svm-har                        mean AUC of pairs of classes
+tree-regions             36 survey regions, as tree-health             AUC
+ridge-writers            40 writers, as nystroem-writers               R² of one-hot classes
 =======================  ============================================  =============================
 
 Nothing here was chosen by looking at any optimiser's results. All randomness has a fixed seed.
@@ -108,14 +111,16 @@ def split(
     return X[a], y[a], X[b], y[b]
 
 
-def banded(key: Matrix, y: Labels, sizes: list[int], rates: list[float], name: str) -> list[Rows]:
+def banded(
+    key: Matrix, y: Labels, sizes: list[int], rates: list[float], name: str, width: float = 1.0
+) -> list[Rows]:
     """Disjoint rows of sites: overlapping bands of a key, each with its own share of positives."""
     sites = len(sizes)
     rank = key.argsort(kind="stable").argsort() / len(key)
     free = np.ones(len(key), dtype=bool)
     hands = []
     for site, (size, rate) in enumerate(zip(sizes, rates, strict=True)):
-        inside = free & (np.abs(rank - (site + 0.5) / sites) < 1 / sites)
+        inside = free & (np.abs(rank - (site + 0.5) / sites) < width / sites)
         ones = round(size * rate)
         parts = []
         for label, count in ((1, ones), (0, size - ones)):
@@ -399,8 +404,14 @@ def har_rows() -> tuple[Matrix, Labels, Labels]:
 
 
 def har_sites() -> Sequence[Scorer]:
+    return wearers(8)
+
+
+def wearers(count: int) -> Sequence[Scorer]:
+    """The first wearers, one site each."""
     X, y, subject = har_rows()
-    return [partial(averaged, svm, [har_half(X, y, subject, name)]) for name in range(1, 9)]
+    names = range(1, count + 1)
+    return [partial(averaged, svm, [har_half(X, y, subject, name)]) for name in names]
 
 
 def har_half(X: Matrix, y: Labels, subject: Labels, name: int) -> Halves:
@@ -481,15 +492,29 @@ def tree(half: Halves, **settings: Any) -> float:
 
 
 def health_sites() -> Sequence[Scorer]:
+    train = [round(80 * 1.32**k) for k in (3, 8, 0, 5, 9, 1, 6, 4, 7, 2)]  # 80 to 973
+    rates = [0.3, 0.5, 0.4, 0.25, 0.55, 0.35, 0.45, 0.6, 0.3, 0.5]
+    return regions("health", train, rates, splits=4)
+
+
+def region_sites() -> Sequence[Scorer]:
+    draws = generator(0, "transfer", "regions").uniform(2, 36).tolist()
+    train = [round(80 * 10**u) for u in draws[0]]
+    rates = [0.25 + 0.35 * u for u in draws[1]]
+    return regions("regions", train, rates, splits=2, width=4.0)
+
+
+def regions(
+    name: str, train: list[int], rates: list[float], splits: int, width: float = 1.0
+) -> Sequence[Scorer]:
+    """Survey regions with so many rows for training and 500 to validate, by age."""
     names = ("X_balanced", "y_balanced")
     arrays = load_arrays("diabetes_health.npz", names, folder=None, origin=risk.DIABETES_ORIGIN)
     X, y = arrays["X_balanced"].astype(np.float64), arrays["y_balanced"].astype(np.intp)
-    train = [round(80 * 1.32**k) for k in (3, 8, 0, 5, 9, 1, 6, 4, 7, 2)]  # 80 to 973
-    rates = [0.3, 0.5, 0.4, 0.25, 0.55, 0.35, 0.45, 0.6, 0.3, 0.5]
-    key = X[:, 18] + generator(0, "transfer", "health").uniform(len(X)).numpy()  # age
-    hands = banded(key, y, [n + 500 for n in train], rates, "health")
+    key = X[:, 18] + generator(0, "transfer", name).uniform(len(X)).numpy()  # age
+    hands = banded(key, y, [n + 500 for n in train], rates, name, width)
     return [
-        partial(averaged, tree, [split(X, y, rows, n, seed) for seed in range(4)])
+        partial(averaged, tree, [split(X, y, rows, n, seed) for seed in range(splits)])
         for rows, n in zip(hands, train, strict=True)
     ]
 
@@ -501,29 +526,56 @@ def nystroem(
     half: Halves, *, gamma: float, components: int, C: float, blur: float, contrast: float
 ) -> float:
     """Log-loss of a logistic regression on Nyström's features of blurred digits."""
-    from scipy.ndimage import gaussian_filter
     from sklearn.kernel_approximation import Nystroem
     from sklearn.linear_model import LogisticRegression
 
     A, a, B, b = half
-    images = [gaussian_filter(part, (0, blur, blur)) ** contrast for part in (A, B)]
-    A, B = (part.reshape(len(part), -1) for part in images)
+    A, B = (blurred(part, blur, contrast) for part in (A, B))
     features = Nystroem(gamma=gamma, n_components=min(components, len(A)), random_state=0).fit(A)
     model = LogisticRegression(C=C, tol=1e-3, max_iter=60).fit(features.transform(A), a)
     return log_loss(model.predict_proba(features.transform(B)), b)
 
 
+def blurred(images: Matrix, blur: float, contrast: float) -> Matrix:
+    """Images as rows."""
+    from scipy.ndimage import gaussian_filter
+
+    rows: Matrix = (gaussian_filter(images, (0, blur, blur)) ** contrast).reshape(len(images), -1)
+    return rows
+
+
+def one_hot_ridge(
+    half: Halves, *, gamma: float, alpha: float, blur: float, contrast: float
+) -> float:
+    """R² of kernel ridge regression to the classes of blurred digits, one column each."""
+    A, a, B, b = half
+    A, B = (blurred(part, blur, contrast) for part in (A, B))
+    T, V = (np.eye(a.max() + 1)[labels] for labels in (a, b))
+    centre = T.mean(axis=0)
+    squares = (A**2).sum(axis=1)
+    among = np.exp(-gamma * (squares[:, None] + squares - 2 * A @ A.T))
+    across = np.exp(-gamma * ((B**2).sum(axis=1)[:, None] + squares - 2 * B @ A.T))
+    gram = among + alpha * np.eye(len(A))
+    guess = centre + across @ np.linalg.solve(gram, T - centre)
+    return float(1 - ((V - guess) ** 2).sum() / ((V - centre) ** 2).sum())
+
+
 def writer_sites() -> Sequence[Scorer]:
+    return writers(12, nystroem)
+
+
+def writers(count: int, score: Scorer) -> Sequence[Scorer]:
+    """Those who have written most, one site each."""
     names = ("X", "y", "writer")
     arrays = load_arrays("mnist_by_writer.npz", names, folder=None, origin=digits.ORIGIN)
     writer = arrays["writer"].astype(np.intp)
     X = arrays["X"].astype(np.float64).reshape(-1, 14, 2, 14, 2).mean(axis=(2, 4)) / 255
     y = arrays["y"].astype(np.intp)
-    most = np.argsort(-np.bincount(writer), kind="stable")[:12]
+    most = np.argsort(-np.bincount(writer), kind="stable")[:count]
     scorers: list[Scorer] = []
     for site, name in enumerate(np.sort(most)):
         rows = np.flatnonzero(writer == name)
-        scorers.append(partial(averaged, nystroem, [writer_half(scanned(X, site), y, rows)]))
+        scorers.append(partial(averaged, score, [writer_half(scanned(X, site), y, rows)]))
     return scorers
 
 
@@ -575,6 +627,30 @@ def support_mlp_sites() -> Sequence[Scorer]:
 
 # ------------------------------------------------------------------ the recipes
 
+SVM = (
+    Parameter.real("C", 1e-2, 1e3, scale="log"),
+    Parameter.real("gamma", 1e-2, 1e2, scale="log"),
+    Parameter.integer("components", 2, 60, scale="log"),
+    Parameter.real("weight_power", 0.0, 2.0),
+)
+SVM_DEFAULT = {"C": 1.0, "gamma": 1.0, "components": 60, "weight_power": 0.0}
+TREE = (
+    Parameter.integer("max_depth", 1, 20),
+    Parameter.integer("min_samples_leaf", 1, 60, scale="log"),
+    Parameter.integer("min_samples_split", 2, 120, scale="log"),
+    Parameter.real("ccp_alpha", 1e-5, 3e-2, scale="log"),
+    Parameter.real("min_impurity_decrease", 1e-6, 1e-2, scale="log"),
+    Parameter.real("max_features", 0.05, 1.0),
+)
+TREE_DEFAULT = {
+    "max_depth": 20,
+    "min_samples_leaf": 1,
+    "min_samples_split": 2,
+    "ccp_alpha": 1e-5,
+    "min_impurity_decrease": 1e-6,
+    "max_features": 1.0,
+}
+
 RECIPES: dict[str, Recipe] = {
     "boosting-credit": Recipe(BOOSTING, LOSS, BOOSTING_DEFAULT, 8, credit_sites),
     "trees-support2": Recipe(
@@ -610,18 +686,7 @@ RECIPES: dict[str, Recipe] = {
         16,
         landmine_sites,
     ),
-    "svm-har": Recipe(
-        (
-            Parameter.real("C", 1e-2, 1e3, scale="log"),
-            Parameter.real("gamma", 1e-2, 1e2, scale="log"),
-            Parameter.integer("components", 2, 60, scale="log"),
-            Parameter.real("weight_power", 0.0, 2.0),
-        ),
-        SCORE,
-        {"C": 1.0, "gamma": 1.0, "components": 60, "weight_power": 0.0},
-        8,
-        har_sites,
-    ),
+    "svm-har": Recipe(SVM, SCORE, SVM_DEFAULT, 8, har_sites),
     "kernel-ridge-diabetes": Recipe(
         (
             Parameter.real("alpha", 1e-2, 1e2, scale="log"),
@@ -634,27 +699,7 @@ RECIPES: dict[str, Recipe] = {
         5,
         diabetes_sites,
     ),
-    "tree-health": Recipe(
-        (
-            Parameter.integer("max_depth", 1, 20),
-            Parameter.integer("min_samples_leaf", 1, 60, scale="log"),
-            Parameter.integer("min_samples_split", 2, 120, scale="log"),
-            Parameter.real("ccp_alpha", 1e-5, 3e-2, scale="log"),
-            Parameter.real("min_impurity_decrease", 1e-6, 1e-2, scale="log"),
-            Parameter.real("max_features", 0.05, 1.0),
-        ),
-        SCORE,
-        {
-            "max_depth": 20,
-            "min_samples_leaf": 1,
-            "min_samples_split": 2,
-            "ccp_alpha": 1e-5,
-            "min_impurity_decrease": 1e-6,
-            "max_features": 1.0,
-        },
-        10,
-        health_sites,
-    ),
+    "tree-health": Recipe(TREE, SCORE, TREE_DEFAULT, 10, health_sites),
     "nystroem-writers": Recipe(
         (
             Parameter.real("gamma", 1e-3, 1.0, scale="log"),
@@ -670,4 +715,18 @@ RECIPES: dict[str, Recipe] = {
     ),
     "boosting-har": Recipe(BOOSTING, LOSS, BOOSTING_DEFAULT, 8, posture_sites),
     "mlp-support2": Recipe(MLP, SCORE, MLP_DEFAULT, 6, support_mlp_sites),
+    "svm-wearers": Recipe(SVM, SCORE, SVM_DEFAULT, 30, partial(wearers, 30)),
+    "tree-regions": Recipe(TREE, SCORE, TREE_DEFAULT, 36, region_sites),
+    "ridge-writers": Recipe(
+        (
+            Parameter.real("gamma", 1e-3, 1.0, scale="log"),
+            Parameter.real("alpha", 1e-4, 10.0, scale="log"),
+            Parameter.real("blur", 0.0, 2.0),
+            Parameter.real("contrast", 0.3, 3.0, scale="log"),
+        ),
+        SCORE,
+        {"gamma": 1 / 196, "alpha": 1.0, "blur": 0.0, "contrast": 1.0},
+        40,
+        partial(writers, 40, one_hot_ridge),
+    ),
 }

@@ -1,4 +1,4 @@
-r"""The tasks on which transfer between sites is measured: four suites, one interface.
+r"""The tasks on which transfer between sites is measured: suites with one interface.
 
     python -m benchmarks.transfer_tasks build [TASK ...]      # tables, from the data
     python -m benchmarks.transfer_tasks describe [TASK ...]   # what the tables look like
@@ -40,6 +40,9 @@ nothing is shared (means of 12 seeds: 1, .91, .58, .10; shifted .69).
 function of BoTorch, moved by up to .1 for all sites together and up to .2 for each; `unrelated-*`
 has another function at each site, moved by up to .2; `cec-*` is one function of CEC 2005, the same
 at ten sites, and needs ``BOTORCH_FED_DATA``.
+
+**private**: thirty sites and more, for differential privacy: three tables, and three rungs of the
+ladder with forty sites.
 """
 
 from __future__ import annotations
@@ -93,6 +96,7 @@ TUNING = (
     "tree-health",
     "nystroem-writers",
 )
+MANY_SITES = ("svm-wearers", "tree-regions", "ridge-writers")
 
 
 # ------------------------------------------------------------------ a task
@@ -104,7 +108,7 @@ class Task:
 
     Attributes:
         name: Of the task.
-        suite: ``"tuning"``, ``"ladder"``, ``"high"``, ``"late"`` or ``"fresh"``.
+        suite: One of `TASKS`.
         space: Parameters in the user's units; the outcome's centre and scale are left at default.
         sites: The agents, as `botorch_fed.run.run` calls them.
         candidates: `K x d` points of the unit cube, or None: continuous.
@@ -434,6 +438,7 @@ def ascend(function: Function, X: Tensor, box: tuple[float, float] | None = None
 RUNGS = ("identical", "share-0.9", "share-0.5", "unrelated", "shifted", "rescaled", "hostile")
 SHARES = {"identical": 1.0, "share-0.9": 0.9, "share-0.5": 0.5, "unrelated": 0.0, "shifted": 1.0}
 LADDER_DIM, LADDER_SITES = 4, 8
+FORTY = {f"forty-{rung}": rung for rung in ("share-0.9", "share-0.5", "unrelated")}
 LENGTHSCALE, NUM_WAVES = 0.2, 500  # the first times the root of the dimension
 MARGIN, ATTEMPTS = 0.03, 200
 LADDER_NOISE = 0.02  # of a function's deviation
@@ -461,7 +466,7 @@ def common(seed: int) -> Blend:
     return inside(draw)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def shared(share: float, seed: int, site: int) -> Blend:
     """A site's function: a share of the common variance, the rest its own."""
     base = common(seed)
@@ -495,12 +500,12 @@ def rescaled(functions: list[Blend], seed: int) -> list[Blend]:
     ]
 
 
-def ladder_functions(rung: str, seed: int) -> list[Blend]:
+def ladder_functions(rung: str, seed: int, count: int = LADDER_SITES) -> list[Blend]:
     base = common(seed)
     if rung == "shifted":
-        return [moved(base, seed, site) for site in range(LADDER_SITES)]
+        return [moved(base, seed, site) for site in range(count)]
     share = SHARES.get(rung, 0.9)
-    functions = [shared(share, seed, site) for site in range(LADDER_SITES)]
+    functions = [shared(share, seed, site) for site in range(count)]
     if rung == "rescaled":
         return rescaled(functions, seed)
     if rung == "hostile":
@@ -526,13 +531,15 @@ def measured(function: Blend) -> tuple[float, float, float]:
 
 
 def ladder_task(name: str, seed: int) -> Task:
-    sites = names_of(LADDER_SITES)
-    functions = dict(zip(sites, ladder_functions(name, seed), strict=True))
+    many = name in FORTY
+    sites = names_of(40 if many else LADDER_SITES)
+    found = ladder_functions(FORTY.get(name, name), seed, len(sites))
+    functions = dict(zip(sites, found, strict=True))
     figures = {site: measured(function) for site, function in functions.items()}
     liar = sites[hostile_site(seed)] if name == "hostile" else None
     return Task(
         name=name,
-        suite="ladder",
+        suite="private" if many else "ladder",
         space=SearchSpace(tuple(Parameter.real(f"x{i}", 0, 1) for i in range(LADDER_DIM))),
         sites=sites,
         candidates=None,
@@ -630,6 +637,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "high": (*SHIFTED, *UNRELATED, *CEC),
     "late": TUNING,
     "fresh": HELD_OUT,
+    "private": (*MANY_SITES, *FORTY),
 }
 
 
@@ -646,7 +654,7 @@ def make(task_name: str, seed: int, *, suite: str | None = None) -> Task:
     if not suites or suite not in (None, *suites):
         raise InputDataError(f"There is no task {task_name!r} in suite {suite!r}, see TASKS.")
     suite = suite or suites[0]
-    if suite == "ladder":
+    if suite == "ladder" or task_name in FORTY:
         return ladder_task(task_name, seed)
     if suite == "high":
         return high_task(task_name, seed)

@@ -68,7 +68,7 @@ def test_a_line_that_was_cut_off_is_made_again(tmp_path: Path) -> None:
     ledger.append(row("a", 0, [1.0]))
     with ledger.path.open("a") as file:
         file.write('{"task": "a", "seed": 1, "reg')
-    assert len(ledger.missing([Job("smoke", "solo", "a", s, None, None) for s in (0, 1)])) == 1
+    assert ledger.known() == {("a", 0)}
     ledger.append(row("a", 1, [1.0]))
     assert [r["seed"] for r in ledger.rows()] == [0, 1]
 
