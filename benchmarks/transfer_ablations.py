@@ -7,6 +7,9 @@ Every row is a small simulation on the package's own models and acquisition: in 
 site sends the mean of its own model over the shared basis, and the weights of its trusts.
 
 full                 the default search
+thompson-late        Thompson samples of the own model from query 11 on, as before
+public-scale         a site alone; outcomes not standardised but on a guessed public scale, with the
+                     own model of the release before: to be compared with solo
 always               full trust in the prior, whatever own outcomes say
 drawn                one trust drawn for each query, instead of an average over them
 evidence             trusts weighed by the evidence, instead of leave-one-out density
@@ -33,6 +36,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from botorch.acquisition.analytic import LogExpectedImprovement
 from torch import Tensor
 
 from benchmarks.transfer_controls import (
@@ -50,7 +54,13 @@ from botorch_fed.acquisition.earned import (
     maximize_improvement,
     maximize_prior,
 )
-from botorch_fed.models import FeatureMap, RandomFourierFeatures, StationaryKernel
+from botorch_fed.models import (
+    FeatureMap,
+    RandomFourierFeatures,
+    StationaryKernel,
+    fit_own_gp,
+    own_gp,
+)
 from botorch_fed.models.earned_prior import (
     TRUST_PRIOR,
     EarnedPosterior,
@@ -60,9 +70,9 @@ from botorch_fed.models.earned_prior import (
     project,
     reference_features,
 )
-from botorch_fed.models.local_gp import LengthscalePrior, standardize
+from botorch_fed.models.local_gp import LengthscalePrior, LocalGP, standardize
 from botorch_fed.protocols.transfer_search import APART, MIN_OWN
-from botorch_fed.rng import generator
+from botorch_fed.rng import Generator, generator
 
 if TYPE_CHECKING:
     from benchmarks.transfer_tasks import Task
@@ -84,6 +94,7 @@ class Variant:
     lengthscale: float = 0.35
     num_features: int = 100
     pooled_data: bool = False
+    thompson_from: int | None = None
 
     def feature_map(self, dim: int) -> FeatureMap:
         """The shared basis."""
@@ -182,6 +193,8 @@ class Federation:
         if not len(X) and prior is not None:
             return maximize_prior(prior, domain, stream, apart=APART)  # type: ignore[arg-type]
         Y = torch.from_numpy(journal.larger(site))[:, None]
+        if self.variant.thompson_from is not None and t >= self.variant.thompson_from:
+            return thompson(fit_earned(X, Y).components[0], journal, site, stream)
         posterior = self.fitted(site, X, Y, prior)
         untested = prior is not None and self.told(site) is None and not self.compares
         if self.variant.drawn or untested:
@@ -212,6 +225,41 @@ def run_related(
     return play(task, seed, starts, method.step, others=others, before=method.listen)
 
 
+def thompson(own: LocalGP, journal: Journal, site: str, stream: Generator) -> Tensor:
+    """Where a sample of the own posterior is largest, of a table's candidates."""
+    free = journal.untaken(site).double()
+    mean, _ = own.predict(free.numpy())
+    cross = own.covariance(free.numpy())
+    among = replace(own, X=free.numpy()).covariance(free.numpy())
+    covariance = own.variance * (among - cross @ own.precision @ cross.T)
+    root = np.linalg.cholesky(covariance + 1e-6 * own.variance * np.eye(len(free)))
+    sample = mean + root @ stream.normal(len(free)).numpy()
+    best = int(sample.argmax())
+    return free[best : best + 1]
+
+
+def run_public_scale(
+    task: Task, seed: int, starts: Mapping[str, Tensor], others: Histories | None = None
+) -> Trace:
+    """A site alone, with outcomes on a public scale as good as a guess can be."""
+    scales = [task.scale(site) for site in task.sites]
+    centre = float(np.median([median for _, median in scales]))
+    spread = float(np.median([best - median for best, median in scales]))
+    centre, spread = float(f"{centre:.2g}"), float(f"{spread:.2g}")
+
+    def step(journal: Journal, site: str, t: int) -> Tensor:
+        X, free = journal.X[site], journal.untaken(site).double()
+        Y = torch.from_numpy((journal.larger(site) - centre) / spread)[:, None]
+        model = own_gp(X, Y, fit_own_gp(X, Y))
+        with torch.no_grad():
+            best = model.posterior(X).mean.max()
+            values = LogExpectedImprovement(model, best)(free[:, None])
+        row = int(values.argmax())
+        return free[row : row + 1]
+
+    return play(task, seed, starts, step, others=others)
+
+
 def at_random(task: Task, seed: int, site: str, count: int) -> Tensor:
     """Random first points of a site, `count x d`."""
     stream = generator(seed, "random starts", site)
@@ -223,6 +271,7 @@ def at_random(task: Task, seed: int, site: str, count: int) -> Tensor:
 
 VARIANTS = {
     "full": Variant(),
+    "thompson-late": Variant(thompson_from=10),
     "always": Variant(always=True),
     "drawn": Variant(drawn=True),
     "evidence": Variant(evidence=True),
@@ -239,4 +288,5 @@ VARIANTS = {
 ABLATIONS: dict[str, Callable[..., Trace]] = {
     name: partial(run_variant, variant=variant) for name, variant in VARIANTS.items()
 }
+ABLATIONS["public-scale"] = run_public_scale
 ABLATIONS["related"] = run_related
