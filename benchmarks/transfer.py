@@ -63,6 +63,7 @@ from benchmarks.transfer_controls import (
     Trace,
     dealt_starts,
     solo,
+    with_default,
 )
 from benchmarks.transfer_summary import (
     ORACLE,
@@ -124,11 +125,17 @@ def _dp_fts_de(task: Task, seed: int, starts: Starts) -> Study:
     )
 
 
+def _dp_fts_de_default(task: Task, seed: int, starts: Starts) -> Study:
+    """With the user's default configuration in the place of every site's first start."""
+    return _dp_fts_de(task, seed, with_default(task, starts))
+
+
 STUDIES: dict[str, StudyOf] = {
     "fts": _fts,
     "fedgp": _fedgp,
     "fedgp_encrypted": _fedgp_encrypted,
     "dp_fts_de": _dp_fts_de,
+    "dp_fts_de_default": _dp_fts_de_default,
 }
 
 
@@ -474,6 +481,7 @@ def toy(seed: int) -> Any:
 
 
 MAIN = (*CONTROLS, *STUDIES, *KEPT)  # of a summary
+REQUIRED = ("fts", "fedgp_encrypted", "dp_fts_de")  # should have all tasks and seeds
 PARTS = (REFERENCE, ORACLE, "fts", *ABLATIONS)
 
 
@@ -488,7 +496,7 @@ def summary_of(suite: str, root: Path | None = None, methods: Iterable[str] = MA
     """The summary of a suite from its rows."""
     gap_at = NEWCOMER_STARTS if suite == "late" else 0
     rows = stored(suite, root, methods)
-    return summarize(rows, gap_at=lambda task: gap_at, required=list(STUDIES))
+    return summarize(rows, gap_at=lambda task: gap_at, required=REQUIRED)
 
 
 def show(suite: str, summary: Row) -> None:

@@ -108,6 +108,7 @@ from botorch_fed.privacy import (
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
 from botorch_fed.protocols.fts import check_agreement, received_features, weight_message
 from botorch_fed.protocols.noisy_prior import (
+    CLOSE,
     EARLY,
     MIN_RELIABILITY,
     Heard,
@@ -133,6 +134,7 @@ from botorch_fed.protocols.transfer_search import (
     MIN_OWN,
     Advice,
     TransferSearch,
+    check_active,
     check_default,
     check_start,
     default_point,
@@ -239,9 +241,9 @@ class Setup:
 
 @dataclass(frozen=True)
 class Query:
-    """What an agent is to do in a round."""
+    """What an agent is to do in a round; `share` is for who does not query any more."""
 
-    phase: Literal["start", "query"]
+    phase: Literal["start", "query", "share"]
     upload: bool
 
 
@@ -323,7 +325,7 @@ class DPFTSDEAgentState:
     """
 
     t: int
-    phase: Literal["start", "query", "rest"]
+    phase: Literal["start", "query", "share", "rest"]
     uploading: bool
     setup: str
     released: str | None
@@ -445,7 +447,7 @@ class DPFTSDEAgent:
 
     def ask(self, state: DPFTSDEAgentState) -> Tensor | Pending | None:
         """The initial points `n x d`, the next one `1 x d`, or None if nothing is to be done."""
-        if state.phase == "rest":
+        if state.phase in ("rest", "share"):
             return None
         if state.phase == "start":
             design = self._design(state)
@@ -501,15 +503,8 @@ class DPFTSDEAgent:
             return self.initial_design.double()
         setup, _ = _setup(self.blobs, state.setup)
         if isinstance(self.strategy, TransferSearch):
-            names = sorted(setup.regions)
-            return first_points(
-                self.space,
-                names.index(self.name),
-                len(names),
-                setup.num_initial - len(state.X),  # what it has already need not be dealt
-                default=None if len(state.X) else setup.default,
-                candidates=self.candidates,
-            )
+            # What it has already need not be dealt.
+            return self._dealt(setup, setup.num_initial - len(state.X), bool(len(state.X)))
         region, count = setup.regions[self.name], setup.num_initial
         stream = generator(self.seed, "initial")
         if self.candidates is None:
@@ -519,6 +514,18 @@ class DPFTSDEAgent:
         order = stream.uniform(len(pool)).argsort(stable=True)
         rows = order.repeat(-(-count // len(pool)))[:count]  # again from the first if they run out
         return pool[rows].double()
+
+    def _dealt(self, setup: Setup, count: int, has_data: bool = False) -> Tensor:
+        """The first points of a site, `count x d`."""
+        names = sorted(setup.regions)
+        return first_points(
+            self.space,
+            names.index(self.name),
+            len(names),
+            count,
+            default=None if has_data else setup.default,
+            candidates=self.candidates,
+        )
 
     def _uniform_in(
         self, partition: Partition, region: int, count: int, stream: Generator
@@ -545,11 +552,14 @@ class DPFTSDEAgent:
         chosen = torch.zeros(0, self.space.dim).double()
         strategy = self.strategy
         if isinstance(strategy, TransferSearch):
+            advice, (setup, _) = self._advice(state), _setup(self.blobs, state.setup)
+            if advice is None and setup.num_initial < MIN_OWN and len(state.X) < MIN_OWN:
+                return self._dealt(setup, MIN_OWN)[len(state.X) :][:1]  # a newcomer, left alone
             return strategy.point(
                 self.space,
                 state.X,
                 state.Y,
-                self._advice(state),
+                advice,
                 chosen=chosen,
                 candidates=self.candidates,
                 stream=stream,
@@ -812,6 +822,7 @@ class DPFTSDEServer:
         noise: Where noise and secret coins come from.
         withheld: Instead of `releases`, what was planned and would be mostly noise: nothing is
             released, and the plan says why.
+        active: Who queries; default all. The others are in the releases with what they have.
     """
 
     setup: Setup
@@ -829,6 +840,7 @@ class DPFTSDEServer:
     books: LedgerFile | None = None
     noise: NoiseSource = field(default_factory=OSNoise)
     withheld: tuple[int, ...] = ()
+    active: tuple[AgentId, ...] | None = None
 
     state_type = DPFTSDEServerState
     accepts = (Upload,)
@@ -838,6 +850,7 @@ class DPFTSDEServer:
             raise InputDataError("rounds count from 0.")
         if len(set(self.agents)) < len(self.agents) or not self.agents:
             raise InputDataError("There must be at least one agent, and names must differ.")
+        check_active(self.active, self.agents)
         if set(self.setup.regions) != set(self.agents):
             raise InputDataError("Every agent needs a region, and nobody else may have one.")
         if list(self.releases) != sorted({*self.releases} & {*range(self.rounds)}):
@@ -914,6 +927,7 @@ class DPFTSDEServer:
             self.sampling,
             self.switch_to_local_after,
             *((self.trim,) if self.trim else ()),
+            *(() if self.active is None else (self.active,)),
             self.noise.private,
         )
         return hashlib.sha256(repr(settings).encode()).hexdigest()
@@ -963,7 +977,13 @@ class DPFTSDEServer:
             return ""
         if not self.withheld:
             return self.outlook.words
-        return f"{self.outlook.words} {self.outlook.advice(self.setup.min_reliability)}"
+        why = self.outlook.advice(self.setup.min_reliability, self.agreement)
+        return f"{self.outlook.words} {why}"
+
+    @property
+    def agreement(self) -> float:
+        """The correlation of messages to expect of related sites in the first release."""
+        return EARLY if self.active is None else CLOSE
 
     @property
     def _sampling_rate(self) -> float:
@@ -1046,7 +1066,13 @@ class DPFTSDEServer:
         last = self.switch_to_local_after
         if state.released is not None and (last is None or state.t <= last):
             broadcasts += (state.released,)
-        return Outbox(dict.fromkeys(self.agents, query), broadcasts)
+        queries = dict.fromkeys(self.agents, query)
+        if self.active is not None and state.t > 0:
+            queries = dict.fromkeys(self.active, query)
+            done = [name for name in self.agents if name not in queries]
+            if query.upload:
+                queries |= dict.fromkeys(done, Query("share", True))
+        return Outbox(queries, broadcasts)
 
     def _uploading(self, state: DPFTSDEServerState) -> bool:
         return state.t in self.releases and not state.exhausted
@@ -1212,8 +1238,9 @@ class DPFTSDE:
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
         delta: Beside `epsilon`; default `N ** -1.1`.
-        releases: After which rounds something is released; default 0 and 4, with `Following`
-            0, 1, 2 and 3. ``"all"`` for 0, …, T - 1.
+        releases: After which rounds something is released; default 0 and 4, or 0 alone where
+            `active` are newcomers to others who have finished; with `Following` 0, 1, 2 and 3.
+            ``"all"`` for 0, …, T - 1.
         num_regions: The number `P` of regions; 1 is DP-FTS.
         exploration: How much an agent counts in its own region.
         sampling: Who takes part in a release.
@@ -1227,7 +1254,8 @@ class DPFTSDE:
         noise_var: Noise variance that weight messages are made with, on the public scale.
         beta: Scale of a sample's deviation from the mean.
         num_initial: How many points every agent evaluates first; default 3, of which those that
-            it has data for are left out, or with `Following` 10 in its own region.
+            it has data for are left out; where `data` are given to some none but the `default`;
+            with `Following` 10 in its own region.
         default: The configuration that users have had so far, a value for each parameter: every
             agent without data evaluates it first, as the first of `num_initial` points, and can
             only gain on it. Public: never one that was found on the agents' data. With
@@ -1238,6 +1266,8 @@ class DPFTSDE:
             run in which even early messages of related agents would have less, all releases
             together, releases nothing, spends nothing and warns; 0 for releases in any case.
         switch_to_local_after: The last round in which agents listen; default they always do.
+        active: Who queries; default all. The others, who have finished, are in the releases with
+            the data that they have, and pay for them like everybody.
         trim: How many messages are left out at each end of every coordinate, see `DPFTSDEServer`;
             with ``noise_kind="none"`` only.
         adjacency: What a neighbouring world is.
@@ -1277,6 +1307,7 @@ class DPFTSDE:
     strategy: TransferSearch | Following = TransferSearch()  # noqa: RUF009 - frozen
     min_reliability: float = MIN_RELIABILITY
     switch_to_local_after: int | None = None
+    active: tuple[AgentId, ...] | None = None
     trim: int = 0
     adjacency: Literal["zero-out", "replace-one"] = "zero-out"
     require: Budget | None = None
@@ -1328,14 +1359,19 @@ class DPFTSDE:
     @property
     def starts(self) -> int:
         """How many points every agent evaluates first."""
-        default = MIN_OWN if self._transfers else FIRST_POINTS
-        return default if self.num_initial is None else self.num_initial
+        if self.num_initial is not None:
+            return self.num_initial
+        if not self._transfers:
+            return FIRST_POINTS
+        return int(self.default is not None) if self.data else MIN_OWN
 
     def release_rounds(self) -> tuple[int, ...]:
         """After which rounds something is released, if it is worth it."""
         if self.releases == "all":
             return tuple(range(self.rounds))
         default = RELEASES if self._transfers else FOLLOWED
+        if self._transfers and self.active is not None:
+            default = RELEASES[:1]  # who has finished has no more to say later
         releases = default if self.releases is None else self.releases
         return tuple(t for t in releases if t < self.rounds)
 
@@ -1367,13 +1403,14 @@ class DPFTSDE:
             ledger=Ledger(adjacency=self.adjacency, budget=budget),
             books=self.books,
             noise=self.noise,
+            active=self.active,
         )
         return self._worth_it(server)
 
     def _worth_it(self, server: DPFTSDEServer) -> DPFTSDEServer:
         """The server; one that releases nothing where nobody would listen, with a warning."""
         outlook = server.outlook
-        if outlook is None or outlook.reliability(EARLY) >= self.min_reliability:
+        if outlook is None or outlook.reliability(server.agreement) >= self.min_reliability:
             return server
         alone = replace(server, releases=(), withheld=server.releases)
         warnings.warn(alone.signal_words, SignalWarning, stacklevel=3)

@@ -126,6 +126,7 @@ from botorch_fed.protocols.transfer_search import (
     MIN_OWN,
     Advice,
     TransferSearch,
+    check_active,
     check_default,
     check_start,
     default_point,
@@ -1138,11 +1139,13 @@ class FedGPServer:
         noise: For noise at the server.
         noise_private: Whether the agents' noise is secret, as far as the server knows.
         rejoin: Whether an agent that is back is taken into a new joint key, see the module.
+        active: Who queries; default all. The others contribute to sums with what they have.
     """
 
     setup: Setup
     private_sum: PrivateSum
     delta: float = 1e-5
+    active: tuple[AgentId, ...] | None = None
     ledger: Ledger = Ledger()  # noqa: RUF009 - frozen
     noise: NoiseSource = field(default_factory=OSNoise)
     noise_private: bool = True
@@ -1170,6 +1173,7 @@ class FedGPServer:
             )
         if self._together and len(self.setup.agents) < MIN_TOGETHER:
             raise InputDataError("A joint key needs two agents or more.")
+        check_active(self.active, self.setup.agents)
 
     def __repr__(self) -> str:
         promise = "no privacy guarantee" if self.promise is None else str(self.promise)
@@ -1182,7 +1186,13 @@ class FedGPServer:
     @property
     def fingerprint(self) -> str:
         """Hash of its settings."""
-        settings = (repr(self._promised_setup), repr(self.private_sum), self.delta, self.rejoin)
+        settings: tuple[Any, ...] = (
+            repr(self._promised_setup),
+            repr(self.private_sum),
+            self.delta,
+            self.rejoin,
+            *(() if self.active is None else (self.active,)),
+        )
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
     @property
@@ -1302,7 +1312,13 @@ class FedGPServer:
             return Outbox(dict.fromkeys(state.roster, order), broadcasts)
         step: Literal["start", "query"] = "query" if state.t > 0 else "start"
         order = Order(step, contribute=self._adding(state), **common)
-        return Outbox(dict.fromkeys(self.setup.agents, order), broadcasts)
+        orders = dict.fromkeys(self.setup.agents, order)
+        if self.active is not None and step == "query":
+            orders = dict.fromkeys(self.active, order)
+            done = [name for name in state.roster if name not in orders]
+            if order.contribute:  # with what they have
+                orders |= dict.fromkeys(done, replace(order, step="resend"))
+        return Outbox(orders, broadcasts)
 
     def _adding(self, state: FedGPServerState) -> bool:
         """Whether this round's contributions may be added."""
@@ -1704,6 +1720,8 @@ class FedGP:
         secrets: Makes an agent's store of keys from its name; default in memory, and with
             ``run(out=…)`` in the folder of the agent's site.
         rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
+        active: Who queries; default all. The others, who have finished, contribute to sums with the
+            data that they have.
 
     One process plays all parts with `server` first and then `agent`. A process that plays one part
     says by `with_stores` who takes part and where its secrets lie. With ``"ckks"`` somebody whom
@@ -1732,6 +1750,7 @@ class FedGP:
     initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
     secrets: Callable[[AgentId], Secrets] | None = None
     rejoin: bool = True
+    active: tuple[AgentId, ...] | None = None
     _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
     _names: tuple[AgentId, ...] = field(default=(), repr=False)
     _made: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # of these settings
@@ -1903,6 +1922,7 @@ class FedGP:
             noise=self.noise,
             noise_private=self.noise.private,
             rejoin=self.rejoin,
+            active=self.active,
         )
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FedGPAgent:

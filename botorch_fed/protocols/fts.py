@@ -86,6 +86,7 @@ from botorch_fed.protocols.transfer_search import (
     Advice,
     TransferSearch,
     bounded,
+    check_active,
     check_default,
     check_start,
     default_point,
@@ -1007,9 +1008,7 @@ class FTSServer:
             raise InputDataError("rounds and every count from 0.")
         if len(set(self.agents)) < len(self.agents) or not self.agents:
             raise InputDataError("There must be at least one agent, and names must differ.")
-        strangers = set(self.active or ()) - set(self.agents)
-        if strangers:
-            raise InputDataError(f"Active agents that are no agents: {sorted(strangers)}.")
+        check_active(self.active, self.agents)
 
     @property
     def fingerprint(self) -> str:

@@ -215,16 +215,17 @@ class Outlook:
             f"{self.reliability(CLOSE):.0%} of {'it' if count == 1 else f'all {count} together'}."
         )
 
-    def advice(self, least: float) -> str:
+    def advice(self, least: float, agreement: float) -> str:
         """Why nothing is released, and what would help.
 
         Args:
             least: The share of signal below which nobody listens.
+            agreement: The correlation of messages that is to be expected.
         """
         return (
-            f"That is below {least:.0%} for early messages, so nothing is released and nothing "
-            f"spent: every agent goes on alone. {self.enough_agents(EARLY, least)} agents at this "
-            "noise would do, a larger epsilon, or a basis of fewer numbers (feature_map); fewer "
-            "releases leave the noise of all together as it is. With min_reliability=0 releases "
-            "are made all the same."
+            f"That is below {least:.0%} where messages agree by {agreement:g}, so nothing is "
+            "released and nothing spent: every agent goes on alone. "
+            f"{self.enough_agents(agreement, least)} agents at this noise would do, a larger "
+            "epsilon, or a basis of fewer numbers (feature_map); fewer releases leave the noise of "
+            "all together as it is. With min_reliability=0 releases are made all the same."
         )

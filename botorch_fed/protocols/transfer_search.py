@@ -409,6 +409,22 @@ def check_default(default: Tensor | None, dim: int, num_initial: int) -> None:
         )
 
 
+def check_active(active: tuple[str, ...] | None, agents: tuple[str, ...]) -> None:
+    """Raise `InputDataError` unless those who query are agents, and there is one.
+
+    Args:
+        active: Who queries; None for all.
+        agents: The names of all.
+    """
+    if active is None:
+        return
+    strangers = sorted(set(active) - set(agents))
+    if strangers:
+        raise InputDataError(f"Active agents that are no agents: {strangers}.")
+    if not active:
+        raise InputDataError("Somebody must query: active names no agent.")
+
+
 def check_start(default: Mapping[str, Value] | None, *, transfers: bool, has_design: bool) -> None:
     """Raise `InputDataError` unless the settings of a study leave room for a default.
 

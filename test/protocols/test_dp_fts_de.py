@@ -241,6 +241,50 @@ def finished(strategy: Strategy = SMALL, **options: Any) -> Federation:
     return result
 
 
+# ------------------------------------------------------------------ newcomers
+
+
+def with_histories(count: int) -> dict[str, tuple[Tensor, Tensor]]:
+    return {name: (X, hill(X)) for name in NAMES[1:] if len(X := uniform(count, 2, seed=3))}
+
+
+def test_newcomers_hear_one_release_of_those_who_are_done() -> None:
+    newcomer = {"active": NAMES[:1], "data": with_histories(12), "num_initial": None}
+    loud = {"releases": None, "noise_multiplier": 1e-3, "min_reliability": 0.0}
+    federation = finished(TRANSFER, **newcomer, **loud)
+    counts = [len(federation.sites[name].state.X) for name in NAMES]
+    assert counts == [3, *(12 for _ in NAMES[1:])]
+    assert federation.server.releases == (0,)
+    best = uniform(2000, 2, seed=9)[hill(uniform(2000, 2, seed=9)).argmax()]
+    first = federation.sites[NAMES[0]].state.X[0]
+    assert float((first - best).abs().max()) < 0.25  # no dealt points: it was told
+    assert [len(queries) for queries in federation.requests] == [len(NAMES), 1, 1, 1]
+
+
+def test_who_is_done_is_in_later_releases_too() -> None:
+    settings = {"active": NAMES[:1], "data": with_histories(12), "min_reliability": 0.0}
+    federation = finished(TRANSFER, **settings, releases=(0, 2))
+    phases = [sorted({query.phase for query in queries}) for queries in federation.requests]
+    assert phases == [["start"], ["query"], ["query", "share"], ["query"]]
+    assert [len(federation.sites[name].state.X) for name in NAMES[1:]] == [12] * (len(NAMES) - 1)
+
+
+def test_a_newcomer_that_nobody_tells_anything_begins_as_if_alone() -> None:
+    settings = {"active": NAMES[:1], "data": with_histories(12), "num_initial": None}
+    with pytest.warns(SignalWarning, match="agree by 0.5"):
+        federation = finished(TRANSFER, **settings, releases=None, noise_multiplier=50.0)
+    assert federation.server.releases == ()
+    X = federation.sites[NAMES[0]].state.X
+    assert torch.equal(X, dealt_design(SQUARE, 0, len(NAMES), 3))
+
+
+def test_only_agents_can_be_active() -> None:
+    with pytest.raises(InputDataError, match="no agents"):
+        study(TRANSFER, active=("zoe",)).server(SQUARE, NAMES)
+    servers = [study(TRANSFER, active=who).server(SQUARE, NAMES) for who in (None, NAMES[:1])]
+    assert len({server.fingerprint for server in servers}) == 2
+
+
 # ------------------------------------------------------------------ reproducible
 
 KINDS: dict[str, tuple[Strategy, dict[str, Any]]] = {

@@ -368,6 +368,30 @@ def test_a_newcomer_begins_with_what_the_others_say(channel: Any) -> None:
     assert [said(name, federation)[-1] for name in NAMES] == [1, 1, 0]  # cem has two points
 
 
+@pytest.mark.parametrize("channel", ["plain", "ckks", "threshold"])
+def test_sites_that_are_done_answer_and_do_not_query(channel: Any) -> None:
+    data = {name: history(name, 12) for name in ("ann", "bob")}
+    settings = {"num_initial": None, "data": data, "channel": channel, "active": ("cem",)}
+    federation = finished(study(ONE, **settings))
+    assert federation.counts() == {"ann": 12, "bob": 12, "cem": 3}
+    assert float((federation.sites["cem"].state.X[0] - 0.31).abs().max()) < 0.15
+    last = federation.end.last
+    assert last is not None
+    assert (last.t, last.members) == (2, NAMES)  # in every round, with what they have
+    once = finished(study(ONE, **settings, sums=1))
+    assert [round_.heard for round_ in once.rounds][-3:] == [("cem",)] * 3
+    assert once.counts() == {"ann": 12, "bob": 12, "cem": 3}
+
+
+def test_only_agents_can_be_active() -> None:
+    with pytest.raises(InputDataError, match="no agents: \\['zoe'\\]"):
+        study(ONE, active=("zoe",)).server(SQUARE, NAMES)
+    with pytest.raises(InputDataError, match="Somebody must query"):
+        study(ONE, active=()).server(SQUARE, NAMES)
+    servers = [study(ONE, active=who).server(SQUARE, NAMES) for who in (None, ("ann",), ("bob",))]
+    assert len({server.fingerprint for server in servers}) == 3
+
+
 def test_a_site_with_data_is_dealt_what_is_missing() -> None:
     federation = finished(study(ONE, num_initial=3, data={"bob": history("bob", 2)}))
     assert federation.counts() == {"ann": 6, "bob": 6, "cem": 6}

@@ -243,7 +243,7 @@ def test_words_name_the_numbers() -> None:
     outlook = Outlook(8, 20, 3.45 / 8, (1.0, 1.2, 1.4))
     assert "8 agents and 20 numbers" in outlook.words
     assert f"{outlook.reliability(0.15):.0%}" in outlook.words
-    assert f"{outlook.enough_agents(0.15, 0.3)} agents" in outlook.advice(0.3)
+    assert f"{outlook.enough_agents(0.15, 0.3)} agents" in outlook.advice(0.3, 0.15)
     assert "of it." in Outlook(8, 20, 0.1, (1.0,)).words
 
 
