@@ -93,6 +93,7 @@ from botorch_fed.protocols.dp_fts_de import (
     reference_points,
     suggested_clip_norm,
 )
+from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, SearchSpace
@@ -265,9 +266,22 @@ def designs(*names: str) -> dict[str, Row]:
     return {name: Row(alone_as_ours, design=name) for name in names}
 
 
+def default_study(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
+    """The package's default at epsilon = 2 and the delta of `ours`."""
+    noise = InsecureSeededNoise(seed)
+    return DPFTSDE(rounds=task.rounds, epsilon=2.0, num_initial=0, noise=noise)
+
+
+def default_alone(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
+    """The same without any message."""
+    return DPFTSDE(rounds=task.rounds, releases=(), num_initial=0)
+
+
 def levels(epsilons: Iterable[float]) -> dict[str, Row]:
-    """Ours at several levels, its control and its ceiling."""
+    """Ours at several levels, its control and its ceiling, and the package's default."""
     return {
+        "default-2": Row(default_study),
+        "default-alone": Row(default_alone),
         **{f"ours-{e:g}": Row(with_epsilon(e)) for e in epsilons},
         "field": Row(with_epsilon(2.0), field=True),
         "ceiling": Row(with_epsilon(None)),
@@ -684,6 +698,8 @@ def table_run(entry: str, row: str, starts: int, seed: int, *, rounds: int | Non
         assert isinstance(problem, Tabulated)
         problem = Tabulated(without_scale(problem.space), problem.points, problem.values)
     study = method.study(task, problem.space, seed)
+    if isinstance(study.strategy, TransferSearch):
+        return run_default(study, problem, starts, seed)
     partition = Partition.regular(study.num_regions, problem.space.dim)
     fleet = Fleet(
         problem,
@@ -701,6 +717,34 @@ def table_run(entry: str, row: str, starts: int, seed: int, *, rounds: int | Non
         "cumulative": at_checkpoints(result.cumulative_regret.mean(dim=0), 4),
         **privacy_of(fleet.server, result.signal_to_noise),
         "cpu_seconds": round(result.cpu_seconds, 2),
+        "versions": versions(),
+    }
+
+
+def run_default(study: DPFTSDE, problem: Table, starts: int, seed: int) -> Line:
+    """All agents' queries on a discrete domain, by `botorch_fed.run`."""
+    began, rows = time.process_time(), starts_of(problem, starts, seed, None)
+    data = {
+        agent(n): (problem.points[mine], problem.values[n, mine, None].double())
+        for n, mine in enumerate(rows)
+    }
+    study = replace(study, data=data, candidates=problem.points)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SignalWarning)  # the line says how many releases there are
+        result = run(study, problem, seed=seed, progress=False)
+    privacy = result.privacy or {}
+    asked = torch.stack([result.history(name)[0] for name in result.names])
+    true = torch.stack([problem.evaluate(n, X) for n, X in enumerate(asked)]).reshape(len(rows), -1)
+    first = problem.values.double().gather(1, rows).amax(dim=1, keepdim=True)
+    best = torch.cat([first, true], dim=1).cummax(dim=1).values
+    optima = problem.values.double().amax(dim=1, keepdim=True)
+    cumulative = torch.cat([0 * first, (optima - true).cumsum(dim=1)], dim=1)
+    return {
+        "best": at_checkpoints(best.mean(dim=0)),
+        "regret": at_checkpoints((optima - best).mean(dim=0)),
+        "cumulative": at_checkpoints(cumulative.mean(dim=0), 4),
+        **{key: privacy[key] for key in ("releases", "epsilon", "delta") if key in privacy},
+        "cpu_seconds": round(time.process_time() - began, 2),
         "versions": versions(),
     }
 
