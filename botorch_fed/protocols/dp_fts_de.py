@@ -415,6 +415,9 @@ class DPFTSDEAgent:
         if request.upload and setup.message == "gain" and self._following.own == "random":
             raise MessageError('message="gain" needs an own model: own must not be "random".')
         check_promise(setup.promise, self.require)
+        promised = self.require is None or setup.promise is None or setup.promise.releases
+        if request.upload and not promised:
+            raise MessageError("The server promised to release nothing, and asks for a message.")
         if len(broadcasts) == 2:
             _released(self.blobs, broadcasts[1], broadcasts[0])
 
@@ -650,6 +653,8 @@ def check_promise(promise: Guarantee | None, require: Budget | None) -> None:
             f"This site requires {wanted}-DP for all that it sends, the server promises it per "
             f"{promise.unit}."
         )
+    if not promise.releases:  # nothing is revealed, and `check` refuses to send anything
+        return
     if promise.epsilon > require.epsilon or promise.delta > require.delta:
         raise MessageError(
             f"This site requires {wanted}-DP, the server promises "

@@ -781,10 +781,9 @@ class FedGPAgent:
         if state.total_t < 0:
             return None
         advice = mean_search.advice(search, state.total, self._mine(state), len(setup.agents))
-        if advice is None or advice.trust is None or bool(advice.trust.count_nonzero()):
+        if advice is None or advice.trust is None or state.order is None:
             return advice
-        done = state.order is not None and state.total_t < state.order.t - 1
-        return Advice(advice.prior, None) if done else advice  # an old sum: nobody compares
+        return Advice.of(advice.prior, advice.trust, made=state.total_t, now=state.order.t - 1)
 
     def _mine(self, state: FedGPAgentState) -> Tensor | None:
         """What oneself has contributed to the last sum, exactly."""

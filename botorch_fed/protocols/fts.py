@@ -599,8 +599,7 @@ class FTSAgent:
             return None
         trust = len(rows) * shares @ others.weights[:, M:]
         before = state.t - (not state.querying)  # queries that were told before this round's
-        done = max(others.made) < before and not bool(trust.any())
-        return Advice(prior, None if done or not len(trust) else trust)
+        return Advice.of(prior, trust, made=max(others.made), now=before)
 
     def _acquisition(
         self,

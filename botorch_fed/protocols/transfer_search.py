@@ -291,6 +291,19 @@ class Advice(NamedTuple):
     prior: PriorFunction
     trust: Tensor | None = None
 
+    @classmethod
+    def of(cls, prior: PriorFunction, trust: Tensor, *, made: int, now: int) -> Advice:
+        """What was said after a round; if it is old and compares nothing, its senders are done.
+
+        Args:
+            prior: The functions as one.
+            trust: The sum of the weights that trusts have, `K` or none.
+            made: After which round the newest of it was said.
+            now: The last round that is over.
+        """
+        done = made < now and not bool(trust.any())
+        return cls(prior, None if done or not len(trust) else trust)
+
 
 def report_size(feature_map: FeatureMap) -> int:
     """How many numbers a report has: a message, and a weight for each trust."""

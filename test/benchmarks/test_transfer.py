@@ -13,6 +13,7 @@ from scipy.stats import ttest_1samp
 
 from benchmarks import transfer
 from benchmarks.transfer import Job, Ledger, fill, regret_curve, smoke, toy
+from benchmarks.transfer_ablations import ABLATIONS
 from benchmarks.transfer_controls import (
     CONTROLS,
     Dace,
@@ -34,6 +35,7 @@ from benchmarks.transfer_summary import (
     t_interval,
     worst_task,
 )
+from benchmarks.transfer_tasks import make
 from botorch_fed.models.local_gp import fit_local_gp, standardize
 from botorch_fed.models.support import sobol_support
 from botorch_fed.rng import generator
@@ -284,3 +286,23 @@ def test_smoke(tmp_path: Path) -> None:
     assert json.loads(lines[0])["task"] == "bowls"
     assert smoke(tmp_path) == found
     assert transfer.figure("smoke", tmp_path).exists()
+
+
+# ------------------------------------------------------------------ ablations
+
+
+def test_the_full_ablation_is_what_fts_does() -> None:
+    task = replace(make("kernel-ridge-diabetes", 0, suite="tuning"), queries=4)
+    starts = dealt_starts(task, 0)
+    full = ABLATIONS["full"](task, 0, starts, None)
+    shipped = transfer.run_study(transfer.STUDIES["fts"](task, 0, starts), task, 0, starts)
+    for site in task.sites:
+        assert torch.equal(full.X[site], shipped.X[site])
+
+
+@pytest.mark.parametrize("name", sorted(ABLATIONS))
+def test_every_ablation_runs(name: str) -> None:
+    task = replace(make("kernel-ridge-diabetes", 0, suite="tuning"), queries=2)
+    trace = ABLATIONS[name](task, 0, dealt_starts(task, 0), None)
+    for site in task.sites:
+        assert len(torch.unique(trace.X[site], dim=0)) == 5

@@ -1300,6 +1300,10 @@ def test_what_an_agent_refuses() -> None:
     ):
         with pytest.raises(MessageError, match=why):
             check(agent, setup(promise=promise), start)
+    nothing = replace(good, epsilon=0.0, delta=0.2, releases=0)
+    check(agent, setup(promise=nothing), Query("start", False))
+    with pytest.raises(MessageError, match="to release nothing"):
+        check(agent, setup(promise=nothing), start)
     agent = replace(agent, require=None)
     check(agent, setup(), start)
     elsewhere = SearchSpace(SQUARE.parameters, Outcome(minimize=True))
