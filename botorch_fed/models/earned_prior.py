@@ -71,6 +71,12 @@ def reference_points(dim: int, count: int = NUM_REFERENCE) -> Tensor:
     return torch.quasirandom.SobolEngine(dim, scramble=False).draw(count, dtype=torch.float64)
 
 
+def _reference(feature_map: FeatureMap) -> Tensor:
+    """The points that represent the cube for a shared basis: twice as many as features at least."""
+    count = max(NUM_REFERENCE, 2 * feature_map.num_features)
+    return spread_over(feature_map, reference_points(feature_map.input_dim, count))
+
+
 def spread_over(feature_map: FeatureMap, U: Tensor) -> Tensor:
     """Points of the cube, spread as the map sees inputs: evenly on a logarithmic scale or not.
 
@@ -92,7 +98,7 @@ def projection(feature_map: FeatureMap, ridge: float = RIDGE) -> tuple[Tensor, T
         feature_map: The shared basis.
         ridge: :math:`\lambda`.
     """
-    reference = spread_over(feature_map, reference_points(feature_map.input_dim))
+    reference = _reference(feature_map)
     Phi = feature_map(reference)
     gram = Phi.mT @ Phi / len(Phi) + ridge * torch.eye(Phi.shape[-1]).double()
     factor = cholesky(gram, "the projection on the shared basis")
@@ -102,7 +108,7 @@ def projection(feature_map: FeatureMap, ridge: float = RIDGE) -> tuple[Tensor, T
 @lru_cache(maxsize=16)
 def reference_features(feature_map: FeatureMap) -> Tensor:
     """Features of the reference points, `R x M`."""
-    return feature_map(spread_over(feature_map, reference_points(feature_map.input_dim)))
+    return feature_map(_reference(feature_map))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1374,10 +1374,10 @@ class DPFTSDE:
         """After which rounds something is released, if it is worth it."""
         if self.releases == "all":
             return tuple(range(self.rounds))
-        default = RELEASES if self._transfers else FOLLOWED
+        releases: tuple[int, ...] = RELEASES if self._transfers else FOLLOWED
         if self._transfers and self.active is not None:
-            default = RELEASES[:1]  # who has finished has no more to say later
-        releases = default if self.releases is None else self.releases
+            releases = RELEASES[:1]  # who has finished has no more to say later
+        releases = releases if self.releases is None else self.releases
         return tuple(t for t in releases if t < self.rounds)
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> DPFTSDEServer:

@@ -16,7 +16,7 @@ are added (`privacy.aggregation`), at most one sum a round, shared by all. What 
 sum says about the next point, is the search:
 
     search            numbers in a sum              what a sum tells its readers
-    TransferSearch    M + 6, 106 by default         the sum of the agents' mean functions, and of
+    TransferSearch    M + 6, mostly 106             the sum of the agents' mean functions, and of
                                                     the trusts they have earned (`mean_search`)
     SupportSearch     k(k + 3)/2                    the summary of all data on `k` support points
     RegionSearch      several such                  the same in a region, and moments of outcomes

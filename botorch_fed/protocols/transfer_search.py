@@ -44,7 +44,14 @@ from botorch_fed.acquisition.earned import (
 )
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import NumericalError
-from botorch_fed.models import FeatureMap, RandomFourierFeatures, StationaryKernel, WarpedFeatures
+from botorch_fed.models import (
+    AdditiveFeatures,
+    FeatureMap,
+    PolynomialFeatures,
+    RandomFourierFeatures,
+    StationaryKernel,
+    WarpedFeatures,
+)
 from botorch_fed.models.earned_prior import (
     TRUST_PRIOR,
     TRUSTS,
@@ -68,6 +75,8 @@ AcquisitionFactory = Callable[[SingleTaskGP, Tensor], AcquisitionFunction]
 
 NUM_FEATURES = 100  # of the shared basis
 LENGTHSCALE = 0.35  # of the shared basis, times the root of the dimension
+MANY_INPUTS = 8  # from which on the shared basis has quadratic functions too
+MOST_PAIRED = 20  # inputs whose products are among them
 MIN_OWN = 3  # observations from which on a site says something
 APART = 0.25  # how far from each other first points of one query lie, in the unit cube
 MAX_SPREAD = 3.0  # of one site's function over the cube, on its own standardised scale
@@ -267,14 +276,27 @@ class TransferSearch:
 
 @lru_cache(maxsize=4)
 def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) -> FeatureMap:
-    """The shared basis: features of a public SE kernel, chosen for transfer.
+    """The shared basis: features of a public SE kernel, and in many dimensions a trend.
 
+    From `MANY_INPUTS` inputs on random features are too few to say where a function rises:
+    quadratic functions are added to them, with products of inputs up to `MOST_PAIRED` inputs.
     Parameters that act by their ratio are seen on a logarithmic scale, whatever scale the sites
     search on.
+
+    Args:
+        space: The map of inputs.
+        num_features: Of the kernel.
     """
     lengthscale = [LENGTHSCALE * math.sqrt(space.dim)] * space.dim
     kernel = StationaryKernel(math.inf, lengthscale)
-    phi = RandomFourierFeatures.draw(kernel, num_features, generator=generator(0, "transfer"))
+    phi: FeatureMap = RandomFourierFeatures.draw(
+        kernel, num_features, generator=generator(0, "transfer")
+    )
+    every = range(space.dim)
+    if space.dim >= MANY_INPUTS:
+        groups = [every] if space.dim <= MOST_PAIRED else [range(j, j + 1) for j in every]
+        trends = [PolynomialFeatures(0.5, 0.5, input_dim=len(group)) for group in groups]
+        phi = AdditiveFeatures([*trends, phi], [*groups, every])
     offsets = space.log_offsets
     return WarpedFeatures(phi, offsets) if bool((offsets > 0).any()) else phi
 

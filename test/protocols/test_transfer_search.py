@@ -17,6 +17,7 @@ from botorch.exceptions.errors import InputDataError
 from botorch.models import SingleTaskGP
 from torch import Tensor
 
+from botorch_fed.models import RandomFourierFeatures, StationaryKernel
 from botorch_fed.models.earned_prior import (
     TRUSTS,
     PriorFunction,
@@ -101,6 +102,32 @@ def said(X: Tensor, Y: Tensor) -> Tensor:
     message = SEARCH.message(SQUARE, PHI, X, Y)
     assert message is not None
     return message
+
+
+# ------------------------------------------------------------------ the shared basis
+
+
+@pytest.mark.parametrize("dim", [8, 20, 25])
+def test_in_many_dimensions_the_basis_has_quadratic_functions(dim: int) -> None:
+    space = SearchSpace(tuple(Parameter.real(f"x{i}", 0.0, 1.0) for i in range(dim)))
+    X, top = uniform(500, dim, seed=1), uniform(1, dim, seed=2)
+
+    def bowl(points: Tensor) -> Any:
+        return -(points - top).square().sum(dim=-1).numpy()
+
+    errors = []
+    for phi in (
+        default_feature_map(space),
+        RandomFourierFeatures.draw(
+            StationaryKernel(math.inf, [0.35 * dim**0.5] * dim), 100, generator=generator(0)
+        ),
+    ):
+        weights = project(bowl, phi)
+        found = PriorFunction.of_weights(phi, weights)
+        assert found is not None
+        y = torch.from_numpy(bowl(X))
+        errors.append(1 - float(torch.corrcoef(torch.stack([found(X), y]))[0, 1]))
+    assert errors[0] < 1e-3 < 1e-2 < errors[1]
 
 
 # ------------------------------------------------------------------ what a site says
