@@ -147,9 +147,14 @@ def _late_fts(task: Task, newcomer: str, others: Histories) -> Study:
 
 
 def _late_fedgp(task: Task, newcomer: str, others: Histories, channel: Any = "plain") -> Study:
-    """One sum, at the start: the others' further queries, which all sites make, are not heard."""
+    """One sum, at the start: those who are done have no more to say."""
     return FedGP(
-        rounds=task.queries, channel=channel, data=others, sums=1, candidates=task.candidates
+        rounds=task.queries,
+        channel=channel,
+        active=(newcomer,),
+        data=others,
+        sums=1,
+        candidates=task.candidates,
     )
 
 
