@@ -5,7 +5,9 @@ r"""A whole run in one call, and its result.
     result.save("results/landmine-0")     # JSON lines and arrays, no pickle
 
 With ``out=`` a run is on disk from its first message on: kill it anywhere, go on by
-``resume=True``. A run is fixed by its seed, bit for bit, whatever the number of workers.
+``resume=True``. On one kind of processor, with the same versions, a run is fixed by its seed, bit
+for bit, whatever the number of workers. On another kind the last bits of a factorisation differ,
+and the points of later queries with them.
 """
 
 from __future__ import annotations
@@ -260,7 +262,7 @@ def run(
         protocol: Its settings, e.g. `FTS(rounds=20)`.
         problem: A federated test problem, whose agents are called ``agent0``, ``agent1``, …; or
             objectives by name, each from `q x d` points of the unit cube to `q x 1` outcomes.
-        seed: Fixes the run, bit for bit.
+        seed: Fixes the run, see the module.
         space: The search space, with objectives by name.
         out: A folder that keeps the run from its first message on.
         resume: Go on with the run in `out`; if there is none yet, start it.
