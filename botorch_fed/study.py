@@ -1100,8 +1100,8 @@ def _evaluations(study: Any, server: Any, num_agents: int) -> tuple[int, int]:
     if isinstance(study, FTS):
         each = study.rounds * study.q
         return each, each * (num_agents if study.active is None else len(study.active))
-    each = study.starts + study.rounds
-    return each, each * num_agents
+    each, active = study.starts + study.rounds, getattr(study, "active", None)
+    return each, each * (num_agents if active is None else len(active))
 
 
 @dataclass(frozen=True)

@@ -2,14 +2,15 @@ r"""Differentially private federated Thompson sampling with distributed explorat
 
     message    from -> to       content                                        readable by
     Setup      server -> agent  search space, shared basis, regions, promise   all
-    Query      server -> agent  start, query or rest; whether to upload        that agent
+    Query      server -> agent  start, query or share; whether to upload       that agent
     Upload     agent -> server  one weight vector, M numbers                   server
     Released   server -> agent  one noisy weight vector per region, P x M      all agents
 
-Round 0 lets every agent explore its own region; rounds 1 to `T` are one query each. After a round
-of `releases` the server samples agents, clips their vectors, weighs them per region, adds noise and
-releases `P` vectors, which every agent reads as a function that is reconstructed region by region.
-Round `t` uses what was released after round `t - 1`, so that nothing is released after round `T`.
+Round 0 lets every agent explore its own region; rounds 1 to `T` are one query of every active agent
+each. After a round of `releases` the server samples agents, clips their vectors, weighs them per
+region, adds noise and releases `P` vectors, which every agent reads as a function that is
+reconstructed region by region. Round `t` uses what was released after round `t - 1`, so that
+nothing is released after round `T`.
 
 Guarantee: for public rosters, regions, weights, features, clip norm, sampling rate, noise
 multiplier and rounds, everything that any coalition of *other* agents sees in the whole run is
@@ -414,10 +415,11 @@ class DPFTSDEAgent:
             )
         if request.upload and setup.message == "gain" and self._following.own == "random":
             raise MessageError('message="gain" needs an own model: own must not be "random".')
-        check_promise(setup.promise, self.require)
-        promised = self.require is None or setup.promise is None or setup.promise.releases
-        if request.upload and not promised:
-            raise MessageError("The server promised to release nothing, and asks for a message.")
+        if setup.promise is not None and not setup.promise.releases:  # nothing is revealed
+            if request.upload and self.require is not None:
+                raise MessageError("The server promised to release nothing, and asks for one.")
+        else:
+            check_promise(setup.promise, self.require)
         if len(broadcasts) == 2:
             _released(self.blobs, broadcasts[1], broadcasts[0])
 
@@ -518,16 +520,20 @@ class DPFTSDEAgent:
         rows = order.repeat(-(-count // len(pool)))[:count]  # again from the first if they run out
         return pool[rows].double()
 
-    def _dealt(self, setup: Setup, count: int, has_data: bool = False) -> Tensor:
+    def _dealt(
+        self, setup: Setup, count: int, has_data: bool = False, tried: Tensor | None = None
+    ) -> Tensor:
         """The first points of a site, `count x d`."""
-        names = sorted(setup.regions)
+        names, candidates = sorted(setup.regions), self.candidates
+        if candidates is not None and tried is not None:
+            candidates = untried(candidates, tried)
         return first_points(
             self.space,
             names.index(self.name),
             len(names),
             count,
             default=None if has_data else setup.default,
-            candidates=self.candidates,
+            candidates=candidates,
         )
 
     def _uniform_in(
@@ -557,7 +563,9 @@ class DPFTSDEAgent:
         if isinstance(strategy, TransferSearch):
             advice, (setup, _) = self._advice(state), _setup(self.blobs, state.setup)
             if advice is None and setup.num_initial < MIN_OWN and len(state.X) < MIN_OWN:
-                return self._dealt(setup, MIN_OWN)[len(state.X) :][:1]  # a newcomer, left alone
+                # A newcomer that nobody tells anything.
+                dealt = self._dealt(setup, MIN_OWN, tried=state.X)
+                return dealt[min(len(state.X), len(dealt) - 1) :][:1]
             return strategy.point(
                 self.space,
                 state.X,
@@ -653,8 +661,6 @@ def check_promise(promise: Guarantee | None, require: Budget | None) -> None:
             f"This site requires {wanted}-DP for all that it sends, the server promises it per "
             f"{promise.unit}."
         )
-    if not promise.releases:  # nothing is revealed, and `check` refuses to send anything
-        return
     if promise.epsilon > require.epsilon or promise.delta > require.delta:
         raise MessageError(
             f"This site requires {wanted}-DP, the server promises "
@@ -968,11 +974,15 @@ class DPFTSDEServer:
         if self.noise_multiplier is None or not planned or self.setup.message != "own_mean":
             return None
         noise = float(self.mechanism(planned[0]).noise_std[0])
+        silent = 0  # newcomers without first points have nothing to say
+        if self.active is not None and self.setup.num_initial < MIN_OWN:
+            silent = len(self.active)
         return Outlook(
             self._sampling_rate * len(self.agents),
             self._feature_map.num_features,
             noise / self.setup.clip_norm,
             tuple(share_of(t, self.setup.num_initial) for t in planned),
+            1 - silent / len(self.agents),
         )
 
     @property
@@ -1071,13 +1081,15 @@ class DPFTSDEServer:
         last = self.switch_to_local_after
         if state.released is not None and (last is None or state.t <= last):
             broadcasts += (state.released,)
-        queries = dict.fromkeys(self.agents, query)
-        if self.active is not None and state.t > 0:
-            queries = dict.fromkeys(self.active, query)
-            done = [name for name in self.agents if name not in queries]
-            if query.upload:
-                queries |= dict.fromkeys(done, Query("share", True))
+        queries = dict.fromkeys(self.agents if self.active is None else self.active, query)
+        if query.upload:
+            queries |= dict.fromkeys(self._done, Query("share", True))
         return Outbox(queries, broadcasts)
+
+    @property
+    def _done(self) -> list[AgentId]:
+        """Who does not query."""
+        return [] if self.active is None else [a for a in self.agents if a not in self.active]
 
     def _uploading(self, state: DPFTSDEServerState) -> bool:
         return state.t in self.releases and not state.exhausted
@@ -1259,8 +1271,8 @@ class DPFTSDE:
         noise_var: Noise variance that weight messages are made with, on the public scale.
         beta: Scale of a sample's deviation from the mean.
         num_initial: How many points every agent evaluates first; default 3, of which those that
-            it has data for are left out; where `data` are given to some none but the `default`;
-            with `Following` 10 in its own region.
+            it has data for are left out, or with `active` none but the `default`; with `Following`
+            10 in its own region.
         default: The configuration that users have had so far, a value for each parameter: every
             agent without data evaluates it first, as the first of `num_initial` points, and can
             only gain on it. Public: never one that was found on the agents' data. With
@@ -1368,7 +1380,7 @@ class DPFTSDE:
             return self.num_initial
         if not self._transfers:
             return FIRST_POINTS
-        return int(self.default is not None) if self.data else MIN_OWN
+        return MIN_OWN if self.active is None else int(self.default is not None)
 
     def release_rounds(self) -> tuple[int, ...]:
         """After which rounds something is released, if it is worth it."""
@@ -1386,6 +1398,8 @@ class DPFTSDE:
         if unknown:
             raise InputDataError(f"Data of agents that are no agents: {unknown[:8]}.")
         check_designs(self.initial_design, names)
+        if self.active is not None and set(self.active) == set(names):
+            return replace(self, active=None).server(space, names)
         partition = Partition.regular(self.num_regions, space.dim)
         delta = default_delta(len(names)) if self.delta is None else self.delta
         releases = self.release_rounds()

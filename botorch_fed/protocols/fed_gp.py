@@ -11,9 +11,9 @@ r"""Federated Bayesian optimisation with a shared sparse Gaussian process [FBOFe
     Centres    agent -> server  clusters of its inputs, for ``"clustered"``    server
     Support    server -> agent  support points made of them                    all agents
 
-Round 0 is the start, rounds 1 to `T` are one query each. After a round the agents' contributions
-are added (`privacy.aggregation`), at most one sum a round, shared by all. What they add, and what a
-sum says about the next point, is the search:
+Round 0 is the start, rounds 1 to `T` are one query of every active agent each. After a round the
+agents' contributions are added (`privacy.aggregation`), at most one sum a round, shared by all.
+What they add, and what a sum says about the next point, is the search:
 
     search            numbers in a sum              what a sum tells its readers
     TransferSearch    M + 6, mostly 106             the sum of the agents' mean functions, and of
@@ -504,7 +504,7 @@ class FedGPAgent:
                 f"This site's noise suffices for sums of {least} agents or more, a contribution is "
                 f"asked for one of {len(request.roster)}."
             )
-        if request.step in ("key", "resend", "share") and self.name not in request.roster:
+        if request.step in ("key", "share") and self.name not in request.roster:
             raise MessageError("This site is not on the roster of the epoch.")
         loaded = self._loaded(broadcasts[1:])
         for _, blob in loaded:
@@ -625,7 +625,7 @@ class FedGPAgent:
             for blob in sorted(sums, key=lambda blob: blob.t):
                 newest = blob.t
                 state = self._learned(state, setup, blob)
-        following, queried = state.plan, request.step in ("start", "query")
+        following, queried = state.plan, request.step in _FOR_ALL
         in_step = following is not None and following.t < request.t and newest == state.total_t
         if following is not None and in_step and queried:  # nothing was opened: the plan waits
             state = replace(state, plan=replace(following, t=request.t))
@@ -711,22 +711,23 @@ class FedGPAgent:
             return self.space.snap(design) if self.candidates is None else design
         setup = _setup(self.blobs, state.setup)
         if setup.mean is not None:
-            index, agents = setup.agents.index(self.name), len(setup.agents)
-            design = first_points(
-                self.space,
-                index,
-                agents,
-                setup.num_initial,
-                default=setup.default,
-                candidates=self.candidates,
-            )
-            return design[len(state.X) :]
+            return self._dealt(setup, setup.num_initial)[len(state.X) :]
         count = max(0, setup.num_initial - len(state.X))
         uniform = generator(self.seed, "initial").uniform(count, self.space.dim)
         if self.candidates is None:
             return self.space.snap(uniform)
         rows = (uniform[:, 0] * len(self.candidates)).long()
         return self.candidates[rows].double()
+
+    def _dealt(self, setup: Setup, count: int, tried: Tensor | None = None) -> Tensor:
+        """The first points of a site, `count x d`."""
+        candidates = self.candidates
+        if candidates is not None and tried is not None:
+            candidates = untried(candidates, tried)
+        index, agents = setup.agents.index(self.name), len(setup.agents)
+        return first_points(
+            self.space, index, agents, count, default=setup.default, candidates=candidates
+        )
 
     def _point(self, setup: Setup, state: FedGPAgentState, stream: Any) -> Tensor:
         search = setup.search
@@ -766,11 +767,16 @@ class FedGPAgent:
         self, search: MeanSearch, setup: Setup, state: FedGPAgentState, stream: Generator
     ) -> Tensor:
         """The next point by the own model, with the newest sum as its prior."""
+        advice, have = self._advice(search, setup, state), len(state.X)
+        if advice is None and max(setup.num_initial, have) < MIN_OWN:
+            # A newcomer that nobody tells anything.
+            dealt = self._dealt(setup, MIN_OWN, tried=state.X)
+            return dealt[min(have, len(dealt) - 1) :][:1]
         return self.strategy.point(
             self.space,
             state.X,
             state.Y,
-            self._advice(search, setup, state),
+            advice,
             chosen=state.X[:0],
             candidates=self.candidates,
             stream=stream,
@@ -1069,7 +1075,8 @@ class FedGPServerState:
 
     Attributes:
         t: The round; negative while the support set is made.
-        stage: What is asked next; ``"resend"`` and ``"query"`` differ in who evaluates.
+        stage: What is asked next. In ``"query"`` the active agents evaluate and the others
+            contribute what they have, in ``"resend"`` nobody evaluates.
         epoch: The number of the epoch.
         roster: Who takes part in it; empty when sums are over.
         heard: The messages of its set-up so far.
@@ -1312,9 +1319,9 @@ class FedGPServer:
         step: Literal["start", "query"] = "query" if state.t > 0 else "start"
         order = Order(step, contribute=self._adding(state), **common)
         orders = dict.fromkeys(self.setup.agents, order)
-        if self.active is not None and step == "query":
+        if self.active is not None and (step == "query" or self.setup.lead == 0):
             orders = dict.fromkeys(self.active, order)
-            done = [name for name in state.roster if name not in orders]
+            done = [name for name in self.setup.agents if name not in orders]
             if order.contribute:  # with what they have
                 orders |= dict.fromkeys(done, replace(order, step="resend"))
         return Outbox(orders, broadcasts)
@@ -1697,7 +1704,7 @@ class FedGP:
             None for no privacy guarantee.
         noise_at: Who adds the noise.
         sums: The most sums that are opened; default one a round, and one for each step of k-means
-            where the support set is made that way.
+            where the support set is made that way; see also `active`.
         num_initial: How many points an agent without data evaluates first; default 3 with
             `TransferSearch`, or where `data` are given to some none but the `default`, and 4
             otherwise.
@@ -1720,7 +1727,9 @@ class FedGP:
             ``run(out=…)`` in the folder of the agent's site.
         rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
         active: Who queries; default all. The others, who have finished, contribute to sums with the
-            data that they have.
+            data that they have and evaluate nothing. With `TransferSearch` `sums` is then 1 by
+            default: what those who have finished say does not change, so that the difference of two
+            sums would be what the active agents have added, and a single one's function.
 
     One process plays all parts with `server` first and then `agent`. A process that plays one part
     says by `with_stores` who takes part and where its secrets lie. With ``"ckks"`` somebody whom
@@ -1897,7 +1906,11 @@ class FedGP:
         self._made["agents"] = len(names)
         search = self.public_search(space)
         steps = search.lead if isinstance(search, SupportSearch) and search.rule == "sums" else 0
-        sums = self.rounds + steps if self.sums is None else self.sums
+        active = None if self.active is None or set(self.active) == set(names) else self.active
+        usual = self.rounds + steps
+        if active is not None and isinstance(search, MeanSearch):
+            usual = min(usual, 1)
+        sums = usual if self.sums is None else self.sums
         setup = Setup(
             run=self.run,
             space=space,
@@ -1921,7 +1934,7 @@ class FedGP:
             noise=self.noise,
             noise_private=self.noise.private,
             rejoin=self.rejoin,
-            active=self.active,
+            active=active,
         )
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FedGPAgent:

@@ -10,7 +10,8 @@ the sum is its own business; public is the basis alone.
 What the sum reveals: the sum of all mean functions, how many sites have three observations or
 more, and the sum of the weights of their trusts. With two sites that is the other
 one's function. A site alone cannot be read from the sum of many, but from the difference of two
-sums over different rosters.
+sums over different rosters; and if all others have finished, so that their functions stay as they
+are, from the difference of any two: such a run opens one sum (`FedGP`, `active`).
 
 No message is louder than a site's function can be. A site that contributes more than that makes
 itself the prior of all others, who test it on their own outcomes: a sum that no honest sites can

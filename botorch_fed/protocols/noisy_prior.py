@@ -160,19 +160,22 @@ class Outlook:
     If two messages of norm one correlate by `a`, the mean of `N` has the expected squared norm
     :math:`a + (1 - a) / N`, of which :math:`1 / N` comes without any agreement. Noise in an average
     of releases has that of one release times :math:`\sum_k u_k^2` for weights :math:`u_k` that add
-    up to one.
+    up to one. If a share `r` of the agents has something to say, agreement counts :math:`r^2`, the
+    rest `r`.
 
     Attributes:
         num_agents: `N`, of those that are expected to take part.
         dim: Numbers of a message.
         noise_std: Of the noise in an entry of one release, over the norm of a message.
         shares: The weights of the releases.
+        speaking: The share of agents that have something to say.
     """
 
     num_agents: float
     dim: int
     noise_std: float
     shares: tuple[float, ...]
+    speaking: float = 1.0
 
     def ratio(self, agreement: float) -> float:
         """Norm of the signal over norm of the noise, of one release.
@@ -187,7 +190,7 @@ class Outlook:
         total = sum(self.shares)
         shrink = sum((share / total) ** 2 for share in self.shares)
         signal = self._signal(agreement)
-        agreed = max(0.0, signal - 1 / self.num_agents)
+        agreed = max(0.0, signal - self.speaking / self.num_agents)
         return agreed / (signal + shrink * self.dim * self.noise_std**2)
 
     def enough_agents(self, agreement: float, reliability: float) -> int:
@@ -201,7 +204,8 @@ class Outlook:
         return replace(self, num_agents=n, noise_std=self.noise_std * self.num_agents / n)
 
     def _signal(self, agreement: float) -> float:
-        return agreement + (1 - agreement) / self.num_agents
+        alone = self.speaking / self.num_agents  # messages that have nothing in common
+        return agreement * self.speaking**2 + (1 - agreement) * alone
 
     @property
     def words(self) -> str:

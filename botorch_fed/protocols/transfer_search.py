@@ -77,6 +77,7 @@ NUM_FEATURES = 100  # of the shared basis
 LENGTHSCALE = 0.35  # of the shared basis, times the root of the dimension
 MANY_INPUTS = 8  # from which on the shared basis has quadratic functions too
 MOST_PAIRED = 20  # inputs whose products are among them
+MOST_INPUTS = 200  # up to which it has them
 MIN_OWN = 3  # observations from which on a site says something
 APART = 0.25  # how far from each other first points of one query lie, in the unit cube
 MAX_SPREAD = 3.0  # of one site's function over the cube, on its own standardised scale
@@ -279,7 +280,8 @@ def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) ->
     """The shared basis: features of a public SE kernel, and in many dimensions a trend.
 
     From `MANY_INPUTS` inputs on random features are too few to say where a function rises:
-    quadratic functions are added to them, with products of inputs up to `MOST_PAIRED` inputs.
+    quadratic functions are added to them, with products of inputs up to `MOST_PAIRED` inputs, and
+    none beyond `MOST_INPUTS`.
     Parameters that act by their ratio are seen on a logarithmic scale, whatever scale the sites
     search on.
 
@@ -293,7 +295,7 @@ def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) ->
         kernel, num_features, generator=generator(0, "transfer")
     )
     every = range(space.dim)
-    if space.dim >= MANY_INPUTS:
+    if MANY_INPUTS <= space.dim <= MOST_INPUTS:
         groups = [every] if space.dim <= MOST_PAIRED else [range(j, j + 1) for j in every]
         trends = [PolynomialFeatures(0.5, 0.5, input_dim=len(group)) for group in groups]
         phi = AdditiveFeatures([*trends, phi], [*groups, every])
@@ -456,8 +458,8 @@ def check_active(active: tuple[str, ...] | None, agents: tuple[str, ...]) -> Non
     strangers = sorted(set(active) - set(agents))
     if strangers:
         raise InputDataError(f"Active agents that are no agents: {strangers}.")
-    if not active:
-        raise InputDataError("Somebody must query: active names no agent.")
+    if not active or len(set(active)) < len(active):
+        raise InputDataError(f"active names each agent that queries once, got {active}.")
 
 
 def check_start(default: Mapping[str, Value] | None, *, transfers: bool, has_design: bool) -> None:

@@ -75,7 +75,7 @@ from botorch_fed.protocols.dp_fts_de import (
     trimmed_means,
 )
 from botorch_fed.protocols.drive import Round, drive
-from botorch_fed.protocols.noisy_prior import MIN_RELIABILITY, Heard
+from botorch_fed.protocols.noisy_prior import MIN_RELIABILITY, Heard, Outlook
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
 from botorch_fed.protocols.transfer_search import TransferSearch, dealt_design
@@ -259,23 +259,49 @@ def test_newcomers_hear_one_release_of_those_who_are_done() -> None:
     first = federation.sites[NAMES[0]].state.X[0]
     assert float((first - best).abs().max()) < 0.25  # no dealt points: it was told
     assert [len(queries) for queries in federation.requests] == [len(NAMES), 1, 1, 1]
+    assert {query.phase for query in federation.requests[0]} == {"start", "share"}
 
 
 def test_who_is_done_is_in_later_releases_too() -> None:
     settings = {"active": NAMES[:1], "data": with_histories(12), "min_reliability": 0.0}
     federation = finished(TRANSFER, **settings, releases=(0, 2))
     phases = [sorted({query.phase for query in queries}) for queries in federation.requests]
-    assert phases == [["start"], ["query"], ["query", "share"], ["query"]]
+    assert phases == [["share", "start"], ["query"], ["query", "share"], ["query"]]
     assert [len(federation.sites[name].state.X) for name in NAMES[1:]] == [12] * (len(NAMES) - 1)
 
 
 def test_a_newcomer_that_nobody_tells_anything_begins_as_if_alone() -> None:
     settings = {"active": NAMES[:1], "data": with_histories(12), "num_initial": None}
-    with pytest.warns(SignalWarning, match="agree by 0.5"):
-        federation = finished(TRANSFER, **settings, releases=None, noise_multiplier=50.0)
-    assert federation.server.releases == ()
-    X = federation.sites[NAMES[0]].state.X
-    assert torch.equal(X, dealt_design(SQUARE, 0, len(NAMES), 3))
+    for listed in (None, uniform(9, 2, seed=5)):
+        with pytest.warns(SignalWarning, match="agree by 0.5"):
+            federation = finished(
+                TRANSFER, **settings, releases=None, noise_multiplier=50.0, candidates=listed
+            )
+        assert federation.server.releases == ()
+        X = federation.sites[NAMES[0]].state.X
+        if listed is None:
+            assert torch.equal(X, dealt_design(SQUARE, 0, len(NAMES), 3))
+        assert len(torch.unique(X, dim=0)) == 3
+
+
+def test_newcomers_without_points_are_no_signal() -> None:
+    def outlook(**options: Any) -> Outlook:
+        found = study(TRANSFER, min_reliability=0.0, **options).server(SQUARE, NAMES).outlook
+        assert found is not None
+        return found
+
+    everybody = outlook(num_initial=None)
+    two = outlook(num_initial=None, active=NAMES[:1], releases=(0, 2))
+    assert two.speaking == pytest.approx(1 - 1 / len(NAMES))
+    assert two.ratio(0.5) < everybody.ratio(0.5)
+    assert outlook(active=NAMES[:1]).speaking == 1  # three first points each
+    assert study(TRANSFER, active=NAMES).server(SQUARE, NAMES).active is None
+
+
+def test_data_of_some_leave_first_points_to_all() -> None:
+    made = study(TRANSFER, num_initial=None, data=with_histories(2))
+    assert made.starts == 3
+    assert replace(made, active=NAMES[:1]).starts == 0
 
 
 def test_only_agents_can_be_active() -> None:

@@ -958,11 +958,30 @@ def test_a_site_requires_what_its_own_noise_gives() -> None:
     ):
         with pytest.raises(ProtocolError, match="refuse to begin"):
             Federation(too_little).drive()
-    lying = Federation(enough)
-    less = replace(promise, epsilon=0.5 * promise.epsilon)
-    lying.server.lie = lambda state, box: setups(box, lambda setup: replace(setup, promise=less))
-    with pytest.raises(ProtocolError, match="refuse to begin"):
-        lying.drive()
+    for lie in (
+        {"epsilon": 0.5 * promise.epsilon},
+        {"releases": 0, "epsilon": 1e6, "delta": 0.99},  # a promise of nothing, and then sums
+        {"releases": 0, "epsilon": 0.0},
+    ):
+        lying = Federation(enough)
+        other = replace(promise, **lie)
+        lying.server.lie = lambda state, box, other=other: setups(
+            box, lambda setup: replace(setup, promise=other)
+        )
+        with pytest.raises(ProtocolError, match="refuse to begin"):
+            lying.drive()
+
+
+@pytest.mark.parametrize("channel", ["plain", "threshold"])
+def test_a_round_that_nobody_hears_costs_one_sum_where_some_are_done(channel: Any) -> None:
+    data = {name: (X, HILLS[name](X)) for name in NAMES[:2] if len(X := uniform(6, 2))}
+    federation = finished(
+        study(REGION, channel=channel, rounds=8, data=data, active=NAMES[2:]),
+        absent=lambda name, order: order.t == 2 and order.step in ("query", "resend"),
+    )
+    assert federation.end.sums == 7
+    assert federation.end.rekeys == 0
+    assert [federation.sites[name].state.total_t for name in NAMES] == [6, 6, 7]
 
 
 # ------------------------------------------------------------------ hostile agents

@@ -374,22 +374,53 @@ def test_a_newcomer_begins_with_what_the_others_say(channel: Any) -> None:
 def test_sites_that_are_done_answer_and_do_not_query(channel: Any) -> None:
     data = {name: history(name, 12) for name in ("ann", "bob")}
     settings = {"num_initial": None, "data": data, "channel": channel, "active": ("cem",)}
-    federation = finished(study(ONE, **settings))
+    federation = finished(study(ONE, **settings, sums=3))
     assert federation.counts() == {"ann": 12, "bob": 12, "cem": 3}
     assert float((federation.sites["cem"].state.X[0] - 0.31).abs().max()) < 0.15
     last = federation.end.last
     assert last is not None
     assert (last.t, last.members) == (2, NAMES)  # in every round, with what they have
-    once = finished(study(ONE, **settings, sums=1))
+    once = finished(study(ONE, **settings))
+    assert once.end.sums == 1  # the difference of two would be what cem has added
     assert [round_.heard for round_ in once.rounds][-3:] == [("cem",)] * 3
     assert once.counts() == {"ann": 12, "bob": 12, "cem": 3}
+
+
+def test_who_is_done_evaluates_no_design() -> None:
+    data = {name: history(name, 1) for name in ("ann", "bob")}
+    federation = finished(study(ONE, num_initial=4, data=data, active=("cem",)))
+    assert federation.counts() == {"ann": 1, "bob": 1, "cem": 7}
+
+
+def test_a_newcomer_that_nobody_tells_anything_begins_as_if_alone() -> None:
+    data = {name: history(name, 1) for name in ("ann", "bob")}  # too few to say anything
+    federation = finished(study(ONE, num_initial=None, data=data, active=("cem",)))
+    assert torch.equal(federation.sites["cem"].state.X, dealt_design(SQUARE, 2, 3, 3))
+
+
+def test_who_is_done_and_was_lost_is_taken_back() -> None:
+    data = {name: history(name, 12) for name in ("ann", "bob")}
+    settings = {"num_initial": None, "data": data, "channel": "threshold", "active": ("cem",)}
+    federation = finished(
+        study(ONE, **settings, sums=6, rounds=6),
+        absent=lambda name, order: name == "bob" and order.t == 1 and order.step == "resend",
+    )
+    assert federation.end.lost == ()
+    assert federation.end.returned == ("bob",)
+    assert federation.counts() == {"ann": 12, "bob": 12, "cem": 6}
+
+
+def test_active_may_name_everybody() -> None:
+    everybody = study(ONE, active=NAMES).server(SQUARE, NAMES)
+    assert everybody.fingerprint == study(ONE).server(SQUARE, NAMES).fingerprint
 
 
 def test_only_agents_can_be_active() -> None:
     with pytest.raises(InputDataError, match="no agents: \\['zoe'\\]"):
         study(ONE, active=("zoe",)).server(SQUARE, NAMES)
-    with pytest.raises(InputDataError, match="Somebody must query"):
-        study(ONE, active=()).server(SQUARE, NAMES)
+    for who in ((), ("ann", "ann")):
+        with pytest.raises(InputDataError, match="each agent that queries once"):
+            study(ONE, active=who).server(SQUARE, NAMES)
     servers = [study(ONE, active=who).server(SQUARE, NAMES) for who in (None, ("ann",), ("bob",))]
     assert len({server.fingerprint for server in servers}) == 3
 
