@@ -839,10 +839,8 @@ SPENT_BETTER: dict[str, dict[str, Style]] = {
     "message, few releases to all (dashed: 40)": {
         "ts": Style("TS", BLACK),
         "correlated": Style("sample, 40", BLUE, "--"),
-        "correlated-shared-prior": Style("shared prior, 40", GREEN, "--"),
         "correlated-mean": Style("mean, 40", PURPLE, "--"),
         "few-sample": Style("sample, 4", BLUE),
-        "few-shared-prior": Style("shared prior, 4", GREEN),
         "few-mean": Style("mean, 4", PURPLE),
         "few-gain": Style("gain, 4 (ours)", VERMILION),
         "field": Style("random field", GREY),

@@ -268,7 +268,6 @@ def rows(
         "field-then-ei": (False, fts(strategy=Strategy(own="ei"))),
         "ours-learned": (False, fts(strategy=Strategy(learned=True))),
         "ours-sample": (False, fts(message="sample")),
-        "ours-shared-prior": (False, fts(message="shared_prior")),
         "ours-unwarped": (False, fts(feature_map=default_feature_map(plain(dim)))),
         "ours-support-64": (
             False,

@@ -105,9 +105,7 @@ MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows 
 MAX_WEIGHT = 1e6  # of a message's entries: beyond it nothing is a function of scaled outcomes
 NOISE_VAR = 0.05  # that messages are made with by default, on the public scale
 RESIDUAL_PRIOR = (-1.2, 1.0)  # of what messages leave open: normal, of the log output scale
-MessageKind = Literal[
-    "own_mean", "sample", "mean", "shared_prior", "summary", "summary_and_incumbent"
-]
+MessageKind = Literal["own_mean", "sample", "mean", "summary", "summary_and_incumbent"]
 MAX_INITIAL = 10_000  # points of an agent before its first query
 SUMMARIES = ("summary", "summary_and_incumbent")
 
@@ -125,12 +123,10 @@ class Setup:
         noise_var: :math:`\sigma^2` of the model that messages are made with, on the public scale.
         message: ``"own_mean"``: the mean of the agent's own fitted model, on its own standardised
             scale, projected on the basis. For published strategies a ``"sample"`` of the weights'
-            posterior, its ``"mean"``, or a sample whose prior draw is ``"shared_prior"``: common
-            to all, so that it cancels between messages. For RGPE a ``"summary"`` of M(M + 3)/2
-            numbers, for TAF a ``"summary_and_incumbent"``, the best value an agent has observed:
-            one number more, and a leak.
+            posterior or its ``"mean"``. For RGPE a ``"summary"`` of M(M + 3)/2 numbers, for TAF a
+            ``"summary_and_incumbent"``, the best value an agent has observed: one number more, and
+            a leak.
         beta: :math:`\beta_t`: scales the deviation of a sample from the mean.
-        prior_weights: The common prior draw, an `M` tensor.
         agents: All agents, in the order in which they are dealt their first points.
         num_initial: How many first points an agent is dealt, if it begins with nothing.
         default: What an agent without data evaluates before all else, `1 x d`: the first of those
@@ -142,7 +138,6 @@ class Setup:
     noise_var: float
     message: MessageKind
     beta: float
-    prior_weights: Tensor | None
     agents: tuple[AgentId, ...] = ()
     num_initial: int = 0
     default: Tensor | None = None
@@ -158,8 +153,6 @@ class Setup:
                 "noise_var must lie between 1e-12 and 1e6 and beta between 0 and 1,000, got "
                 f"{self.noise_var} and {self.beta}."
             )
-        if (self.message == "shared_prior") != (self.prior_weights is not None):
-            raise InputDataError('prior_weights go with message="shared_prior", and only with it.')
 
     @classmethod
     def make(
@@ -170,7 +163,6 @@ class Setup:
         noise_var: float = NOISE_VAR,
         message: MessageKind = "mean",
         beta: float = 1.0,
-        seed: int = 0,
         agents: tuple[AgentId, ...] = (),
         num_initial: int = 0,
         default: Tensor | None = None,
@@ -183,7 +175,6 @@ class Setup:
             noise_var: Noise variance on the public scale of outcomes.
             message: What agents send, see the attribute.
             beta: Scale of a sample's deviation.
-            seed: Public, of the common prior draw.
             agents: All agents, for the first points that they are dealt.
             num_initial: How many first points each is dealt.
             default: The first of them, `1 x d`, the same for all.
@@ -193,20 +184,8 @@ class Setup:
                 f"The feature map has {feature_map.input_dim} inputs, the search space "
                 f"{space.dim} columns."
             )
-        prior = None
-        if message == "shared_prior":
-            prior = generator(seed, "shared prior").normal(feature_map.num_features)
-        return cls(
-            space,
-            feature_map.to_tensors(),
-            noise_var,
-            message,
-            beta,
-            prior,
-            agents,
-            num_initial,
-            default,
-        )
+        features = feature_map.to_tensors()
+        return cls(space, features, noise_var, message, beta, agents, num_initial, default)
 
 
 @dataclass(frozen=True)
@@ -750,7 +729,6 @@ def make_message(
         Y,
         noise_var=setup.noise_var,
         beta=setup.beta,
-        prior_weights=setup.prior_weights,
         generator=generator,
     )
 
@@ -763,36 +741,27 @@ def weight_message(
     *,
     noise_var: float,
     beta: float,
-    prior_weights: Tensor | None,
     generator: Generator,
 ) -> Tensor:
     """The posterior mean of the shared basis' weights or a sample of them, `M` numbers.
 
     Args:
-        kind: ``"mean"``, ``"sample"`` or ``"shared_prior"``, as in `Setup`.
+        kind: ``"mean"`` or ``"sample"``, as in `Setup`.
         feature_map: The shared basis.
         X: Own points, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
         noise_var: Noise variance on that scale.
         beta: Scale of a sample's deviation.
-        prior_weights: The common prior draw of ``"shared_prior"``.
         generator: The agent's own stream, for samples.
     """
-    if kind == "mean":
-        total = summarize(feature_map, X, Y, noise_var=noise_var)
-        return WeightPosterior.from_total(total).mean
-    if kind == "shared_prior" or len(X) < feature_map.num_features:
+    if kind == "sample" and len(X) < feature_map.num_features:
         return sample_weights_dual(
-            feature_map,
-            X,
-            Y,
-            noise_var=noise_var,
-            scale=beta,
-            prior_weights=prior_weights,
-            generator=generator,
+            feature_map, X, Y, noise_var=noise_var, scale=beta, generator=generator
         )
-    total = summarize(feature_map, X, Y, noise_var=noise_var)
-    return WeightPosterior.from_total(total).sample(scale=beta, generator=generator)
+    posterior = WeightPosterior.from_total(summarize(feature_map, X, Y, noise_var=noise_var))
+    if kind == "mean":
+        return posterior.mean
+    return posterior.sample(scale=beta, generator=generator)
 
 
 def rank_agreement(values: Tensor, Y: Tensor) -> Tensor:
@@ -871,15 +840,7 @@ def _without(candidates: Tensor | None, chosen: Tensor) -> Tensor | None:
 def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
     """A setup and its feature map; public, and the same for all agents of a process."""
     setup: Setup = blobs.load(digest, Setup)
-    phi = received_features(setup.features, setup.space)
-    prior = setup.prior_weights
-    if prior is not None and (
-        prior.shape != (phi.num_features,)
-        or prior.dtype != torch.float64
-        or not bool((prior.abs() <= MAX_WEIGHT).all())
-    ):
-        raise MessageError("The common prior draw does not fit the shared basis.")
-    return setup, phi
+    return setup, received_features(setup.features, setup.space)
 
 
 def check_agreement(mine: SearchSpace, theirs: SearchSpace, feature_map: FeatureMap) -> None:

@@ -193,7 +193,7 @@ KINDS: list[tuple[AnyStrategy, dict[str, Any]]] = [
     (SEARCH, {"q": 2, "data": {}, "message": "sample"}),
     (MIXED, {}),
     (MIXED, {"message": "sample", "every": 1}),
-    (replace(MIXED, learned=True), {"message": "shared_prior", "every": 2}),
+    (replace(MIXED, learned=True), {"message": "sample", "every": 2}),
     (replace(ALONE, warp=True), {}),
     (PAPER, {"message": "sample"}),
     (RGPE, {"message": "summary", "every": 1}),
@@ -396,44 +396,12 @@ def test_the_law_of_a_sample(n: int, beta: float) -> None:
     assert float(((products.mean(dim=0) - correlation) / spread).abs().max()) < 5
 
 
-@pytest.mark.parametrize("kind", ["sample", "shared_prior"])
 @pytest.mark.parametrize("n", [10, 100])
-def test_beta_scales_the_deviation_only(kind: str, n: int) -> None:
+def test_beta_scales_the_deviation_only(n: int) -> None:
     mean = message("mean", n)
-    torch.testing.assert_close(message(kind, n, beta=0.0), mean, rtol=1e-8, atol=1e-9)
-    once, thrice = message(kind, n, beta=1.0) - mean, message(kind, n, beta=3.0) - mean
+    torch.testing.assert_close(message("sample", n, beta=0.0), mean, rtol=1e-8, atol=1e-9)
+    once, thrice = message("sample", n, beta=1.0) - mean, message("sample", n, beta=3.0) - mean
     torch.testing.assert_close(thrice, 3 * once, rtol=1e-7, atol=1e-8)
-
-
-@pytest.mark.parametrize("n", [5, 100])
-def test_a_shared_prior_cancels_between_agents(n: int) -> None:
-    shared = [message("shared_prior", n, seed=seed) for seed in range(200)]
-    alone = [message("sample", n, seed=seed) for seed in range(200)]
-    X, _ = history(n)
-    Phi = PHI(X)
-    # With identical data what remains is own noise, seen through the data: its covariance is known.
-    pull = torch.linalg.solve(Phi @ Phi.mT + 0.05 * torch.eye(n).double(), Phi).mT  # M x n
-    differences = torch.stack([a - b for a, b in zip(shared[::2], shared[1::2], strict=True)])
-    expected = 2 * 0.05 * float(pull.square().sum())
-    assert float(differences.square().sum(dim=-1).mean()) == pytest.approx(expected, rel=0.3)
-    if n < M:
-        # Where the data say nothing, messages agree exactly: with the common draw.
-        _, _, rows = torch.linalg.svd(Phi, full_matrices=True)
-        unseen = rows[n:]
-        prior = setup("shared_prior").prior_weights
-        assert prior is not None
-        for sent in shared[:3]:
-            torch.testing.assert_close(unseen @ sent, unseen @ prior, rtol=1e-8, atol=1e-8)
-        assert float((unseen @ (alone[0] - alone[1])).abs().max()) > 0.5
-
-
-def test_without_noise_identical_data_give_identical_messages() -> None:
-    first, second = (message("shared_prior", 10, seed=s, noise_var=1e-12) for s in (0, 1))
-    torch.testing.assert_close(
-        PHI(history(10)[0]) @ first, PHI(history(10)[0]) @ second, atol=1e-5, rtol=0
-    )
-    samples = [message("sample", 10, seed=s, noise_var=1e-12) for s in (0, 1)]
-    assert float((samples[0] - samples[1]).norm()) > 10 * float((first - second).norm())
 
 
 def test_every_agent_and_every_time_has_noise_of_its_own() -> None:
@@ -463,7 +431,7 @@ def test_summaries_carry_the_posterior() -> None:
 
 
 @pytest.mark.parametrize("make_map", MAPS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("kind", ["mean", "sample", "shared_prior"])
+@pytest.mark.parametrize("kind", ["mean", "sample"])
 def test_any_feature_map_carries_the_messages(
     make_map: Callable[[], FeatureMap], kind: str
 ) -> None:
@@ -1164,7 +1132,7 @@ def test_a_basis_over_other_inputs_is_refused() -> None:
         Setup.make(SearchSpace(SQUARE.parameters[:1]), PHI)
     desk = Desk()
     line = SearchSpace(SQUARE.parameters[:1])
-    hostile = Setup(line, PHI.to_tensors(), 0.05, "mean", 1.0, None)
+    hostile = Setup(line, PHI.to_tensors(), 0.05, "mean", 1.0)
     agent = replace(desk.agent, space=line)
     blob = agent.blobs.put(encode(hostile))
     with pytest.raises(MessageError, match="inputs"):
@@ -1218,7 +1186,7 @@ def test_a_damaged_basis_is_refused_and_nothing_worse(make_map: Callable[[], Fea
 
 def hostile(**changes: Any) -> Setup:
     common = {"space": SQUARE, "features": PHI.to_tensors(), "noise_var": 0.05, "message": "mean"}
-    return Setup(**{**common, "beta": 1.0, "prior_weights": None, **changes})
+    return Setup(**{**common, "beta": 1.0, **changes})
 
 
 def scaled(key: str, factor: float) -> dict[str, Tensor]:
@@ -1238,14 +1206,8 @@ HOSTILE: dict[str, Callable[[], Setup]] = {
     "huge frequencies": lambda: hostile(features=scaled("frequencies", 3e307)),
     "huge features": lambda: hostile(features=scaled("outputscale", 1e155)),
     "huge deviation": lambda: hostile(message="sample", beta=1e308),
-    "huge prior": lambda: hostile(
-        message="shared_prior", prior_weights=torch.full((M,), 1e308, dtype=torch.float64)
-    ),
     "too many features": lambda: hostile(features=spread(MAX_FEATURES)),
     "too many rows": lambda: hostile(features=spread(10**5)),
-    "prior of integers": lambda: hostile(
-        message="shared_prior", prior_weights=torch.ones(M).long()
-    ),
 }
 
 
@@ -1256,12 +1218,6 @@ def test_a_setup_that_cannot_work_is_refused(what: str) -> None:
     except InputDataError:
         return  # better still: it cannot be made
     assert asked_by(setup_) == ["invalid", "invalid"]
-
-
-@pytest.mark.parametrize("prior", [torch.ones(M - 1).double(), torch.ones(1, M).double()])
-def test_a_common_draw_of_another_shape_is_refused(prior: Tensor) -> None:
-    damaged = hostile(message="shared_prior", prior_weights=prior)
-    assert asked_by(damaged) == ["invalid", "invalid"]
 
 
 # ------------------------------------------------------------------ settings
@@ -1289,8 +1245,6 @@ def test_bad_settings() -> None:
         setup(noise_var=0.0)
     with pytest.raises(InputDataError, match="beta"):
         setup(beta=-1.0)
-    with pytest.raises(InputDataError, match="prior_weights"):
-        Setup(SQUARE, PHI.to_tensors(), 0.05, "shared_prior", 1.0, None)
     with pytest.raises(InputDataError, match="own must be"):
         Strategy(own="greedy")  # type: ignore[arg-type]
     with pytest.raises(InputDataError, match="transfer must be"):
