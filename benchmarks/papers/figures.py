@@ -235,9 +235,6 @@ def synthetic() -> None:
                 [
                     alone,
                     Curve("FTS", "tab:orange", setting("fts", distance, 40, 100)),
-                    Curve(
-                        "FTS, learned $P_N$", "tab:brown", setting("fts-learned", distance, 40, 100)
-                    ),
                     Curve("ours", "tab:red", setting("ours", distance, 40, 100)),
                     Curve(
                         "ours, then EI",

@@ -266,7 +266,6 @@ def rows(
         "ours-own-unwarped": (False, fts(strategy=Strategy(warp=False))),
         "ours-then-ei": (False, fts(strategy=Strategy(own="ei"))),
         "field-then-ei": (False, fts(strategy=Strategy(own="ei"))),
-        "ours-learned": (False, fts(strategy=Strategy(learned=True))),
         "ours-sample": (False, fts(message="sample")),
         "ours-unwarped": (False, fts(feature_map=default_feature_map(plain(dim)))),
         "ours-support-64": (
@@ -282,7 +281,6 @@ def rows(
             )
             for M in (50, 150, 200)
         },
-        "fts-learned": (False, fts(strategy=replace(mixed, learned=True))),
     }
 
 
@@ -435,11 +433,8 @@ def synthetic_rows() -> dict[str, tuple[type[FTS], dict[str, Any]]]:
         "fts": (_OneActive, {"strategy": MIXED, **sample}),
         "fts-fast": (_OneActive, {"strategy": FASTER, **sample}),
         "ours": (_OneActive, mean),
-        "ours-learned": (_OneActive, {"strategy": Strategy(learned=True), **mean}),
         "ours-then-ei": (_OneActive, {"strategy": then_ei, **mean}),
         "ours-always": (_OneActive, {"strategy": always, **mean}),
-        "fts-learned": (_OneActive, {"strategy": replace(MIXED, learned=True), **sample}),
-        "fts-fast-learned": (_OneActive, {"strategy": replace(FASTER, learned=True), **sample}),
         "fts-known": (_Known, {"strategy": MIXED, **sample}),
         "fts-known-fast": (_Known, {"strategy": FASTER, **sample}),
         "fts-mean": (_OneActive, {"strategy": MIXED, **mean}),
@@ -624,8 +619,7 @@ SYNTHETIC_TIMES = (
 
 
 DESIGNS = (
-    *("ours", "ours-learned", "ours-then-ei", "ours-always"),
-    *("fts-learned", "fts-fast-learned"),
+    *("ours", "ours-then-ei", "ours-always"),
     *("ours-default-basis", "ours-then-ei-default-basis", "ours-always-default-basis"),
 )
 

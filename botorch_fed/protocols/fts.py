@@ -235,13 +235,11 @@ class Strategy(OwnStrategy):
             summaries as messages and use them in every query.
         portfolio: How many queries are chosen against all messages at once.
         prior_until: The last query with messages as a prior; None for all, 0 for none.
-        learned: Weigh agents by how well their messages rank the own observations.
     """
 
     transfer: Literal["mixture", "rgpe", "taf"] = "mixture"
     portfolio: int = 1
     prior_until: int | None = 10
-    learned: bool = False
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -645,7 +643,7 @@ class FTSAgent:
         rows = [row for row, weight in weights.items() if weight > 0]
         if not rows:
             return None
-        others = _Others(
+        return _Others(
             phi,
             tuple(received.agents[row] for row in rows),
             tuple(received.made[row] for row in rows),
@@ -653,22 +651,6 @@ class FTSAgent:
             tuple(rows),
             torch.tensor([weights[row] for row in rows], dtype=torch.float64),
         )
-        if isinstance(self.strategy, TransferSearch):
-            return others
-        if self.strategy.learned and len(state.X) > 2 and self.strategy.transfer == "mixture":
-            agreement = rank_agreement(phi(state.X) @ others.weights.mT, state.Y)
-            if not bool((agreement > 0).any()):
-                return None
-            keep = (agreement > 0).nonzero().flatten().tolist()
-            others = _Others(
-                phi,
-                tuple(others.agents[row] for row in keep),
-                tuple(others.made[row] for row in keep),
-                others.received,
-                tuple(others.rows[row] for row in keep),
-                (others.agent_weights * agreement)[keep],
-            )
-        return others
 
     def _fitted(self, state: FTSAgentState) -> FTSAgentState:
         """The state with the hyperparameters that its data ask for."""
@@ -762,23 +744,6 @@ def weight_message(
     if kind == "mean":
         return posterior.mean
     return posterior.sample(scale=beta, generator=generator)
-
-
-def rank_agreement(values: Tensor, Y: Tensor) -> Tensor:
-    r"""How far each message ranks the own observations better than by chance.
-
-    Kendall's :math:`\tau` minus its standard deviation under independence, at least 0.
-
-    Args:
-        values: The messages at the own points, `n x N`.
-        Y: The own outcomes, `n x 1`.
-    """
-    n = len(Y)
-    order = torch.sign(Y - Y.mT)  # n x n
-    theirs = torch.sign(values.unsqueeze(1) - values.unsqueeze(0))  # n x n x N
-    tau = (theirs * order.unsqueeze(-1)).sum(dim=(0, 1)) / (n * (n - 1))
-    deviation = (2 * (2 * n + 5) / (9 * n * (n - 1))) ** 0.5
-    return (tau - deviation).clamp_min(0)
 
 
 def prior_model(

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
@@ -45,7 +43,6 @@ from botorch_fed.protocols.fts import (
     make_message,
     paper_strategy,
     prior_model,
-    rank_agreement,
 )
 from botorch_fed.protocols.own_step import spread_design
 from botorch_fed.protocols.site import Site
@@ -193,7 +190,6 @@ KINDS: list[tuple[AnyStrategy, dict[str, Any]]] = [
     (SEARCH, {"q": 2, "data": {}, "message": "sample"}),
     (MIXED, {}),
     (MIXED, {"message": "sample", "every": 1}),
-    (replace(MIXED, learned=True), {"message": "sample", "every": 2}),
     (replace(ALONE, warp=True), {}),
     (PAPER, {"message": "sample"}),
     (RGPE, {"message": "summary", "every": 1}),
@@ -206,7 +202,6 @@ IDS = [
     "search-batch",
     "mixed",
     "sample",
-    "learned",
     "warp",
     "paper",
     "rgpe",
@@ -635,7 +630,7 @@ def test_when_all_are_used_the_own_model_decides() -> None:
 
 
 def test_asking_twice_and_telling_change_nothing() -> None:
-    for strategy in (SEARCH, MIXED, RECEIVED, replace(MIXED, learned=True)):
+    for strategy in (SEARCH, MIXED, RECEIVED):
         desk = Desk(strategy, options={"data": history(6), "q": 2})
         state = desk.state
         for _ in range(4):
@@ -784,37 +779,6 @@ def test_the_prior_model_is_fitted_to_the_spread_of_the_messages() -> None:
     spread = (PHI(x) @ torch.cov(weights.mT) @ PHI(x).mT).flatten()
     found = model.covar_module(x, diag=True).flatten()
     torch.testing.assert_close(found, spread + residual, rtol=1e-5, atol=1e-6)
-
-
-def test_learned_weights_drop_messages_that_rank_the_other_way() -> None:
-    right, wrong = message("mean", 40), -message("mean", 40)
-    desk = Desk(
-        replace(RECEIVED, learned=True),
-        names=("bob", "cem"),
-        weights=torch.stack([wrong, right]),
-        options={"data": history(10, seed=4)},
-    )
-    state = desk.state
-    for _ in range(4):
-        state = desk.query(state)
-    assert state.used == {"cem": 0}
-    only_wrong = Desk(
-        replace(RECEIVED, learned=True),
-        names=("bob",),
-        weights=wrong.unsqueeze(0),
-        options={"data": history(10, seed=4)},
-    )
-    assert not only_wrong.query(only_wrong.state).used
-
-
-@given(order=st.permutations(range(8)))
-def test_rank_agreement(order: list[int]) -> None:
-    Y = torch.tensor(order).double().unsqueeze(-1)
-    values = torch.cat([Y, 2 * Y + 1, -Y, 0 * Y], dim=-1)
-    same, scaled, reverse, flat = rank_agreement(values, Y).tolist()
-    assert same == scaled
-    assert same == pytest.approx(1 - (2 * 21 / (9 * 8 * 7)) ** 0.5)
-    assert reverse == flat == 0
 
 
 # ------------------------------------------------------------------ points
