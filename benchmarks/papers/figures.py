@@ -302,8 +302,8 @@ def growing(entry: str) -> None:
     results = Results(f"fts/{entry}", fts.keys_of(entry))
     if not results.lines:
         return
-    figure, panels = plt.subplots(1, len(fts.GROWING_ROWS), figsize=(8, 3.5), sharey=True)
-    for axes, row in zip(panels, fts.GROWING_ROWS, strict=True):
+    figure, panels = plt.subplots(1, 2, figsize=(8, 3.5), sharey=True)
+    for axes, row in zip(panels, ("fts-mean", "ours"), strict=True):
         curves = [
             Curve("$t_n$ = 50", "black", {"row": row, "others": "fixed"}),
             Curve("$t_n$ = 50 + t", "tab:red", {"row": row, "others": "growing"}),

@@ -10,9 +10,8 @@ The baselines RGPE and TAF run on the same messages, with a summary of M(M + 3)/
 place of a weight vector (`Setup.message`) and `Strategy.transfer`.
 
 In round `t` an agent follows its own posterior with probability :math:`p_t` and otherwise a
-function that another agent has sent, each at most once. Around that, each an option of `Strategy`:
-the first queries by a greedy portfolio over all messages, and messages as the prior of the own
-model.
+function that another agent has sent, each at most once. Before that, `Strategy` has messages as the
+prior of the own model.
 
 Guarantee: none. A weight vector is a function of the agent's data plus posterior noise that
 vanishes with them. Trust: honest server and agents.
@@ -47,7 +46,6 @@ from botorch_fed.acquisition import (
     TransferAcquisition,
     weight_path,
 )
-from botorch_fed.acquisition.portfolio import PortfolioImprovement
 from botorch_fed.errors import FederatedError, MessageError, NumericalError
 from botorch_fed.models import (
     FeatureMap,
@@ -225,21 +223,19 @@ class Received:
 class Strategy(OwnStrategy):
     r"""How an agent uses messages and its own data; its own business, nobody else needs to know.
 
-    Queries are counted from 1. The first `portfolio` of them are greedy choices against all
-    messages; up to query `prior_until` messages are the prior of the own model, with expected
-    improvement; from then on, and without messages, a coin with probability :math:`p_t` decides
-    between the own model alone and one message.
+    Queries are counted from 1. Up to query `prior_until` messages are the prior of the own model,
+    with expected improvement; from then on, and without messages or own data, a coin with
+    probability :math:`p_t` decides between the own model alone and one message. Without own data
+    the own model is a random point.
 
     Attributes:
         transfer: ``"mixture"`` as above; ``"rgpe"`` and ``"taf"`` are the baselines, which take
             summaries as messages and use them in every query.
-        portfolio: How many queries are chosen against all messages at once.
-        prior_until: The last query with messages as a prior; None for all, 0 for none.
+        prior_until: The last query with messages as a prior; 0 for none, as published.
     """
 
     transfer: Literal["mixture", "rgpe", "taf"] = "mixture"
-    portfolio: int = 1
-    prior_until: int | None = 10
+    prior_until: int = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -249,15 +245,14 @@ class Strategy(OwnStrategy):
             )
         if self.own == "random" and self.transfer != "mixture":
             raise InputDataError("RGPE and TAF need an own model: own must not be random.")
-        if self.portfolio < 0 or (self.prior_until or 0) < 0:
-            raise InputDataError("portfolio and prior_until count from 0.")
+        if self.prior_until < 0:
+            raise InputDataError("prior_until counts from 0.")
 
 
 def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
     """What an agent does in [Dai2020FTS]_."""
     return Strategy(
         schedule=InverseSquare() if schedule is None else schedule,
-        portfolio=0,
         prior_until=0,
         own="thompson",
         warp=False,
@@ -465,13 +460,11 @@ class FTSAgent:
         if isinstance(strategy, TransferSearch):
             return self._transfer_origins(state, others)
         t -= 0 if self.initial_design is None else len(self.initial_design) // self.q
-        if strategy.transfer != "mixture" and others is not None and len(state.X) > 0:
-            return ["ensemble"] * self.q
-        if others is not None and t <= strategy.portfolio:
-            return ["portfolio"] * self.q
-        until = t if strategy.prior_until is None else strategy.prior_until
-        if others is not None and len(state.X) > 0 and t <= until:
-            return ["prior"] * self.q
+        if others is not None and len(state.X) > 0:
+            if strategy.transfer != "mixture":
+                return ["ensemble"] * self.q
+            if t <= strategy.prior_until:
+                return ["prior"] * self.q
         origins: list[_Origin] = []
         weights = self._transfer_weights(state, others)
         for slot in range(self.q):
@@ -591,13 +584,6 @@ class FTSAgent:
         assert others is not None
         if isinstance(origin, int):
             return ThompsonSampling(weight_path(others.feature_map, others.message(origin)))
-        if origin == "portfolio":
-            return PortfolioImprovement(
-                others.feature_map,
-                others.weights,
-                tried=torch.cat([state.X, chosen]),
-                agent_weights=others.agent_weights,
-            )
         if origin == "ensemble":
             return self._ensemble(state, others, stream)
         offsets = self._published.offsets(self.space)
@@ -662,9 +648,7 @@ class FTSAgent:
         return replace(state, own=own)
 
 
-_Origin = (
-    Literal["design", "dealt", "transfer", "random", "portfolio", "prior", "own", "ensemble"] | int
-)
+_Origin = Literal["design", "dealt", "transfer", "random", "prior", "own", "ensemble"] | int
 
 
 @dataclass(frozen=True, eq=False)

@@ -62,10 +62,10 @@ M = PHI.num_features
 # Small budgets: what is tested is the protocol, not the optimiser.
 SMALL = Strategy(num_raw=64, num_restarts=4, num_features=64)
 # Of a received message whenever there is an unused one: p_t is positive, but never reached.
-RECEIVED = replace(SMALL, portfolio=0, prior_until=0, schedule=Constant(1e-12))
-ALONE = replace(SMALL, portfolio=0, prior_until=0, schedule=Constant(1.0))
+RECEIVED = replace(SMALL, prior_until=0, schedule=Constant(1e-12))
+ALONE = replace(SMALL, prior_until=0, schedule=Constant(1.0))
 RANDOM = replace(ALONE, own="random")
-MIXED = replace(SMALL, portfolio=1, prior_until=2, schedule=Constant(0.4))
+MIXED = replace(SMALL, prior_until=2, schedule=Constant(0.4))
 RGPE = replace(SMALL, transfer="rgpe")
 TAF = replace(SMALL, transfer="taf")
 PAPER = replace(paper_strategy(), num_raw=64, num_restarts=4)
@@ -726,23 +726,14 @@ def test_messages_of_the_own_name_and_of_weight_zero_change_nothing() -> None:
             state, other = few.query(state, mine), many.query(other, theirs)
 
 
-def test_portfolio_first_then_the_prior_then_the_coin() -> None:
-    strategy = replace(SMALL, portfolio=2, prior_until=4, schedule=Constant(1e-12))
-    desk = Desk(strategy)
+def test_the_prior_first_then_the_coin() -> None:
+    strategy = replace(SMALL, prior_until=4, schedule=Constant(1e-12))
+    desk = Desk(strategy, options={"data": history(5)})
     state, used = desk.state, []
     for _ in range(6):
         state = desk.query(state)
         used.append(len(state.used))
     assert used == [0, 0, 0, 0, 1, 2]
-
-
-def test_the_first_query_serves_all_messages() -> None:
-    desk = Desk(SMALL)
-    point = desk.agent.ask(desk.state)
-    assert isinstance(point, Tensor)
-    f = 0.5 * normal(3, M, seed=5)
-    grid = torch.cartesian_prod(*2 * [torch.linspace(0, 1, 60).double()])
-    assert float((PHI(point) @ f.mT).mean()) >= float((PHI(grid) @ f.mT).mean(dim=-1).max()) - 1e-9
 
 
 @pytest.mark.parametrize("n", [1, 2, 10])
@@ -1213,8 +1204,8 @@ def test_bad_settings() -> None:
         Strategy(own="greedy")  # type: ignore[arg-type]
     with pytest.raises(InputDataError, match="transfer must be"):
         Strategy(transfer="none")  # type: ignore[arg-type]
-    with pytest.raises(InputDataError, match="count from 0"):
-        Strategy(portfolio=-1)
+    with pytest.raises(InputDataError, match="counts from 0"):
+        Strategy(prior_until=-1)
     with pytest.raises(InputDataError, match=r"\(0, 1\]"):
         Strategy(schedule=Constant(0.0))
     with pytest.raises(InputDataError, match="decrease"):
