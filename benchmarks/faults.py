@@ -174,7 +174,7 @@ def study(protocol: str, points: torch.Tensor) -> Study:
     """A cheap one: own steps are random."""
     cheap: dict[str, Any] = {"own": "random", "schedule": Constant(0.5)}
     if protocol == "fts":
-        strategy = Strategy(portfolio=0, prior_until=0, **cheap)
+        strategy = Strategy(prior_until=0, **cheap)
         return FTS(rounds=ROUNDS, every=5, candidates=points, strategy=strategy)
     return DPFTSDE(
         rounds=ROUNDS,

@@ -96,10 +96,9 @@ NOISE_STD = 0.1
 LARGE = 2**28  # bytes: summaries of 1,000 agents exceed the codec's default
 SEED = 20260103
 
-OWN = Strategy(own="thompson", warp=False, portfolio=0, prior_until=0)
+OWN = Strategy(own="thompson", warp=False, prior_until=0)
 RECEIVED = replace(OWN, schedule=Constant(1e-12))
 PRIOR = Strategy()
-PORTFOLIO = Strategy(portfolio=10**6)
 HISTORY = replace(OWN, num_raw=128, num_restarts=4)  # how an agent came by its data, cheaply
 RANDOM = replace(OWN, own="random")  # random points and messages
 
@@ -252,7 +251,6 @@ STEPS = {
     "own step": OWN,
     "received step": RECEIVED,
     "prior step (default)": PRIOR,
-    "portfolio step": PORTFOLIO,
 }
 FIT, FIT_IN_PRIOR = "fit of the own GP", "of the prior step: fit"
 DIRECT_PLAIN, DIRECT_TORCH = "DIRECT, path in NumPy", "DIRECT, path as it is"

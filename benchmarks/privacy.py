@@ -503,13 +503,13 @@ def signals(quick: bool) -> Part:
     own = DPFTSDE(rounds=paper.rounds, epsilon=2.0)
     ours, published = "default", "as published"
     few = 2 if quick else 4
-    everyone = replace(paper, noise_kind="correlated", message="shared_prior", clip_norm=None)
+    correlated = replace(paper, noise_kind="correlated")
     rows: dict[str, tuple[DPFTSDE, int]] = {
         ours: (own, few),
         published: (paper, few if quick else paper.rounds),
         "first releases": (paper, few),
-        "correlated noise": (replace(paper, noise_kind="correlated"), few),
-        "also q = 1, shared prior": (replace(everyone, sampling=PoissonSampling(1.0)), few),
+        "correlated noise": (correlated, few),
+        "also q = 1": (replace(correlated, sampling=PoissonSampling(1.0)), few),
     }
     names = tuple(f"agent{n}" for n in range(len(agents_of)))
     table = Table(

@@ -90,7 +90,7 @@ SPACE = SearchSpace(
     Outcome(minimize=True),
 )
 CHEAP = Strategy(num_raw=32, num_restarts=2, num_features=32, schedule=Constant(0.5), prior_until=2)
-ALONE = replace(CHEAP, schedule=Constant(1.0), portfolio=0, prior_until=0)
+ALONE = replace(CHEAP, schedule=Constant(1.0), prior_until=0)
 HOSTILE = (
     "<script>alert(1)</script>",
     "\"><img src=x onerror='alert(2)'>",

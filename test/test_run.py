@@ -121,7 +121,7 @@ def test_a_seed_fixes_a_run_and_another_seed_is_another_run() -> None:
 
 def test_noise_is_independent_from_query_to_query() -> None:
     problem = SyntheticGPAgents(2, seed=0, noise_var=1.0)
-    strategy = Strategy(own="random", schedule=Constant(1.0), portfolio=0, prior_until=0)
+    strategy = Strategy(own="random", schedule=Constant(1.0), prior_until=0)
     points = problem.points[:1]
     result = run(FTS(rounds=200, strategy=strategy, candidates=points), problem, seed=0)
     _, Y = result.history("agent0")
@@ -178,7 +178,7 @@ def test_a_problem_may_have_noise_of_its_own(tmp_path: Path) -> None:
 @needs_cec2005
 @pytest.mark.parametrize("function", [4, 17])
 def test_noisy_benchmark_functions_are_noisy_in_a_run(function: int) -> None:
-    protocol = FTS(rounds=2, strategy=Strategy(own="random", schedule=Constant(1.0), portfolio=0))
+    protocol = FTS(rounds=2, strategy=Strategy(own="random", schedule=Constant(1.0)))
     result = run(protocol, CEC2005(function, 2, data=FOLDER), seed=0)
     silent = CEC2005(function, 2, data=FOLDER, noise=False)
     for row in result.records:
@@ -490,7 +490,7 @@ def test_books_of_a_round_that_was_not_saved_are_cut_back(tmp_path: Path) -> Non
 
 
 def test_resume_with_another_problem_of_the_same_shape_is_refused(tmp_path: Path) -> None:
-    strategy = Strategy(own="random", portfolio=0, prior_until=0)
+    strategy = Strategy(own="random", prior_until=0)
     first = SyntheticGPAgents(2, seed=0)
     run(FTS(rounds=1, strategy=strategy), first, seed=0, out=tmp_path / "run")
     with pytest.raises(ProtocolError, match="another problem"):

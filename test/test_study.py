@@ -325,7 +325,7 @@ def test_by_default_sites_hear_of_each_other_in_every_round(folder: Path, text: 
         (DEFAULT.replace("3", "1.5"), "default.depth: expected an integer, got 1.5"),
         (DEFAULT.replace("rbf", "poly"), "default.kind: .*must be one of"),
         (DEFAULT + "initial_design = 2", "default: does not go with initial_design"),
-        (DEFAULT + "[protocol.strategy]\nportfolio = 0", "default: .*published search"),
+        (DEFAULT + "[protocol.strategy]\nprior_until = 0", "default: .*published search"),
     ],
 )
 def test_defaults_that_fit_not(folder: Path, written: str, said: str) -> None:

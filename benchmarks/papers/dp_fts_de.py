@@ -424,10 +424,15 @@ def synthetic_rows() -> dict[str, Row]:
         "tight": de(2, noise_kind="tight"),
         "correlated": de(2, noise_kind="correlated"),
         "correlated-3": de(3, noise_kind="correlated"),
-        "correlated-shared-prior": new_message("shared_prior"),
-        "correlated-mean": new_message("mean"),
+        "correlated-mean": replace(
+            de(2),
+            study=lambda task, space, seed: replace(
+                de(2, noise_kind="correlated").study(task, space, seed),
+                message="mean",
+                clip_norm=fitting_norm("mean"),
+            ),
+        ),
         "few-sample": informative("sample"),
-        "few-shared-prior": informative("shared_prior"),
         "few-mean": informative("mean"),
         "few-gain": informative("gain"),
         "field": replace(informative("gain"), field=True),
@@ -437,18 +442,6 @@ def synthetic_rows() -> dict[str, Row]:
         for name in ("ts", "fts", "fts-de-2", "dp-fts", "dp-fts-de-2"):
             rows[f"alpha{alpha:g}-{name}"] = replace(rows[name], problem=problem)
     return rows
-
-
-def new_message(message: str) -> Row:
-    """The paper's rounds and weights, correlated noise, another message."""
-    return replace(
-        de(2),
-        study=lambda task, space, seed: replace(
-            de(2, noise_kind="correlated").study(task, space, seed),
-            message=message,
-            clip_norm=fitting_norm(message),
-        ),
-    )
 
 
 FIGURES: dict[str, tuple[str, ...]] = {
@@ -473,8 +466,7 @@ FIGURES: dict[str, tuple[str, ...]] = {
     ),
     "new: the same epsilon": (
         *("ts", "dp-fts-de-2", "tight", "correlated", "dp-fts-de-3", "correlated-3"),
-        *("correlated-shared-prior", "correlated-mean"),
-        *("few-sample", "few-shared-prior", "few-mean", "few-gain", "field"),
+        *("correlated-mean", "few-sample", "few-mean", "few-gain", "field"),
     ),
 }
 # Row, and what it is compared with in its figure.
@@ -496,9 +488,9 @@ FIGURE_PAIRS = (
         )
     ),
     *(("tight", "dp-fts-de-2"), ("correlated", "dp-fts-de-2"), ("correlated-3", "dp-fts-de-3")),
-    *(("correlated-shared-prior", "correlated"), ("correlated-mean", "correlated")),
-    *((f"few-{m}", "ts") for m in ("sample", "shared-prior", "mean", "gain")),
-    *((f"few-{m}", "correlated") for m in ("sample", "shared-prior", "mean", "gain")),
+    ("correlated-mean", "correlated"),
+    *((f"few-{m}", "ts") for m in ("sample", "mean", "gain")),
+    *((f"few-{m}", "correlated") for m in ("sample", "mean", "gain")),
     ("few-gain", "field"),
 )
 

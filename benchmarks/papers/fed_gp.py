@@ -255,9 +255,7 @@ def fts(game: Game) -> FTS:
         rounds=game.rounds,
         feature_map=RandomFourierFeatures.paper_cosine(kernel, 100, generator=stream),
         message="sample",
-        strategy=Strategy(
-            schedule=Polynomial(0.5), portfolio=0, prior_until=0, own="thompson", **OPTIMIZER
-        ),
+        strategy=Strategy(schedule=Polynomial(0.5), prior_until=0, own="thompson", **OPTIMIZER),
         every=1,
         data=game.data,
         candidates=game.points,

@@ -235,9 +235,6 @@ def synthetic() -> None:
                 [
                     alone,
                     Curve("FTS", "tab:orange", setting("fts", distance, 40, 100)),
-                    Curve(
-                        "FTS, learned $P_N$", "tab:brown", setting("fts-learned", distance, 40, 100)
-                    ),
                     Curve("ours", "tab:red", setting("ours", distance, 40, 100)),
                     Curve(
                         "ours, then EI",
@@ -305,8 +302,8 @@ def growing(entry: str) -> None:
     results = Results(f"fts/{entry}", fts.keys_of(entry))
     if not results.lines:
         return
-    figure, panels = plt.subplots(1, len(fts.GROWING_ROWS), figsize=(8, 3.5), sharey=True)
-    for axes, row in zip(panels, fts.GROWING_ROWS, strict=True):
+    figure, panels = plt.subplots(1, 2, figsize=(8, 3.5), sharey=True)
+    for axes, row in zip(panels, ("fts-mean", "ours"), strict=True):
         curves = [
             Curve("$t_n$ = 50", "black", {"row": row, "others": "fixed"}),
             Curve("$t_n$ = 50 + t", "tab:red", {"row": row, "others": "growing"}),
@@ -839,10 +836,8 @@ SPENT_BETTER: dict[str, dict[str, Style]] = {
     "message, few releases to all (dashed: 40)": {
         "ts": Style("TS", BLACK),
         "correlated": Style("sample, 40", BLUE, "--"),
-        "correlated-shared-prior": Style("shared prior, 40", GREEN, "--"),
         "correlated-mean": Style("mean, 40", PURPLE, "--"),
         "few-sample": Style("sample, 4", BLUE),
-        "few-shared-prior": Style("shared prior, 4", GREEN),
         "few-mean": Style("mean, 4", PURPLE),
         "few-gain": Style("gain, 4 (ours)", VERMILION),
         "field": Style("random field", GREY),

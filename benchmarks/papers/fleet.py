@@ -606,7 +606,7 @@ class Fleet:
         """`make_message` of all agents, in the dual form."""
         setup = self.setup
         Phi = self.Phi[self.tried]  # N x n x M
-        N, n, M = Phi.shape
+        n, M = Phi.shape[1:]
         Y = self.problem.space.outcome.to_public(self.outcomes)
         chol = torch.linalg.cholesky(Phi @ Phi.mT + setup.noise_var * torch.eye(n).double())
 
@@ -618,13 +618,7 @@ class Fleet:
         if setup.message == "mean":
             return mean
         streams = [generator(s, "message", t) for s in self.seeds]
-        if setup.message == "shared_prior":
-            assert setup.prior_weights is not None
-            prior = setup.prior_weights.expand(N, -1)
-        else:
-            prior = torch.stack([stream.normal(M) for stream in streams])
+        prior = torch.stack([stream.normal(M) for stream in streams])
         noise = math.sqrt(setup.noise_var) * torch.stack([stream.normal(n) for stream in streams])
         away = pulled((Phi @ prior[..., None]).squeeze(-1) + noise)
-        if setup.message == "shared_prior":
-            return mean - setup.beta * away
         return mean + setup.beta * (prior - away)

@@ -3,7 +3,6 @@ r"""Acquisition: where to look next. Torch only; imports `models`, knows no prot
 schedules      p_t, the weight of the agent's own model, and the checks of the theory
 regions        `Partition` of the cube, and the agents' weights in each region
 thompson       `ThompsonSampling` on a drawn function, own or received
-portfolio      `PortfolioImprovement`: the first queries against all messages at once
 mixture        `MixtureEI`, `MixturePI`, `MixtureUCB` of `models.LocalSharedMixture`, in closed form
 transfer       `TransferAcquisition` (TAF); its companion RGPE is `models.RankingEnsemble`
 optimize       `maximize` over the unit cube or a list of points
@@ -17,13 +16,11 @@ Any BoTorch acquisition function works on the package's models as well.
 from botorch_fed.acquisition.additive import AdditiveGrid
 from botorch_fed.acquisition.confidence import private_ucb_width
 from botorch_fed.acquisition.constructors import (
-    construct_inputs_portfolio,
     construct_inputs_thompson_sampling,
     construct_inputs_transfer,
 )
 from botorch_fed.acquisition.mixture import MixtureEI, MixturePI, MixtureUCB
 from botorch_fed.acquisition.optimize import maximize
-from botorch_fed.acquisition.portfolio import PortfolioImprovement
 from botorch_fed.acquisition.regions import (
     EqualWeights,
     ExplorationSchedule,
@@ -60,13 +57,11 @@ __all__ = [
     "MixtureUCB",
     "Partition",
     "Polynomial",
-    "PortfolioImprovement",
     "PowerLawSchedule",
     "SoftmaxSchedule",
     "ThompsonSampling",
     "TransferAcquisition",
     "check_schedule",
-    "construct_inputs_portfolio",
     "construct_inputs_thompson_sampling",
     "construct_inputs_transfer",
     "exploration_weights",

@@ -20,7 +20,6 @@ from botorch.utils.datasets import SupervisedDataset
 from torch import Size, Tensor
 
 from botorch_fed.acquisition.mixture import MixtureEI, MixturePI, MixtureUCB
-from botorch_fed.acquisition.portfolio import PortfolioImprovement
 from botorch_fed.acquisition.thompson import ThompsonSampling
 from botorch_fed.acquisition.transfer import BANDWIDTH, TransferAcquisition
 from botorch_fed.models import FeatureMap, Summary, draw_path
@@ -49,33 +48,6 @@ def construct_inputs_thompson_sampling(
         draw: Any = draw_mixture_path if isinstance(model, LocalSharedMixture) else draw_path
         path = draw(model, sample_shape, generator=generator)
     return {"path": path}
-
-
-@acqf_input_constructor(PortfolioImprovement)
-def construct_inputs_portfolio(
-    model: Model,
-    training_data: SupervisedDataset,
-    weights: Tensor,
-    feature_map: FeatureMap,
-    tried: Tensor | None = None,
-    agent_weights: Tensor | None = None,
-) -> dict[str, Any]:
-    """Arguments of `PortfolioImprovement`.
-
-    Args:
-        model: The agent's own model; the portfolio does not need it.
-        training_data: Its data, whose points are the default of `tried`.
-        weights: As in `PortfolioImprovement`.
-        feature_map: As in `PortfolioImprovement`.
-        tried: As in `PortfolioImprovement`.
-        agent_weights: As in `PortfolioImprovement`.
-    """
-    return {
-        "feature_map": feature_map,
-        "weights": weights,
-        "tried": training_data.X if tried is None else tried,
-        "agent_weights": agent_weights,
-    }
 
 
 @acqf_input_constructor(TransferAcquisition)

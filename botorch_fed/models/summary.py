@@ -534,7 +534,6 @@ def sample_weights_dual(
     mean: float | Tensor = 0.0,
     sample_shape: Size = torch.Size(),  # noqa: B008 - immutable
     scale: float = 1.0,
-    prior_weights: Tensor | None = None,
     generator: Generator | None = None,
 ) -> Tensor:
     r"""Draws of the weight posterior in :math:`O(n^3)`: cheaper than the primal form for n < M.
@@ -551,7 +550,6 @@ def sample_weights_dual(
         mean: As in `summarize`.
         sample_shape: Shape of the draws.
         scale: :math:`\beta_t`: scales the deviation from the mean, not the mean.
-        prior_weights: The prior draw :math:`w_0`, `sample_shape x M`, if agents share one.
         generator: The stream of random numbers; by default PyTorch's global generator seeds one.
 
     Returns:
@@ -562,13 +560,7 @@ def sample_weights_dual(
     if X.dim() != 2:
         raise BotorchTensorDimensionError(f"X must be `n x d`, got shape {tuple(X.shape)}.")
     n, M = X.shape[0], feature_map.num_features
-    if prior_weights is None:
-        prior_weights = generator.normal(*sample_shape, M)
-    if prior_weights.shape != (*sample_shape, M):
-        raise BotorchTensorDimensionError(
-            f"prior_weights must be `sample_shape x M` = {(*sample_shape, M)}, got "
-            f"{tuple(prior_weights.shape)}."
-        )
+    prior = generator.normal(*sample_shape, M)
     e = generator.normal(*sample_shape, n)
     Phi = feature_map(X)
     feature_map.check_domain(X)
@@ -582,7 +574,7 @@ def sample_weights_dual(
         """Phi' (Phi Phi' + R)^-1 targets, for targets in rows."""
         return solve_rows(L.mT, solve_rows(L, targets.unsqueeze(-2)), upper=True).squeeze(-2) @ Phi
 
-    deviation = prior_weights - pulled(prior_weights @ Phi.mT + noise)
+    deviation = prior - pulled(prior @ Phi.mT + noise)
     return pulled(y) + scale * deviation
 
 

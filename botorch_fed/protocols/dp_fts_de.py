@@ -152,7 +152,7 @@ MAX_NOISE = 1e100  # deviation of a release's noise: its square and their sums a
 NUM_REFERENCE = 512  # public points on which a gain is projected
 REDRAWS = 100  # of initial points that snapping moved out of their region
 RIDGE = 1e-3  # of that projection
-MessageKind = Literal["own_mean", "gain", "mean", "shared_prior", "sample"]
+MessageKind = Literal["own_mean", "gain", "mean", "sample"]
 NoiseKind = Literal["correlated", "tight", "paper", "none"]
 Sampling = PoissonSampling | FixedSizeSampling
 
@@ -170,10 +170,8 @@ class Setup:
         noise_var: :math:`\sigma^2` of the model that weight messages are made with.
         message: ``"own_mean"``: the mean of the agent's own fitted model, as `noisy_prior` says;
             ``"gain"``: its expected improvement; both scaled to the clip norm. Or a weight vector
-            of a posterior over the basis, the ``"mean"``, a ``"sample"`` or a sample whose prior
-            draw is common (``"shared_prior"``) and left out.
+            of a posterior over the basis, the ``"mean"`` or a ``"sample"``.
         beta: :math:`\beta_t`: scales the deviation of a sample from the mean.
-        prior_weights: The common prior draw, an `M` tensor.
         clip_norm: The bound on a message's norm.
         partition: The regions.
         regions: Every agent's own region.
@@ -193,7 +191,6 @@ class Setup:
     noise_var: float
     message: MessageKind
     beta: float
-    prior_weights: Tensor | None
     clip_norm: float
     partition: Partition
     regions: Mapping[AgentId, int]
@@ -228,8 +225,6 @@ class Setup:
             )
         if not 1e-9 <= self.ridge <= 1e9:
             raise InputDataError(f"ridge must lie between 1e-9 and 1e9, got {self.ridge}.")
-        if (self.message == "shared_prior") != (self.prior_weights is not None):
-            raise InputDataError('prior_weights go with message="shared_prior", and only with it.')
         if self.partition.dim != self.space.dim:
             raise InputDataError(
                 f"The regions have {self.partition.dim} dimensions, the space {self.space.dim}."
@@ -682,19 +677,15 @@ def make_message(
     """
     assert setup.message != "own_mean"  # `TransferSearch` makes that one, and `gain_message`
     assert setup.message != "gain"
-    weights = weight_message(
+    return weight_message(
         setup.message,
         feature_map,
         X,
         Y,
         noise_var=setup.noise_var,
         beta=setup.beta,
-        prior_weights=setup.prior_weights,
         generator=generator,
     )
-    # The common draw is public: what the agent adds to it is all that needs room under the clip.
-    prior = setup.prior_weights
-    return weights if prior is None else weights - setup.beta * prior
 
 
 def gain_message(
@@ -751,11 +742,7 @@ def _projection(feature_map: FeatureMap, ridge: float) -> tuple[Tensor, Tensor]:
 def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
     """A setup and its feature map; public, and the same for all agents of a process."""
     setup: Setup = blobs.load(digest, Setup)
-    phi = received_features(setup.features, setup.space)
-    prior = setup.prior_weights
-    if prior is not None:
-        _check_vectors(prior.unsqueeze(0), 1, phi.num_features, "The common prior draw")
-    return setup, phi
+    return setup, received_features(setup.features, setup.space)
 
 
 @lru_cache(maxsize=16)
@@ -766,23 +753,21 @@ def _released(blobs: Blobs, digest: str, setup_digest: str) -> Released:
     if released.made < 0:
         raise MessageError("Rounds count from 0.")
     P = setup.partition.num_regions
-    _check_vectors(released.weights, P, phi.num_features, "A release")
-    noise = released.noise_std
+    weights, noise = released.weights, released.noise_std
+    if weights.shape != (P, phi.num_features) or weights.dtype != torch.float64:
+        raise MessageError(
+            f"A release must be a float64 `{P} x {phi.num_features}` tensor, got {weights.dtype} "
+            f"of shape {tuple(weights.shape)}."
+        )
+    if not bool((weights.abs() <= MAX_WEIGHT).all()):
+        raise MessageError(
+            f"A release has a number beyond {MAX_WEIGHT:g}, or one that is not finite."
+        )
     if noise.shape != (P,) or noise.dtype != torch.float64:
         raise MessageError(f"The noise of a release must be {P} float64 numbers.")
     if not bool(((noise >= 0) & (noise <= MAX_NOISE)).all()):  # false for NaN
         raise MessageError(f"The deviation of noise must lie in [0, {MAX_NOISE:g}].")
     return released
-
-
-def _check_vectors(weights: Tensor, rows: int, columns: int, what: str) -> None:
-    if weights.shape != (rows, columns) or weights.dtype != torch.float64:
-        raise MessageError(
-            f"{what} must be a float64 `{rows} x {columns}` tensor, got {weights.dtype} of shape "
-            f"{tuple(weights.shape)}."
-        )
-    if not bool((weights.abs() <= MAX_WEIGHT).all()):
-        raise MessageError(f"{what} has a number beyond {MAX_WEIGHT:g}, or one that is not finite.")
 
 
 # ------------------------------------------------------------------ the server
@@ -1133,9 +1118,8 @@ class DPFTSDEServer:
                 )
                 return after
             clean = self._plain(state.t, given)
-            return replace(
-                after, released=self._released(state.t, clean, torch.zeros(len(clean)).double())
-            )
+            silence = torch.zeros(len(clean)).double()
+            return replace(after, released=_within_limits(state.t, clean, silence))
         try:
             release, ledger = self._release(state, given)
         except BudgetExceeded as error:
@@ -1150,7 +1134,7 @@ class DPFTSDEServer:
             )
         return replace(
             after,
-            released=self._released(state.t, release.values, release.noise_std),
+            released=_within_limits(state.t, release.values, release.noise_std),
             ledger=ledger,
             signal=torch.cat([state.signal, release.signal_to_noise.unsqueeze(0)]),
         )
@@ -1182,12 +1166,10 @@ class DPFTSDEServer:
         present = sorted(given)
         return trimmed_means(rows[present], weights[:, present], trim=self.trim)
 
-    def _released(self, t: int, values: Tensor, noise_std: Tensor) -> Released:
-        """What agents see: with the public prior draw, which they leave out of their messages."""
-        prior = self.setup.prior_weights
-        weights = values if prior is None else values + self.setup.beta * prior
-        weights = weights.clamp(-MAX_WEIGHT, MAX_WEIGHT)  # agents refuse what is larger
-        return Released(t, weights, noise_std)
+
+def _within_limits(t: int, values: Tensor, noise_std: Tensor) -> Released:
+    """A release that agents accept."""
+    return Released(t, values.clamp(-MAX_WEIGHT, MAX_WEIGHT), noise_std)
 
 
 def trimmed_means(vectors: Tensor, weights: Tensor, *, trim: int) -> Tensor:
@@ -1464,16 +1446,12 @@ class DPFTSDE:
         norm = self.clip_norm
         if norm is None:
             norm = suggested_clip_norm(phi, kind, count, noise_var=self.noise_var, beta=self.beta)
-        prior = None
-        if kind == "shared_prior":
-            prior = generator(0, "shared prior").normal(phi.num_features)
         return Setup(
             space=space,
             features=phi.to_tensors(),
             noise_var=self.noise_var,
             message=kind,
             beta=self.beta,
-            prior_weights=prior,
             clip_norm=norm,
             partition=partition,
             regions=dict(zip(names, partition.assign(len(names)), strict=True)),
@@ -1546,23 +1524,15 @@ def suggested_clip_norm(
     if message == "own_mean" or message == "gain":
         return 1.0
     stream = generator(0, "clip norm")
-    prior = stream.normal(feature_map.num_features) if message == "shared_prior" else None
     norms = []
     for _ in range(200):
         X = stream.uniform(max(num_observations, 1), feature_map.input_dim)
         truth = stream.normal(feature_map.num_features, 1)
         Y = feature_map(X) @ truth + noise_var**0.5 * stream.normal(len(X), 1)
         weights = weight_message(
-            message,
-            feature_map,
-            X,
-            Y,
-            noise_var=noise_var,
-            beta=beta,
-            prior_weights=prior,
-            generator=stream,
+            message, feature_map, X, Y, noise_var=noise_var, beta=beta, generator=stream
         )
-        norms.append(float((weights if prior is None else weights - beta * prior).norm()))
+        norms.append(float(weights.norm()))
     return float(torch.tensor(norms).double().quantile(quantile))
 
 

@@ -10,9 +10,8 @@ The baselines RGPE and TAF run on the same messages, with a summary of M(M + 3)/
 place of a weight vector (`Setup.message`) and `Strategy.transfer`.
 
 In round `t` an agent follows its own posterior with probability :math:`p_t` and otherwise a
-function that another agent has sent, each at most once. Around that, each an option of `Strategy`:
-the first queries by a greedy portfolio over all messages, and messages as the prior of the own
-model.
+function that another agent has sent, each at most once. Before that, `Strategy` has messages as the
+prior of the own model.
 
 Guarantee: none. A weight vector is a function of the agent's data plus posterior noise that
 vanishes with them. Trust: honest server and agents.
@@ -47,7 +46,6 @@ from botorch_fed.acquisition import (
     TransferAcquisition,
     weight_path,
 )
-from botorch_fed.acquisition.portfolio import PortfolioImprovement
 from botorch_fed.errors import FederatedError, MessageError, NumericalError
 from botorch_fed.models import (
     FeatureMap,
@@ -105,9 +103,7 @@ MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows 
 MAX_WEIGHT = 1e6  # of a message's entries: beyond it nothing is a function of scaled outcomes
 NOISE_VAR = 0.05  # that messages are made with by default, on the public scale
 RESIDUAL_PRIOR = (-1.2, 1.0)  # of what messages leave open: normal, of the log output scale
-MessageKind = Literal[
-    "own_mean", "sample", "mean", "shared_prior", "summary", "summary_and_incumbent"
-]
+MessageKind = Literal["own_mean", "sample", "mean", "summary", "summary_and_incumbent"]
 MAX_INITIAL = 10_000  # points of an agent before its first query
 SUMMARIES = ("summary", "summary_and_incumbent")
 
@@ -125,12 +121,10 @@ class Setup:
         noise_var: :math:`\sigma^2` of the model that messages are made with, on the public scale.
         message: ``"own_mean"``: the mean of the agent's own fitted model, on its own standardised
             scale, projected on the basis. For published strategies a ``"sample"`` of the weights'
-            posterior, its ``"mean"``, or a sample whose prior draw is ``"shared_prior"``: common
-            to all, so that it cancels between messages. For RGPE a ``"summary"`` of M(M + 3)/2
-            numbers, for TAF a ``"summary_and_incumbent"``, the best value an agent has observed:
-            one number more, and a leak.
+            posterior or its ``"mean"``. For RGPE a ``"summary"`` of M(M + 3)/2 numbers, for TAF a
+            ``"summary_and_incumbent"``, the best value an agent has observed: one number more, and
+            a leak.
         beta: :math:`\beta_t`: scales the deviation of a sample from the mean.
-        prior_weights: The common prior draw, an `M` tensor.
         agents: All agents, in the order in which they are dealt their first points.
         num_initial: How many first points an agent is dealt, if it begins with nothing.
         default: What an agent without data evaluates before all else, `1 x d`: the first of those
@@ -142,7 +136,6 @@ class Setup:
     noise_var: float
     message: MessageKind
     beta: float
-    prior_weights: Tensor | None
     agents: tuple[AgentId, ...] = ()
     num_initial: int = 0
     default: Tensor | None = None
@@ -158,8 +151,6 @@ class Setup:
                 "noise_var must lie between 1e-12 and 1e6 and beta between 0 and 1,000, got "
                 f"{self.noise_var} and {self.beta}."
             )
-        if (self.message == "shared_prior") != (self.prior_weights is not None):
-            raise InputDataError('prior_weights go with message="shared_prior", and only with it.')
 
     @classmethod
     def make(
@@ -170,7 +161,6 @@ class Setup:
         noise_var: float = NOISE_VAR,
         message: MessageKind = "mean",
         beta: float = 1.0,
-        seed: int = 0,
         agents: tuple[AgentId, ...] = (),
         num_initial: int = 0,
         default: Tensor | None = None,
@@ -183,7 +173,6 @@ class Setup:
             noise_var: Noise variance on the public scale of outcomes.
             message: What agents send, see the attribute.
             beta: Scale of a sample's deviation.
-            seed: Public, of the common prior draw.
             agents: All agents, for the first points that they are dealt.
             num_initial: How many first points each is dealt.
             default: The first of them, `1 x d`, the same for all.
@@ -193,20 +182,8 @@ class Setup:
                 f"The feature map has {feature_map.input_dim} inputs, the search space "
                 f"{space.dim} columns."
             )
-        prior = None
-        if message == "shared_prior":
-            prior = generator(seed, "shared prior").normal(feature_map.num_features)
-        return cls(
-            space,
-            feature_map.to_tensors(),
-            noise_var,
-            message,
-            beta,
-            prior,
-            agents,
-            num_initial,
-            default,
-        )
+        features = feature_map.to_tensors()
+        return cls(space, features, noise_var, message, beta, agents, num_initial, default)
 
 
 @dataclass(frozen=True)
@@ -246,23 +223,19 @@ class Received:
 class Strategy(OwnStrategy):
     r"""How an agent uses messages and its own data; its own business, nobody else needs to know.
 
-    Queries are counted from 1. The first `portfolio` of them are greedy choices against all
-    messages; up to query `prior_until` messages are the prior of the own model, with expected
-    improvement; from then on, and without messages, a coin with probability :math:`p_t` decides
-    between the own model alone and one message.
+    Queries are counted from 1. Up to query `prior_until` messages are the prior of the own model,
+    with expected improvement; from then on, and without messages or own data, a coin with
+    probability :math:`p_t` decides between the own model alone and one message. Without own data
+    the own model is a random point.
 
     Attributes:
         transfer: ``"mixture"`` as above; ``"rgpe"`` and ``"taf"`` are the baselines, which take
             summaries as messages and use them in every query.
-        portfolio: How many queries are chosen against all messages at once.
-        prior_until: The last query with messages as a prior; None for all, 0 for none.
-        learned: Weigh agents by how well their messages rank the own observations.
+        prior_until: The last query with messages as a prior; 0 for none, as published.
     """
 
     transfer: Literal["mixture", "rgpe", "taf"] = "mixture"
-    portfolio: int = 1
-    prior_until: int | None = 10
-    learned: bool = False
+    prior_until: int = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -272,15 +245,14 @@ class Strategy(OwnStrategy):
             )
         if self.own == "random" and self.transfer != "mixture":
             raise InputDataError("RGPE and TAF need an own model: own must not be random.")
-        if self.portfolio < 0 or (self.prior_until or 0) < 0:
-            raise InputDataError("portfolio and prior_until count from 0.")
+        if self.prior_until < 0:
+            raise InputDataError("prior_until counts from 0.")
 
 
 def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
     """What an agent does in [Dai2020FTS]_."""
     return Strategy(
         schedule=InverseSquare() if schedule is None else schedule,
-        portfolio=0,
         prior_until=0,
         own="thompson",
         warp=False,
@@ -488,13 +460,11 @@ class FTSAgent:
         if isinstance(strategy, TransferSearch):
             return self._transfer_origins(state, others)
         t -= 0 if self.initial_design is None else len(self.initial_design) // self.q
-        if strategy.transfer != "mixture" and others is not None and len(state.X) > 0:
-            return ["ensemble"] * self.q
-        if others is not None and t <= strategy.portfolio:
-            return ["portfolio"] * self.q
-        until = t if strategy.prior_until is None else strategy.prior_until
-        if others is not None and len(state.X) > 0 and t <= until:
-            return ["prior"] * self.q
+        if others is not None and len(state.X) > 0:
+            if strategy.transfer != "mixture":
+                return ["ensemble"] * self.q
+            if t <= strategy.prior_until:
+                return ["prior"] * self.q
         origins: list[_Origin] = []
         weights = self._transfer_weights(state, others)
         for slot in range(self.q):
@@ -614,13 +584,6 @@ class FTSAgent:
         assert others is not None
         if isinstance(origin, int):
             return ThompsonSampling(weight_path(others.feature_map, others.message(origin)))
-        if origin == "portfolio":
-            return PortfolioImprovement(
-                others.feature_map,
-                others.weights,
-                tried=torch.cat([state.X, chosen]),
-                agent_weights=others.agent_weights,
-            )
         if origin == "ensemble":
             return self._ensemble(state, others, stream)
         offsets = self._published.offsets(self.space)
@@ -666,7 +629,7 @@ class FTSAgent:
         rows = [row for row, weight in weights.items() if weight > 0]
         if not rows:
             return None
-        others = _Others(
+        return _Others(
             phi,
             tuple(received.agents[row] for row in rows),
             tuple(received.made[row] for row in rows),
@@ -674,22 +637,6 @@ class FTSAgent:
             tuple(rows),
             torch.tensor([weights[row] for row in rows], dtype=torch.float64),
         )
-        if isinstance(self.strategy, TransferSearch):
-            return others
-        if self.strategy.learned and len(state.X) > 2 and self.strategy.transfer == "mixture":
-            agreement = rank_agreement(phi(state.X) @ others.weights.mT, state.Y)
-            if not bool((agreement > 0).any()):
-                return None
-            keep = (agreement > 0).nonzero().flatten().tolist()
-            others = _Others(
-                phi,
-                tuple(others.agents[row] for row in keep),
-                tuple(others.made[row] for row in keep),
-                others.received,
-                tuple(others.rows[row] for row in keep),
-                (others.agent_weights * agreement)[keep],
-            )
-        return others
 
     def _fitted(self, state: FTSAgentState) -> FTSAgentState:
         """The state with the hyperparameters that its data ask for."""
@@ -701,9 +648,7 @@ class FTSAgent:
         return replace(state, own=own)
 
 
-_Origin = (
-    Literal["design", "dealt", "transfer", "random", "portfolio", "prior", "own", "ensemble"] | int
-)
+_Origin = Literal["design", "dealt", "transfer", "random", "prior", "own", "ensemble"] | int
 
 
 @dataclass(frozen=True, eq=False)
@@ -750,7 +695,6 @@ def make_message(
         Y,
         noise_var=setup.noise_var,
         beta=setup.beta,
-        prior_weights=setup.prior_weights,
         generator=generator,
     )
 
@@ -763,53 +707,27 @@ def weight_message(
     *,
     noise_var: float,
     beta: float,
-    prior_weights: Tensor | None,
     generator: Generator,
 ) -> Tensor:
     """The posterior mean of the shared basis' weights or a sample of them, `M` numbers.
 
     Args:
-        kind: ``"mean"``, ``"sample"`` or ``"shared_prior"``, as in `Setup`.
+        kind: ``"mean"`` or ``"sample"``, as in `Setup`.
         feature_map: The shared basis.
         X: Own points, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
         noise_var: Noise variance on that scale.
         beta: Scale of a sample's deviation.
-        prior_weights: The common prior draw of ``"shared_prior"``.
         generator: The agent's own stream, for samples.
     """
-    if kind == "mean":
-        total = summarize(feature_map, X, Y, noise_var=noise_var)
-        return WeightPosterior.from_total(total).mean
-    if kind == "shared_prior" or len(X) < feature_map.num_features:
+    if kind == "sample" and len(X) < feature_map.num_features:
         return sample_weights_dual(
-            feature_map,
-            X,
-            Y,
-            noise_var=noise_var,
-            scale=beta,
-            prior_weights=prior_weights,
-            generator=generator,
+            feature_map, X, Y, noise_var=noise_var, scale=beta, generator=generator
         )
-    total = summarize(feature_map, X, Y, noise_var=noise_var)
-    return WeightPosterior.from_total(total).sample(scale=beta, generator=generator)
-
-
-def rank_agreement(values: Tensor, Y: Tensor) -> Tensor:
-    r"""How far each message ranks the own observations better than by chance.
-
-    Kendall's :math:`\tau` minus its standard deviation under independence, at least 0.
-
-    Args:
-        values: The messages at the own points, `n x N`.
-        Y: The own outcomes, `n x 1`.
-    """
-    n = len(Y)
-    order = torch.sign(Y - Y.mT)  # n x n
-    theirs = torch.sign(values.unsqueeze(1) - values.unsqueeze(0))  # n x n x N
-    tau = (theirs * order.unsqueeze(-1)).sum(dim=(0, 1)) / (n * (n - 1))
-    deviation = (2 * (2 * n + 5) / (9 * n * (n - 1))) ** 0.5
-    return (tau - deviation).clamp_min(0)
+    posterior = WeightPosterior.from_total(summarize(feature_map, X, Y, noise_var=noise_var))
+    if kind == "mean":
+        return posterior.mean
+    return posterior.sample(scale=beta, generator=generator)
 
 
 def prior_model(
@@ -871,15 +789,7 @@ def _without(candidates: Tensor | None, chosen: Tensor) -> Tensor | None:
 def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
     """A setup and its feature map; public, and the same for all agents of a process."""
     setup: Setup = blobs.load(digest, Setup)
-    phi = received_features(setup.features, setup.space)
-    prior = setup.prior_weights
-    if prior is not None and (
-        prior.shape != (phi.num_features,)
-        or prior.dtype != torch.float64
-        or not bool((prior.abs() <= MAX_WEIGHT).all())
-    ):
-        raise MessageError("The common prior draw does not fit the shared basis.")
-    return setup, phi
+    return setup, received_features(setup.features, setup.space)
 
 
 def check_agreement(mine: SearchSpace, theirs: SearchSpace, feature_map: FeatureMap) -> None:

@@ -38,7 +38,7 @@ def test_figures_name_rows() -> None:
     assert {name for pair in FIGURE_PAIRS for name in pair} <= shown
 
 
-@pytest.mark.parametrize("row", ["ts", "dp-fts-de-2", "correlated-shared-prior", "few-gain"])
+@pytest.mark.parametrize("row", ["ts", "dp-fts-de-2", "correlated-mean", "few-gain"])
 def test_a_few_rounds_of_synthetic_agents(row: str) -> None:
     line = table_run("synthetic", row, 10, 0, rounds=2)
     assert line == {**table_run("synthetic", row, 10, 0, rounds=2), **_cpu(line)}

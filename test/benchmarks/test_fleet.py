@@ -108,7 +108,7 @@ SETTINGS = {
         "clip_norm": 4.0,
         "strategy": EI,
     },
-    "shared prior": {**PRIVATE, "message": "shared_prior", "strategy": EI, "beta": 0.5},
+    "sample": {**PRIVATE, "message": "sample", "strategy": EI, "beta": 0.5},
     "as published": {
         "noise_multiplier": 1.0,
         "noise_kind": "paper",

@@ -28,7 +28,6 @@ from botorch.sampling import SobolQMCNormalSampler
 from torch import Size, Tensor
 
 from botorch_fed.acquisition import (
-    PortfolioImprovement,
     ThompsonSampling,
     TransferAcquisition,
     weight_path,
@@ -134,10 +133,6 @@ def transfer(q: int) -> AcquisitionFunction:
     )
 
 
-def portfolio(q: int) -> AcquisitionFunction:
-    return PortfolioImprovement(random_fourier(), 0.5 * normal(N, 60), tried=_data()[0])
-
-
 def improvement_of_ensemble(q: int) -> AcquisitionFunction:
     return LogExpectedImprovement(ensemble(), _data()[1].max())
 
@@ -192,7 +187,6 @@ BATCHES: list[Any] = [
     batch_improvement_of_mixture,
 ]
 SINGLES: list[Any] = [
-    portfolio,
     transfer,
     improvement_of_ensemble,
     improvement_of_messages,
@@ -263,9 +257,7 @@ def test_copies(make: Any, q: int) -> None:
         torch.testing.assert_close(other(X), acquisition(X))
 
 
-@pytest.mark.parametrize(
-    "cls", [PortfolioImprovement, ThompsonSampling, TransferAcquisition, *MIXTURES]
-)
+@pytest.mark.parametrize("cls", [ThompsonSampling, TransferAcquisition, *MIXTURES])
 def test_input_constructors_are_found(cls: type[AcquisitionFunction]) -> None:
     assert callable(get_acqf_input_constructor(cls))
 

@@ -106,7 +106,7 @@ def cases() -> dict[str, Case]:
                 every=1,
                 feature_map=PHI,
                 candidates=ARMS,
-                strategy=Strategy(schedule=Constant(0.5), portfolio=0, prior_until=0, **CHEAP),
+                strategy=Strategy(schedule=Constant(0.5), prior_until=0, **CHEAP),
             ),
             exact=True,
         ),

@@ -119,19 +119,6 @@ def test_dual_draw_without_randomness_is_the_mean(make) -> None:  # type: ignore
     torch.testing.assert_close(dual, mean, rtol=1e-8, atol=1e-10)
 
 
-def test_shared_prior_draw() -> None:
-    phi, (X, Y) = random_fourier(), _data(6)
-    w0 = generator(0, "prior").normal(3, phi.num_features)
-    kwargs = {"noise_var": NOISE, "sample_shape": torch.Size([3]), "prior_weights": w0}
-    draws = sample_weights_dual(phi, X, Y, generator=generator(0, "e"), **kwargs)
-    # Far from the data the draw is the shared prior: directions orthogonal to the features.
-    _, _, V = torch.linalg.svd(phi(X))
-    nullspace = V[6:]
-    torch.testing.assert_close(draws @ nullspace.mT, w0 @ nullspace.mT, rtol=0, atol=1e-10)
-    with pytest.raises(BotorchTensorDimensionError, match="prior_weights must be"):
-        sample_weights_dual(phi, X, Y, noise_var=NOISE, prior_weights=w0)
-
-
 @pytest.mark.parametrize("k", [1, 7, 40])
 def test_update_equals_recompute(k: int) -> None:
     # 40 of 60 columns are more than half: the update then refactorises.

@@ -322,7 +322,7 @@ KINDS: dict[str, tuple[Strategy, dict[str, Any]]] = {
     "regions": (FOLLOW, {"num_regions": 2, "sampling": PoissonSampling(0.5), "releases": "all"}),
     "mean": (SMALL, {"message": "mean", "noise_kind": "tight", "num_regions": 3}),
     "paper": (PAPER, {"message": "sample", "noise_kind": "paper", "num_regions": 2}),
-    "shared": (SMALL, {"message": "shared_prior", "epsilon": 2.0, "noise_multiplier": None}),
+    "sample": (SMALL, {"message": "sample", "epsilon": 2.0, "noise_multiplier": None}),
     "fixed": (
         SMALL,
         {"message": "mean", "sampling": FixedSizeSampling(2), "adjacency": "replace-one"},
@@ -550,7 +550,6 @@ def setup(P: int = 1, names: tuple[str, ...] = NAMES, **options: Any) -> Setup:
         "noise_var": 0.05,
         "message": "mean",
         "beta": 1.0,
-        "prior_weights": None,
         "ridge": 1e-3,
         "clip_norm": 1.0,
         "partition": partition,
@@ -679,66 +678,6 @@ def test_noise_is_there_in_every_round_and_independent(kind: str) -> None:
     for part in (a, b):
         assert float((part.square().mean(dim=(0, 2)) - 1).abs().max()) < error * 2**0.5
     assert abs(float((a * b).mean())) < error
-
-
-def test_a_common_prior_draw_is_added_back_once() -> None:
-    prior = normal(M, seed=9)
-    made_with = setup(2, message="shared_prior", prior_weights=prior, clip_norm=50.0)
-    full = {}
-    for i, name in enumerate(NAMES):
-        X, Y = history(6, seed=i)
-        stream = generator(i, "message", 0)
-        sent = make_message(made_with, PHI, X, Y, generator=stream)
-        full[name] = sent + prior
-    regions = [made_with.regions[name] for name in NAMES]
-    weights = exploration_weights(regions, 2, 3.0)
-    samples = torch.stack([full[name] for name in NAMES])
-    for z in (None, 1e-4):
-        boss = server(2, setup=made_with, noise_multiplier=z, exploration=FixedContrast(3.0))
-        inbox = {name: Upload(full[name] - prior) for name in NAMES}
-        state = boss.step(boss.start(), inbox)
-        assert state.released is not None
-        # All are here: the weighted mean of the samples, for weights sum to one.
-        torch.testing.assert_close(state.released.weights, weights @ samples, rtol=0, atol=1e-5)
-        inbox.pop("bob")  # the prior stands in for whoever is missing
-        state = boss.step(boss.start(), inbox)
-        assert state.released is not None
-        stand_in = torch.stack([full["ann"], prior, full["cem"]])
-        torch.testing.assert_close(state.released.weights, weights @ stand_in, rtol=0, atol=1e-5)
-
-
-def test_messages_are_shorter_without_the_common_draw() -> None:
-    """E[|sent + z|^2 - |sent|^2] = M - 2 tr H, H the share of a draw z that the data replace."""
-    X, Y = history(2)
-    Phi = PHI(X)
-    eye = torch.eye(len(X), dtype=torch.float64)
-    share = float(torch.linalg.solve(Phi @ Phi.mT + 0.05 * eye, Phi @ Phi.mT).trace())
-    gains = []
-    for i in range(200):
-        prior = normal(M, seed=i)
-        made_with = setup(message="shared_prior", prior_weights=prior)
-        sent = make_message(made_with, PHI, X, Y, generator=generator(i))
-        gains.append((sent + prior).square().sum() - sent.square().sum())
-    found = torch.stack(gains)
-    error = float(found.std()) / len(found) ** 0.5
-    assert abs(float(found.mean()) - (M - 2 * share)) < 5 * error
-    assert float(found.mean()) > 5 * error  # what the draw is left out for
-
-
-@pytest.mark.parametrize("beta", [1.0, 3.0])
-def test_the_common_draw_is_all_left_out(beta: float) -> None:
-    X, Y = history(4)
-    _, _, rows = torch.linalg.svd(PHI(X), full_matrices=True)
-    made_with = setup(message="shared_prior", prior_weights=normal(M, seed=9), beta=beta)
-    sent = make_message(made_with, PHI, X, Y, generator=generator(0))
-    assert float((rows[4:] @ sent).norm()) < 1e-9  # where the data say nothing
-    assert float((rows[:4] @ sent).norm()) > 0.1
-    assert made_with.prior_weights is not None
-    boss = server(setup=made_with)
-    state = boss.step(boss.start(), {})
-    assert state.released is not None
-    expected = beta * made_with.prior_weights
-    torch.testing.assert_close(state.released.weights[0], expected, rtol=0, atol=1e-5)
 
 
 def test_releases_stay_within_what_agents_accept() -> None:
@@ -1157,13 +1096,12 @@ def test_a_mean_is_the_posterior_mean_and_samples_have_noise_of_their_own() -> N
     assert not torch.equal(messages[0], messages[2])
 
 
-@pytest.mark.parametrize("message", ["mean", "sample", "shared_prior"])
+@pytest.mark.parametrize("message", ["mean", "sample"])
 def test_a_suggested_clip_norm_fits_and_knows_no_data(message: Any) -> None:
     norm = suggested_clip_norm(PHI, message, 8)
     assert norm == suggested_clip_norm(PHI, message, 8)
     stream, norms = generator(5, "check"), []
-    prior = stream.normal(M) if message == "shared_prior" else None
-    made_with = setup(message=message, prior_weights=prior)
+    made_with = setup(message=message)
     for _ in range(400):
         X, truth = stream.uniform(8, 2), stream.normal(M, 1)
         Y = PHI(X) @ truth + 0.05**0.5 * stream.normal(8, 1)
@@ -1346,9 +1284,6 @@ def test_what_an_agent_refuses() -> None:
     with pytest.raises(MessageError, match="own must not be"):
         check(replace(agent, strategy=RANDOM), setup(message="gain"), start)
     check(replace(agent, strategy=RANDOM), setup(message="gain"), Query("start", False))
-    for prior in (torch.ones(M - 1).double(), torch.full((M,), 1e7).double(), torch.ones(M).long()):
-        with pytest.raises(MessageError, match="common prior draw"):
-            check(agent, setup(message="shared_prior", prior_weights=prior), start)
     for weights in (normal(2, M), normal(1, M - 1), 1e7 * normal(1, M), torch.ones(1, M).long()):
         with pytest.raises(MessageError, match="A release"):
             check(agent, setup(), start, quiet(weights))
@@ -1364,7 +1299,7 @@ def test_what_an_agent_refuses() -> None:
         agent.check(state, start, blobs[:1])
 
 
-@pytest.mark.parametrize("kind", ["gain", "mean", "sample", "shared_prior"])
+@pytest.mark.parametrize("kind", ["gain", "mean", "sample"])
 @pytest.mark.parametrize(("noise_var", "scale"), [(1e-12, 1e4), (1e6, 1e-6)])
 def test_a_setup_at_its_limits_breaks_no_site(kind: str, noise_var: float, scale: float) -> None:
     """A server may be mistaken: what comes back is a message or a refusal, and never an error."""
@@ -1374,7 +1309,6 @@ def test_a_setup_at_its_limits_breaks_no_site(kind: str, noise_var: float, scale
         noise_var=noise_var,
         beta=1e3,
         clip_norm=MAX_WEIGHT,
-        prior_weights=torch.full((60,), MAX_WEIGHT).double() if kind == "shared_prior" else None,
     )
     X, Y = history(6)
     data = torch.cat([X, X]), torch.cat([Y, Y + 1e3])  # two answers at one point
@@ -1599,8 +1533,6 @@ def test_bad_settings() -> None:
         (lambda: setup(clip_norm=0.0), "clip_norm"),
         (lambda: setup(clip_norm=math.nan), "clip_norm"),
         (lambda: setup(ridge=0.0), "ridge"),
-        (lambda: setup(message="shared_prior"), "prior_weights"),
-        (lambda: setup(prior_weights=torch.ones(M).double()), "prior_weights"),
         (lambda: setup(partition=Partition.regular(2, 1)), "dimensions"),
         (lambda: setup(regions={"ann": 1}), "Regions are 0..0"),
         (lambda: setup(num_initial=-1), "num_initial"),

@@ -11,8 +11,6 @@ from typing import Any
 import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
-from hypothesis import given
-from hypothesis import strategies as st
 from torch import Tensor
 
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
@@ -45,7 +43,6 @@ from botorch_fed.protocols.fts import (
     make_message,
     paper_strategy,
     prior_model,
-    rank_agreement,
 )
 from botorch_fed.protocols.own_step import spread_design
 from botorch_fed.protocols.site import Site
@@ -65,10 +62,10 @@ M = PHI.num_features
 # Small budgets: what is tested is the protocol, not the optimiser.
 SMALL = Strategy(num_raw=64, num_restarts=4, num_features=64)
 # Of a received message whenever there is an unused one: p_t is positive, but never reached.
-RECEIVED = replace(SMALL, portfolio=0, prior_until=0, schedule=Constant(1e-12))
-ALONE = replace(SMALL, portfolio=0, prior_until=0, schedule=Constant(1.0))
+RECEIVED = replace(SMALL, prior_until=0, schedule=Constant(1e-12))
+ALONE = replace(SMALL, prior_until=0, schedule=Constant(1.0))
 RANDOM = replace(ALONE, own="random")
-MIXED = replace(SMALL, portfolio=1, prior_until=2, schedule=Constant(0.4))
+MIXED = replace(SMALL, prior_until=2, schedule=Constant(0.4))
 RGPE = replace(SMALL, transfer="rgpe")
 TAF = replace(SMALL, transfer="taf")
 PAPER = replace(paper_strategy(), num_raw=64, num_restarts=4)
@@ -193,7 +190,6 @@ KINDS: list[tuple[AnyStrategy, dict[str, Any]]] = [
     (SEARCH, {"q": 2, "data": {}, "message": "sample"}),
     (MIXED, {}),
     (MIXED, {"message": "sample", "every": 1}),
-    (replace(MIXED, learned=True), {"message": "shared_prior", "every": 2}),
     (replace(ALONE, warp=True), {}),
     (PAPER, {"message": "sample"}),
     (RGPE, {"message": "summary", "every": 1}),
@@ -206,7 +202,6 @@ IDS = [
     "search-batch",
     "mixed",
     "sample",
-    "learned",
     "warp",
     "paper",
     "rgpe",
@@ -396,44 +391,12 @@ def test_the_law_of_a_sample(n: int, beta: float) -> None:
     assert float(((products.mean(dim=0) - correlation) / spread).abs().max()) < 5
 
 
-@pytest.mark.parametrize("kind", ["sample", "shared_prior"])
 @pytest.mark.parametrize("n", [10, 100])
-def test_beta_scales_the_deviation_only(kind: str, n: int) -> None:
+def test_beta_scales_the_deviation_only(n: int) -> None:
     mean = message("mean", n)
-    torch.testing.assert_close(message(kind, n, beta=0.0), mean, rtol=1e-8, atol=1e-9)
-    once, thrice = message(kind, n, beta=1.0) - mean, message(kind, n, beta=3.0) - mean
+    torch.testing.assert_close(message("sample", n, beta=0.0), mean, rtol=1e-8, atol=1e-9)
+    once, thrice = message("sample", n, beta=1.0) - mean, message("sample", n, beta=3.0) - mean
     torch.testing.assert_close(thrice, 3 * once, rtol=1e-7, atol=1e-8)
-
-
-@pytest.mark.parametrize("n", [5, 100])
-def test_a_shared_prior_cancels_between_agents(n: int) -> None:
-    shared = [message("shared_prior", n, seed=seed) for seed in range(200)]
-    alone = [message("sample", n, seed=seed) for seed in range(200)]
-    X, _ = history(n)
-    Phi = PHI(X)
-    # With identical data what remains is own noise, seen through the data: its covariance is known.
-    pull = torch.linalg.solve(Phi @ Phi.mT + 0.05 * torch.eye(n).double(), Phi).mT  # M x n
-    differences = torch.stack([a - b for a, b in zip(shared[::2], shared[1::2], strict=True)])
-    expected = 2 * 0.05 * float(pull.square().sum())
-    assert float(differences.square().sum(dim=-1).mean()) == pytest.approx(expected, rel=0.3)
-    if n < M:
-        # Where the data say nothing, messages agree exactly: with the common draw.
-        _, _, rows = torch.linalg.svd(Phi, full_matrices=True)
-        unseen = rows[n:]
-        prior = setup("shared_prior").prior_weights
-        assert prior is not None
-        for sent in shared[:3]:
-            torch.testing.assert_close(unseen @ sent, unseen @ prior, rtol=1e-8, atol=1e-8)
-        assert float((unseen @ (alone[0] - alone[1])).abs().max()) > 0.5
-
-
-def test_without_noise_identical_data_give_identical_messages() -> None:
-    first, second = (message("shared_prior", 10, seed=s, noise_var=1e-12) for s in (0, 1))
-    torch.testing.assert_close(
-        PHI(history(10)[0]) @ first, PHI(history(10)[0]) @ second, atol=1e-5, rtol=0
-    )
-    samples = [message("sample", 10, seed=s, noise_var=1e-12) for s in (0, 1)]
-    assert float((samples[0] - samples[1]).norm()) > 10 * float((first - second).norm())
 
 
 def test_every_agent_and_every_time_has_noise_of_its_own() -> None:
@@ -463,7 +426,7 @@ def test_summaries_carry_the_posterior() -> None:
 
 
 @pytest.mark.parametrize("make_map", MAPS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("kind", ["mean", "sample", "shared_prior"])
+@pytest.mark.parametrize("kind", ["mean", "sample"])
 def test_any_feature_map_carries_the_messages(
     make_map: Callable[[], FeatureMap], kind: str
 ) -> None:
@@ -667,7 +630,7 @@ def test_when_all_are_used_the_own_model_decides() -> None:
 
 
 def test_asking_twice_and_telling_change_nothing() -> None:
-    for strategy in (SEARCH, MIXED, RECEIVED, replace(MIXED, learned=True)):
+    for strategy in (SEARCH, MIXED, RECEIVED):
         desk = Desk(strategy, options={"data": history(6), "q": 2})
         state = desk.state
         for _ in range(4):
@@ -763,23 +726,14 @@ def test_messages_of_the_own_name_and_of_weight_zero_change_nothing() -> None:
             state, other = few.query(state, mine), many.query(other, theirs)
 
 
-def test_portfolio_first_then_the_prior_then_the_coin() -> None:
-    strategy = replace(SMALL, portfolio=2, prior_until=4, schedule=Constant(1e-12))
-    desk = Desk(strategy)
+def test_the_prior_first_then_the_coin() -> None:
+    strategy = replace(SMALL, prior_until=4, schedule=Constant(1e-12))
+    desk = Desk(strategy, options={"data": history(5)})
     state, used = desk.state, []
     for _ in range(6):
         state = desk.query(state)
         used.append(len(state.used))
     assert used == [0, 0, 0, 0, 1, 2]
-
-
-def test_the_first_query_serves_all_messages() -> None:
-    desk = Desk(SMALL)
-    point = desk.agent.ask(desk.state)
-    assert isinstance(point, Tensor)
-    f = 0.5 * normal(3, M, seed=5)
-    grid = torch.cartesian_prod(*2 * [torch.linspace(0, 1, 60).double()])
-    assert float((PHI(point) @ f.mT).mean()) >= float((PHI(grid) @ f.mT).mean(dim=-1).max()) - 1e-9
 
 
 @pytest.mark.parametrize("n", [1, 2, 10])
@@ -816,37 +770,6 @@ def test_the_prior_model_is_fitted_to_the_spread_of_the_messages() -> None:
     spread = (PHI(x) @ torch.cov(weights.mT) @ PHI(x).mT).flatten()
     found = model.covar_module(x, diag=True).flatten()
     torch.testing.assert_close(found, spread + residual, rtol=1e-5, atol=1e-6)
-
-
-def test_learned_weights_drop_messages_that_rank_the_other_way() -> None:
-    right, wrong = message("mean", 40), -message("mean", 40)
-    desk = Desk(
-        replace(RECEIVED, learned=True),
-        names=("bob", "cem"),
-        weights=torch.stack([wrong, right]),
-        options={"data": history(10, seed=4)},
-    )
-    state = desk.state
-    for _ in range(4):
-        state = desk.query(state)
-    assert state.used == {"cem": 0}
-    only_wrong = Desk(
-        replace(RECEIVED, learned=True),
-        names=("bob",),
-        weights=wrong.unsqueeze(0),
-        options={"data": history(10, seed=4)},
-    )
-    assert not only_wrong.query(only_wrong.state).used
-
-
-@given(order=st.permutations(range(8)))
-def test_rank_agreement(order: list[int]) -> None:
-    Y = torch.tensor(order).double().unsqueeze(-1)
-    values = torch.cat([Y, 2 * Y + 1, -Y, 0 * Y], dim=-1)
-    same, scaled, reverse, flat = rank_agreement(values, Y).tolist()
-    assert same == scaled
-    assert same == pytest.approx(1 - (2 * 21 / (9 * 8 * 7)) ** 0.5)
-    assert reverse == flat == 0
 
 
 # ------------------------------------------------------------------ points
@@ -1164,7 +1087,7 @@ def test_a_basis_over_other_inputs_is_refused() -> None:
         Setup.make(SearchSpace(SQUARE.parameters[:1]), PHI)
     desk = Desk()
     line = SearchSpace(SQUARE.parameters[:1])
-    hostile = Setup(line, PHI.to_tensors(), 0.05, "mean", 1.0, None)
+    hostile = Setup(line, PHI.to_tensors(), 0.05, "mean", 1.0)
     agent = replace(desk.agent, space=line)
     blob = agent.blobs.put(encode(hostile))
     with pytest.raises(MessageError, match="inputs"):
@@ -1218,7 +1141,7 @@ def test_a_damaged_basis_is_refused_and_nothing_worse(make_map: Callable[[], Fea
 
 def hostile(**changes: Any) -> Setup:
     common = {"space": SQUARE, "features": PHI.to_tensors(), "noise_var": 0.05, "message": "mean"}
-    return Setup(**{**common, "beta": 1.0, "prior_weights": None, **changes})
+    return Setup(**{**common, "beta": 1.0, **changes})
 
 
 def scaled(key: str, factor: float) -> dict[str, Tensor]:
@@ -1238,14 +1161,8 @@ HOSTILE: dict[str, Callable[[], Setup]] = {
     "huge frequencies": lambda: hostile(features=scaled("frequencies", 3e307)),
     "huge features": lambda: hostile(features=scaled("outputscale", 1e155)),
     "huge deviation": lambda: hostile(message="sample", beta=1e308),
-    "huge prior": lambda: hostile(
-        message="shared_prior", prior_weights=torch.full((M,), 1e308, dtype=torch.float64)
-    ),
     "too many features": lambda: hostile(features=spread(MAX_FEATURES)),
     "too many rows": lambda: hostile(features=spread(10**5)),
-    "prior of integers": lambda: hostile(
-        message="shared_prior", prior_weights=torch.ones(M).long()
-    ),
 }
 
 
@@ -1256,12 +1173,6 @@ def test_a_setup_that_cannot_work_is_refused(what: str) -> None:
     except InputDataError:
         return  # better still: it cannot be made
     assert asked_by(setup_) == ["invalid", "invalid"]
-
-
-@pytest.mark.parametrize("prior", [torch.ones(M - 1).double(), torch.ones(1, M).double()])
-def test_a_common_draw_of_another_shape_is_refused(prior: Tensor) -> None:
-    damaged = hostile(message="shared_prior", prior_weights=prior)
-    assert asked_by(damaged) == ["invalid", "invalid"]
 
 
 # ------------------------------------------------------------------ settings
@@ -1289,14 +1200,12 @@ def test_bad_settings() -> None:
         setup(noise_var=0.0)
     with pytest.raises(InputDataError, match="beta"):
         setup(beta=-1.0)
-    with pytest.raises(InputDataError, match="prior_weights"):
-        Setup(SQUARE, PHI.to_tensors(), 0.05, "shared_prior", 1.0, None)
     with pytest.raises(InputDataError, match="own must be"):
         Strategy(own="greedy")  # type: ignore[arg-type]
     with pytest.raises(InputDataError, match="transfer must be"):
         Strategy(transfer="none")  # type: ignore[arg-type]
-    with pytest.raises(InputDataError, match="count from 0"):
-        Strategy(portfolio=-1)
+    with pytest.raises(InputDataError, match="counts from 0"):
+        Strategy(prior_until=-1)
     with pytest.raises(InputDataError, match=r"\(0, 1\]"):
         Strategy(schedule=Constant(0.0))
     with pytest.raises(InputDataError, match="decrease"):
