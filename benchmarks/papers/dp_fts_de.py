@@ -1082,8 +1082,8 @@ def smoke(entry: str, work: Callable[..., Line], rows: Sequence[str], rounds: in
         curve = line["best"] if task.loss != "regret" else line["regret"]
         spent = time.perf_counter() - began
         print(
-            f"{row:28s} starts {starts:2d} {spent:6.2f} s  epsilon {line['epsilon']} "
-            f"snr {line['snr']}  {' '.join(f'{v:.4f}' for v in curve.values())}",
+            f"{row:28s} starts {starts:2d} {spent:6.2f} s  epsilon {line.get('epsilon')} "
+            f"snr {line.get('snr')}  {' '.join(f'{v:.4f}' for v in curve.values())}",
             flush=True,
         )
 
