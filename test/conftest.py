@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 import torch
 from hypothesis import settings
@@ -18,6 +20,30 @@ def _seed_of_global_generator() -> None:
     torch.manual_seed(0)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests first: a worker that is left with one of them at the end works alone."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Which of the nightly tests run."""
+    words = "run the nightly tests whose number, 0 to 9, is this one as well"
+    parser.addoption("--tenth", type=int, choices=range(10), help=words)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Nightly tests only if asked for, and slow tests first.
+
+    A worker that is left with a slow test at the end would work alone.
+    """
+    tenth = config.getoption("tenth")
+    named = any("::" in argument for argument in config.args)
+    if not (config.getoption("markexpr") or named):
+        left = [item for item in items if not (_nightly(item) and tenth != _number(item))]
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
+        items[:] = left
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None and not _nightly(item))
+
+
+def _nightly(item: pytest.Item) -> bool:
+    return item.get_closest_marker("nightly") is not None
+
+
+def _number(item: pytest.Item) -> int:
+    """In which tenth of the nightly tests a test is."""
+    return zlib.crc32(item.nodeid.encode()) % 10

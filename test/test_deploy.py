@@ -356,7 +356,7 @@ def same_points(machines: Machines, study: StudyFile) -> None:
             assert torch.equal(ours, theirs)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_an_encrypted_run_survives_the_crash_of_its_hub(machines: Machines) -> None:
     study = write_study(machines.folder, FED_GP.format(channel="threshold"), "fed_gp.toml")
     for name in SITES:
@@ -377,7 +377,7 @@ def test_an_encrypted_run_survives_the_crash_of_its_hub(machines: Machines) -> N
     same_points(machines, study)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_site_that_is_killed_comes_back(machines: Machines) -> None:
     before = {name: len(machines.calls(name)) for name in SITES}
     study = write_study(machines.folder, FTS.format(rounds=10), "fts.toml")
@@ -418,7 +418,7 @@ def test_a_node_that_nobody_admitted_is_refused(machines: Machines) -> None:
     assert "have node.pub admitted" in (machines.folder / "stranger.log").read_text()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_the_script_of_three_sites(tmp_path: Path) -> None:
     environment = {

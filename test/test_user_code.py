@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 USER_CODE = Path(__file__).parent / "user_code"
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

@@ -20,7 +20,7 @@ FOLDER = ROOT / "benchmarks"
 COMMAND = 'if __name__ == "__main__":'
 # Where ``--smoke`` is not the word for it.
 ARGUMENTS = {"benchmarks.transfer_tasks": ["describe"]}
-SLOW = {"benchmarks.flower"}  # a hub and a site in processes of their own
+NIGHTLY = {"benchmarks.flower", "benchmarks.papers.figures"}  # real processes; many plots
 
 
 def commands() -> list[Any]:
@@ -29,7 +29,7 @@ def commands() -> list[Any]:
     for path in sorted(FOLDER.rglob("*.py")):
         name = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         if COMMAND in path.read_text():
-            marks = [pytest.mark.slow] if name in SLOW else []
+            marks = [pytest.mark.nightly] if name in NIGHTLY else []
             found.append(pytest.param(name, id=name.removeprefix("benchmarks."), marks=marks))
     return found
 
@@ -99,7 +99,7 @@ def settings_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def test_there_are_commands() -> None:
     names = {parameter.values[0] for parameter in commands()}
     assert {"benchmarks.fts", "benchmarks.papers.fts", "benchmarks.transfer"} <= names
-    assert names >= ARGUMENTS.keys() | SLOW
+    assert names >= ARGUMENTS.keys() | NIGHTLY
 
 
 @pytest.mark.parametrize("name", commands())

@@ -53,7 +53,7 @@ def test_healthy_streams_pass(case: str) -> None:
     assert 0 < report.epsilon_lower_bound < report.guarantee.epsilon
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", STREAM_CASES)
 def test_healthy_streams_pass_reruns(case: str) -> None:
     reports = [audited_stream(case, seed=seed) for seed in range(1, 8)]
@@ -91,7 +91,7 @@ def test_mutants_fail(mutant: Mutant, case: str) -> None:
         assert any(check.box == "black" for check in report.failures), str(report)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("mutant", "case"), _named(REST))
 def test_mutants_fail_in_every_other_case(mutant: Mutant, case: str) -> None:
     test_mutants_fail(mutant, case)

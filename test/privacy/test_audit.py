@@ -76,7 +76,7 @@ def test_healthy_mechanisms_pass(case: str) -> None:
     assert 0 < report.epsilon_lower_bound < report.guarantee.epsilon
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", CASES)
 def test_healthy_mechanisms_pass_twenty_reruns(case: str) -> None:
     # False alarms: below 1e-4 in the black box and 8e-6 in the white, so below 0.3 % in 20 reruns
@@ -94,7 +94,7 @@ def test_mutants_fail(mutant: Mutant, case: str) -> None:
     assert not report.passed, str(report)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(
     ("mutant", "case"), _pairs(MUTANTS, fast=False) + _pairs(VARIANTS, fast=False)
 )

@@ -518,7 +518,7 @@ def test_healthy_mechanisms_pass(case: str) -> None:
     assert 0 < report.epsilon_lower_bound < report.guarantee.epsilon
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("case", DISTRIBUTED_CASES)
 def test_healthy_mechanisms_pass_reruns(case: str) -> None:
     reports = [audited_distributed(case, seed=seed) for seed in range(1, 8)]
@@ -534,7 +534,7 @@ def test_mutants_fail(mutant: Mutant, case: str) -> None:
         assert any(check.box == "black" for check in report.failures), str(report)
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize(("mutant", "case"), _named(REST))
 def test_mutants_fail_in_every_other_case(mutant: Mutant, case: str) -> None:
     test_mutants_fail(mutant, case)
