@@ -665,11 +665,11 @@ def _newcomer_table(newcomers: Mapping[str, Sequence[_Gain]]) -> Table:
     told = newcomers["alone"]
     title = "A newcomer, after the others have tuned alone: best accuracy"
     table = _by_evaluations(title, [gain.evaluations for gain in told])
-    table.add_row("told by the others", *(f"{gain.first:.3f}" for gain in told))
+    table.add_row("with messages", *(f"{gain.first:.3f}" for gain in told))
     for name, gains in newcomers.items():
         table.add_row(name, *(f"{gain.second:.3f}" for gain in gains))
     for name, gains in newcomers.items():
-        table.add_row(f"told - {name}", *(gain.shown for gain in gains), style="bold")
+        table.add_row(f"with messages - {name}", *(gain.shown for gain in gains), style="bold")
     return table
 
 
@@ -689,7 +689,7 @@ def _verdict(found: _Demo, arguments: argparse.Namespace) -> list[str]:
         for gains in list(found.gains.values())[1:]:
             lines += _judged("With the default configuration first in both", gains)
         for name, gains in found.newcomers.items():
-            lines += _judged(f"A newcomer that is told, against {name}", gains)
+            lines += _judged(f"A newcomer with messages, against {name}", gains)
     lines.append(
         "Alone is BoTorch's SingleTaskGP with LogExpectedImprovement, the default scikit-learn's."
     )
