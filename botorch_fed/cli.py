@@ -155,7 +155,7 @@ def _message_of(error: Exception) -> str:
     text = str(error).strip()
     if "Traceback (most recent call last)" in text:  # of a worker process: its last words
         last = text.splitlines()[-1]
-        return last.removeprefix("botorch_fed.study.ObjectiveError: ")
+        return last.removeprefix("botorch_fed.errors.ObjectiveError: ")
     return text
 
 

@@ -40,11 +40,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from botorch_fed.engines.flower import FlowerExchange
 from botorch_fed.engines.site_process import Background, SiteProcess
 from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.protocols.base import AgentId, secrets_in, with_stores
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileBlobs, FileJournal, FileStore
+from botorch_fed.protocols.store import FileBlobs, FileStore
 from botorch_fed.run import RunResult, host, make_agent, site_result
-from botorch_fed.study import NamedObjective, StudyFile, open_books, read_study
+from botorch_fed.study import BY_HAND, NamedObjective, StudyFile, open_books, read_study
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -411,27 +413,22 @@ class SiteFolder:
             raise DeployError(
                 f"{self.folder} is no site's folder. Make one: botorch-fed site init {self.folder}"
             )
-        study.load()
+        by_hand = study.objective == BY_HAND
+        if not by_hand:
+            study.load()
+        objective = None if by_hand else Background(NamedObjective(study, name), patience)
         home = self.home(study)
-        store = FileStore(home)
         blobs = FileBlobs(home / "broadcasts")
         secrets = FileStore(home / "secrets")
         if keys is not None:
             _copy_keys(keys, secrets)
         protocol = with_stores(study.study(), study.agents, lambda _: secrets)
         agent = make_agent(protocol, name, study.space, study.seed, blobs)
-        journal = FileJournal(home / "journal")
+        log = FileLog(home, SITE_EVENTS)
         try:
-            return Site(
-                name,
-                agent,
-                Background(NamedObjective(study, name), patience),
-                run=study.fingerprint,
-                store=store,
-                journal=journal,
-            )
+            return Site(name, agent, objective, run=study.fingerprint, log=log)
         except BaseException:
-            journal.close()
+            log.close()
             raise
 
     def command(self, hub: str, certificates: str | Path, port: int) -> list[str]:
@@ -506,12 +503,9 @@ class SiteFolder:
                 f"{self.folder} has no study of these settings: is {study.path} the file that "
                 "`site start` was given, unchanged?"
             )
-        journal = FileJournal(self.home(study) / "journal")
-        try:
+        with self.site(study, name) as site:
             kind = type(study.study()).__name__
-            return site_result(kind, study.space, study.seed, name, list(journal))
-        finally:
-            journal.close()
+            return site_result(kind, study.space, study.seed, name, list(site.observations()))
 
 
 def make_keys(study: StudyFile, folder: str | Path) -> None:

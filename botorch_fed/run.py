@@ -35,6 +35,8 @@ from torch import Tensor
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import Parallel
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
 from botorch_fed.protocols.base import (
     Agent,
     AgentId,
@@ -48,13 +50,7 @@ from botorch_fed.protocols.base import (
 )
 from botorch_fed.protocols.drive import Round, drive, finished_rounds
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import (
-    Blobs,
-    FileJournal,
-    FileStore,
-    MemoryBlobs,
-    Observation,
-)
+from botorch_fed.protocols.store import Blobs, FileStore, MemoryBlobs
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.test_functions.base import FederatedTestProblem
@@ -178,12 +174,13 @@ class RunResult:
     def _rows(self, agent: AgentId) -> list[Record]:
         if agent not in self.names:
             raise InputDataError(f"There is no agent {agent!r}; agents are {list(self.names)[:8]}.")
-        return [row for row in self.records if row["agent"] == agent]
+        return [row for row in self.records if row["agent"] == agent and row["y"] is not None]
 
     def _by_agent(self) -> dict[AgentId, list[Record]]:
         rows: dict[AgentId, list[Record]] = {agent: [] for agent in self.names}
         for row in self.records:
-            rows[row["agent"]].append(row)
+            if row["y"] is not None:
+                rows[row["agent"]].append(row)
         return rows
 
     # -------------------------------------------------------------- files
@@ -252,7 +249,7 @@ def run(
     retries: int = 0,
     patience: float = math.inf,
     deadline: float = math.inf,
-    raise_errors: bool = True,
+    raise_errors: bool = False,
     max_bytes: int = MAX_BYTES,
     progress: bool = True,
 ) -> RunResult:
@@ -274,8 +271,9 @@ def run(
         patience: For how many seconds a round waits for objectives that answer `Pending()`.
         deadline: For how many seconds it waits for a worker process that may hang, before the run
             stops; not without workers.
-        raise_errors: Whether an error of an objective stops the run, or counts as the failure of
-            its agent in that round and is logged.
+        raise_errors: Whether an error of an objective stops the run. By default it is a failed
+            evaluation, which is recorded and learned from; only an objective that fails at its
+            first points alike stops the run.
         max_bytes: The longest message.
         progress: Whether to show progress, on a terminal.
     """
@@ -303,7 +301,9 @@ def run(
     if folder is not None:
         agents = [make_agent(protocol, name, space, seed, blobs) for name in names]
         _same_settings(folder, _settings(server, agents, problem, seed))
-    make_site = partial(_make_site, protocol, objectives, space, seed, folder, blobs, max_bytes)
+    make_site = partial(
+        _make_site, protocol, objectives, space, seed, folder, blobs, max_bytes, raise_errors
+    )
     if folder is not None:
         _allow_files(len(names))
     engine: InProcess | Parallel
@@ -313,7 +313,6 @@ def run(
             make_site,
             workers=workers,
             absent=absent,
-            raise_errors=raise_errors,
             patience=patience,
             deadline=deadline,
         )
@@ -324,9 +323,9 @@ def run(
                 sites.append(make_site(name))
         except BaseException:
             for site in sites:
-                site.journal.close()
+                site.log.close()
             raise
-        engine = InProcess(sites, absent=absent, raise_errors=raise_errors, patience=patience)
+        engine = InProcess(sites, absent=absent, patience=patience)
     found: dict[AgentId, list[Observation]] = {name: [] for name in names}
     gather = partial(_gathered, engine, found)
     with engine, _progress(progress) as shown:
@@ -518,21 +517,21 @@ def _make_site(
     folder: Path | None,
     blobs: Blobs,
     max_bytes: int,
+    raise_errors: bool,
     name: AgentId,
 ) -> Site:
     agent = make_agent(protocol, name, space, seed, blobs)
     objective = objectives[name]
+    common: dict[str, Any] = {"max_bytes": max_bytes, "raise_errors": raise_errors}
     if folder is None:
-        return Site(name, agent, objective, max_bytes=max_bytes)
-    home = site_folder(folder, name)
-    store = FileStore(home)
-    journal = FileJournal(home / "journal")
+        return Site(name, agent, objective, **common)
+    log = FileLog(site_folder(folder, name), SITE_EVENTS)
     if isinstance(objective, _AgentObjective):
-        objective.calls = len(journal)
+        objective.calls = sum(isinstance(event, Observed) for event in log)
     try:
-        return Site(name, agent, objective, store=store, journal=journal, max_bytes=max_bytes)
+        return Site(name, agent, objective, log=log, **common)
     except BaseException:
-        journal.close()
+        log.close()
         raise
 
 
@@ -571,27 +570,28 @@ def _observation_rows(
     optima: dict[AgentId, float] | None,
 ) -> list[Record]:
     rows: list[Record] = []
-    for query, seen in enumerate(observations, start=1):
+    for seen in observations:
+        y = float(seen.Y) if len(seen.Y) else None
         true = None
-        if isinstance(objective, _AgentObjective):
-            if objective.problem.noise_std or _own_noise(objective.problem):
-                true = objective.true(seen.X).flatten().tolist()
-            else:
-                true = seen.Y.flatten().tolist()
-        for i, (x, y) in enumerate(zip(seen.X.tolist(), seen.Y.flatten().tolist(), strict=True)):
-            value = None if true is None else true[i]
-            regret = None if value is None or optima is None else abs(optima[agent] - value)
-            rows.append(
-                {
-                    "agent": agent,
-                    "round": seen.serial,
-                    "query": query,
-                    "x": x,
-                    "y": y,
-                    "true": value,
-                    "regret": regret,
-                }
-            )
+        if isinstance(objective, _AgentObjective) and y is not None:
+            noisy = objective.problem.noise_std or _own_noise(objective.problem)
+            true = float(objective.true(seen.X)) if noisy else y
+        regret = None if true is None or optima is None else abs(optima[agent] - true)
+        rows.append(
+            {
+                "agent": agent,
+                "round": seen.serial,
+                "query": seen.query,
+                "trial": seen.trial,
+                "status": seen.status,
+                "x": seen.X[0].tolist(),
+                "y": y,
+                "sem": seen.sem,
+                "reason": seen.reason,
+                "true": true,
+                "regret": regret,
+            }
+        )
     return rows
 
 

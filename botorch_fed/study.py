@@ -87,7 +87,7 @@ from botorch.exceptions.errors import BotorchError
 from torch import Tensor
 
 from botorch_fed.acquisition import Constant, InverseSquare, MixingSchedule, Polynomial
-from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.errors import BudgetExceeded, FederatedError, ObjectiveError
 from botorch_fed.models import (
     FeatureMap,
     InducingFeatures,
@@ -147,6 +147,7 @@ KEYS = (
     "budget",
     "ledger",
 )
+BY_HAND = "ask"  # instead of an objective: trials are answered by whoever asks for them
 OWN_KEYS = {"objective", "workers", "out", "ledger"}  # each machine's own
 PARAMETER_KEYS = {
     "real": ("type", "lower", "upper", "log"),
@@ -174,10 +175,6 @@ MOST_REHEARSED = 20  # agents; with more a rehearsal takes too long for a plan
 
 class StudyError(FederatedError):
     """A study file cannot be used; the message has file, line, key and fix."""
-
-
-class ObjectiveError(FederatedError):
-    """An objective raised an error, or returned what is no finite number."""
 
 
 # ------------------------------------------------------------------ a file and its lines
@@ -375,7 +372,8 @@ class StudyFile:
 
     Attributes:
         path: The file.
-        objective: ``"package.module:function"``.
+        objective: ``"package.module:function"``, or ``"ask"`` at a site whose trials are answered
+            by hand.
         agents: Their names.
         space: The search space.
         protocol: Its name.
@@ -428,6 +426,12 @@ class StudyFile:
 
     def load(self) -> Callable[..., float]:
         """The objective; `StudyError` if it cannot be found."""
+        if self.objective == BY_HAND:
+            raise self.text.error(
+                ("objective",),
+                f'objective = "{BY_HAND}" is for sites of a hub, whose trials are answered by '
+                "`botorch-fed site tell`. Name a function to run the study here.",
+            )
         module, _, name = self.objective.partition(":")
         folder = str(self.path.resolve().parent)
         if folder not in sys.path:
@@ -485,10 +489,7 @@ class NamedObjective:
                 f"{said} must return a number, got {type(value).__name__}."
             ) from None
         if not math.isfinite(number):
-            raise ObjectiveError(
-                f"{said} must return a finite number, got {number}: return the worst value that "
-                "counts in the place of a failure."
-            )
+            raise ObjectiveError(f"{said} must return a finite number, got {number}.")
         return number
 
 
@@ -585,7 +586,7 @@ def _count(table: _Table, key: str, least: int, example: str, default: Any = ...
 def _objective(top: _Table) -> str:
     example = 'objective = "tuning:score"'
     value: str = top.get("objective", str, example)
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+    if value != BY_HAND and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
         raise top.error(
             "objective", f'expected "package.module:function", got {value!r}. Write e.g. {example}.'
         )
@@ -1190,7 +1191,7 @@ def run_study(
 
     Raises:
         StudyError: The objective cannot be found, or the run cannot be resumed.
-        ObjectiveError: The objective failed.
+        ObjectiveError: The objective failed from its first evaluation on.
         BudgetExceeded: The ledger does not cover the run.
     """
     if resume and study.settings.get("channel") == "ckks":

@@ -121,6 +121,7 @@ from botorch_fed.protocols.noisy_prior import (
 )
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
+    answered,
     check_data,
     check_designs,
     check_public_points,
@@ -318,6 +319,7 @@ class DPFTSDEAgentState:
         Y: Own outcomes on the public scale, `n x 1`.
         own: Hyperparameters of the own model; None with `TransferSearch`, which fits it anew.
         heard: The releases so far, with `TransferSearch`.
+        failed: Points whose evaluation failed, `n x d`.
     """
 
     t: int
@@ -328,7 +330,8 @@ class DPFTSDEAgentState:
     X: Tensor = field(repr=False)
     Y: Tensor = field(repr=False)
     own: OwnHyperparameters | None = field(repr=False)
-    heard: Heard | None = None
+    heard: Heard | None
+    failed: Tensor = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -362,6 +365,7 @@ class DPFTSDEAgent:
 
     state_type = DPFTSDEAgentState
     accepts = (Query,)
+    defers = True
 
     def __post_init__(self) -> None:
         d = self.space.dim
@@ -388,7 +392,7 @@ class DPFTSDEAgent:
     def start(self) -> DPFTSDEAgentState:
         """The state before the first request: with the data that the site has already."""
         X, Y = public_data(self.space, self.data)
-        return self._fitted(DPFTSDEAgentState(0, "rest", False, "", None, X, Y, None))
+        return self._fitted(DPFTSDEAgentState(0, "rest", False, "", None, X, Y, None, None, X[:0]))
 
     def check(self, state: DPFTSDEAgentState, request: Query, broadcasts: tuple[str, ...]) -> None:
         """Raise `MessageError` unless the request and what it broadcasts fit."""
@@ -445,9 +449,13 @@ class DPFTSDEAgent:
             share=share_of(released.made, setup.num_initial),
         )
 
-    def ask(self, state: DPFTSDEAgentState) -> Tensor | Pending | None:
+    def wants(self, state: DPFTSDEAgentState) -> bool:
+        """Whether the start or a query is still to be made."""
+        return state.phase == "query" or (state.phase == "start" and len(self._design(state)) > 0)
+
+    def ask(self, state: DPFTSDEAgentState, pending: Tensor) -> Tensor | Pending | None:
         """The initial points `n x d`, the next one `1 x d`, or None if nothing is to be done."""
-        if state.phase in ("rest", "share"):
+        if state.phase in ("rest", "share") or len(pending):
             return None
         if state.phase == "start":
             design = self._design(state)
@@ -455,20 +463,31 @@ class DPFTSDEAgent:
         point = self._point(state)
         return point if self.candidates is not None else self.space.snap(point)
 
+    def left(self, state: DPFTSDEAgentState, pending: int) -> int:
+        """One query at a time, or the points of the start."""
+        return int(self.wants(state) and not pending)
+
     def tell(self, state: DPFTSDEAgentState, X: Tensor, Y: Tensor) -> DPFTSDEAgentState:
         """The state after a query; needs no broadcast, so that a late value can always be told."""
+        X, Y, failed = answered(X, Y)
         state = replace(
             state,
             t=state.t + (state.phase == "query"),
             phase="rest",
-            X=torch.cat([state.X, X]),
-            Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
+            failed=torch.cat([state.failed, failed]),
         )
+        return self.attach(state, X, Y)
+
+    def attach(self, state: DPFTSDEAgentState, X: Tensor, Y: Tensor) -> DPFTSDEAgentState:
+        """The state with more data."""
+        Y = self.space.outcome.to_public(Y)
+        state = replace(state, X=torch.cat([state.X, X]), Y=torch.cat([state.Y, Y]))
         return self._fitted(state)
 
     def reply(self, state: DPFTSDEAgentState) -> tuple[DPFTSDEAgentState, Upload]:
         """The agent's message, a function of all its data."""
-        state = replace(state, phase="rest")
+        if not self.wants(state):
+            state = replace(state, phase="rest")
         if not state.uploading or len(state.X) == 0:
             return state, Upload(None)
         try:

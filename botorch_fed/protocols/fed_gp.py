@@ -111,6 +111,7 @@ from botorch_fed.protocols.base import MAX_NAME, AgentId, Outbox, Pending
 from botorch_fed.protocols.dp_fts_de import check_promise
 from botorch_fed.protocols.mean_search import MeanSearch
 from botorch_fed.protocols.own_step import (
+    answered,
     check_data,
     check_designs,
     check_public_points,
@@ -336,6 +337,7 @@ class FedGPAgentState:
         drawn_t: its round, negative before the first summary.
         draws: How many contributions it has drawn.
         ledger: What this site has paid.
+        failed: Points whose evaluation failed, `n x d`.
     """
 
     t: int
@@ -359,6 +361,7 @@ class FedGPAgentState:
     drawn_t: int
     draws: int
     ledger: Ledger
+    failed: Tensor = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -401,6 +404,7 @@ class FedGPAgent:
 
     state_type = FedGPAgentState
     accepts = (Order,)
+    defers = True
 
     def __post_init__(self) -> None:
         check_public_points(self.candidates, self.initial_design, self.space.dim)
@@ -450,6 +454,7 @@ class FedGPAgent:
             drawn_t=-1,
             draws=0,
             ledger=self.ledger,
+            failed=X[:0],
         )
 
     def check(self, state: FedGPAgentState, request: Order, broadcasts: tuple[str, ...]) -> None:
@@ -694,8 +699,14 @@ class FedGPAgent:
         state = replace(state, total=total, total_t=t, count=count, mine=mine)
         return replace(state, plan=seen.following, seen=plan)
 
-    def ask(self, state: FedGPAgentState) -> Tensor | Pending | None:
+    def wants(self, state: FedGPAgentState) -> bool:
+        """Whether the start or a query is still to be made."""
+        return state.step == "query" or (state.step == "start" and len(self._design(state)) > 0)
+
+    def ask(self, state: FedGPAgentState, pending: Tensor) -> Tensor | Pending | None:
         """The initial points `n x d`, the next one `1 x d`, or None if nothing is to be done."""
+        if len(pending):
+            return None
         if state.step == "start":
             design = self._design(state)
             return design if len(design) else None
@@ -813,21 +824,40 @@ class FedGPAgent:
         seed = 0 if setup.search.coin == "shared" else self.seed
         return setup.search.together(t, generator(seed, "coin", t))
 
+    def left(self, state: FedGPAgentState, pending: int) -> int:
+        """One query at a time, or the points of the start."""
+        return int(self.wants(state) and not pending)
+
     def tell(self, state: FedGPAgentState, X: Tensor, Y: Tensor) -> FedGPAgentState:
         """The state after a query; needs no broadcast, so that a late value can always be told."""
-        return replace(
+        X, Y, failed = answered(X, Y)
+        state = replace(
             state,
             t=state.t + (state.step == "query"),
             step="rest",
-            X=torch.cat([state.X, X]),
-            Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
+            failed=torch.cat([state.failed, failed]),
         )
+        return self._with(state, X, Y)
+
+    def attach(self, state: FedGPAgentState, X: Tensor, Y: Tensor) -> FedGPAgentState:
+        """The state with more data; refused where noise is added, which was chosen without them."""
+        if self.private_sum.mechanism is not None:
+            raise InputDataError(
+                "A private sum takes the data of its start and of its queries: results that exist "
+                "already are passed to the study as data=…."
+            )
+        return self._with(state, X, Y)
+
+    def _with(self, state: FedGPAgentState, X: Tensor, Y: Tensor) -> FedGPAgentState:
+        Y = self.space.outcome.to_public(Y)
+        return replace(state, X=torch.cat([state.X, X]), Y=torch.cat([state.Y, Y]))
 
     def reply(self, state: FedGPAgentState) -> tuple[FedGPAgentState, Word | Upload | Centres]:
         """A part of the joint key, of an opening, or a contribution."""
         order = state.order
         assert order is not None
-        state = replace(state, step="rest")
+        if not self.wants(state):
+            state = replace(state, step="rest")
         setup = _setup(self.blobs, state.setup)
         channel = self.private_sum.channel
         wanted = self._wants(setup, order.t + 1)

@@ -69,6 +69,7 @@ from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
+    answered,
     check_data,
     check_designs,
     check_public_points,
@@ -277,6 +278,7 @@ class FTSAgentState:
         X: Own points in the unit cube, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
         own: Hyperparameters of the own model.
+        failed: Points whose evaluation failed, `n x d`.
     """
 
     t: int
@@ -289,6 +291,7 @@ class FTSAgentState:
     X: Tensor
     Y: Tensor
     own: OwnHyperparameters | None
+    failed: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -323,6 +326,7 @@ class FTSAgent:
 
     state_type = FTSAgentState
     accepts = (Query,)
+    defers = True
 
     def __post_init__(self) -> None:
         d = self.space.dim
@@ -361,7 +365,7 @@ class FTSAgent:
     def start(self) -> FTSAgentState:
         """The state before the first request: with the data that the site has already."""
         X, Y = public_data(self.space, self.data)
-        return self._fitted(FTSAgentState(0, False, False, "", None, {}, {}, X, Y, None))
+        return self._fitted(FTSAgentState(0, False, False, "", None, {}, {}, X, Y, None, X[:0]))
 
     def check(self, state: FTSAgentState, request: Query, broadcasts: tuple[str, ...]) -> None:
         """Raise `MessageError` unless the request and what it broadcasts fit."""
@@ -404,9 +408,13 @@ class FTSAgent:
         rows = [origin for origin in self._origins(state, others) if isinstance(origin, int)]
         return replace(state, using={others.agents[row]: others.made[row] for row in rows})
 
-    def ask(self, state: FTSAgentState) -> Tensor | Pending | None:
-        """The next `q x d` points, or None if the round asks for none or they were told."""
-        if not state.querying:
+    def wants(self, state: FTSAgentState) -> bool:
+        """Whether the round asks for a query that was not told."""
+        return state.querying
+
+    def ask(self, state: FTSAgentState, pending: Tensor) -> Tensor | Pending | None:
+        """The next `q x d` points, or None if the round asks for none or they are being tried."""
+        if not state.querying or len(pending):
             return None
         others = self._others(state)
         chosen = torch.zeros(0, self.space.dim).double()
@@ -421,17 +429,27 @@ class FTSAgent:
             chosen = torch.cat([chosen, point])
         return chosen
 
+    def left(self, state: FTSAgentState, pending: int) -> int:
+        """One query at a time, or the points of the start."""
+        return int(self.wants(state) and not pending)
+
     def tell(self, state: FTSAgentState, X: Tensor, Y: Tensor) -> FTSAgentState:
         """The state after a query; needs no broadcast, so that a late value can always be told."""
+        X, Y, failed = answered(X, Y)
         state = replace(
             state,
             t=state.t + 1,
             querying=False,
             used={**state.used, **state.using},
             using={},
-            X=torch.cat([state.X, X]),
-            Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
+            failed=torch.cat([state.failed, failed]),
         )
+        return self.attach(state, X, Y)
+
+    def attach(self, state: FTSAgentState, X: Tensor, Y: Tensor) -> FTSAgentState:
+        """The state with more data."""
+        Y = self.space.outcome.to_public(Y)
+        state = replace(state, X=torch.cat([state.X, X]), Y=torch.cat([state.Y, Y]))
         return self._fitted(state)
 
     def reply(self, state: FTSAgentState) -> tuple[FTSAgentState, Upload]:

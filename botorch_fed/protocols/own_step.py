@@ -318,6 +318,17 @@ def public_data(space: SearchSpace, data: tuple[Tensor, Tensor] | None) -> tuple
     return data[0].double(), space.outcome.to_public(data[1])
 
 
+def answered(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Points and outcomes of the evaluations that succeeded, and points of those that failed.
+
+    Args:
+        X: Points, `q x d`.
+        Y: Outcomes, `q x 1`, NaN where an evaluation failed.
+    """
+    good = ~Y.isnan().flatten()
+    return X[good], Y[good], X[~good]
+
+
 def tensor_hash(tensor: Tensor | None) -> str:
     """SHA-256 of a tensor's values; empty for None."""
     if tensor is None:

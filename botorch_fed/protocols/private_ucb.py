@@ -133,6 +133,7 @@ Mechanism = PrefixSum | LocalGaussian | BlockSum
 DecisionSets = Callable[[int], Tensor]  # a round to `K x d` points of the unit cube
 
 MAX_ROUNDS = 10**8
+MAX_OUTCOME = 1e6  # on the public scale: no public range is wider
 MAX_NUMBER = 1e15  # of what is released: beyond it nothing is a sum of clipped statistics
 MAX_NOISE = 64.0  # standard deviations that noise never exceeds
 NUM_RAW = 1000  # points of the cube that are looked at
@@ -580,6 +581,7 @@ class PrivateUCBAgent:
 
     state_type = PrivateUCBAgentState
     accepts = (Query,)
+    defers = False
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit) or self.adjacency not in get_args(Adjacency):
@@ -697,9 +699,13 @@ class PrivateUCBAgent:
             ledger=ledger,
         )
 
-    def ask(self, state: PrivateUCBAgentState) -> Tensor | Pending | None:
-        """The action, `1 x d`, or None if it has been played."""
-        if state.step == "rest":
+    def wants(self, state: PrivateUCBAgentState) -> bool:
+        """Whether the action of the round is still to be played."""
+        return state.step == "query"
+
+    def ask(self, state: PrivateUCBAgentState, pending: Tensor) -> Tensor | Pending | None:
+        """The action, `1 x d`, or None if it has been played or is being played."""
+        if state.step == "rest" or len(pending):
             return None
         if state.action is not None:
             return state.action
@@ -723,9 +729,24 @@ class PrivateUCBAgent:
         _check_arms(arms, self.space.dim, f"The decision set of round {t}")
         return arms.double()
 
+    def left(self, state: PrivateUCBAgentState, pending: int) -> int:
+        """One query at a time, or the points of the start."""
+        return int(self.wants(state) and not pending)
+
     def tell(self, state: PrivateUCBAgentState, X: Tensor, Y: Tensor) -> PrivateUCBAgentState:
-        """The state after an action; needs no broadcast, so that a late value can be told."""
-        return replace(state, step="rest", X=X, Y=self.space.outcome.to_public(Y))
+        """The state after an action; needs no broadcast, so that a late value can be told.
+
+        An action that failed has the worst outcome there is, which is clipped to the public range.
+        """
+        Y = self.space.outcome.to_public(Y).nan_to_num(nan=-MAX_OUTCOME)
+        return replace(state, step="rest", X=X, Y=Y)
+
+    def attach(self, state: PrivateUCBAgentState, X: Tensor, Y: Tensor) -> PrivateUCBAgentState:
+        """Refused: what an agent has not played in a round is in no release."""
+        raise InputDataError(
+            "A private bandit learns from what is played in its rounds: results that exist already "
+            "cannot be attached."
+        )
 
     def reply(
         self, state: PrivateUCBAgentState
