@@ -382,8 +382,10 @@ class Site:
         known = next((a for a in self._answers if label and a.label == label), None)
         if known is not None:
             return self._trial(known)
-        is_point = isinstance(parameters, Tensor)
-        X = parameters.double() if is_point else self.space.to_unit([parameters])
+        if isinstance(parameters, Tensor):
+            X = parameters.double()
+        else:
+            X = self.space.to_unit([parameters])
         if X.shape != (1, self.space.dim) or not bool(((X >= 0) & (X <= 1)).all()):
             raise InputDataError(
                 f"Expected one point of the unit cube, `1 x {self.space.dim}`, got shape "
