@@ -507,6 +507,7 @@ class FederatedGenerationNode(ExternalGenerationNode):
         left = self._left() or self._new()
         if left:
             self._given.append(left[0])
+            self._live().site.take(left[0])
             return self._live().parameters(left[0])
         site = self._live()
         if site.finished:

@@ -159,9 +159,9 @@ def test_the_one_key_of_ckks_goes_to_the_sites_only(tmp_path: Path) -> None:
     assert len(at["hub"]) == 1
     assert all(len(at[name]) == 2 for name in SITES)
     site = SiteFolder.create(tmp_path / "site")
-    with site.site(study, "north", keys=tmp_path / "keys" / "north").journal:
+    with site.site(study, "north", keys=tmp_path / "keys" / "north"):
         pass
-    with site.site(study, "north").journal:  # it has them now
+    with site.site(study, "north"):  # it has them now
         pass
     other = SiteFolder.create(tmp_path / "other")
     with pytest.raises(Exception, match="not in this store"):

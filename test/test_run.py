@@ -372,10 +372,10 @@ def dying(action):
     return step
 
 from botorch_fed import run as module
-from botorch_fed.protocols.store import FileJournal, FileStore
+from botorch_fed.federation.log import FileLog
+from botorch_fed.protocols.store import FileStore
 FileStore.put = dying(FileStore.put)
-FileJournal.record = dying(FileJournal.record)
-FileJournal.release = dying(FileJournal.release)
+FileLog.append = dying(FileLog.append)
 module._append = dying(module._append)
 run(study(), Bowls(noise_std=0.1), seed=3, out=sys.argv[1], resume=True)
 """

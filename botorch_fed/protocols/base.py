@@ -86,7 +86,7 @@ class Agent(Protocol[A]):
     def wants(self, state: A) -> bool:
         """Whether the reply to the last request waits for an evaluation."""
 
-    def ask(self, state: A, pending: Tensor) -> Tensor | Pending | None:
+    def ask(self, state: A, pending: Tensor | None = None) -> Tensor | Pending | None:
         """Points to evaluate next, `q x d`; `Pending`; or None if there are none to evaluate.
 
         `pending` are points `k x d` that were asked for and have no answer yet.

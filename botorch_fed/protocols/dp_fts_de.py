@@ -453,9 +453,11 @@ class DPFTSDEAgent:
         """Whether the start or a query is still to be made."""
         return state.phase == "query" or (state.phase == "start" and len(self._design(state)) > 0)
 
-    def ask(self, state: DPFTSDEAgentState, pending: Tensor) -> Tensor | Pending | None:
+    def ask(
+        self, state: DPFTSDEAgentState, pending: Tensor | None = None
+    ) -> Tensor | Pending | None:
         """The initial points `n x d`, the next one `1 x d`, or None if nothing is to be done."""
-        if state.phase in ("rest", "share") or len(pending):
+        if state.phase in ("rest", "share") or (pending is not None and len(pending)):
             return None
         if state.phase == "start":
             design = self._design(state)
@@ -465,7 +467,9 @@ class DPFTSDEAgent:
 
     def left(self, state: DPFTSDEAgentState, pending: int) -> int:
         """One query at a time, or the points of the start."""
-        return int(self.wants(state) and not pending)
+        if pending or not self.wants(state):
+            return 0
+        return 1 if state.phase == "query" else len(self._design(state))
 
     def tell(self, state: DPFTSDEAgentState, X: Tensor, Y: Tensor) -> DPFTSDEAgentState:
         """The state after a query; needs no broadcast, so that a late value can always be told."""

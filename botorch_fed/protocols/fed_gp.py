@@ -703,9 +703,9 @@ class FedGPAgent:
         """Whether the start or a query is still to be made."""
         return state.step == "query" or (state.step == "start" and len(self._design(state)) > 0)
 
-    def ask(self, state: FedGPAgentState, pending: Tensor) -> Tensor | Pending | None:
+    def ask(self, state: FedGPAgentState, pending: Tensor | None = None) -> Tensor | Pending | None:
         """The initial points `n x d`, the next one `1 x d`, or None if nothing is to be done."""
-        if len(pending):
+        if pending is not None and len(pending):
             return None
         if state.step == "start":
             design = self._design(state)
@@ -826,7 +826,9 @@ class FedGPAgent:
 
     def left(self, state: FedGPAgentState, pending: int) -> int:
         """One query at a time, or the points of the start."""
-        return int(self.wants(state) and not pending)
+        if pending or not self.wants(state):
+            return 0
+        return 1 if state.step == "query" else len(self._design(state))
 
     def tell(self, state: FedGPAgentState, X: Tensor, Y: Tensor) -> FedGPAgentState:
         """The state after a query; needs no broadcast, so that a late value can always be told."""

@@ -412,9 +412,9 @@ class FTSAgent:
         """Whether the round asks for a query that was not told."""
         return state.querying
 
-    def ask(self, state: FTSAgentState, pending: Tensor) -> Tensor | Pending | None:
+    def ask(self, state: FTSAgentState, pending: Tensor | None = None) -> Tensor | Pending | None:
         """The next `q x d` points, or None if the round asks for none or they are being tried."""
-        if not state.querying or len(pending):
+        if not state.querying or (pending is not None and len(pending)):
             return None
         others = self._others(state)
         chosen = torch.zeros(0, self.space.dim).double()
@@ -430,8 +430,8 @@ class FTSAgent:
         return chosen
 
     def left(self, state: FTSAgentState, pending: int) -> int:
-        """One query at a time, or the points of the start."""
-        return int(self.wants(state) and not pending)
+        """One query at a time."""
+        return self.q if state.querying and not pending else 0
 
     def tell(self, state: FTSAgentState, X: Tensor, Y: Tensor) -> FTSAgentState:
         """The state after a query; needs no broadcast, so that a late value can always be told."""

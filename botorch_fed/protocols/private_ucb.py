@@ -703,9 +703,11 @@ class PrivateUCBAgent:
         """Whether the action of the round is still to be played."""
         return state.step == "query"
 
-    def ask(self, state: PrivateUCBAgentState, pending: Tensor) -> Tensor | Pending | None:
+    def ask(
+        self, state: PrivateUCBAgentState, pending: Tensor | None = None
+    ) -> Tensor | Pending | None:
         """The action, `1 x d`, or None if it has been played or is being played."""
-        if state.step == "rest" or len(pending):
+        if state.step == "rest" or (pending is not None and len(pending)):
             return None
         if state.action is not None:
             return state.action
@@ -730,7 +732,7 @@ class PrivateUCBAgent:
         return arms.double()
 
     def left(self, state: PrivateUCBAgentState, pending: int) -> int:
-        """One query at a time, or the points of the start."""
+        """One action at a time."""
         return int(self.wants(state) and not pending)
 
     def tell(self, state: PrivateUCBAgentState, X: Tensor, Y: Tensor) -> PrivateUCBAgentState:

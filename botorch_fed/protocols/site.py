@@ -429,11 +429,17 @@ class Site:
 
     @property
     def left(self) -> int:
-        """How many new trials `ask` has now, at least."""
+        """How many trials can be chosen now beside those that are open, at least."""
         if self._request is None:
             return 0
-        free = len(self._free())
-        return free + self.agent.left(self._state, sum(len(batch.open) for batch in self._batches))
+        return self.agent.left(self._state, sum(len(batch.open) for batch in self._batches))
+
+    def take(self, id: int) -> None:
+        """Note that an open trial was given to somebody, who will answer it."""
+        with self._lock:
+            self._check_open(id)
+            if id not in self._handed:
+                self._hand((id,))
 
     def observations(self, start: int = 0) -> Sequence[Observation]:
         """The answered trials in the order of their answers, from one on."""

@@ -29,10 +29,12 @@ from botorch_fed.engines import flower
 from botorch_fed.engines.flower import FlowerExchange
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.site_process import Background, SiteProcess
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.protocols.base import Outgoing
 from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileBlobs, FileJournal, FileStore
+from botorch_fed.protocols.store import FileBlobs
 from test.protocols.search import BoxAgent, BoxServer
 
 NAMES = ("a", "b", "c")
@@ -111,9 +113,9 @@ class Machines:
     def start(self, name: str, objective: Any = bowl) -> None:
         home = self.folder / name
         home.mkdir(mode=0o700, exist_ok=True)
-        store, journal = FileStore(home / "record"), FileJournal(home / "journal")
+        log = FileLog(home / "log", SITE_EVENTS)
         agent = BoxAgent(seed=NAMES.index(name), blobs=FileBlobs(home / "blobs"))
-        site = self.sites[name] = Site(name, agent, objective, store=store, journal=journal)
+        site = self.sites[name] = Site(name, agent, objective, log=log)
         process = self.processes[name] = SiteProcess(site, home / "socket")
         threading.Thread(target=process.serve, daemon=True).start()
 
@@ -123,7 +125,7 @@ class Machines:
         process.close()
 
     def points(self, name: str) -> Tensor:
-        return torch.cat([observation.X for observation in self.sites[name].journal])
+        return torch.cat([observation.X for observation in self.sites[name].observations()])
 
 
 @pytest.fixture
@@ -150,7 +152,7 @@ def test_a_run_is_a_run_in_process(machines: Machines) -> None:
     near = drive(SERVER, InProcess(sites), on_round=again.append)
     assert torch.equal(far.best.X, near.best.X)
     for site in sites:
-        there = torch.cat([observation.X for observation in site.journal])
+        there = torch.cat([observation.X for observation in site.observations()])
         assert torch.equal(machines.points(site.name), there)
     for one, other in zip(rounds, again, strict=True):
         assert one.exchanged.bytes_down == other.exchanged.bytes_down

@@ -42,7 +42,8 @@ def broken(X: Tensor) -> Tensor:
 
 def make_site(name: str, *, objective: Any = bowl, blobs: MemoryBlobs | None = None) -> Site:
     blobs = MemoryBlobs() if blobs is None else blobs
-    return Site(name, BoxAgent(seed=NAMES.index(name), blobs=blobs), objective)
+    agent = BoxAgent(seed=NAMES.index(name), blobs=blobs)
+    return Site(name, agent, objective, raise_errors=True)
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ OVEN = SearchSpace(
 
 
 def by_hand(home: Home, **options: Any) -> Site:
-    return home.site(BoxAgent(seed=1, per_round=2, **options), "none")
+    return home.site(BoxAgent(seed=1, per_round=2, defers=True, **options), "none")
 
 
 def asked(home: Home, site: Site, serial: int = 1) -> Site:
@@ -89,7 +89,7 @@ def test_an_open_trial_outlives_rounds_and_restarts(tmp_path: Path) -> None:
     home = Home()
 
     def opened() -> Site:
-        agent = BoxAgent(seed=1, per_round=1, blobs=home.blobs)
+        agent = BoxAgent(seed=1, per_round=1, defers=True, blobs=home.blobs)
         return Site("a", agent, None, log=FileLog(tmp_path / "site", SITE_EVENTS))
 
     with opened() as site:

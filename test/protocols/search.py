@@ -57,7 +57,7 @@ class BoxAgent:
     busy_rounds: tuple[int, ...] = ()
     blobs: Blobs = field(default_factory=MemoryBlobs)
     draws: int = 0
-    defers: bool = True
+    defers: bool = False
     state_type: type[AgentState] = AgentState
     accepts: tuple[type, ...] = (Ask,)
 

@@ -28,6 +28,8 @@ from botorch_fed.acquisition import (
 )
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
+from botorch_fed.federation.log import Log
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
@@ -77,7 +79,7 @@ from botorch_fed.protocols.dp_fts_de import (
 from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.noisy_prior import MIN_RELIABILITY, Heard, Outlook
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import TransferSearch, dealt_design
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
@@ -135,7 +137,7 @@ class Silence:
 # ------------------------------------------------------------------ a federation
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Somebody pulled the plug."""
 
 
@@ -149,8 +151,7 @@ class Federation:
     absent: Callable[[str, int], bool] | None = None
 
     def __post_init__(self) -> None:
-        self.stores = {name: MemoryStore() for name in self.objectives}
-        self.journals = {name: Journal() for name in self.objectives}
+        self.logs = {name: Log(SITE_EVENTS) for name in self.objectives}
         self.rounds: list[Round] = []
         self.traffic: list[bytes] = []
         self.requests: list[list[Query]] = []
@@ -167,9 +168,7 @@ class Federation:
         self.sites = {}
         for i, (name, objective) in enumerate(self.objectives.items()):
             agent = self.study.agent(name, self.space, i, MemoryBlobs())
-            self.sites[name] = Site(
-                name, agent, objective, store=self.stores[name], journal=self.journals[name]
-            )
+            self.sites[name] = Site(name, agent, objective, log=self.logs[name])
 
     def exchange(self, outgoing: Outgoing) -> Exchanged:
         self.traffic += [*outgoing.requests.values(), *outgoing.blobs.values()]
@@ -1232,7 +1231,7 @@ def test_agents_that_require_more_refuse() -> None:
         try:
             federation.drive()
         except ProtocolError:
-            assert all(site.journal.empty for site in federation.sites.values())
+            assert all(not site.trials() for site in federation.sites.values())
             return ["refused"]
         return sorted(set(federation.failures("ann")))
 

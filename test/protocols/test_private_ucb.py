@@ -23,6 +23,8 @@ from torch import Tensor
 from botorch_fed.acquisition import private_ucb_width
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
+from botorch_fed.federation.log import Log
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import (
     AdditiveFeatures,
     BasisGP,
@@ -72,7 +74,7 @@ from botorch_fed.protocols.private_ucb import (
     unit_features,
 )
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileStore, Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.store import FileStore, MemoryBlobs, MemoryStore
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome as OutcomeMap
@@ -104,7 +106,7 @@ def sets(name: str, t: int, count: int = 7) -> Tensor:
     return generator(0, "sets", name, t).uniform(count, 2)
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Somebody pulled the plug."""
 
 
@@ -122,8 +124,7 @@ class Federation:
     site_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.stores = {name: MemoryStore() for name in self.names}
-        self.journals = {name: Journal() for name in self.names}
+        self.logs = {name: Log(SITE_EVENTS) for name in self.names}
         self.rounds: list[Round] = []
         self.down: list[list[bytes]] = []
         self.up: list[dict[str, Any]] = []
@@ -138,8 +139,7 @@ class Federation:
         self.sites = {}
         for i, name in enumerate(self.names):
             agent = replace(self.study.agent(name, SQUARE, i, MemoryBlobs()), **self.site_options)
-            store, journal = self.stores[name], self.journals[name]
-            self.sites[name] = Site(name, agent, self.objective(name), store=store, journal=journal)
+            self.sites[name] = Site(name, agent, self.objective(name), log=self.logs[name])
 
     def exchange(self, outgoing: Outgoing) -> Exchanged:
         self.down.append([*outgoing.requests.values(), *outgoing.blobs.values()])
@@ -174,8 +174,8 @@ class Federation:
     def played(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
         """By round and agent, what was played and its outcome on the public scale."""
         rounds: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in range(len(self.rounds))]
-        for name, journal in self.journals.items():
-            for seen in journal:
+        for name, site in self.sites.items():
+            for seen in site.observations():
                 rounds[seen.serial - 1][name] = seen.X, SQUARE.outcome.to_public(seen.Y)
         return rounds
 
@@ -1155,7 +1155,7 @@ def test_a_value_that_comes_too_late_is_neither_sent_nor_paid_for() -> None:
     assert [failure.code for failure in codes if failure is not None] == ["busy"]
     state = federation.sites["bob"].state
     assert (state.releases, state.ledger.releases) == (3, 3)
-    assert len(federation.journals["bob"]) == 4
+    assert len(federation.sites["bob"].trials()) == 4
     assert federation.report()["outcomes"] == 11
 
 

@@ -807,7 +807,7 @@ def test_an_agent_that_counts_for_nothing_is_not_heard() -> None:
     assert torch.equal(points_of(one, "ann"), points_of(two, "ann"))
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Somebody pulled the plug."""
 
 
