@@ -317,6 +317,18 @@ def _status(status: TrialStatus, value: float) -> Status:
 # ------------------------------------------------------------------ a site
 
 
+class _ReadingSite(Site):
+    """A site that reads its experiment before it answers a request."""
+
+    def __init__(self, read: Callable[[], None], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._read = read
+
+    def respond(self, request: bytes, *, defer: bool = False) -> bytes:
+        self._read()
+        return super().respond(request, defer=defer)
+
+
 class AxSite:
     """One agent whose trials are those of an Ax experiment.
 
@@ -355,7 +367,7 @@ class AxSite:
         self._experiment: Experiment | None = None
         self._map: AxMap | None = None
         self._left_out: set[str] = set()  # arms that cannot be attached
-        self.site = Site(name, agent, None, run=run, log=log)
+        self.site: Site = _ReadingSite(self._read_if_joined, name, agent, None, run=run, log=log)
         self.key = f"{run}/{name}/{self.site.token}"
         _SITES[self.key] = self
 
@@ -419,6 +431,10 @@ class AxSite:
         for arm in self._all_arms():
             if arm.status == "done" and (arm.tag is None or arm.tag[0] != self.key):
                 self._attach(arm)
+
+    def _read_if_joined(self) -> None:
+        if self.joined:
+            self.read()
 
     def wanted(self) -> list[int]:
         """Trials of the site that are to be evaluated and that no trial of Ax is about."""
@@ -677,8 +693,6 @@ class AxFederation:
         absent = [name for name, site in self.sites.items() if not site.joined]
         if absent:
             raise ProtocolError(f"Sites {absent[:8]} have no client: call join(name, client).")
-        for site in self.sites.values():
-            site.read()
         try:
             drive(
                 self._server,

@@ -425,7 +425,7 @@ class Site:
     def point(self, id: int) -> Tensor:
         """The point of an open trial in the unit cube, `1 x d`."""
         self._check_open(id)
-        return next(batch.points([id]) for batch in self._batches if id in batch.open)
+        return self._batch_of(id).points([id])
 
     @property
     def left(self) -> int:
@@ -665,7 +665,7 @@ class Site:
     def _answered(self, event: Observed | Failed, *, tells: bool = True) -> None:
         """Note answers, and tell the agent of a batch that is complete."""
         for row, number in enumerate(event.trials):
-            batch = next(batch for batch in self._batches if number in batch.open)
+            batch = self._batch_of(number)
             X, none = batch.points([number]), _column([])
             if isinstance(event, Observed):
                 batch.answer(number, float(event.Y[row]))
@@ -682,6 +682,15 @@ class Site:
                 self._batches.remove(batch)
                 if tells:
                     self._state = self.agent.tell(self._state, batch.X.clone(), batch.Y.clone())
+
+    def _batch_of(self, trial: int) -> Batch:
+        for batch in self._batches:
+            if trial in batch.open:
+                return batch
+        raise ProtocolError(
+            f"{self.log!r} answers trial {trial}, which is not open: it is no log of a site, or "
+            "two sites have written to it."
+        )
 
     def _attached(self, event: Attached) -> None:
         for row in range(len(event.X)):

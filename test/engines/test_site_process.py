@@ -291,9 +291,9 @@ def test_trials_are_answered_over_the_socket(tmp_path: Path) -> None:
         return json.loads(ask(path, [b"verb", json.dumps(fields).encode()]))
 
     def answer_all(_: Any) -> None:
-        while trials := verb(verb="ask", n=9)["trials"]:
+        while trials := verb(verb="ask")["trials"]:
             for trial in trials:
-                x = torch.tensor([list(trial["parameters"].values())]).double()
+                x = torch.tensor([list(trial["parameters"].values())], dtype=torch.float64)
                 verb(verb="tell", id=trial["id"], value=float(bowl(x)))
 
     with running(site_in(tmp_path / "a", None), path):
