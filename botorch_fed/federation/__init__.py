@@ -1,0 +1,6 @@
+r"""One agent and one server for every protocol.
+
+terms       Terms, and what a search and an aggregation have to provide
+agent       FederatedAgent: a site's side
+server      FederatedServer: the hub's side
+"""
