@@ -1,7 +1,7 @@
 r"""Studies: constructors of terms, of a server and of agents.
 
-    Federation   any search with any aggregation
-    FTS          federated Thompson sampling; by default `TransferSearch` on relayed messages
+Federation   any search with any aggregation
+FTS          federated Thompson sampling; by default `TransferSearch` on relayed messages
 """
 
 from __future__ import annotations
@@ -157,6 +157,11 @@ class Federation:
         """Agents that a setting names."""
         return set()
 
+    @property
+    def requirement(self) -> dict[str, Any]:
+        """What agents require: `require`, `unit` and `adjacency` of a `FederatedAgent`."""
+        return {}
+
     def hub_resources(self) -> Resources:
         """What the hub has and no other party knows."""
         return Resources()
@@ -174,6 +179,7 @@ class Federation:
             data=self.data.get(name),
             candidates=self.candidates,
             initial_design=design_of(self.initial_design, name),
+            **self.requirement,
             resources=self.site_resources(name),
             blobs=blobs,
         )
@@ -259,7 +265,7 @@ class FTS(Federation):
 
 
 def default_kernel(dim: int) -> StationaryKernel:
-    """The public SE kernel of published messages; length scales grow as the root of the dimension."""
+    """The public SE kernel of published messages; its length scale grows with the dimension."""
     return StationaryKernel(float("inf"), [LENGTHSCALE * (dim / 2) ** 0.5] * dim)
 
 

@@ -5,10 +5,10 @@ A protocol is a search times an aggregation:
     Search        what a site says (a message), and where it looks next
     Aggregation   who is asked for what, how messages become releases, what that costs
 
-Both are frozen dataclasses of public settings. Settings that are a site's own business are declared
-by `own`; they do not travel and need not agree. A site derives its own `Terms` from its own study.
-The hub sends a `Setup`: every public setting in words, the roster, the shared basis and its promise.
-A site refuses words that differ from its own.
+Both are frozen dataclasses of public settings. A setting that is a site's own business is declared
+by ``metadata=OWN``: it does not travel and need not agree. A site derives its own `Terms` from its
+own study. The hub sends a `Setup`: every public setting in words, the roster, the shared basis and
+its promise. A site refuses words that differ from its own.
 
 What a part remembers is a frozen dataclass that `wire.codec` can encode: of a search and of the
 site's side of an aggregation their `memory_type`, of the hub's side its `state_type`.
@@ -46,9 +46,7 @@ _REMEMBERED = 16
 T = TypeVar("T")
 
 
-def own(**options: Any) -> Any:
-    """A field that is a site's own business: it does not travel, and need not agree."""
-    return field(metadata={"own": True}, **options)
+OWN = {"own": True}  # of a field that is a site's own business: `field(…, metadata=OWN)`
 
 
 # ------------------------------------------------------------------ messages
@@ -489,7 +487,9 @@ def in_words(value: Any, name: str, *, with_own: bool = False) -> dict[str, str]
         said = {name: type(value).__name__}
         for item in fields(value):
             if with_own or not item.metadata.get("own"):
-                said |= in_words(getattr(value, item.name), f"{name}.{item.name}", with_own=with_own)
+                said |= in_words(
+                    getattr(value, item.name), f"{name}.{item.name}", with_own=with_own
+                )
         return said
     if isinstance(value, Mapping):
         return _all_words({str(key): value[key] for key in sorted(value)}, name, with_own)
@@ -534,16 +534,15 @@ def check_vector(values: Tensor, size: int, what: str, most: float = MAX_WEIGHT)
         raise MessageError(f"{what} has a number that exceeds {most:g}, or is not finite.")
 
 
-_MADE: dict[Hashable, Any] = {}
+_MADE: list[dict[Hashable, Any]] = [{}]  # replaced, never changed: threads share it
 
 
 def remembered(key: Hashable, make: Callable[[], T]) -> T:
     """What is public and the same for all sites of a process, worked out once."""
-    global _MADE
-    known = _MADE
+    known = _MADE[0]
     if key in known:
         found: T = known[key]
         return found
     made = make()
-    _MADE = dict([*known.items(), (key, made)][-_REMEMBERED:])
+    _MADE[0] = dict([*known.items(), (key, made)][-_REMEMBERED:])
     return made

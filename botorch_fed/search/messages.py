@@ -1,16 +1,16 @@
 r"""Messages over the shared basis, and searches that read those of others row by row.
 
-    kind                      numbers           of whom
-    "own_mean"                M + 5             `TransferSearch`: the mean of the own model
-    "mean", "sample"          M                 federated Thompson sampling as published
-    "summary"                 M(M + 3)/2        RGPE
-    "summary_and_incumbent"   M(M + 3)/2 + 1    TAF: the best value a site has observed, a leak
+kind                      numbers           of whom
+"own_mean"                M + 5             `TransferSearch`: the mean of the own model
+"mean", "sample"          M                 federated Thompson sampling as published
+"summary"                 M(M + 3)/2        RGPE
+"summary_and_incumbent"   M(M + 3)/2 + 1    TAF: the best value a site has observed, a leak
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Literal
 
@@ -19,7 +19,7 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import MessageError, NumericalError
-from botorch_fed.federation.terms import MAX_WEIGHT, Search, Terms, View, check_vector, own
+from botorch_fed.federation.terms import MAX_WEIGHT, OWN, Search, Terms, View, check_vector
 from botorch_fed.models import (
     FeatureMap,
     Summary,
@@ -191,8 +191,8 @@ class RowSearch(Search):
             named has weight 0. Default equal.
     """
 
-    messages: Message = Message()  # noqa: RUF009 - frozen
-    agent_weights: Mapping[AgentId, float] | None = own(default=None)
+    messages: Message = Message()
+    agent_weights: Mapping[AgentId, float] | None = field(default=None, metadata=OWN)
 
     def __post_init__(self) -> None:
         if any(not 0 <= w <= MAX_WEIGHT for w in (self.agent_weights or {}).values()):
@@ -247,8 +247,8 @@ class TransferRows(RowSearch):
         strategy: How a site uses messages and data.
     """
 
-    messages: Message = Message("own_mean")  # noqa: RUF009 - frozen
-    strategy: TransferSearch = own(default=TransferSearch())
+    messages: Message = Message("own_mean")
+    strategy: TransferSearch = field(default=TransferSearch(), metadata=OWN)
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` for messages that are no functions."""

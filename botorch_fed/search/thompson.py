@@ -26,7 +26,7 @@ from botorch.models import SingleTaskGP
 from torch import Tensor
 
 from botorch_fed.acquisition import InverseSquare, MixingSchedule, ThompsonSampling, weight_path
-from botorch_fed.federation.terms import Terms, View, own
+from botorch_fed.federation.terms import OWN, Terms, View
 from botorch_fed.models import (
     FeatureMap,
     MessagePriorGP,
@@ -36,7 +36,6 @@ from botorch_fed.models import (
     own_gp,
 )
 from botorch_fed.models.features import log_warp
-from botorch_fed.protocols.base import AgentId
 from botorch_fed.protocols.own_step import OwnStrategy, expected_improvement, random_point
 from botorch_fed.rng import Generator
 from botorch_fed.search.messages import SUMMARIES, Others, RowSearch
@@ -111,7 +110,7 @@ class ThompsonSearch(RowSearch):
         strategy: How a site uses messages and data.
     """
 
-    strategy: Strategy = own(default=Strategy())
+    strategy: Strategy = field(default=Strategy(), metadata=OWN)
 
     memory_type = ThompsonMemory
 
