@@ -4,6 +4,7 @@ The layout is MessagePack (https://msgpack.org), read and written by the `msgpac
 
     [format version, class name, [field, field, …]]        a message
     [field, field, …]                                      a dataclass inside it
+    [class name, [field, field, …]]                        one of several dataclasses inside it
     [dtype, [dim, …], bin]                                 a tensor: little endian, row major
 
 Types are never named by the data: `decode` is told which classes it may build, and the annotations
@@ -13,8 +14,9 @@ bytes for the same object are refused, so that a broadcast can be addressed by i
 
 Allowed annotations: `bool`, `int` (64 bits, signed), `float`, `str`, `bytes`, `Tensor` (float64,
 int64, uint8, bool), `Literal` of strings, `tuple[X, ...]`, `tuple[X, Y]`, `Mapping[str, X]`, frozen
-dataclasses that do not contain themselves, and `X | None` of these. A class with anything else is a
-programming error, reported as `TypeError` before any byte is looked at.
+dataclasses that do not contain themselves, unions of such dataclasses with different names, and
+`X | None` of these. A class with anything else is a programming error, reported as `TypeError`
+before any byte is looked at.
 """
 
 from __future__ import annotations
@@ -451,6 +453,30 @@ class _Record(_Kind):
             raise _Misfit(f"is not valid: {type(error).__name__}") from error
 
 
+class _Union(_Kind):
+    """One of several frozen dataclasses, told apart by their names: a closed set."""
+
+    def __init__(self, records: list[_Record]) -> None:
+        self.records = {record.name: record for record in records}
+        self.words = " or ".join(self.records)
+
+    def pack(self, value: Any, budget: _Budget) -> Any:
+        name = type(value).__name__
+        if name not in self.records:
+            raise _Misfit(f"must be {self.words}, got {name}")
+        budget.pay(2)
+        return [name, self.records[name].pack(value, budget)]
+
+    def unpack(self, value: Any, budget: _Budget) -> Any:
+        if type(value) is not list or len(value) != 2 or type(value[0]) is not str:
+            raise _Misfit(f"must be the name and the fields of {self.words}")
+        name, fields = value
+        if name not in self.records:
+            raise _Misfit(f"must be {self.words}, got {_shown(name)}")
+        budget.pay(2)
+        return self.records[name].unpack(fields, budget)
+
+
 @cache
 def _record(cls: Any) -> _Record:
     """The fields of a top-level class, checked once."""
@@ -482,9 +508,10 @@ def _compile(annotation: Any, where: str, inside: tuple[Any, ...]) -> _Kind:
         return _Scalar(annotation)
     if annotation is Tensor:
         return _Array()
-    if origin in (Union, types.UnionType) and len(args) == 2 and type(None) in args:
-        inner = args[0] if args[1] is type(None) else args[1]
-        return _Optional(_compile(inner, where, inside))
+    if origin in (Union, types.UnionType):
+        inner = [_compile(a, where, inside) for a in args if a is not type(None)]
+        kind = inner[0] if len(inner) == 1 else _compile_union(inner, where)
+        return kind if type(None) not in args else _Optional(kind)
     if origin is Literal and all(type(value) is str for value in args):
         return _Choice(args)
     if origin is tuple and (args or annotation == tuple[()]):
@@ -496,3 +523,10 @@ def _compile(annotation: Any, where: str, inside: tuple[Any, ...]) -> _Kind:
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return _compile_record(annotation, inside)
     raise TypeError(f"{where}: {annotation} cannot stand in a message.")
+
+
+def _compile_union(kinds: list[_Kind], where: str) -> _Union:
+    records = [kind for kind in kinds if isinstance(kind, _Record)]
+    if len(records) < len(kinds) or len({record.name for record in records}) < len(records):
+        raise TypeError(f"{where}: a union in a message is of dataclasses of different names.")
+    return _Union(records)

@@ -381,15 +381,84 @@ def test_classes_that_cannot_be_messages(cls: type) -> None:
         encode(object.__new__(cls) if cls not in (int, dict) else cls())
 
 
+@dataclass(frozen=True)
+class Nested:
+    rows: Mapping[str, tuple[int, ...]]
+
+    @classmethod
+    def of(cls, count: int) -> Nested:
+        return cls({"a": (count,)})
+
+
+@dataclass(frozen=True)
+class Choice:
+    step: Other | Nested
+    maybe: Other | Nested | None = None
+    several: tuple[Other | Nested, ...] = ()
+
+
+@dataclass(frozen=True)
+class MixedChoice:
+    value: Other | int
+
+
+CHOICE = Choice(Other(1), Nested.of(3), (Nested.of(0), Other(2)))
+
+
+def test_a_union_of_dataclasses_travels_with_the_name() -> None:
+    data = encode(CHOICE)
+    assert decode(data, Choice) == CHOICE
+    assert decode(encode(replace(CHOICE, maybe=None)), Choice).maybe is None
+    body = msgpack.unpackb(data)
+    assert body[2][0] == ["Other", [1]]
+
+
+@pytest.mark.parametrize(
+    ("step", "match"),
+    [
+        (["Inner", [1]], "step must be Other or Nested, got 'Inner'"),
+        (["Sample", []], "must be Other or Nested"),
+        (["Other", [1, 2]], "must have 1 fields"),
+        (["Other"], "must be the name and the fields"),
+        (["Other", [1], 0], "must be the name and the fields"),
+        ([b"Other", [1]], "must be the name and the fields"),
+        ([["Other"], [1]], "must be the name and the fields"),
+        ([1], "must be the name and the fields"),
+        ("Other", "must be the name and the fields"),
+        ({"Other": [1]}, "must be the name and the fields"),
+        (None, "must be the name and the fields"),
+    ],
+)
+def test_a_union_is_a_closed_set(step: Any, match: str) -> None:
+    data = msgpack.packb([FORMAT_VERSION, "Choice", [step, None, []]], use_bin_type=True)
+    with pytest.raises(MessageError, match=match):
+        decode(data, Choice)
+    with pytest.raises(MessageError, match="must be Other or Nested, got Inner"):
+        encode(Choice(Inner(torch.zeros(1))))  # type: ignore[arg-type]
+
+
+def test_a_union_pays_for_its_items() -> None:
+    many = [["Other", [1]]] * (codec.MAX_ITEMS // 4)
+    data = msgpack.packb([FORMAT_VERSION, "Choice", [many[0], None, many]], use_bin_type=True)
+    with pytest.raises(MessageError, match="items"):
+        decode(data, Choice)
+
+
+def test_a_union_of_other_things_is_no_message() -> None:
+    with pytest.raises(TypeError, match="union in a message"):
+        encode(MixedChoice(1))
+    twin: Any = type("Other", (), {"__annotations__": {"count": int}})
+    twins: Any = type(
+        "Twins", (), {"__annotations__": {"value": Other | dataclass(frozen=True)(twin)}}
+    )
+    with pytest.raises(TypeError, match="different names"):
+        encode(dataclass(frozen=True)(twins)(Other(1)))
+
+
 def test_classes_of_one_name_are_not_confused() -> None:
     twin = type("Other", (), {"__annotations__": {"count": int}})
     with pytest.raises(TypeError, match="different names"):
         decode(encode(Other(1)), Other, dataclass(frozen=True)(twin))
-
-
-@dataclass(frozen=True)
-class Nested:
-    rows: Mapping[str, tuple[int, ...]]
 
 
 def test_long_keys_cost_nothing() -> None:

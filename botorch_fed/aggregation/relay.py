@@ -1,0 +1,98 @@
+r"""Messages are passed on as they are: all agents read the newest message of each agent.
+
+    message        from -> to       content                                readable by
+    Setup          server -> agent  the terms and the shared basis         all
+    Order          server -> agent  whether to query, whether to say       that agent
+    Contribution   agent -> server  one vector                             server
+    Rows           server -> agent  the newest vectors of all agents       all agents
+
+The first round collects a message of everyone who has data; then every round lets the active
+agents query once.
+
+Guarantee: none. Trust: honest server and agents.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from botorch.exceptions.errors import InputDataError
+
+from botorch_fed.errors import MessageError
+from botorch_fed.federation.terms import Aggregation, Contribution, Order, Party, Terms
+from botorch_fed.protocols.base import AgentId
+from botorch_fed.search.releases import Rows
+
+
+@dataclass(frozen=True, eq=False)
+class RelayState:
+    """What the hub keeps: `t` counts finished rounds, the collection included."""
+
+    t: int
+    received: Rows | None
+
+
+@dataclass(frozen=True)
+class Relay(Aggregation):
+    """Pass messages on.
+
+    Attributes:
+        every: A new message of the active agents every so many rounds; 0 for none after the start.
+    """
+
+    every: int = 1
+
+    state_type = RelayState
+    broadcast_types = (Rows,)
+
+    def __post_init__(self) -> None:
+        if self.every < 0:
+            raise InputDataError(f"every counts rounds from 0, got {self.every}.")
+
+    def start(self, hub: Party) -> RelayState:
+        """The state before the collection."""
+        return RelayState(0, None)
+
+    def orders(self, hub: Party, state: RelayState) -> Mapping[AgentId, Order] | None:
+        """The collection, then one query per active agent and round."""
+        terms, t = hub.terms, state.t
+        if t > terms.queries:
+            return None
+        if t == 0:
+            return dict.fromkeys(terms.agents, Order(0, "nothing", True))
+        contribute = self.every > 0 and t % self.every == 0
+        return dict.fromkeys(terms.evaluating, Order(t, "next", contribute))
+
+    def broadcasts(self, hub: Party, state: RelayState) -> tuple[Any, ...]:
+        """The newest messages."""
+        return () if state.received is None else (state.received,)
+
+    def combine(
+        self, hub: Party, state: RelayState, inbox: Mapping[AgentId, Contribution]
+    ) -> RelayState:
+        """Replace the rows of those who replied; an absent agent keeps its old row."""
+        rows = {} if state.received is None else state.received.by_agent
+        new = {agent: (state.t, m.values) for agent, m in inbox.items() if m.values is not None}
+        if not new:
+            return replace(state, t=state.t + 1)
+        rows = {**rows, **new}
+        names = [agent for agent in hub.terms.agents if agent in rows]
+        received = Rows(
+            tuple(names),
+            tuple(rows[agent][0] for agent in names),
+            torch.stack([rows[agent][1] for agent in names]),
+        )
+        return RelayState(state.t + 1, received)
+
+    def check_published(self, terms: Terms, published: tuple[Any, ...]) -> None:
+        """Raise `MessageError` unless every row is a message."""
+        if len(published) > 1:
+            raise MessageError(f"Expected one table of messages, got {len(published)}.")
+        for rows in published:
+            if min(rows.made, default=0) < 0:
+                raise MessageError(f"Rounds count from 0, got {min(rows.made)}.")
+            for row in rows.weights:
+                terms.search.check(terms, row)

@@ -1,0 +1,491 @@
+r"""A site's side of every protocol: what it has observed, and what its two parts remember.
+
+The agent does what all protocols share: it compares terms, counts evaluations against its budget,
+asks for the points that a site begins with, snaps points to the grid of integers and choices, and
+keeps points apart that have no outcome yet. Its search says where to look, its aggregation what
+leaves the site.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field, make_dataclass, replace
+from functools import cache, cached_property
+from typing import Any
+
+import torch
+from botorch.exceptions.errors import BotorchError, InputDataError
+from torch import Tensor
+
+from botorch_fed.errors import FederatedError, MessageError, NumericalError
+from botorch_fed.federation.terms import (
+    MAX_WEIGHT,
+    Order,
+    Party,
+    Resources,
+    Setup,
+    Terms,
+    View,
+    in_words,
+    remembered,
+)
+from botorch_fed.models import FeatureMap, feature_map_from_tensors
+from botorch_fed.privacy import Adjacency, Budget, Guarantee, Unit
+from botorch_fed.protocols.base import AgentId, Pending
+from botorch_fed.protocols.own_step import (
+    answered,
+    check_data,
+    check_public_points,
+    public_data,
+    tensor_hash,
+)
+from botorch_fed.protocols.store import Blobs, MemoryBlobs
+from botorch_fed.rng import generator
+from botorch_fed.space import SearchSpace
+
+logger = logging.getLogger(__name__)
+
+MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows with the cube
+
+
+@dataclass(frozen=True, eq=False)
+class AgentState:
+    """An agent's private state; `state_type` adds the last order and the memories.
+
+    Attributes:
+        asking: How many evaluations the last request still waits for.
+        ahead: Evaluations that were made before a request asked for them.
+        used: Evaluations that were told or have failed.
+        first: How many of them were asked for together at the start.
+        broadcasts: Hashes of the setup and of what was published with the last request.
+        X: Own points in the unit cube, `n x d`.
+        Y: Own outcomes on the public scale, `n x 1`.
+        failed: Points that gave no value, `k x d`.
+        order: The last order; None before the first.
+        search: What the search remembers.
+        aggregation: What the site's side of the aggregation remembers.
+    """
+
+    asking: int
+    ahead: int
+    used: int
+    first: int
+    broadcasts: tuple[str, ...]
+    X: Tensor = field(repr=False)
+    Y: Tensor = field(repr=False)
+    failed: Tensor = field(repr=False)
+    order: Any
+    search: Any = field(repr=False)
+    aggregation: Any = field(repr=False)
+
+
+@cache
+def state_type(
+    orders: tuple[type, ...], search: type | None, aggregation: type | None
+) -> type[AgentState]:
+    """The state of an agent whose parts have these orders and memories."""
+
+    def optional(*kinds: type | None) -> Any:
+        union: Any = None
+        for kind in (*kinds, None):
+            union = kind if union is None else union | kind
+        return Order | None if union is None else union  # without a memory: always None
+
+    annotated: list[Any] = [
+        ("order", optional(*orders)),
+        ("search", optional(search), field(repr=False)),
+        ("aggregation", optional(aggregation), field(repr=False)),
+    ]
+    names = {"__module__": __name__, "__doc__": AgentState.__doc__}
+    return make_dataclass(
+        "AgentState", annotated, bases=(AgentState,), frozen=True, eq=False, namespace=names
+    )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FederatedAgent:
+    """One site of a federation.
+
+    Args:
+        name: Its name; the hub's roster has it.
+        terms: Its own terms; without a roster it takes the hub's.
+        seed: Its own seed, private.
+        data: Observations that it has already: points in the unit cube `n x d` and outcomes as
+            the site measures them `n x 1`.
+        candidates: The only points that it can evaluate, `K x d`; default the whole unit cube.
+        initial_design: Points `k x d` that it evaluates first, whatever was sent.
+        require: The most that a run may reveal about it: a hub that promises less privacy, or
+            none, is refused.
+        unit: What `require` is about: one of its records, or all of them.
+        adjacency: What else they might be, as `require` means it.
+        resources: What it has and no other party knows.
+        blobs: Where broadcasts lie.
+    """
+
+    name: AgentId
+    terms: Terms
+    seed: int = field(repr=False)
+    data: tuple[Tensor, Tensor] | None = field(default=None, repr=False)
+    candidates: Tensor | None = None
+    initial_design: Tensor | None = None
+    require: Budget | None = None
+    unit: Unit = "agent"
+    adjacency: Adjacency = "zero-out"
+    resources: Resources = field(default_factory=Resources)
+    blobs: Blobs = field(default_factory=MemoryBlobs)
+
+    def __post_init__(self) -> None:
+        d, q = self.space.dim, self.terms.q
+        check_public_points(self.candidates, self.initial_design, d)
+        if self.initial_design is not None and len(self.initial_design) % q:
+            raise InputDataError(
+                f"The initial design has {len(self.initial_design)} points, no multiple of q = {q}."
+            )
+        if self.candidates is not None and len(torch.unique(self.candidates, dim=0)) < q:
+            raise InputDataError(f"There are fewer different candidates than q = {q}.")
+        if self.data is not None:
+            check_data(self.data, d)
+
+    @property
+    def space(self) -> SearchSpace:
+        """The map of inputs and outcomes."""
+        return self.terms.space
+
+    @property
+    def accepts(self) -> tuple[type, ...]:
+        """The orders of the aggregation."""
+        return self.terms.aggregation.order_types
+
+    @property
+    def state_type(self) -> type[AgentState]:
+        """An `AgentState` with the memories of the two parts."""
+        aggregation = self.terms.aggregation
+        return state_type(
+            aggregation.order_types, self.terms.search.memory_type, aggregation.memory_type
+        )
+
+    @cached_property
+    def fingerprint(self) -> str:
+        """Hash of the settings that determine what it asks for; of the budget nothing."""
+        words = {
+            **self.terms.words,
+            **in_words(self.terms.search, "search", with_own=True),
+            **in_words(self.terms.aggregation, "aggregation", with_own=True),
+        }
+        settings = (
+            self.name,
+            self.seed,
+            sorted(words.items()),
+            tensor_hash(self.candidates),
+            tensor_hash(self.initial_design),
+            self.require,
+            self.unit,
+            self.adjacency,
+        )
+        return hashlib.sha256(repr(settings).encode()).hexdigest()
+
+    # -------------------------------------------------------------- requests
+
+    def start(self) -> AgentState:
+        """The state before the first request: with the data that the site has already."""
+        X, Y = public_data(self.space, self.data)
+        party = Party(self.terms, self.name, self.resources)
+        memory = self.terms.aggregation.begin(party)
+        state = self.state_type(0, 0, 0, 0, (), X, Y, X[:0], None, None, memory)
+        state = replace(state, search=self.terms.search.start(self._local_view(state)))
+        return self._grown(state)
+
+    def check(self, state: AgentState, request: Any, broadcasts: tuple[str, ...]) -> None:
+        """Raise `MessageError` unless the request and what it broadcasts fit."""
+        if not broadcasts:
+            raise MessageError("Expected the terms of the federation, got no broadcast.")
+        terms = self._terms(broadcasts)
+        if state.broadcasts and state.broadcasts[0] != broadcasts[0]:
+            raise MessageError("The terms have changed during the run.")
+        if self.name not in terms.agents:
+            raise MessageError(f"This site, {self.name!r}, is not among the hub's agents.")
+        check_promise(terms.promise, self.require, self.unit, self.adjacency)
+        published = self._published(terms, broadcasts)
+        terms.aggregation.check_order(self._party(state, terms), request, published)
+
+    def receive(self, state: AgentState, request: Any, broadcasts: tuple[str, ...]) -> AgentState:
+        """The state after a request: what to do, and where the broadcasts lie."""
+        terms = self._terms(broadcasts)
+        party, published = self._party(state, terms), self._published(terms, broadcasts)
+        memory = terms.aggregation.received(party, request, published)
+        state = replace(state, order=request, broadcasts=broadcasts, aggregation=memory)
+        if request.evaluate == "first":
+            begins = terms.num_initial - len(state.X)
+            if self.initial_design is not None:
+                begins = len(self.initial_design) - state.used
+            state = replace(state, asking=max(begins, 0), first=max(begins, 0))
+        else:
+            wanted = terms.q if request.evaluate == "next" else 0
+            done = min(state.ahead, wanted)
+            state = replace(state, asking=wanted - done, ahead=state.ahead - done)
+        view = self._view(state, terms)
+        return replace(state, search=terms.search.received(view))
+
+    @property
+    def defers(self) -> bool:
+        """Whether a reply can be made without the evaluation that its request waits for."""
+        return not self.terms.search.needs_outcome
+
+    def wants(self, state: AgentState) -> bool:
+        """Whether the last request waits for an evaluation that the budget allows."""
+        return min(state.asking, self.terms.budget - state.used) > 0
+
+    def left(self, state: AgentState, pending: int) -> int:
+        """How many points `ask` can give, while so many are pending."""
+        if not self.defers:
+            return int(self.wants(state) and not pending)
+        return max(self.terms.budget - state.used - pending, 0) if state.broadcasts else 0
+
+    def ask(self, state: AgentState, pending: Tensor | None = None) -> Tensor | Pending | None:
+        """The next points `k x d`; None if there are none left.
+
+        These are the points that the last request waits for, or more of them, in batches of `q`, as
+        long as the budget lasts.
+
+        Args:
+            state: The state.
+            pending: Points `k x d` that were asked for and not answered: the next ones differ.
+        """
+        waiting = state.X[:0] if pending is None else pending.double()
+        count = self.terms.q if len(waiting) or not state.asking else state.asking
+        count = min(count, self.left(state, len(waiting)))
+        if count < 1:
+            return None
+        terms = self._terms(state.broadcasts)
+        action = terms.aggregation.action(state.order)
+        if action is not None:
+            return action
+        design = self._given_points(self._view(state, terms, waiting), state, count)
+        few = len(state.X) + len(waiting) < terms.num_initial
+        chosen = waiting[:0]
+        for index in range(count):
+            view = self._view(state, terms, torch.cat([waiting, chosen]))
+            if design is not None and index < len(design):
+                point = design[index : index + 1]
+            elif self._deals(view, few):
+                # By evaluations, not by outcomes: one that failed is not asked again.
+                point = view.dealt(view.n + 1, self.candidates)[view.n :]
+            else:
+                point = self._apart(view, terms.search.point(view))
+            chosen = torch.cat([chosen, point])
+        return chosen
+
+    def tell(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
+        """The state after `q x d` points gave values; needs no broadcast, so it may come late.
+
+        A point whose value is NaN has failed: it is used, and never asked again.
+        """
+        good, outcomes, bad = answered(X.double(), Y)
+        state = replace(state, failed=torch.cat([state.failed, bad]))
+        state = self._answered(self._with_data(state, good, outcomes), len(X))
+        return self._grown(state) if len(good) else state
+
+    def attach(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
+        """The state with results that exist already: data, and no evaluations.
+
+        Args:
+            state: The state.
+            X: Points in the unit cube, `n x d`.
+            Y: Outcomes as the site measures them, `n x 1`.
+        """
+        check_data((X, Y), self.space.dim)
+        return self._grown(self._with_data(state, X, Y))
+
+    def reply(self, state: AgentState) -> tuple[AgentState, Any]:
+        """What leaves the site: a function of all its data, as the aggregation makes it."""
+        terms = self._terms(state.broadcasts)
+        if self.wants(state):  # the reply does not wait: what the open query uses is used
+            state = self._answered(state, 0)
+        view = self._view(state, terms)
+        party = replace(self._party(state, terms), listens=terms.search.listens(view))
+        memory, reply = terms.aggregation.contribute(
+            party, state.order, lambda: self._message(view)
+        )
+        state = replace(state, aggregation=memory)
+        if terms.search.needs_outcome:  # nothing but the last outcome is looked at
+            state = replace(state, X=state.X[:0], Y=state.Y[:0], failed=state.failed[:0])
+        return state, reply
+
+    def _message(self, view: View) -> Tensor | None:
+        """What the search says; None without data, or if it cannot be worked out."""
+        if not len(view.X):
+            return None
+        try:
+            message = view.terms.search.message(view)
+        except NumericalError as error:  # a site must not be stuck, nor others wait for it
+            logger.warning("agent %r has no message: %s", self.name, error)
+            return None
+        if message is not None and not bool(message.isfinite().all()):
+            logger.warning("agent %r has no message: a number is not finite", self.name)
+            return None
+        return message
+
+    # -------------------------------------------------------------- points
+
+    def _given_points(self, view: View, state: AgentState, count: int) -> Tensor | None:
+        """Points of the initial design, or those that an order asks for together at the start."""
+        if self.initial_design is not None and view.n < len(self.initial_design):
+            design = self.initial_design.double()[view.n : view.n + count]
+            return design if self.candidates is not None else self.space.snap(design)
+        if state.order.evaluate == "first" and state.asking and count == state.asking:
+            return view.terms.search.first(view, count)
+        return None
+
+    def _deals(self, view: View, few: bool) -> bool:
+        """Whether the next point is one that a site without data is dealt, the default first."""
+        if view.n == 0 and view.terms.default is not None and not view.began_with:
+            return True
+        return few and not view.terms.search.heard(view)
+
+    def _apart(self, view: View, point: Tensor) -> Tensor:
+        """A point that can be evaluated, and is none of those without an outcome."""
+        if self.candidates is not None:
+            return point
+        point = self.space.snap(point)
+        if len(view.avoid) and bool((view.avoid == point).all(dim=-1).any()):
+            # Two points on one integer or choice: a random one instead.
+            stream = generator(self.seed, "again", view.query, view.slot)
+            point = self.space.snap(stream.uniform(1, self.space.dim))
+        return point
+
+    def _left(self, avoid: Tensor) -> Tensor | None:
+        """The candidates that are not to be avoided; all of them if none is left."""
+        if self.candidates is None or not len(avoid):
+            return self.candidates
+        taken = (self.candidates.unsqueeze(1) == avoid.unsqueeze(0)).all(dim=-1).any(dim=-1)
+        return self.candidates if bool(taken.all()) else self.candidates[~taken]
+
+    # -------------------------------------------------------------- states
+
+    def _with_data(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
+        outcomes = self.space.outcome.to_public(Y)
+        return replace(state, X=torch.cat([state.X, X.double()]), Y=torch.cat([state.Y, outcomes]))
+
+    def _answered(self, state: AgentState, count: int) -> AgentState:
+        """The state after so many evaluations were told or have failed."""
+        state = replace(
+            state,
+            used=state.used + count,
+            asking=max(state.asking - count, 0),
+            ahead=state.ahead + max(count - state.asking, 0),
+        )
+        memory = self.terms.search.answered(self._local_view(state))
+        return replace(state, search=memory)
+
+    def _grown(self, state: AgentState) -> AgentState:
+        return replace(state, search=self.terms.search.told(self._local_view(state)))
+
+    def _local_view(self, state: AgentState) -> View:
+        """What the search sees without any broadcast."""
+        return self._view_of(state, self.terms, state.X[:0], None)
+
+    def _view(self, state: AgentState, terms: Terms, pending: Tensor | None = None) -> View:
+        release = terms.aggregation.release(
+            self._party(state, terms), self._published(terms, state.broadcasts)
+        )
+        return self._view_of(state, terms, state.X[:0] if pending is None else pending, release)
+
+    def _view_of(self, state: AgentState, terms: Terms, pending: Tensor, release: Any) -> View:
+        avoid = torch.cat([state.failed, pending])
+        design = 0 if self.initial_design is None else len(self.initial_design)
+        return View(
+            terms=terms,
+            name=self.name,
+            seed=self.seed,
+            X=state.X,
+            Y=state.Y,
+            avoid=avoid,
+            n=state.used + len(pending),
+            first=max(state.first, design),
+            t=-1 if state.order is None else state.order.t,
+            release=release,
+            memory=state.search,
+            candidates=self._left(avoid),
+            began_with=0 if self.data is None else len(self.data[0]),
+        )
+
+    # -------------------------------------------------------------- what the hub says
+
+    def _party(self, state: AgentState, terms: Terms) -> Party:
+        return Party(terms, self.name, self.resources, state.aggregation)
+
+    def _terms(self, broadcasts: tuple[str, ...]) -> Terms:
+        setup: Setup = self.blobs.load(broadcasts[0], Setup)
+        key = (self.blobs, broadcasts[0], self.space)
+        if self.terms.basis is None:
+            return self.terms.agreed(setup, None)
+        return self.terms.agreed(
+            setup, remembered(key, lambda: received_basis(setup.basis, self.space))
+        )
+
+    def _published(self, terms: Terms, broadcasts: tuple[str, ...]) -> tuple[Any, ...]:
+        """What was published beside the setup, checked; once for all agents of a process."""
+
+        def load() -> tuple[Any, ...]:
+            kinds = terms.aggregation.broadcast_types
+            loaded = tuple(self.blobs.load(digest, *kinds) for digest in broadcasts[1:])
+            terms.aggregation.check_published(terms, loaded)
+            return loaded
+
+        return remembered((self.blobs, broadcasts), load) if len(broadcasts) > 1 else ()
+
+
+def received_basis(features: Mapping[str, Tensor], space: SearchSpace) -> FeatureMap:
+    """The feature map that a hub sent, or `MessageError` if it is none over this space."""
+    largest = max((size for tensor in features.values() for size in tensor.shape), default=0)
+    if largest > MAX_FEATURES:
+        raise MessageError(
+            f"A shared basis has tensors of up to {MAX_FEATURES} rows and columns, got {largest}."
+        )
+    try:
+        phi = feature_map_from_tensors(features)
+        if phi.num_features > MAX_FEATURES:
+            raise MessageError(f"it has {phi.num_features} features, {MAX_FEATURES} at most")
+        if phi.input_dim != space.dim:
+            raise MessageError(f"it is over {phi.input_dim} inputs, the space has {space.dim}")
+        probes = torch.cat([space.bounds, generator(0, "probe").uniform(64, space.dim)])
+        phi.check_domain(probes)
+        if not bool((phi(probes).square().sum(dim=-1) <= MAX_WEIGHT).all()):
+            raise MessageError("its features are not finite, or too large")
+    except (BotorchError, FederatedError) as error:
+        raise MessageError(f"The shared basis is no feature map: {error}") from error
+    return phi
+
+
+def check_promise(
+    promise: Guarantee | None, require: Budget | None, unit: Unit, adjacency: Adjacency
+) -> None:
+    """Raise `MessageError` unless a hub promises what a site requires for a record or for all.
+
+    A promise for all of an agent's records holds for each of them, and one for any other record
+    holds for one that counts for nothing; not the other way round.
+
+    Args:
+        promise: What the hub says.
+        require: What the site requires; None for nothing.
+        unit: What the site requires it for.
+        adjacency: What else that might be.
+    """
+    if require is None or (promise is not None and not promise.releases):  # nothing is revealed
+        return
+    wanted = f"({require.epsilon:g}, {require.delta:g})-DP per {unit}"
+    if promise is None:
+        raise MessageError(f"This site requires {wanted}, the hub promises none.")
+    if not promise.private:
+        raise MessageError(f"This site requires {wanted}, the hub's noise comes from a seed.")
+    if promise.unit != unit and unit == "agent":
+        raise MessageError(f"This site requires {wanted}, the hub promises it per record.")
+    if promise.adjacency != adjacency and adjacency == "replace-one":
+        raise MessageError(f"This site requires {wanted}, replace-one, the hub promises zero-out.")
+    if promise.epsilon > require.epsilon or promise.delta > require.delta:
+        raise MessageError(
+            f"This site requires {wanted}, the hub promises "
+            f"({promise.epsilon:.4g}, {promise.delta:.4g})."
+        )

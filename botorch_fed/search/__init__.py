@@ -1,0 +1,7 @@
+r"""What a site says, and where it looks.
+
+releases    what an aggregation hands to searches
+messages    weight vectors and summaries, and searches that read the rows of others
+thompson    federated Thompson sampling as published, and messages as a prior
+ensemble    the baselines RGPE and TAF
+"""

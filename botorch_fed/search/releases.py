@@ -1,0 +1,33 @@
+"""What an aggregation hands to searches."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from botorch_fed.protocols.base import AgentId
+
+
+@dataclass(frozen=True, eq=False)
+class Rows:
+    """The newest messages: `made[n]` is the round in which `agents[n]` made row `n`."""
+
+    agents: tuple[AgentId, ...]
+    made: tuple[int, ...]
+    weights: Tensor
+
+    def __post_init__(self) -> None:
+        if not len(self.agents) == len(self.made) == len(self.weights) or self.weights.dim() != 2:
+            raise InputDataError(
+                f"Expected one row per agent, got {len(self.agents)} agents, {len(self.made)} "
+                f"rounds and messages of shape {tuple(self.weights.shape)}."
+            )
+        if len(set(self.agents)) < len(self.agents):
+            raise InputDataError(f"An agent has two rows: {self.agents}.")
+
+    @property
+    def by_agent(self) -> dict[AgentId, tuple[int, Tensor]]:
+        """Round and message of each agent."""
+        return dict(zip(self.agents, zip(self.made, self.weights, strict=True), strict=True))

@@ -1,0 +1,280 @@
+r"""Studies: constructors of terms, of a server and of agents.
+
+Federation   any search with any aggregation
+FTS          federated Thompson sampling; by default `TransferSearch` on relayed messages
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from botorch_fed.aggregation.relay import Relay
+from botorch_fed.federation.agent import FederatedAgent
+from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.terms import Aggregation, Resources, Search, Terms
+from botorch_fed.models import (
+    FeatureMap,
+    RandomFourierFeatures,
+    StationaryKernel,
+    WarpedFeatures,
+)
+from botorch_fed.protocols.base import AgentId
+from botorch_fed.protocols.own_step import check_designs, design_of
+from botorch_fed.protocols.store import Blobs
+from botorch_fed.protocols.transfer_search import (
+    MIN_OWN,
+    TransferSearch,
+    check_start,
+    default_point,
+)
+from botorch_fed.protocols.transfer_search import (
+    default_feature_map as transfer_feature_map,
+)
+from botorch_fed.rng import generator
+from botorch_fed.search.ensemble import EnsembleSearch
+from botorch_fed.search.messages import (
+    NOISE_VAR,
+    Message,
+    MessageKind,
+    RowSearch,
+    TransferRows,
+)
+from botorch_fed.search.thompson import Strategy, ThompsonSearch
+from botorch_fed.space import SearchSpace, Value
+
+LENGTHSCALE = 0.2  # of a published strategy's shared basis, in two dimensions of the unit cube
+NUM_FEATURES = 100
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Federation:
+    """Any search with any aggregation as a study: the settings of all agents and of the server.
+
+    Args:
+        budget: How many evaluations each agent makes, its first ones included.
+        search: What agents say, and where they look.
+        aggregation: Who is asked for what, and how messages become releases.
+        feature_map: The shared basis, for a search that has one; default
+            `transfer_search.default_feature_map`.
+        num_initial: How many first points an agent without data is dealt, where nobody has said
+            anything yet; default 3.
+        default: The configuration that users have had so far, a value for each parameter: every
+            agent without data evaluates it first, as the first of `num_initial` points.
+        active: Who evaluates; default all.
+        data: What agents have observed before, by name, as in `FederatedAgent`.
+        q: Points per query.
+        candidates: The only points that can be evaluated, `K x d`.
+        initial_design: Public points that every agent evaluates first, or its own points by name:
+            `own_step.spread_design` makes them.
+
+    Example:
+        >>> study = Federation(budget=20, search=TransferRows(), aggregation=Relay())
+        >>> result = run(study, Landmine(), seed=0)
+    """
+
+    budget: int
+    search: Search | None = None
+    aggregation: Aggregation | None = None
+    feature_map: FeatureMap | None = None
+    num_initial: int | None = None
+    default: Mapping[str, Value] | None = None
+    active: tuple[AgentId, ...] | None = None
+    data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    q: int = 1
+    candidates: Tensor | None = None
+    initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
+    _made: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # of these settings
+
+    @property
+    def rounds(self) -> int:
+        """How many queries each agent makes."""
+        return -(-self.budget // self.q)
+
+    # -------------------------------------------------------------- what a study decides
+
+    def make_search(self) -> Search:
+        """The search."""
+        if self.search is None:
+            raise InputDataError("Expected a search, got none: give one, e.g. TransferRows().")
+        return self.search
+
+    def make_aggregation(self) -> Aggregation:
+        """The aggregation."""
+        return Relay() if self.aggregation is None else self.aggregation
+
+    def make_basis(self, space: SearchSpace) -> FeatureMap:
+        """The shared basis, where none is given."""
+        return transfer_feature_map(space)
+
+    @property
+    def initial(self) -> int:
+        """How many first points an agent without data is dealt."""
+        return MIN_OWN if self.num_initial is None else self.num_initial
+
+    # -------------------------------------------------------------- what is made of it
+
+    def terms(self, space: SearchSpace, names: tuple[AgentId, ...] = ()) -> Terms:
+        """What all parties agree upon; a site that does not know the roster takes the hub's."""
+        if self.default is not None and self.initial_design is not None:
+            raise InputDataError(
+                "Give default or initial_design: a design may begin with the default itself."
+            )
+        key = (space, names)
+        if key not in self._made:
+            search, basis = self.make_search(), self.feature_map
+            if basis is None and search.has_basis:
+                basis = self.make_basis(space)
+            self._made[key] = Terms(
+                space=space,
+                budget=self.budget,
+                search=search,
+                aggregation=self.make_aggregation(),
+                basis=basis,
+                agents=names,
+                q=self.q,
+                num_initial=self.initial,
+                default=default_point(space, self.default),
+                active=self.active,
+            )
+        terms: Terms = self._made[key]
+        return terms
+
+    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
+        """The server of a study."""
+        unknown = sorted({*self.data, *self._named} - set(names))
+        if unknown:
+            raise InputDataError(f"Data or weights of agents that are no agents: {unknown[:8]}.")
+        check_designs(self.initial_design, names)
+        return FederatedServer(terms=self.terms(space, names), resources=self.hub_resources())
+
+    @property
+    def _named(self) -> set[AgentId]:
+        """Agents that a setting names."""
+        return set()
+
+    @property
+    def requirement(self) -> dict[str, Any]:
+        """What agents require: `require`, `unit` and `adjacency` of a `FederatedAgent`."""
+        return {}
+
+    def hub_resources(self) -> Resources:
+        """What the hub has and no other party knows."""
+        return Resources()
+
+    def site_resources(self, name: AgentId) -> Resources:
+        """What a site has and no other party knows."""
+        return Resources()
+
+    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FederatedAgent:
+        """An agent of a study."""
+        return FederatedAgent(
+            name=name,
+            terms=self.terms(space),
+            seed=seed,
+            data=self.data.get(name),
+            candidates=self.candidates,
+            initial_design=design_of(self.initial_design, name),
+            **self.requirement,
+            resources=self.site_resources(name),
+            blobs=blobs,
+        )
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FTS(Federation):
+    r"""Federated Thompson sampling: messages are relayed, and agents trust each other and the hub.
+
+    Args:
+        budget: How many evaluations each agent makes, its first ones included.
+        strategy: How agents use messages and data.
+        message: What agents send, see `search.messages`; default what the strategy needs.
+        noise_var: Noise variance that messages are made with, on the public scale.
+        beta: Scale of a sample's deviation from the mean.
+        every: A new message every so many rounds; 0 for one before the start. Default every
+            round, or for a published strategy 0.
+        agent_weights: :math:`P_N`, the same for all agents; default uniform.
+        search: Another search in the place of these settings.
+        aggregation: Another aggregation than `Relay`.
+        feature_map: The shared basis; default random Fourier features of a public SE kernel.
+        num_initial: How many first points an agent without data is dealt, where nobody has said
+            anything yet; default 3, or none for a published strategy.
+        default: As in `Federation`, with `TransferSearch`, and instead of an `initial_design`.
+        active: Who evaluates; default all.
+        data: What agents have observed before, by name, as in `FederatedAgent`.
+        q: Points per query.
+        candidates: The only points that can be evaluated, `K x d`.
+        initial_design: Public points that every agent evaluates first, or its own points by name.
+
+    Example:
+        >>> result = run(FTS(budget=20), Landmine(), seed=0)
+    """
+
+    strategy: TransferSearch | Strategy = TransferSearch()  # noqa: RUF009 - frozen
+    message: MessageKind | None = None
+    noise_var: float = NOISE_VAR
+    beta: float = 1.0
+    every: int | None = None
+    agent_weights: Mapping[AgentId, float] | None = None
+
+    def __post_init__(self) -> None:
+        has_design = self.initial_design is not None
+        check_start(self.default, transfers=self._transfers, has_design=has_design)
+
+    @property
+    def _transfers(self) -> bool:
+        return isinstance(self.strategy, TransferSearch)
+
+    @property
+    def _named(self) -> set[AgentId]:
+        return set(self.agent_weights or {})
+
+    @property
+    def initial(self) -> int:
+        """How many first points an agent without data is dealt; none by a published strategy."""
+        return super().initial if self._transfers else 0
+
+    def make_search(self) -> Search:
+        """The search of the strategy."""
+        if self.search is not None:
+            return self.search
+        kind = self.message or ("own_mean" if self._transfers else "mean")
+        common: dict[str, Any] = {
+            "messages": Message(kind, self.noise_var, self.beta),
+            "agent_weights": self.agent_weights,
+            "strategy": self.strategy,
+        }
+        make: type[RowSearch] = TransferRows
+        if isinstance(self.strategy, Strategy):
+            make = ThompsonSearch if self.strategy.transfer == "mixture" else EnsembleSearch
+        return make(**common)
+
+    def make_aggregation(self) -> Aggregation:
+        """Messages are passed on as they are."""
+        if self.aggregation is not None:
+            return self.aggregation
+        return Relay(int(self._transfers) if self.every is None else self.every)
+
+    def make_basis(self, space: SearchSpace) -> FeatureMap:
+        """Features of a public SE kernel, of another length scale for a published strategy."""
+        return super().make_basis(space) if self._transfers else default_feature_map(space)
+
+
+def default_kernel(dim: int) -> StationaryKernel:
+    """The public SE kernel of published messages; its length scale grows with the dimension."""
+    return StationaryKernel(float("inf"), [LENGTHSCALE * (dim / 2) ** 0.5] * dim)
+
+
+def default_feature_map(space: SearchSpace, *, num_features: int = NUM_FEATURES) -> FeatureMap:
+    """Features of a public SE kernel that were chosen for transfer, not for resolution.
+
+    Log-scaled parameters are seen on a logarithmic scale, whatever scale the agents search on.
+    """
+    stream = generator(0, "features")
+    phi = RandomFourierFeatures.draw(default_kernel(space.dim), num_features, generator=stream)
+    offsets = space.log_offsets
+    return WarpedFeatures(phi, offsets) if bool((offsets > 0).any()) else phi
