@@ -75,6 +75,7 @@ from botorch_fed.acquisition import (
 )
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
@@ -90,6 +91,7 @@ from botorch_fed.models.numerics import cholesky
 from botorch_fed.privacy import (
     Budget,
     CorrelatedGaussianSum,
+    Entry,
     Event,
     FixedSizeSampling,
     GaussianMechanism,
@@ -998,23 +1000,77 @@ class DPFTSDEServer:
 
     def privacy(self, state: DPFTSDEServerState) -> dict[str, Any]:
         """What a report needs: the promise, what was paid, the noise and the signal beside it."""
-        if self.promise is None:
+        if self.price is None:
             return {"mechanism": "none", "private": False, "releases": len(self.releases)}
-        spent = state.ledger.guarantee(delta=self.promise.delta)
         return {
-            "epsilon": spent.epsilon,
-            "delta": spent.delta,
-            "adjacency": spent.adjacency,
-            "unit": spent.unit,
-            "accountant": spent.accountant,
-            "private": spent.private,
-            "releases": spent.releases,
+            **self.price.account(self.paid(state)),
             "exhausted": state.exhausted,
-            "promised_epsilon": self.promise.epsilon,
-            "mechanism": repr(self.mechanism(self.releases[0])) if self.releases else "none",
             "signal_to_noise": state.signal.tolist(),
             **({"signal": self.signal_words} if self.outlook is not None else {}),
         }
+
+    def paid(self, state: DPFTSDEServerState) -> tuple[Entry, ...]:
+        """All payments so far."""
+        return state.ledger.entries
+
+    @cached_property
+    def price(self) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        if self.promise is None:
+            return None
+        mechanism = self.mechanism(self.releases[0]) if self.releases else None
+        return Price(
+            guarantee=self.promise,
+            event=self.event,
+            payments=len(self.releases),
+            releases=len(self.releases),
+            mechanism="none" if mechanism is None else type(mechanism).__name__,
+            settings="none" if mechanism is None else repr(mechanism),
+            noise_std=0.0 if mechanism is None else float(mechanism.noise_std.max()),
+            trust=self.sees.trust,
+            paid_at="hub",
+        )
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        M, P = self._feature_map.num_features, self.setup.partition.num_regions
+        noisy = self.noise_multiplier is not None
+        settings = "search space, shared basis, regions, message settings and the promise"
+        order = "whether to start, to query or to share, and whether to upload"
+        setup = Row.of(Setup, "server", settings, EVERYBODY)
+        query = Row.of(Query, "server", order, ADDRESSEE)
+        if not self.releases:
+            reply = Row.of(Upload, "agent", "an acknowledgement without data", ("server",))
+            return Sees((setup, query, reply), "Nothing is released: no party has to be trusted.")
+        sums = "sum" if P == 1 else f"sums, one for each of {P} regions,"
+        upload = Row.of(
+            Upload,
+            "agent",
+            f"each agent's message, {M} numbers without noise",
+            ("server",),
+            "data",
+        )
+        released = Row.of(
+            Released,
+            "server",
+            f"the {'noisy ' if noisy else ''}weighted {sums} of clipped messages"
+            + (", and the size of the noise" if noisy else ""),
+            EVERYBODY,
+            "noisy data" if noisy else "data",
+        )
+        rows = (setup, query, upload, released)
+        if not noisy:
+            return Sees(
+                rows,
+                "The server is trusted with every message and all agents with sums of them: no "
+                "privacy guarantee.",
+            )
+        return Sees(
+            rows,
+            "The server is trusted with every message and adds the noise; the guarantee is "
+            "against all other agents together, not against the server.",
+        )
 
     def mechanism(self, t: int) -> GaussianMechanism:
         """The noisy sum that is released after round `t`."""
@@ -1461,6 +1517,19 @@ class DPFTSDE:
             min_reliability=self.min_reliability,
             default=default_point(space, self.default),
         )
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self._quiet_server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self._quiet_server(space, names).price
+
+    def _quiet_server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> DPFTSDEServer:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SignalWarning)
+            return self.server(space, names)
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> DPFTSDEAgent:
         """An agent of a study."""

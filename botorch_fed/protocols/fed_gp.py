@@ -81,6 +81,15 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.federation.disclosure import (
+    ADDRESSEE,
+    EVERYBODY,
+    Price,
+    Reader,
+    Reveals,
+    Row,
+    Sees,
+)
 from botorch_fed.models import FeatureMap
 from botorch_fed.privacy import (
     Adjacency,
@@ -1223,47 +1232,138 @@ class FedGPServer:
     def _promised_setup(self) -> Setup:
         return replace(self.setup, promise=self.promise)
 
-    @property
-    def _learned_by(self) -> str:
-        words = self.private_sum.learned_by
-        if self.setup.clusters is not None:
-            words += "; the server reads centres of every agent's inputs"
-        return words
-
-    @property
-    def _adds(self) -> str:
-        """What an agent contributes to a sum, in words."""
-        numbers = self.private_sum.channel.grid.dim
-        return f"{_ADDS[type(self.setup.search)]}, {numbers} numbers"
-
     def privacy(self, state: FedGPServerState) -> dict[str, Any]:
-        """What a report needs: who learns what, the promise, and what was released."""
+        """What a report needs: the promise, what was paid, and what was released."""
         common = {
             "channel": type(self.private_sum.channel).__name__,
-            "learned_by": self._learned_by,
-            "adds": self._adds,
             "sums": state.sums,
             "rekeys": state.rekeys,
         }
-        mechanism = self.private_sum.mechanism
-        if mechanism is None:
+        if self.price is None:
             return {"mechanism": "none", "private": False, **common}
-        assert self.promise is not None
-        spent = _guarantee(
-            mechanism.event, state.asked, self.delta, mechanism.adjacency, mechanism.unit
+        return {**self.price.account(self.paid(state)), **common}
+
+    def paid(self, state: FedGPServerState) -> tuple[Entry, ...]:
+        """All payments so far, each site's own where the agents add the noise."""
+        mechanism = self.private_sum.mechanism
+        if mechanism is None or not state.asked:
+            return ()
+        return (Entry(mechanism.event, state.asked, "sums"),)
+
+    @cached_property
+    def price(self) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        mechanism, at = self.private_sum.mechanism, self.private_sum.noise_at
+        if mechanism is None or self.promise is None:
+            return None
+        if isinstance(mechanism, GaussianSum):
+            noise_std = float(mechanism.noise_std[0])
+        else:
+            noise_std = mechanism.noise_scale if at == "server" else mechanism.noise_std
+        return Price(
+            guarantee=self.promise,
+            event=mechanism.event,
+            payments=self.setup.sums,
+            releases=self.setup.sums,
+            mechanism=type(mechanism).__name__,
+            settings=repr(mechanism),
+            noise_std=noise_std,
+            trust=self.sees.trust,
+            paid_at="hub" if at == "server" else "site",
         )
-        return {
-            "epsilon": spent.epsilon,
-            "delta": spent.delta,
-            "adjacency": spent.adjacency,
-            "unit": spent.unit,
-            "accountant": spent.accountant,
-            "private": self.noise_private,
-            "releases": state.sums,
-            "promised_epsilon": self.promise.epsilon,
-            "mechanism": repr(mechanism),
-            **common,
-        }
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        channel, clusters = self.private_sum.channel, self.setup.clusters
+        settings = "search space, search settings, grid, channel and the promise"
+        rows = [
+            Row.of(Setup, "server", settings, EVERYBODY),
+            Row.of(Order, "server", "what to do, in which round and with whom", ADDRESSEE),
+        ]
+        if channel.setup_phases:
+            word = "a part of the joint key, or a share in the decryption of a sum"
+            rows += [
+                Row.of(Keys, "server", "all agents' parts of the joint key", EVERYBODY),
+                Row.of(Word, "agent", word, ("server",)),
+            ]
+        if clusters is not None:
+            centres = "centres and sizes of clusters of every agent's inputs"
+            made = "support points made of all agents' centres"
+            rows += [
+                Row.of(Centres, "agent", centres, ("server",), "data"),
+                Row.of(Support, "server", made, EVERYBODY, "data"),
+            ]
+        return Sees(
+            rows=(*rows, *self._sum_rows),
+            trust=self._trust,
+            limits=self._limits,
+        )
+
+    @property
+    def _sums_planned(self) -> bool:
+        """Whether any sum can be opened."""
+        search = self.setup.search
+        ever = not isinstance(search, SupportSearch) or search.ever_together
+        return ever and self.setup.sums > 0 and self.setup.rounds > 0
+
+    @property
+    def _sum_rows(self) -> tuple[Row, ...]:
+        """Contributions and sums."""
+        channel, at = self.private_sum.channel, self.private_sum.noise_at
+        if not self._sums_planned:
+            return (Row.of(Upload, "agent", "an acknowledgement without data", ("server",)),)
+        what = f"{_ADDS[type(self.setup.search)]}, {channel.grid.dim} numbers"
+        readers: tuple[Reader, ...] = ()
+        if channel.server_sees_contributions:
+            share = ", with its own share of the noise only" if at == "agent" else ""
+            content, readers = f"each agent's contribution to a sum: {what}{share}", ("server",)
+        else:
+            content = f"each agent's contribution to a sum, which is encrypted: {what}"
+        upload = Row.of(Upload, "agent", content, readers, "data")
+        reveals: Reveals = "data" if at == "none" else "noisy data"
+        total = f"the {'noisy ' if at != 'none' else ''}sum, and who contributed"
+        if channel.opened_by == "agents":
+            return upload, Row.of(Sealed, "server", total, ("agents",), reveals)
+        opened = Row.of(Opened, "server", total, EVERYBODY, reveals)
+        if channel.open_phases:
+            sealed = Row.of(Sealed, "server", "a sum that is still encrypted", ())
+            return upload, sealed, opened
+        return upload, opened
+
+    @property
+    def _trust(self) -> str:
+        channel, at = self.private_sum.channel, self.private_sum.noise_at
+        if not self._sums_planned and self.setup.clusters is None:
+            return "No sum is opened: no party has to be trusted."
+        if channel.opened_by == "agents":
+            reader = (
+                "The server is trusted not to obtain the key that every agent holds, which "
+                "decrypts contributions too"
+            )
+        elif channel.server_sees_contributions:
+            reader = "The server is trusted with every contribution"
+        else:
+            reader = "The server is trusted to follow the protocol and not with contributions"
+        if at == "none":
+            return f"{reader}; no privacy guarantee, because all agents learn the sum."
+        if at == "server":
+            return f"{reader} and adds the noise; the guarantee is against all other agents."
+        against = "all other agents"
+        if not channel.server_sees_contributions and channel.opened_by == "server":
+            against = "the server and all other agents"
+        return f"{reader}; agents add the noise, and the guarantee is against {against}."
+
+    @property
+    def _limits(self) -> tuple[str, ...]:
+        if not self._sums_planned or self.private_sum.noise_at != "none":
+            return ()
+        return (
+            "Encryption hides contributions and not their sum: the difference of two sums shows "
+            "what has changed, and of two agents each learns the contribution of the other."
+            if not self.private_sum.channel.server_sees_contributions
+            else "The difference of two sums shows what has changed between them.",
+        )
 
     # -------------------------------------------------------------- the rounds
 
@@ -1936,6 +2036,14 @@ class FedGP:
             rejoin=self.rejoin,
             active=active,
         )
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self.server(space, names).price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FedGPAgent:
         """An agent of a study."""

@@ -47,6 +47,7 @@ from botorch_fed.acquisition import (
     weight_path,
 )
 from botorch_fed.errors import FederatedError, MessageError, NumericalError
+from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     FeatureMap,
     MessagePriorGP,
@@ -925,6 +926,49 @@ class FTSServer:
         settings = (content_hash(encode(self.setup)), self.agents, self.active, self.every)
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
+    @property
+    def price(self) -> None:
+        """No guarantee, and nothing to pay."""
+        return None
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        M, kind = self._feature_map.num_features, self.setup.message
+        sent, limits = f"a weight vector of {M} numbers", ""
+        if kind in SUMMARIES:
+            sent = f"a summary of {M * (M + 3) // 2} numbers"
+            limits = " From a summary of fewer observations than features they can be recovered."
+            if kind == "summary_and_incumbent":
+                sent += " and the best observed value"
+        return Sees(
+            rows=(
+                Row.of(
+                    Setup, "server", "search space, shared basis and message settings", EVERYBODY
+                ),
+                Row.of(Query, "server", "whether to query and whether to upload", ADDRESSEE),
+                Row.of(
+                    Upload,
+                    "agent",
+                    f"each agent's message, {sent}, a function of its data",
+                    ("server",),
+                    "data",
+                ),
+                Row.of(
+                    Received,
+                    "server",
+                    "the newest message of every agent, by name",
+                    EVERYBODY,
+                    "data",
+                ),
+            ),
+            trust="The server and all agents are trusted with every message: no privacy guarantee.",
+            limits=(
+                "A message without raw data is no guarantee: it is a function of them, with a "
+                f"noise that vanishes as they grow.{limits}",
+            ),
+        )
+
     def start(self) -> FTSServerState:
         """The state before the collection."""
         return FTSServerState(0, None)
@@ -1067,6 +1111,14 @@ class FTS:
             active=self.active,
             every=int(self._transfers) if self.every is None else self.every,
         )
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; always None."""
+        return self.server(space, names).price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:
         """An agent of a study."""

@@ -76,6 +76,7 @@ from torch import Tensor
 from botorch_fed.acquisition import AdditiveGrid, private_ucb_width
 from botorch_fed.acquisition.optimize import ascend
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     AdditiveFeatures,
     BasisGP,
@@ -95,6 +96,7 @@ from botorch_fed.privacy import (
     BlockState,
     BlockSum,
     Budget,
+    Entry,
     Event,
     Guarantee,
     Ledger,
@@ -1160,26 +1162,104 @@ class PrivateUCBServer:
         """What a report needs: the promise, what was paid, and the signal beside the noise."""
         sums = 0 if state.parameters is None else state.parameters.count
         common = {"trust": self.trust, "outcomes": sums}
-        if self.mechanism is None or self.promise is None:
+        if self.price is None:
             return {"mechanism": "none", "private": False, **common}
-        if self.trust == "local":
-            so_far = most_participations(1, state.asked, len(self.agents))
-            spent = self._guarantee(so_far)
-        else:
-            spent = state.ledger.guarantee(delta=self.delta)
         return {
-            "epsilon": spent.epsilon,
-            "delta": spent.delta,
-            "adjacency": spent.adjacency,
-            "unit": spent.unit,
-            "accountant": spent.accountant,
-            "private": spent.private,
-            "releases": spent.releases,
-            "promised_epsilon": self.promise.epsilon,
-            "mechanism": repr(self.mechanism),
+            **self.price.account(self.paid(state)),
             "signal_to_noise": signal_to_noise(state.parameters),
             **common,
         }
+
+    def paid(self, state: PrivateUCBServerState) -> tuple[Entry, ...]:
+        """All payments so far of the unit that has paid most."""
+        if self.mechanism is None or self.trust != "local":
+            return state.ledger.entries
+        events = self._events(most_participations(1, state.asked, len(self.agents)))
+        return (Entry(events[0], len(events), "increments"),) if events else ()
+
+    @cached_property
+    def price(self) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        mechanism = self.mechanism
+        if mechanism is None or self.promise is None:
+            return None
+        releases = self.releases
+        if isinstance(mechanism, PrefixSum):
+            noise_std = mechanism.noise_std(releases)
+        elif isinstance(mechanism, LocalGaussian):
+            noise_std, releases = mechanism.noise_scale, self.rounds * self.batch
+        else:
+            noise_std = mechanism.noise_std
+        return Price(
+            guarantee=self.promise,
+            event=mechanism.event,
+            payments=len(self._events(self.participations)),
+            releases=releases,
+            mechanism=type(mechanism).__name__,
+            settings=repr(mechanism),
+            noise_std=noise_std,
+            trust=self.sees.trust,
+            paid_at="site" if self.trust == "local" else "hub",
+        )
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        D = self._statistic.dim
+        public, none = self.trust == "public", self.trust == "none"
+        query = Row.of(Query, "server", "the number of the round", ADDRESSEE)
+        if public:
+            action = "the round and the action to play, a function of earlier releases"
+            query = Row.of(Query, "server", action, EVERYBODY, "noisy data")
+        sent = {
+            "joint": (Record, "every record, an action and its outcome", "data"),
+            "local": (Increment, f"the statistics of a record with noise, {D} numbers", None),
+            "public": (Outcome, "the outcome of every action, which is public", "data"),
+            "none": (Record, "every record, an action and its outcome", "data"),
+        }
+        kind, content, reveals = sent[self.trust]
+        of = "the outcomes of a block" if public else "the statistics of all records"
+        released = f"the {'' if none else 'noisy '}sum of {of}, {D} numbers"
+        if self.trust == "local":
+            released = f"the sum of all noisy statistics, {D} numbers"
+        trusted = {
+            "joint": "The server is trusted with every record and adds the noise; the guarantee "
+            "is against all others together, not against the server.",
+            "local": "No party is trusted: the guarantee is against the server as well.",
+            "public": "The server is trusted with every outcome and adds the noise; the guarantee "
+            "is for outcomes alone, against all others together, because actions are public.",
+            "none": "The server is trusted with every record and all agents with sums of them: no "
+            "privacy guarantee.",
+        }
+        return Sees(
+            rows=(
+                Row.of(
+                    Setup,
+                    "server",
+                    "search space, shared basis, rules of action and the promise",
+                    EVERYBODY,
+                ),
+                Row.of(
+                    Parameters,
+                    "server",
+                    f"{released}, from which all make the same posterior",
+                    EVERYBODY,
+                    "data" if none else "noisy data",
+                ),
+                query,
+                Row.of(
+                    kind,
+                    "agent",
+                    content,
+                    ("server",),
+                    "noisy data" if reveals is None else "data",
+                ),
+            ),
+            trust=trusted[self.trust],
+            stays="An agent's own data, actions and outcomes stay with the agent."
+            if self.trust == "local"
+            else "",
+        )
 
     def model(self, state: PrivateUCBServerState) -> BasisGP:
         """The posterior of the newest release, which anybody may have."""
@@ -1680,6 +1760,14 @@ class PrivateUCB:
             unit=setup.unit,
             participations=participations if setup.unit == "agent" else 1,
         )
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self.server(space, names).price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> PrivateUCBAgent:
         """An agent of a study."""
