@@ -88,6 +88,7 @@ class Row:
 
     def __str__(self) -> str:
         verb = "read" if self.who == "all agents" or len(self.readers) > 1 else "reads"
+        verb = verb if self.readers else "can read"
         return f"{self.who[0].upper()}{self.who[1:]} {verb} {self.content}."
 
 

@@ -109,7 +109,7 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
-from botorch_fed.protocols.fts import check_agreement, received_features, weight_message
+from botorch_fed.protocols.fts import SAID, check_agreement, received_features, weight_message
 from botorch_fed.protocols.noisy_prior import (
     CLOSE,
     EARLY,
@@ -155,6 +155,7 @@ NUM_REFERENCE = 512  # public points on which a gain is projected
 REDRAWS = 100  # of initial points that snapping moved out of their region
 RIDGE = 1e-3  # of that projection
 MessageKind = Literal["own_mean", "gain", "mean", "sample"]
+_SAID = {**SAID, "gain": "the expected improvement under its own model"}
 NoiseKind = Literal["correlated", "tight", "paper", "none"]
 Sampling = PoissonSampling | FixedSizeSampling
 
@@ -1047,7 +1048,7 @@ class DPFTSDEServer:
         upload = Row.of(
             Upload,
             "agent",
-            f"each agent's message, {M} numbers without noise",
+            f"each agent's message: {_SAID[self.setup.message]}, {M} numbers without noise",
             ("server",),
             "data",
         )

@@ -1319,7 +1319,7 @@ class FedGPServer:
             share = ", with its own share of the noise only" if at == "agent" else ""
             content, readers = f"each agent's contribution to a sum: {what}{share}", ("server",)
         else:
-            content = f"each agent's contribution to a sum, which is encrypted: {what}"
+            content = f"each agent's encrypted contribution to a sum: {what}"
         upload = Row.of(Upload, "agent", content, readers, "data")
         reveals: Reveals = "data" if at == "none" else "noisy data"
         total = f"the {'noisy ' if at != 'none' else ''}sum, and who contributed"

@@ -107,6 +107,11 @@ RESIDUAL_PRIOR = (-1.2, 1.0)  # of what messages leave open: normal, of the log 
 MessageKind = Literal["own_mean", "sample", "mean", "summary", "summary_and_incumbent"]
 MAX_INITIAL = 10_000  # points of an agent before its first query
 SUMMARIES = ("summary", "summary_and_incumbent")
+SAID: dict[str, str] = {  # of a message, in words
+    "own_mean": "the mean function of its own model",
+    "mean": "the posterior mean of its weights",
+    "sample": "a posterior sample of its weights",
+}
 
 
 # ------------------------------------------------------------------ messages
@@ -935,10 +940,12 @@ class FTSServer:
     def sees(self) -> Sees:
         """Who sees what."""
         M, kind = self._feature_map.num_features, self.setup.message
-        sent, limits = f"a weight vector of {M} numbers", ""
+        sent, limits = f"{SAID.get(kind, kind)}, {M} numbers", ""
         if kind in SUMMARIES:
-            sent = f"a summary of {M * (M + 3) // 2} numbers"
-            limits = " From a summary of fewer observations than features they can be recovered."
+            sent = f"a summary of its data, {M * (M + 3) // 2} numbers"
+            limits = (
+                " From a summary of fewer observations than features the data can be recovered."
+            )
             if kind == "summary_and_incumbent":
                 sent += " and the best observed value"
         return Sees(
@@ -950,7 +957,7 @@ class FTSServer:
                 Row.of(
                     Upload,
                     "agent",
-                    f"each agent's message, {sent}, a function of its data",
+                    f"each agent's message: {sent}",
                     ("server",),
                     "data",
                 ),
@@ -963,10 +970,7 @@ class FTSServer:
                 ),
             ),
             trust="The server and all agents are trusted with every message: no privacy guarantee.",
-            limits=(
-                "A message without raw data is no guarantee: it is a function of them, with a "
-                f"noise that vanishes as they grow.{limits}",
-            ),
+            limits=(f"A message is a function of the agent's data.{limits}",),
         )
 
     def start(self) -> FTSServerState:

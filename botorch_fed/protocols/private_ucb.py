@@ -1214,7 +1214,7 @@ class PrivateUCBServer:
         sent = {
             "joint": (Record, "every record, an action and its outcome", "data"),
             "local": (Increment, f"the statistics of a record with noise, {D} numbers", None),
-            "public": (Outcome, "the outcome of every action, which is public", "data"),
+            "public": (Outcome, "the outcome of every public action", "data"),
             "none": (Record, "every record, an action and its outcome", "data"),
         }
         kind, content, reveals = sent[self.trust]
@@ -1239,13 +1239,6 @@ class PrivateUCBServer:
                     "search space, shared basis, rules of action and the promise",
                     EVERYBODY,
                 ),
-                Row.of(
-                    Parameters,
-                    "server",
-                    f"{released}, from which all make the same posterior",
-                    EVERYBODY,
-                    "data" if none else "noisy data",
-                ),
                 query,
                 Row.of(
                     kind,
@@ -1253,6 +1246,13 @@ class PrivateUCBServer:
                     content,
                     ("server",),
                     "noisy data" if reveals is None else "data",
+                ),
+                Row.of(
+                    Parameters,
+                    "server",
+                    f"{released}, from which all make the same posterior",
+                    EVERYBODY,
+                    "data" if none else "noisy data",
                 ),
             ),
             trust=trusted[self.trust],
