@@ -145,7 +145,7 @@ def write_report(
     Returns: The path.
 
     Example:
-        >>> result = run(FTS(rounds=12), SklearnTuning(num_agents=8), seed=0)
+        >>> result = run(FTS(budget=12), SklearnTuning(num_agents=8), seed=0)
         >>> write_report(result, "report.html")
         PosixPath('report.html')
     """

@@ -1,6 +1,6 @@
 r"""A whole run in one call, and its result.
 
-    result = run(FTS(rounds=20), Landmine(data="data"), seed=0)
+    result = run(FTS(budget=20), Landmine(data="data"), seed=0)
     result.best("agent3")                 # best value so far, query by query
     result.save("results/landmine-0")     # JSON lines and arrays, no pickle
 
@@ -46,6 +46,7 @@ from botorch_fed.protocols.base import (
     site_folder,
     with_stores,
 )
+from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.drive import Round, drive, finished_rounds
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import (
@@ -69,10 +70,14 @@ FILES = {"server", "sites", "run.json.draft", "lock"}  # that a folder may hold 
 
 
 class Study(Protocol):
-    """The settings of a protocol: what makes its server and its agents."""
+    """The settings of a protocol: what makes its server and its agents.
+
+    Attributes:
+        budget: How many evaluations each site makes at most, initial points included.
+    """
 
     @property
-    def rounds(self) -> int: ...
+    def budget(self) -> int: ...
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Server[Any]: ...
 
@@ -91,7 +96,7 @@ class RunResult:
         records: One row per observation: agent, round, query, point, value, the noise-free value
             and regret where they are known. ``pandas.DataFrame(result.records)`` is tidy.
         rounds: One row per agent and round: whether it was heard, why not, bytes down and up, CPU
-            seconds.
+            seconds, and how many evaluations a site had been asked for by then.
         optimal_values: The largest noise-free value of each agent, where it is known.
         versions: Versions of Python and of the packages that matter.
         privacy: What the run reveals and how noisy its releases were, as the protocol's server says
@@ -259,7 +264,7 @@ def run(
     """Run a protocol to its end, all agents on this machine.
 
     Args:
-        protocol: Its settings, e.g. `FTS(rounds=20)`.
+        protocol: Its settings, e.g. `FTS(budget=20)`.
         problem: A federated test problem, whose agents are called ``agent0``, ``agent1``, …; or
             objectives by name, each from `q x d` points of the unit cube to `q x 1` outcomes.
         seed: Fixes the run, see the module.
@@ -330,12 +335,16 @@ def run(
     found: dict[AgentId, list[Observation]] = {name: [] for name in names}
     gather = partial(_gathered, engine, found)
     with engine, _progress(progress) as shown:
+        watch = None
+        if shown is not None:
+            watch = _Watch(shown, protocol, server, space, names, gather)
         _drive(
             server,
             engine,
             result,
             folder,
-            on_round=None if shown is None else _Watch(shown, protocol, server, space, gather),
+            protocol=protocol,
+            on_round=watch,
             quorum=quorum,
             retries=retries,
             max_bytes=max_bytes,
@@ -402,6 +411,7 @@ def host(
         exchange,
         result,
         folder,
+        protocol=protocol,
         run=run,
         on_round=on_round,
         quorum=quorum,
@@ -435,6 +445,7 @@ def _drive(
     result: RunResult,
     folder: Path | None,
     *,
+    protocol: Study,
     on_round: Callable[[Round], None] | None,
     **options: Any,
 ) -> None:
@@ -447,6 +458,9 @@ def _drive(
 
     def on_exchange(round_: Round) -> None:
         rows = _round_rows(round_)
+        if isinstance(protocol, Budgeted):
+            done = protocol.evaluated(result.names, round_.state)
+            rows = [{**row, "evaluations": done} for row in rows]
         result.rounds += rows
         if folder is not None:
             _append(folder / "rounds.jsonl", rows)
@@ -739,8 +753,15 @@ def _gathered(
     return [observation for _, observation in new]
 
 
+def evaluations_of(protocol: Study, names: tuple[AgentId, ...]) -> int:
+    """How many evaluations all sites of a study make together, at most."""
+    if isinstance(protocol, Budgeted):
+        return protocol.evaluations_for(names)
+    return protocol.budget * len(names)
+
+
 class _Watch:
-    """Shows how far a run is: rounds, who was heard, the best outcome so far, epsilon spent."""
+    """Shows how far a run is: evaluations, who replied, the best outcome, epsilon spent."""
 
     def __init__(
         self,
@@ -748,6 +769,7 @@ class _Watch:
         protocol: Study,
         server: Server[Any],
         space: SearchSpace,
+        names: tuple[AgentId, ...],
         gather: Callable[[], list[Observation]],
     ) -> None:
         self._progress = progress
@@ -755,11 +777,13 @@ class _Watch:
         self._minimize = space.outcome.minimize
         self._gather = gather
         self._best: float | None = None
-        self._task = progress.add_task("round", total=protocol.rounds + 1, words="")
+        total = evaluations_of(protocol, names)
+        self._task = progress.add_task("evaluations", total=total, words="")
 
     def __call__(self, round_: Round) -> None:
-        words = self._words(round_, self._gather())
-        self._progress.update(self._task, completed=round_.serial, words=words)
+        new = self._gather()
+        count = sum(len(observation.Y) for observation in new)
+        self._progress.update(self._task, advance=count, words=self._words(round_, new))
 
     def _words(self, round_: Round, new: list[Observation]) -> str:
         asked = len(round_.heard) + len(round_.exchanged.failures)

@@ -2,7 +2,7 @@ r"""Study files: a run of one's own objective, written down in TOML.
 
     objective = "tuning:score"      # score(agent: str, **parameters) -> float
     agents = ["north", "south", "west"]
-    rounds = 12
+    budget = 12                     # evaluations of each agent, the initial ones included
     seed = 0
 
     [space]
@@ -22,7 +22,7 @@ r"""Study files: a run of one's own objective, written down in TOML.
     [protocol.strategy]             # of fts and dp-fts-de: the published way to use what is heard
     schedule = { kind = "polynomial", c = 0.5 }
 
-    [budget]                        # for dp-fts-de, private-ucb and fed-gp with a mechanism
+    [privacy]                       # for dp-fts-de, private-ucb and fed-gp with a mechanism
     epsilon = 2.0
     delta = 1e-5
 
@@ -47,11 +47,11 @@ runs pay. A `schedule` is ``"inverse-square"`` or a table of kind ``"polynomial"
     lengthscale = 0.2               # of the unit cube; or a list, one per column
     outputscale = 1.0               # the prior variance, on the public scale of outcomes
 
-    [protocol.mechanism]            # fed-gp with search.kind = "support": noise from the budget
+    [protocol.mechanism]            # fed-gp with search.kind = "support": noise from [privacy]
     kind = "distributed-gaussian"   # agents are protected, every agent adds its share;
     clip_norm = 20.0                # "gaussian": the server adds it (channel = "plain")
 
-Without `[budget]` a mechanism needs its `noise_multiplier`.
+Without `[privacy]` a mechanism needs its `noise_multiplier`.
 
 *The contract of an objective*: it is called as ``objective(agent, **parameters)`` with the name of
 the agent and one keyword per parameter of the space, a float, an int or a str, and returns one
@@ -76,7 +76,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -110,6 +110,7 @@ from botorch_fed.privacy import (
     noise_multiplier_within,
 )
 from botorch_fed.protocols.base import MAX_NAME, AgentId, Objective, secrets_in, with_stores
+from botorch_fed.protocols.budget import renamed
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy, default_kernel
@@ -136,7 +137,7 @@ SEARCHES: dict[str, type[Any]] = {
 KEYS = (
     "objective",
     "agents",
-    "rounds",
+    "budget",
     "seed",
     "workers",
     "out",
@@ -144,7 +145,7 @@ KEYS = (
     "space",
     "outcome",
     "protocol",
-    "budget",
+    "privacy",
     "ledger",
 )
 OWN_KEYS = {"objective", "workers", "out", "ledger"}  # each machine's own
@@ -154,7 +155,7 @@ PARAMETER_KEYS = {
     "choice": ("type", "values"),
 }
 # Settings of a study that have their own place in a file, or none.
-ELSEWHERE = {"rounds", "epsilon", "channel", "run", "strategy", "search", "noise_at"}
+ELSEWHERE = {"budget", "epsilon", "channel", "run", "strategy", "search", "noise_at"}
 IN_PYTHON = "cannot be written in a file: call botorch_fed.run.run from Python to set it."
 PRIVATE = ("dp-fts-de", "private-ucb")
 SCHEDULES: dict[str, tuple[Callable[..., MixingSchedule], tuple[str, ...]]] = {
@@ -380,11 +381,11 @@ class StudyFile:
         space: The search space.
         protocol: Its name.
         settings: Of the study of that name.
-        rounds: How many.
+        budget: Evaluations of each agent, the initial ones included.
         seed: Of the run.
         workers: Processes; 0 for this one.
         out: The folder of the run, or None.
-        budget: What the run may reveal, or None.
+        privacy: What the run may reveal, or None.
         ledger: The ledger that pays as well, or None.
         fingerprint: Of all that the sites of a run must agree upon; `objective`, `workers`, `out`
             and the ledger are each machine's own.
@@ -396,11 +397,11 @@ class StudyFile:
     space: SearchSpace
     protocol: str
     settings: Mapping[str, Any]
-    rounds: int
+    budget: int
     seed: int
     workers: int
     out: Path | None
-    budget: Budget | None
+    privacy: Budget | None
     ledger: LedgerSettings | None
     fingerprint: str
     text: _Text = field(repr=False)
@@ -408,18 +409,18 @@ class StudyFile:
     def study(
         self,
         *,
-        rounds: int | None = None,
+        budget: int | None = None,
         out: Path | None = None,
         books: LedgerFile | None = None,
     ) -> Any:
         """The study of the protocol.
 
         Args:
-            rounds: Others than the file's, for a rehearsal.
+            budget: Another than the file's, for a rehearsal.
             out: Where secrets lie that must survive a crash; default in memory.
             books: The open ledger.
         """
-        settings: dict[str, Any] = {"rounds": self.rounds if rounds is None else rounds}
+        settings: dict[str, Any] = {"budget": self.budget if budget is None else budget}
         settings |= self.settings
         if self.protocol in PRIVATE and books is not None:
             settings["books"] = books
@@ -518,13 +519,14 @@ def read_study(path: str | Path) -> StudyFile:
     """
     path = Path(path)
     top = _parsed(path)
+    _refuse_former_words(top)
     top.only(KEYS)
     protocol = top.table("protocol")
-    name = protocol.get("name", Literal[tuple(STUDIES)], 'name = "fts"')
-    budget = _budget(top, protocol, name)
-    space, rounds = _space(top), _count(top, "rounds", 1, "rounds = 12")
+    name = _name(protocol)
+    privacy = _privacy(top, protocol, name)
+    space, budget = _space(top), _count(top, "budget", 1, "budget = 12")
     agents = _agents(top)
-    settings = _settings(top, protocol, name, budget, space, agents, rounds)
+    settings = _settings(top, protocol, name, privacy, space, agents, budget)
     out = top.get("out", str, 'out = "runs/first"', None)
     study = StudyFile(
         path=path,
@@ -533,17 +535,46 @@ def read_study(path: str | Path) -> StudyFile:
         space=space,
         protocol=name,
         settings=settings,
-        rounds=rounds,
+        budget=budget,
         seed=_count(top, "seed", 0, "seed = 0"),
         workers=_count(top, "workers", 0, "workers = 2", 0),
         out=None if out is None else path.parent / out,
-        budget=budget,
+        privacy=privacy,
         ledger=_ledger(top, name, path),
         fingerprint=_fingerprint(top.values, settings.get("candidates")),
         text=top.text,
     )
     _check_together(top, protocol, study)
     return study
+
+
+def _name(protocol: _Table) -> str:
+    name: str = protocol.get("name", Literal[tuple(STUDIES)], 'name = "fts"')
+    return name
+
+
+def _refuse_former_words(top: _Table) -> None:
+    """Say what a file of an earlier release has to change: `rounds`, and the table `[budget]`."""
+    table = isinstance(top.values.get("budget"), dict)
+    moved = "[budget] is now [privacy]: write [privacy]."
+    if "rounds" in top.values:
+        fix = renamed(_budget_of(top))
+        raise top.error("rounds", f"{fix} {moved}" if table else fix)
+    if table:
+        raise top.error("budget", f"{moved} budget = 12 is the number of evaluations per site.")
+
+
+def _budget_of(top: _Table) -> int | str:
+    """The budget of a file that has `rounds` instead."""
+    rounds = _count(top, "rounds", 1, "budget = 12")
+    values = dict(top.table("protocol").values)
+    values.pop("mechanism", None)  # noise has no say in the number of evaluations
+    protocol = _Table(top.text, ("protocol",), values)
+    name = _name(protocol)
+    others = {k: v for k, v in top.values.items() if k not in ("rounds", "budget")}
+    space, agents = _space(top), _agents(top)
+    settings = _settings(_Table(top.text, (), others), protocol, name, None, space, agents, rounds)
+    return STUDIES[name].budget_of(rounds, agents, settings)
 
 
 def _fingerprint(values: Mapping[str, Any], candidates: Tensor | None) -> str:
@@ -647,22 +678,22 @@ def _parameter(space: _Table, name: str) -> Parameter:
         return make(name, lower, upper, scale=scale)
 
 
-def _budget(top: _Table, table: _Table, protocol: str) -> Budget | None:
-    if "budget" not in top.values:
+def _privacy(top: _Table, table: _Table, protocol: str) -> Budget | None:
+    if "privacy" not in top.values:
         return None
     if protocol == "fed-gp" and "mechanism" not in table.values:
         raise top.error(
-            "budget",
+            "privacy",
             "fed-gp adds no noise without a mechanism. Write [protocol.mechanism] with e.g. "
-            'kind = "distributed-gaussian" and clip_norm = 20.0, or leave the budget out.',
+            'kind = "distributed-gaussian" and clip_norm = 20.0, or leave [privacy] out.',
         )
     if protocol not in (*PRIVATE, "fed-gp"):
         raise top.error(
-            "budget",
-            f"{protocol} adds no noise from a study file, so that it can keep no budget. "
-            'Write name = "dp-fts-de" or "private-ucb" in [protocol], or leave the budget out.',
+            "privacy",
+            f"{protocol} adds no noise from a study file, so that it can keep no privacy budget. "
+            'Write name = "dp-fts-de" or "private-ucb" in [protocol], or leave [privacy] out.',
         )
-    return _epsilon_and_delta(top.table("budget"), ("epsilon", "delta"))
+    return _epsilon_and_delta(top.table("privacy"), ("epsilon", "delta"))
 
 
 def _epsilon_and_delta(table: _Table, known: tuple[str, ...]) -> Budget:
@@ -699,10 +730,10 @@ def _settings(
     top: _Table,
     table: _Table,
     name: str,
-    budget: Budget | None,
+    privacy: Budget | None,
     space: SearchSpace,
     agents: tuple[AgentId, ...],
-    rounds: int,
+    budget: int,
 ) -> dict[str, Any]:
     kind = STUDIES[name]
     known = {k: hint for k, hint in simple_settings(kind).items() if k not in ELSEWHERE}
@@ -717,12 +748,14 @@ def _settings(
         nested += ("feature_map",)
     extra = ("sampling_rate",) if name == "dp-fts-de" else ()
     moved = {
-        "rounds": "belongs at the top of the file: write rounds = 12 before the first [table].",
+        "rounds": "is now budget, at the top of the file: evaluations per site with the initial "
+        "ones. Write budget = 12 before the first [table].",
+        "budget": "belongs at the top of the file: write budget = 12 before the first [table].",
         "channel": 'belongs at the top of the file: write channel = "threshold".',
-        "epsilon": "belongs in [budget].",
+        "epsilon": "belongs in [privacy].",
         "feature_map": 'this search makes its own basis. Write kind = "transfer" in '
         "[protocol.search], or leave it out.",
-        "mechanism": f"{name} makes its own: write [budget] for its noise.",
+        "mechanism": f"{name} makes its own: write [privacy] for its noise.",
     }
     moved = {key: fix for key, fix in moved.items() if key not in nested}
     others = {item.name for item in fields(kind)} - set(known) - set(nested)
@@ -754,8 +787,10 @@ def _settings(
         given["feature_map"] = _feature_map(table.table("feature_map"), space, transfers)
     if "mechanism" in table.values:
         channel = top.values.get("channel", FedGP.channel)
-        given |= _mechanism(table.table("mechanism"), given, budget, rounds, channel)
-    return given | _channel(top, name) | _spending(table, name, given, budget)
+        with table.blamed():
+            rounds = kind(budget=budget, **given).rounds_for(agents)
+        given |= _mechanism(table.table("mechanism"), given, privacy, rounds, channel)
+    return given | _channel(top, name) | _spending(table, name, given, privacy)
 
 
 def _part(table: _Table, kind: type[Any], skip: tuple[str, ...] = ()) -> Any:
@@ -891,7 +926,7 @@ def _feature_map(table: _Table, space: SearchSpace, transfers: bool) -> FeatureM
 
 
 def _mechanism(
-    table: _Table, given: Mapping[str, Any], budget: Budget | None, rounds: int, channel: Any
+    table: _Table, given: Mapping[str, Any], privacy: Budget | None, rounds: int, channel: Any
 ) -> dict[str, Any]:
     """Of fed-gp: what bounds the contributions, and who adds the noise."""
     kind = table.get("kind", Literal[tuple(MECHANISM_KEYS)], 'kind = "distributed-gaussian"')
@@ -920,22 +955,22 @@ def _mechanism(
         for key in MECHANISM_KEYS[kind]
         if key in table.values or key == "clip_norm"
     }
-    if budget is not None and "noise_multiplier" in table.values:
-        raise table.error("noise_multiplier", "follows from [budget]: leave it out.")
+    if privacy is not None and "noise_multiplier" in table.values:
+        raise table.error("noise_multiplier", "follows from [privacy]: leave it out.")
     sums = given.get("sums") or rounds + (search.lead if search.rule == "sums" else 0)
     adjacency = settings.get("adjacency", "zero-out")
     with table.blamed():
-        if budget is None:
+        if privacy is None:
             noise = table.get("noise_multiplier", float, "noise_multiplier = 1.0")
         elif kind == "gaussian":
             noise = noise_multiplier_for(
-                epsilon=budget.epsilon,
-                delta=budget.delta,
+                epsilon=privacy.epsilon,
+                delta=privacy.delta,
                 sampling_rate=1.0,
                 num_releases=sums,
             )
         else:
-            noise = noise_multiplier_within(budget, num_releases=sums, adjacency=adjacency)
+            noise = noise_multiplier_within(privacy, num_releases=sums, adjacency=adjacency)
     settings["noise_multiplier"] = noise
     noise_at = "server" if kind == "gaussian" else "agent"
     return {"mechanism": NamedMechanism(kind, settings), "noise_at": noise_at}
@@ -967,21 +1002,22 @@ def _channel(top: _Table, name: str) -> dict[str, Any]:
 
 
 def _spending(
-    table: _Table, name: str, given: Mapping[str, Any], budget: Budget | None
+    table: _Table, name: str, given: Mapping[str, Any], privacy: Budget | None
 ) -> dict[str, Any]:
     """Of a private protocol: epsilon, delta, and what agents insist on."""
-    if budget is None:
+    if privacy is None:
         return {}
     if "delta" in given:
-        raise table.error("delta", "belongs in [budget], which has one: leave it out here.")
+        raise table.error("delta", "belongs in [privacy], which has one: leave it out here.")
     if given.get("trust") == "none" or given.get("noise_kind") == "none":
         key = "trust" if "trust" in given else "noise_kind"
         raise table.error(
-            key, "a run without noise keeps no budget: leave [budget] out, or write another value."
+            key,
+            "a run without noise keeps no promise: leave [privacy] out, or write another value.",
         )
-    spending: dict[str, Any] = {"delta": budget.delta, "require": budget}
+    spending: dict[str, Any] = {"delta": privacy.delta, "require": privacy}
     if name in PRIVATE and "noise_multiplier" not in given:
-        spending["epsilon"] = budget.epsilon
+        spending["epsilon"] = privacy.epsilon
     return spending
 
 
@@ -992,47 +1028,47 @@ def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> None:
     private = study.protocol in PRIVATE
     without = study.settings.get("trust") == "none" or study.settings.get("noise_kind") == "none"
     noise = "noise_multiplier" in study.settings
-    if private and not without and study.budget is None and not noise:
+    if private and not without and study.privacy is None and not noise:
         off = 'trust = "none"' if study.protocol == "private-ucb" else 'noise_kind = "none"'
         raise top.error(
-            "budget",
+            "privacy",
             f"missing; {study.protocol} needs to know what it may reveal. "
-            "Write [budget] with epsilon = 2.0 and delta = 1e-5; a run without privacy "
+            "Write [privacy] with epsilon = 2.0 and delta = 1e-5; a run without privacy "
             f"has {off} in [protocol].",
         )
-    blame = top.table("budget") if study.budget is not None else protocol
+    blame = top.table("privacy") if study.privacy is not None else protocol
     if "mechanism" in protocol.values:
         blame = protocol.table("mechanism")
     with blame.blamed():
         server = study.study().server(study.space, study.agents)
         promise: Guarantee | None = getattr(server, "promise", None)
-    if study.budget is not None and promise is not None:
+    if study.privacy is not None and promise is not None:
         _check_budget(top, study, promise)
 
 
 def _check_budget(top: _Table, study: StudyFile, promise: Guarantee) -> None:
     """Whether the noise that a file asks for keeps the budget that it sets."""
-    budget = study.budget
-    assert budget is not None
-    if promise.epsilon <= budget.epsilon:
+    privacy = study.privacy
+    assert privacy is not None
+    if promise.epsilon <= privacy.epsilon:
         return
     wanted = ""
     sampling = study.settings.get("sampling", PoissonSampling())
     if promise.releases:
         least = noise_multiplier_for(
-            epsilon=budget.epsilon,
-            delta=budget.delta,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
             sampling_rate=sampling.rate,
             num_releases=promise.releases,
             adjacency=promise.adjacency,
         )
         wanted = f"noise_multiplier = {math.ceil(least * 1000) / 1000:g} or "
     raise top.text.error(
-        ("budget", "epsilon"),
-        f"epsilon = {budget.epsilon:g} cannot be kept: {promise.releases} releases with "
+        ("privacy", "epsilon"),
+        f"epsilon = {privacy.epsilon:g} cannot be kept: {promise.releases} releases with "
         f"noise_multiplier = {study.settings['noise_multiplier']:g} reveal {promise}. Write "
         f"{wanted}epsilon = {math.ceil(promise.epsilon * 100) / 100:g}, or leave noise_multiplier "
-        "out: it follows from the budget.",
+        "out: it follows from [privacy].",
     )
 
 
@@ -1047,9 +1083,9 @@ class Plan:
         protocol: Its name.
         agents: How many there are.
         columns: Dimension of the unit cube.
-        rounds: Rounds of queries.
-        evaluations: Of each agent's objective, at most.
-        total: Of all agents' objectives.
+        budget: Evaluations of each agent, the initial ones included, at most.
+        total: Evaluations of all agents, at most.
+        rounds: Rounds of one query each that follow the initial points.
         promise: What the run reveals at most; None without noise.
         signal: What noise leaves of the releases, and what follows; empty if that is not known.
         sees: Who sees what, one sentence each.
@@ -1061,9 +1097,9 @@ class Plan:
     protocol: str
     agents: int
     columns: int
-    rounds: int
-    evaluations: int
+    budget: int
     total: int
+    rounds: int
     promise: Guarantee | None
     signal: str
     sees: tuple[str, ...]
@@ -1076,32 +1112,20 @@ def plan(study: StudyFile) -> Plan:
     made = study.study()
     server = made.server(study.space, study.agents)
     promise: Guarantee | None = getattr(server, "promise", None)
-    evaluations, total = _evaluations(made, server, len(study.agents))
     bytes_per_round, note = _bytes(study)
     return Plan(
         protocol=study.protocol,
         agents=len(study.agents),
         columns=study.space.dim,
-        rounds=study.rounds,
-        evaluations=evaluations,
-        total=total,
+        budget=study.budget,
+        total=made.evaluations_for(study.agents),
+        rounds=made.rounds_for(study.agents),
         promise=promise,
         signal=getattr(server, "signal_words", ""),
         sees=_sees(made, server),
         bytes_per_round=bytes_per_round,
         bytes_note=note,
     )
-
-
-def _evaluations(study: Any, server: Any, num_agents: int) -> tuple[int, int]:
-    """Of one agent at most, and of all."""
-    if isinstance(study, PrivateUCB):
-        return server.participations, study.rounds * server.batch
-    if isinstance(study, FTS):
-        each = study.rounds * study.q
-        return each, each * (num_agents if study.active is None else len(study.active))
-    each, active = study.starts + study.rounds, getattr(study, "active", None)
-    return each, each * (num_agents if active is None else len(active))
 
 
 @dataclass(frozen=True)
@@ -1122,12 +1146,15 @@ def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
             f"not rehearsed with more than {MOST_REHEARSED} agents; {depends}: run with few agents "
             "and look at result.bytes_per_round()"
         )
-    rounds = min(study.rounds, REHEARSED_ROUNDS)
+    made = study.study()
+    rounds = min(made.rounds_for(study.agents), REHEARSED_ROUNDS)
+    budget = made.budget_of(rounds, study.agents, dict(study.settings))
+    rounds = replace(made, budget=budget).rounds_for(study.agents)
     made_up: dict[AgentId, Objective] = dict.fromkeys(study.agents, _MadeUp(study.space))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)  # the plan says it of all rounds
         result = run(
-            study.study(rounds=rounds), made_up, seed=study.seed, space=study.space, progress=False
+            study.study(budget=budget), made_up, seed=study.seed, space=study.space, progress=False
         )
     counts = result.bytes_per_round()
     note = f"measured in a rehearsal of {rounds} rounds on made-up values, exchanges in order"

@@ -109,6 +109,7 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.budget import Budgeted, missing_points
 from botorch_fed.protocols.fts import SAID, check_agreement, received_features, weight_message
 from botorch_fed.protocols.noisy_prior import (
     CLOSE,
@@ -1286,11 +1287,13 @@ FIRST_POINTS = 10  # with `Following`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DPFTSDE:
+class DPFTSDE(Budgeted):
     """DP-FTS-DE as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many queries each agent makes, `T`.
+        budget: How many evaluations each active agent makes, the initial ones included. The number
+            of rounds is ``T = budget - initial points``, of the agent that lacks most of them; one
+            that has data for some evaluates fewer.
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
         delta: Beside `epsilon`; default `N ** -1.1`.
@@ -1338,12 +1341,12 @@ class DPFTSDE:
             `Following` random ones in its own region.
 
     Example:
-        >>> result = run(DPFTSDE(rounds=20, epsilon=2.0), Landmine(), seed=0)
+        >>> result = run(DPFTSDE(budget=23, epsilon=2.0), Landmine(), seed=0)
         >>> result.privacy["epsilon"] <= 2.0
         True
     """
 
-    rounds: int
+    budget: int
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
@@ -1374,6 +1377,9 @@ class DPFTSDE:
     initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
 
     def __post_init__(self) -> None:
+        self._check_budget()
+        if not self.data:
+            self.rounds_for(())  # with data it depends on who takes part, see `server`
         if self._transfers != (self.message_kind == "own_mean"):
             raise InputDataError(
                 f'message="{self.message}" does not go with {type(self.strategy).__name__}: '
@@ -1421,15 +1427,27 @@ class DPFTSDE:
             return FIRST_POINTS
         return MIN_OWN if self.active is None else int(self.default is not None)
 
-    def release_rounds(self) -> tuple[int, ...]:
+    def initial_for(self, names: tuple[AgentId, ...]) -> int:
+        """The points of round 0: the initial design, or what an agent lacks of `starts`."""
+        design = self.initial_design
+        if design is not None:
+            each = design.values() if isinstance(design, Mapping) else (design,)
+            return max(map(len, each), default=0)
+        if not self._transfers:  # random points of the own region, with or without data
+            return self.starts
+        counts = {name: len(X) for name, (X, _) in self.data.items()}
+        return missing_points(self.starts, names, self.active, counts)
+
+    def release_rounds(self, names: tuple[AgentId, ...] = ()) -> tuple[int, ...]:
         """After which rounds something is released, if it is worth it."""
+        rounds = self.rounds_for(names)
         if self.releases == "all":
-            return tuple(range(self.rounds))
+            return tuple(range(rounds))
         releases: tuple[int, ...] = RELEASES if self._transfers else FOLLOWED
         if self._transfers and self.active is not None:
             releases = RELEASES[:1]  # who has finished has no more to say later
         releases = releases if self.releases is None else self.releases
-        return tuple(t for t in releases if t < self.rounds)
+        return tuple(t for t in releases if t < rounds)
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> DPFTSDEServer:
         """The server of a study."""
@@ -1441,7 +1459,7 @@ class DPFTSDE:
             return replace(self, active=None).server(space, names)
         partition = Partition.regular(self.num_regions, space.dim)
         delta = default_delta(len(names)) if self.delta is None else self.delta
-        releases = self.release_rounds()
+        releases = self.release_rounds(names)
         z, budget = self.noise_multiplier, None
         if self.epsilon is not None:
             budget = Budget(self.epsilon, delta)
@@ -1449,7 +1467,7 @@ class DPFTSDE:
         server = DPFTSDEServer(
             setup=self._setup(space, partition, names),
             agents=names,
-            rounds=self.rounds,
+            rounds=self.rounds_for(names),
             releases=releases,
             exploration=self.exploration,
             noise_multiplier=z,
@@ -1624,7 +1642,7 @@ def paper_settings(
 
     Args:
         dim: Dimension of the unit cube.
-        rounds: :math:`T`.
+        rounds: :math:`T`, after the initial points.
         num_regions: :math:`P`.
         clip_norm: The paper's `S`; a vector is clipped to :math:`S / \sqrt P`.
         sampling_rate: :math:`q`.
@@ -1638,7 +1656,7 @@ def paper_settings(
     kernel = StationaryKernel(math.inf, [0.01] * dim)
     stream = generator(seed, "paper features")
     settings: dict[str, Any] = {
-        "rounds": rounds,
+        "budget": rounds + num_initial,
         "noise_multiplier": noise_multiplier,
         "releases": "all",
         "num_regions": num_regions,

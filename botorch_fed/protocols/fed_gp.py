@@ -117,6 +117,7 @@ from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import NoiseSource
 from botorch_fed.protocols import mean_search, region_search, support_search
 from botorch_fed.protocols.base import MAX_NAME, AgentId, Outbox, Pending
+from botorch_fed.protocols.budget import Budgeted, missing_points
 from botorch_fed.protocols.dp_fts_de import check_promise
 from botorch_fed.protocols.mean_search import MeanSearch
 from botorch_fed.protocols.own_step import (
@@ -1791,11 +1792,13 @@ ChannelKind = Literal["plain", "ckks", "threshold"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FedGP:
+class FedGP(Budgeted):
     """FBO-FedGP as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many queries each agent makes, `T`.
+        budget: How many evaluations each active agent makes, the initial ones included. The number
+            of rounds is ``T = budget - initial points``, of the agent that lacks most of them; one
+            that has data for some evaluates fewer.
         search: How points are found; default `TransferSearch`. Or `SupportSearch`, `RegionSearch`.
         feature_map: The shared basis of `TransferSearch`, public; default features of a public SE
             kernel (`transfer_search.default_feature_map`).
@@ -1836,10 +1839,10 @@ class FedGP:
     all agents trust calls `provision` before, once: a machine that reaches all stores.
 
     Example:
-        >>> result = run(FedGP(rounds=5, channel="plain"), SyntheticGPAgents(3), seed=0)
+        >>> result = run(FedGP(budget=8, channel="plain"), SyntheticGPAgents(3), seed=0)
     """
 
-    rounds: int
+    budget: int
     search: TransferSearch | SupportSearch | RegionSearch = TransferSearch()  # noqa: RUF009 - frozen
     feature_map: FeatureMap | None = None
     channel: ChannelKind = "threshold"
@@ -1864,6 +1867,9 @@ class FedGP:
     _made: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # of these settings
 
     def __post_init__(self) -> None:
+        self._check_budget()
+        if not self.data:
+            self.rounds_for(())  # with data it depends on who takes part, see `server`
         if self.channel not in get_args(ChannelKind):
             raise InputDataError(
                 f"channel is one of {get_args(ChannelKind)}, got {self.channel!r}."
@@ -1890,6 +1896,15 @@ class FedGP:
         if not isinstance(self.search, TransferSearch):
             return 4
         return int(self.default is not None) if self.data else MIN_OWN
+
+    def initial_for(self, names: tuple[AgentId, ...]) -> int:
+        """The points of round 0: the initial design, or what an agent lacks of `starts`."""
+        if self.initial_design is not None:
+            return self.starts
+        search = self.search
+        everybody = isinstance(search, SupportSearch) and search.lead > 0  # all begin then
+        counts = {name: len(X) for name, (X, _) in self.data.items()}
+        return missing_points(self.starts, names, None if everybody else self.active, counts)
 
     def public_search(self, space: SearchSpace) -> Search:
         """What all agents must know of the search."""
@@ -1918,7 +1933,7 @@ class FedGP:
         server = self._stores(None)
         if server.get(CONTEXT) is not None:
             return
-        channel, secret = CKKSChannel.generate(self._grid(space, len(self._names))[1])
+        channel, secret = CKKSChannel.generate(self._grid(space, self._names)[1])
         for name in self._names:
             store = self._secrets(name)
             store.delete(CONTEXT)
@@ -1948,13 +1963,13 @@ class FedGP:
         return context
 
     def _private_sum(
-        self, space: SearchSpace, num_agents: int, store: Secrets | None
+        self, space: SearchSpace, names: tuple[AgentId, ...], store: Secrets | None
     ) -> PrivateSum:
         """What bounds, noises and carries the contributions; the same object for all agents."""
         context = self._key(store) if self.channel == "ckks" else b""
-        key = (space.fingerprint, num_agents, context)
+        key = (space.fingerprint, names, context)
         if key not in self._made:
-            mechanism, grid = self._grid(space, num_agents)
+            mechanism, grid = self._grid(space, names)
             channel: Channel
             if self.channel == "plain":
                 channel = PlainChannel(grid)
@@ -1968,24 +1983,24 @@ class FedGP:
         made: PrivateSum = self._made[key]
         return made
 
-    def _grid(self, space: SearchSpace, num_agents: int) -> tuple[Any, PublicGrid]:
+    def _grid(self, space: SearchSpace, names: tuple[AgentId, ...]) -> tuple[Any, PublicGrid]:
         """The mechanism, and the grid on which contributions are added."""
-        search = self.public_search(space)
-        size = contribution_size(search, space.dim, self.rounds)
+        search, num_agents, rounds = self.public_search(space), len(names), self.rounds_for(names)
+        size = contribution_size(search, space.dim, rounds)
         mechanism, grid = None, None
         if self.mechanism is not None:
             mechanism = self.mechanism(size, num_agents)
             grid = getattr(mechanism, "grid", None)
             given = max((len(X) for X, _ in self.data.values()), default=0)
             start = self.starts if self.initial_design is None else given + self.starts
-            most = max(given, start) + self.rounds
+            most = max(given, start) + rounds
             if isinstance(mechanism, DistributedRecordSum) and mechanism.max_records < most:
                 raise InputDataError(
                     f"Agents have up to {most} records, the mechanism has room for "
                     f"{mechanism.max_records}."
                 )
         if grid is None:
-            bound = search.bound(self.starts + self.rounds)
+            bound = search.bound(self.starts + rounds)
             usual = 2.0 ** (math.ceil(math.log2(num_agents)) - 51)
             if isinstance(search, MeanSearch):
                 usual = search.precision(num_agents)
@@ -2002,12 +2017,13 @@ class FedGP:
             raise InputDataError("with_stores was told of other agents than the server.")
         check_designs(self.initial_design, names)
         store = None if self._stores is None else self._stores(None)
-        private_sum = self._private_sum(space, len(names), store)
-        self._made["agents"] = len(names)
+        private_sum = self._private_sum(space, names, store)
+        self._made["names"] = names
         search = self.public_search(space)
         steps = search.lead if isinstance(search, SupportSearch) and search.rule == "sums" else 0
         active = None if self.active is None or set(self.active) == set(names) else self.active
-        usual = self.rounds + steps
+        rounds = self.rounds_for(names)
+        usual = rounds + steps
         if active is not None and isinstance(search, MeanSearch):
             usual = min(usual, 1)
         sums = usual if self.sums is None else self.sums
@@ -2018,7 +2034,7 @@ class FedGP:
             region=search if isinstance(search, RegionSearch) else None,
             mean=search if isinstance(search, MeanSearch) else None,
             agents=names,
-            rounds=self.rounds,
+            rounds=rounds,
             num_initial=self.starts,
             channel=type(private_sum.channel).__name__,
             fingerprint=private_sum.channel.fingerprint.hex(),
@@ -2047,16 +2063,14 @@ class FedGP:
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FedGPAgent:
         """An agent of a study."""
-        num_agents = len(self._names) or self._made.get("agents", 0)
-        if not num_agents:
+        names = self._names or self._made.get("names", ())
+        if not names:
             raise InputDataError(
-                "An agent's part depends on how many agents there are: call with_stores first, or "
+                "An agent's part depends on who takes part: call with_stores first, or "
                 "server in the same process."
             )
         secrets = self._secrets(name)
-        private_sum = self._private_sum(
-            space, num_agents, None if self._stores is None else secrets
-        )
+        private_sum = self._private_sum(space, names, None if self._stores is None else secrets)
         channel = private_sum.channel
         if (  # one process plays all parts
             isinstance(channel, CKKSChannel)

@@ -68,6 +68,7 @@ from botorch_fed.models import (
 from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
     check_data,
@@ -1031,11 +1032,12 @@ NUM_FEATURES = 100
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FTS:
+class FTS(Budgeted):
     """Federated Thompson sampling as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many queries the active agents make, their first points included.
+        budget: How many evaluations each active agent makes, its first points included: a multiple
+            of `q`, with ``budget / q`` rounds of one query each.
         feature_map: The shared basis; default random Fourier features of a public SE kernel.
         noise_var: Noise variance that messages are made with, on the public scale.
         message: What agents send, see `Setup`; default what the strategy needs.
@@ -1057,10 +1059,10 @@ class FTS:
         agent_weights: :math:`P_N`, the same for all agents; default uniform.
 
     Example:
-        >>> result = run(FTS(rounds=20), Landmine(), seed=0)
+        >>> result = run(FTS(budget=20), Landmine(), seed=0)
     """
 
-    rounds: int
+    budget: int
     feature_map: FeatureMap | None = None
     noise_var: float = NOISE_VAR
     message: MessageKind | None = None
@@ -1079,6 +1081,37 @@ class FTS:
     def __post_init__(self) -> None:
         has_design = self.initial_design is not None
         check_start(self.default, transfers=self._transfers, has_design=has_design)
+        self._check_budget()
+        if self.q > 1 and self.budget % self.q:
+            below = self.budget - self.budget % self.q
+            raise InputDataError(
+                f"budget = {self.budget} is no multiple of q = {self.q}: write budget = "
+                f"{below + self.q}{f' or {below}' if below else ''}."
+            )
+        if self._starts > self.budget:
+            raise InputDataError(
+                f"budget = {self.budget} has no room for {self._starts} initial points: write "
+                f"budget = {self._starts} or more, or fewer initial points (num_initial)."
+            )
+
+    @property
+    def _starts(self) -> int:
+        """How many of the first points are asked for; the default is as many as there is room."""
+        design = self.initial_design
+        if isinstance(design, Mapping):
+            return max(map(len, design.values()), default=0)
+        return (self.num_initial or 0) if design is None else len(design)
+
+    def rounds_for(self, names: tuple[AgentId, ...]) -> int:
+        """A round is a query of `q` points, first points or not."""
+        return self.budget // self.q
+
+    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
+        """Round 0 collects messages and evaluates nothing."""
+        return max(state.t - 1, 0) * self.q
+
+    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int:
+        return max(rounds, -(-self._starts // self.q)) * self.q
 
     @property
     def _transfers(self) -> bool:
@@ -1111,7 +1144,7 @@ class FTS:
         return FTSServer(
             setup=self.setup(space, names),
             agents=names,
-            rounds=self.rounds,
+            rounds=self.rounds_for(names),
             active=self.active,
             every=int(self._transfers) if self.every is None else self.every,
         )

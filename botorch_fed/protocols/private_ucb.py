@@ -113,6 +113,7 @@ from botorch_fed.privacy import (
 )
 from botorch_fed.privacy.tree import Factorization
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.dp_fts_de import (
     _BooksElsewhere,
     default_private_features,
@@ -1559,11 +1560,14 @@ def _missing(state: PrivateUCBServerState) -> ProtocolError:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PrivateUCB:
+class PrivateUCB(Budgeted):
     r"""Private GP-UCB as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many rounds there are, `T`.
+        budget: How many evaluations an agent makes at most. The number of rounds is
+            ``T = floor(budget * agents / batch)``, which is `budget` where all are asked in every
+            round. They are asked in turn: if `batch` does not divide ``budget * agents``, some
+            agents make one evaluation less.
         epsilon: What the whole run may reveal about one unit; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
         delta: Beside `epsilon`. The paper's 0.1 is no :math:`\delta`.
@@ -1599,12 +1603,12 @@ class PrivateUCB:
     Example:
         >>> problem = KernelBandit(num_agents=4, seed=0)
         >>> arms = lambda name, t: problem.decision_set(int(name[5:]), t)
-        >>> result = run(PrivateUCB(rounds=64, epsilon=10, decision_sets=arms), problem, seed=0)
+        >>> result = run(PrivateUCB(budget=64, epsilon=10, decision_sets=arms), problem, seed=0)
         >>> result.privacy["epsilon"] <= 10
         True
     """
 
-    rounds: int
+    budget: int
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-5
@@ -1636,8 +1640,7 @@ class PrivateUCB:
     _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise InputDataError(f"There must be at least one round, got {self.rounds}.")
+        self._check_budget()
         given = (self.epsilon is not None) + (self.noise_multiplier is not None)
         if given != (self.trust != "none"):
             raise InputDataError(
@@ -1649,6 +1652,28 @@ class PrivateUCB:
                 'With trust="public" the decision set is fixed and public: give candidates, or '
                 "nothing for the whole cube."
             )
+
+    def rounds_for(self, names: tuple[AgentId, ...]) -> int:
+        """As many rounds of `batch` agents as ask nobody more than `budget` times."""
+        if self.batch is None:
+            return self.budget
+        batch = max(1, min(self.batch, len(names)))  # the server refuses others
+        return self.budget * len(names) // batch
+
+    def evaluated(self, names: tuple[AgentId, ...], state: PrivateUCBServerState) -> int:
+        """How often an agent has been asked, in turn with the others."""
+        return most_participations(1, state.asked, len(names))
+
+    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int | str:
+        if self.batch is None:
+            return rounds
+        if not names:
+            return f"{rounds * self.batch} / the number of agents, rounded up"
+        return most_participations(rounds, self.batch, len(names))
+
+    def evaluations_for(self, names: tuple[AgentId, ...]) -> int:
+        """One evaluation of each agent that is asked in a round."""
+        return self.rounds_for(names) * (len(names) if self.batch is None else self.batch)
 
     def __getstate__(self) -> dict[str, Any]:
         books = None if self.books is None else _BooksElsewhere()
@@ -1671,7 +1696,8 @@ class PrivateUCB:
                 f"The feature map has {phi.input_dim} inputs, the search space {space.dim} columns."
             )
         batch = len(names) if self.batch is None else self.batch
-        participations = most_participations(self.rounds, batch, len(names))
+        rounds = self.rounds_for(names)
+        participations = most_participations(rounds, batch, len(names))
         z = self._noise_for(participations)
         setup = Setup(
             space=space,
@@ -1683,7 +1709,7 @@ class PrivateUCB:
             noise_multiplier=z,
             adjacency=self.adjacency,
             unit=self.unit,
-            horizon=self.rounds,
+            horizon=rounds,
             exploration=self.exploration,
             acquisition=self.acquisition,
             psd=self.psd,
@@ -1753,7 +1779,7 @@ class PrivateUCB:
             num_features=phi.num_features,
             outcome_bound=setup.outcome_bound,
             moment_scale=setup.moment_scale,
-            horizon=max(1, self.rounds - (not self.final_release)),
+            horizon=max(1, setup.horizon - (not self.final_release)),
             noise_multiplier=setup.noise_multiplier,
             factorization=self.factorization,
             adjacency=setup.adjacency,
