@@ -32,11 +32,12 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.federation.registry import PROTOCOLS
 from botorch_fed.version import __version__
 
 if TYPE_CHECKING:
@@ -70,7 +71,6 @@ RUN_EPILOG = """a study file, complete (botorch_fed/study.py describes all keys)
   [privacy]
   epsilon = 2.0
   delta = 1e-5"""
-PROTOCOLS = ("fts", "dp-fts-de", "fed-gp", "private-ucb")
 ADJACENCIES = ("zero-out", "replace-one")
 MECHANISMS = ("gaussian-sum", "weighted", "correlated")
 SHELLS = ("bash", "zsh", "fish")
@@ -81,7 +81,8 @@ DEMO_REPEATS = 5
 DEMO_OUT = "botorch-fed-demo"
 DEFAULT_TOGETHER = "together, default first"
 NEWCOMER_MARKS = (1, 2, 3, 5)
-DEMO_BUDGETS = {"dp-fts-de": (4.0, 1e-3), "private-ucb": (4.0, 1e-5)}
+DEMO_EPSILON = 4.0
+DEMO_DELTA = 1e-3  # of protocols that have no default: eight sites are protected
 
 
 class UsageError(FederatedError):
@@ -296,7 +297,7 @@ def _renamed(text: str) -> NoReturn:
 def _add_demo(commands: Any) -> None:
     words = "eight sites tune a classifier together; tables against each alone, and of a newcomer"
     parser = _command(commands, "demo", _demo, words)
-    parser.add_argument("--protocol", choices=PROTOCOLS, default="fts", help="default fts")
+    parser.add_argument("--protocol", choices=[*PROTOCOLS], default="fts", help="default fts")
     parser.add_argument(
         "--budget",
         type=_count(3),
@@ -530,8 +531,10 @@ def _demo_runs(arguments: argparse.Namespace) -> _Demo:
         with_default = _gains(curves[DEFAULT_TOGETHER], curves["default first"], marks)
         gains["the same, default first"] = with_default
     newcomers = {}
-    if arguments.protocol == "fts":
-        told = _newcomers(arms["alone"], problems, min(NEWCOMER_MARKS[-1], arguments.budget))
+    if _welcomes(studies["together"], problems[arguments.seed]):
+        told = _newcomers(
+            studies["together"], arms["alone"], problems, min(NEWCOMER_MARKS[-1], arguments.budget)
+        )
         for name in ("alone", "default first"):
             newcomers[name] = _gains(told, curves[name], NEWCOMER_MARKS)
     return _Demo(arms, gains, newcomers)
@@ -539,7 +542,6 @@ def _demo_runs(arguments: argparse.Namespace) -> _Demo:
 
 def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict[str, Any]:
     """The study of each arm: as many evaluations for all."""
-    from botorch_fed.protocols.fts import FTS
     from botorch_fed.protocols.transfer_search import dealt_design
 
     count, space, default = arguments.budget, problem.space, problem.default
@@ -551,35 +553,41 @@ def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict
     studies = {
         "together": together,
         "alone": alone,
-        "Sobol": FTS(budget=count, every=0, initial_design=points),
+        "Sobol": replace(alone, initial_design=points),
         "default first": replace(alone, default=default),
     }
-    if arguments.protocol != "private-ucb":  # which has no place for one
+    if _has(together, "default"):
         studies[DEFAULT_TOGETHER] = replace(together, default=default)
     return studies
 
 
 def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
     """The study, and the same machinery without messages: the same starts, own model and LogEI."""
-    from botorch_fed.protocols.dp_fts_de import DPFTSDE
-    from botorch_fed.protocols.fed_gp import FedGP
-    from botorch_fed.protocols.fts import FTS
-    from botorch_fed.protocols.private_ucb import PrivateUCB
-    from botorch_fed.protocols.transfer_search import MIN_OWN, TransferSearch
+    from botorch_fed.federation.registry import study_class
+    from botorch_fed.protocols.transfer_search import MIN_OWN
 
-    deaf = TransferSearch(listen=False)
-    start = min(MIN_OWN, evaluations - 1)
-    common: dict[str, Any] = {"budget": evaluations, "num_initial": start}
-    epsilon, delta = DEMO_BUDGETS.get(protocol, (0.0, 0.0))
-    if protocol == "fed-gp":
-        return FedGP(**common), FedGP(search=deaf, channel="plain", **common)
-    if protocol == "dp-fts-de":
-        silent = DPFTSDE(strategy=deaf, releases=(), noise_kind="none", **common)
-        return DPFTSDE(epsilon=epsilon, delta=delta, **common), silent
-    alone = FTS(budget=evaluations, every=0, strategy=deaf)
-    if protocol == "fts":
-        return FTS(budget=evaluations), alone
-    return PrivateUCB(budget=evaluations, epsilon=epsilon, delta=delta), alone
+    kind = study_class(protocol)
+    defaults = {item.name: item.default for item in fields(kind)}
+    settings: dict[str, Any] = {"budget": evaluations}
+    if "num_initial" in defaults and evaluations <= MIN_OWN:
+        settings["num_initial"] = evaluations - 1
+    if "epsilon" in defaults:
+        settings["epsilon"] = DEMO_EPSILON
+        settings |= {"delta": DEMO_DELTA} if defaults["delta"] is None else {}
+    together = kind(**settings)
+    return together, together.alone()
+
+
+def _has(study: Any, setting: str) -> bool:
+    return any(item.name == setting for item in fields(study))
+
+
+def _welcomes(study: Any, problem: SklearnTuning) -> bool:
+    """Whether agents who have finished can tell a newcomer at no price and in the open."""
+    names = tuple(f"agent{index}" for index in range(len(problem)))
+    active = _has(study, "active") and _has(study, "data")
+    sees = study.sees(problem.space, names)
+    return active and not (sees.noisy or sees.encrypted)
 
 
 def _demo_arm(name: str, study: Any, problems: Mapping[int, SklearnTuning]) -> _Arm:
@@ -592,14 +600,15 @@ def _demo_arm(name: str, study: Any, problems: Mapping[int, SklearnTuning]) -> _
     return _Arm(name, tuple(results))
 
 
-def _newcomers(alone: _Arm, problems: Mapping[int, SklearnTuning], evaluations: int) -> Tensor:
+def _newcomers(
+    study: Any, alone: _Arm, problems: Mapping[int, SklearnTuning], evaluations: int
+) -> Tensor:
     """Best values of sites that begin with what the others found alone, as `_Arm.curves`.
 
     Each site in turn is the newcomer; the others have not heard of it before.
     """
     import torch
 
-    from botorch_fed.protocols.fts import FTS
     from botorch_fed.run import run
 
     repeats = []
@@ -608,8 +617,8 @@ def _newcomers(alone: _Arm, problems: Mapping[int, SklearnTuning], evaluations: 
         curves = []
         for name in finished.names:
             data = {other: finished.history(other) for other in finished.names if other != name}
-            study = FTS(budget=evaluations, active=(name,), data=data)
-            made = run(study, problems[finished.seed], seed=finished.seed, progress=False)
+            told = replace(study, budget=evaluations, active=(name,), data=data)
+            made = run(told, problems[finished.seed], seed=finished.seed, progress=False)
             curves.append(made.best(name))
         repeats.append(torch.stack(curves))
     return torch.stack(repeats)
@@ -721,17 +730,16 @@ def _judged(what: str, gains: Sequence[_Gain]) -> list[str]:
 
 
 def _privacy_words(result: RunResult) -> list[str]:
-    said = result.privacy
-    if said is None:
-        return ["Privacy: no guarantee. Every site's message is a function of its data."]
+    said = result.privacy or {}
+    trust = "" if result.sees is None else result.sees.trust
     if "epsilon" not in said:
-        learned = said.get("learned_by", "the server reads every message")
-        return [f"Privacy: no guarantee; {learned}."]
+        return [f"Privacy: no guarantee. {trust}".rstrip()]
     noisy = "" if said["private"] else " NOT PRIVATE: the noise comes from a seed."
     return [
         f"Privacy: epsilon <= {said['epsilon']:.4g} at delta = {said['delta']:.3g} per "
         f"{said['unit']}, {said['adjacency']}, {said['releases']} release(s), by "
-        f"{said['accountant']}, of each run.{noisy}"
+        f"{said['accountant']}, of each run.{noisy}",
+        *([trust] if trust else []),
     ]
 
 
@@ -874,10 +882,10 @@ def _show_plan(
     )
     table.add_row("rounds", f"{found.rounds} after the initial evaluations")
     table.add_row("bytes per round", _bytes_words(found))
-    table.add_row("privacy", "no guarantee" if found.promise is None else str(found.promise))
+    table.add_row("privacy", "no guarantee" if found.price is None else str(found.price))
     if found.signal:
         table.add_row("signal", found.signal)
-    table.add_row("who sees what", "\n".join(found.sees))
+    table.add_row("who sees what", str(found.sees))
     table.add_row("folder", "none: an interrupted run is lost" if out is None else str(out))
     _show(arguments, table)
 

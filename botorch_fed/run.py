@@ -35,6 +35,7 @@ from torch import Tensor
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import Parallel
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.disclosure import Price, Sees, disclosed
 from botorch_fed.protocols.base import (
     Agent,
     AgentId,
@@ -63,6 +64,7 @@ from botorch_fed.wire.codec import MAX_BYTES
 
 Record = dict[str, Any]
 Part = Literal["whole", "hub", "site"]
+Measure = Literal["simple", "cumulative"]
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
 FORMAT = 1  # of the files of a result
 HEAD = "run.json"  # of a folder: what its run was started with
@@ -80,6 +82,10 @@ class Study(Protocol):
     def budget(self) -> int: ...
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Server[Any]: ...
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees: ...
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None: ...
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> Agent[Any]: ...
 
@@ -101,6 +107,10 @@ class RunResult:
         versions: Versions of Python and of the packages that matter.
         privacy: What the run reveals and how noisy its releases were, as the protocol's server says
             it; None for protocols without privacy.
+        sees: Who sees what; None if the study or its saved result does not say it.
+        price: What the run was to cost in privacy, planned before it; None without noise.
+        measure: By which regret the protocol is judged: "simple", of the best point so far, or
+            "cumulative", where every evaluation counts.
         part: Of a run across machines, the hub's part has no observations, and a site's has its own
             alone and does not know what was promised.
     """
@@ -115,6 +125,9 @@ class RunResult:
     versions: dict[str, str] = field(default_factory=dict)
     privacy: dict[str, Any] | None = None
     part: Part = "whole"
+    sees: Sees | None = None
+    price: Price | None = None
+    measure: Measure = "simple"
 
     def __repr__(self) -> str:
         return (
@@ -207,6 +220,9 @@ class RunResult:
             "versions": self.versions,
             "privacy": self.privacy,
             "part": self.part,
+            "sees": None if self.sees is None else self.sees.to_dict(),
+            "price": None if self.price is None else self.price.to_dict(),
+            "measure": self.measure,
         }
         _write(folder / "result.json", json.dumps(head, indent=1))
         for name in ("records", "rounds"):
@@ -240,6 +256,9 @@ class RunResult:
             versions=head["versions"],
             privacy=head.get("privacy"),
             part=head.get("part", "whole"),
+            sees=Sees.from_dict(head["sees"]) if head.get("sees") else None,
+            price=Price.from_dict(head["price"]) if head.get("price") else None,
+            measure=head.get("measure", "simple"),
         )
 
 
@@ -450,6 +469,8 @@ def _drive(
     **options: Any,
 ) -> None:
     """Drive a server to its end; rounds and privacy go into the result, and into the folder."""
+    result.sees, result.price = disclosed(protocol, server, result.space, result.names)
+    result.measure = getattr(protocol, "measure", "simple")
     record, save = None, None
     if folder is not None:
         store = FileStore(folder / "server")

@@ -16,10 +16,10 @@ r"""Study files: a run of one's own objective, written down in TOML.
     minimize = false
 
     [protocol]
-    name = "dp-fts-de"              # fts, dp-fts-de, fed-gp or private-ucb
-    num_initial = 4                 # any simple setting of the study of that name
+    name = "dp-fts-de"              # fts, dp-fts-de, fed-gp or private-ucb; or module:Name of a
+    num_initial = 4                 # study class. Any simple setting of that class, see `settings`
 
-    [protocol.strategy]             # of fts and dp-fts-de: the published way to use what is heard
+    [protocol.strategy]             # of fts and dp-fts-de: the published way to use messages, or
     schedule = { kind = "polynomial", c = 0.5 }
 
     [privacy]                       # for dp-fts-de, private-ucb and fed-gp with a mechanism
@@ -76,7 +76,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -88,6 +88,8 @@ from torch import Tensor
 
 from botorch_fed.acquisition import Constant, InverseSquare, MixingSchedule, Polynomial
 from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.federation.disclosure import Price, Sees, disclosed
+from botorch_fed.federation.registry import PROTOCOLS, study_class
 from botorch_fed.models import (
     FeatureMap,
     InducingFeatures,
@@ -102,7 +104,6 @@ from botorch_fed.privacy import (
     Budget,
     DistributedGaussianSum,
     GaussianSum,
-    Guarantee,
     LedgerFile,
     PoissonSampling,
     SignalWarning,
@@ -110,30 +111,15 @@ from botorch_fed.privacy import (
     noise_multiplier_within,
 )
 from botorch_fed.protocols.base import MAX_NAME, AgentId, Objective, secrets_in, with_stores
-from botorch_fed.protocols.budget import renamed
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.fts import FTS, Strategy, default_kernel
+from botorch_fed.protocols.budget import Budgeted, renamed
+from botorch_fed.protocols.fts import default_kernel
 from botorch_fed.protocols.own_step import spread_design, tensor_hash
-from botorch_fed.protocols.private_ucb import PrivateUCB
-from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.protocols.transfer_search import LENGTHSCALE, TransferSearch
 from botorch_fed.rng import generator
-from botorch_fed.run import RunResult, Study, run
+from botorch_fed.run import RunResult, evaluations_of, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 
-STUDIES: dict[str, type[Any]] = {
-    "fts": FTS,
-    "dp-fts-de": DPFTSDE,
-    "fed-gp": FedGP,
-    "private-ucb": PrivateUCB,
-}
-SEARCHES: dict[str, type[Any]] = {
-    "transfer": TransferSearch,
-    "region": RegionSearch,
-    "support": SupportSearch,
-}
 KEYS = (
     "objective",
     "agents",
@@ -154,10 +140,11 @@ PARAMETER_KEYS = {
     "integer": ("type", "lower", "upper", "log"),
     "choice": ("type", "values"),
 }
+PARTS = ("strategy", "search")  # settings that are one of several dataclasses: tables with a kind
+NESTED = (*PARTS, "candidates", "initial_design", "default", "feature_map", "mechanism")
 # Settings of a study that have their own place in a file, or none.
-ELSEWHERE = {"budget", "epsilon", "channel", "run", "strategy", "search", "noise_at"}
+ELSEWHERE = {"budget", "epsilon", "channel", "run", "noise_at", *PARTS}
 IN_PYTHON = "cannot be written in a file: call botorch_fed.run.run from Python to set it."
-PRIVATE = ("dp-fts-de", "private-ucb")
 SCHEDULES: dict[str, tuple[Callable[..., MixingSchedule], tuple[str, ...]]] = {
     "polynomial": (Polynomial, ("c",)),
     "constant": (Constant, ("p",)),
@@ -422,17 +409,15 @@ class StudyFile:
         """
         settings: dict[str, Any] = {"budget": self.budget if budget is None else budget}
         settings |= self.settings
-        if self.protocol in PRIVATE and books is not None:
+        if books is not None:
             settings["books"] = books
-        made = STUDIES[self.protocol](**settings)
+        made = study_class(self.protocol)(**settings)
         return made if out is None else with_stores(made, self.agents, partial(secrets_in, out))
 
     def load(self) -> Callable[..., float]:
         """The objective; `StudyError` if it cannot be found."""
         module, _, name = self.objective.partition(":")
-        folder = str(self.path.resolve().parent)
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+        _look_beside(self.path)
         try:
             found = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
@@ -549,8 +534,23 @@ def read_study(path: str | Path) -> StudyFile:
 
 
 def _name(protocol: _Table) -> str:
-    name: str = protocol.get("name", Literal[tuple(STUDIES)], 'name = "fts"')
-    return name
+    """The name of a protocol, or ``module:Name`` of a study class beside the file."""
+    name = protocol.values.get("name")
+    if not isinstance(name, str) or ":" not in name:
+        name = protocol.get("name", Literal[tuple(PROTOCOLS)], 'name = "fts"')
+    _look_beside(protocol.text.path)
+    try:
+        study_class(name)
+    except FederatedError as error:
+        raise protocol.error("name", str(error)) from error
+    return str(name)
+
+
+def _look_beside(path: Path) -> None:
+    """Modules are found beside the study file first."""
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def _refuse_former_words(top: _Table) -> None:
@@ -574,7 +574,8 @@ def _budget_of(top: _Table) -> int | str:
     others = {k: v for k, v in top.values.items() if k not in ("rounds", "budget")}
     space, agents = _space(top), _agents(top)
     settings = _settings(_Table(top.text, (), others), protocol, name, None, space, agents, rounds)
-    return STUDIES[name].budget_of(rounds, agents, settings)
+    kind = study_class(name)
+    return kind.budget_of(rounds, agents, settings) if issubclass(kind, Budgeted) else rounds
 
 
 def _fingerprint(values: Mapping[str, Any], candidates: Tensor | None) -> str:
@@ -681,17 +682,18 @@ def _parameter(space: _Table, name: str) -> Parameter:
 def _privacy(top: _Table, table: _Table, protocol: str) -> Budget | None:
     if "privacy" not in top.values:
         return None
-    if protocol == "fed-gp" and "mechanism" not in table.values:
-        raise top.error(
-            "privacy",
-            "fed-gp adds no noise without a mechanism. Write [protocol.mechanism] with e.g. "
-            'kind = "distributed-gaussian" and clip_norm = 20.0, or leave [privacy] out.',
-        )
-    if protocol not in (*PRIVATE, "fed-gp"):
+    kind = study_class(protocol)
+    if not _has(kind, "epsilon") and not _has(kind, "mechanism"):
         raise top.error(
             "privacy",
             f"{protocol} adds no noise from a study file, so that it can keep no privacy budget. "
-            'Write name = "dp-fts-de" or "private-ucb" in [protocol], or leave [privacy] out.',
+            f"Write name = {_named_with('epsilon')} in [protocol], or leave [privacy] out.",
+        )
+    if not _has(kind, "epsilon") and "mechanism" not in table.values:
+        raise top.error(
+            "privacy",
+            f"{protocol} adds no noise without a mechanism. Write [protocol.mechanism] with e.g. "
+            'kind = "distributed-gaussian" and clip_norm = 20.0, or leave [privacy] out.',
         )
     return _epsilon_and_delta(top.table("privacy"), ("epsilon", "delta"))
 
@@ -716,7 +718,7 @@ def _epsilon_and_delta(table: _Table, known: tuple[str, ...]) -> Budget:
 def _ledger(top: _Table, protocol: str, path: Path) -> LedgerSettings | None:
     if "ledger" not in top.values:
         return None
-    if protocol not in PRIVATE:
+    if not _has(study_class(protocol), "books"):
         raise top.error("ledger", f"{protocol} pays from no ledger on disk: leave it out.")
     table = top.table("ledger")
     budget = _epsilon_and_delta(table, ("path", "epsilon", "delta"))
@@ -735,18 +737,15 @@ def _settings(
     agents: tuple[AgentId, ...],
     budget: int,
 ) -> dict[str, Any]:
-    kind = STUDIES[name]
+    kind = study_class(name)
     known = {k: hint for k, hint in simple_settings(kind).items() if k not in ELSEWHERE}
-    own = {
-        "fts": ("strategy", "initial_design", "default"),
-        "dp-fts-de": ("strategy", "initial_design", "default"),
-        "fed-gp": ("search", "mechanism", "initial_design", "default"),
-    }
-    nested = (*own.get(name, ()), "candidates")
-    transfers = name == "fed-gp" and _transfers(table)
-    if name != "fed-gp" or transfers:
-        nested += ("feature_map",)
-    extra = ("sampling_rate",) if name == "dp-fts-de" else ()
+    parts = {key: _part_of(table, kind, key) for key in PARTS if key in table.values}
+    search = parts.get("search", _default_of(kind, "search"))
+    transfers = isinstance(search, TransferSearch)
+    nested = [key for key in NESTED if _has(kind, key)]
+    if search is not None and not transfers:
+        nested.remove("feature_map")
+    extra = ("sampling_rate",) if _has(kind, "sampling") else ()
     moved = {
         "rounds": "is now budget, at the top of the file: evaluations per site with the initial "
         "ones. Write budget = 12 before the first [table].",
@@ -766,10 +765,7 @@ def _settings(
         for key, hint in known.items()
         if key in table.values
     }
-    if "strategy" in table.values:
-        given["strategy"] = _part(table.table("strategy"), Strategy if name == "fts" else Following)
-    if "search" in table.values:
-        given["search"] = _search(table.table("search"))
+    given |= parts
     if "sampling_rate" in table.values:
         with table.blamed("sampling_rate"):
             rate = table.get("sampling_rate", float, "sampling_rate = 0.5")
@@ -785,12 +781,54 @@ def _settings(
         given["default"] = _default(table, space, given)
     if "feature_map" in table.values:
         given["feature_map"] = _feature_map(table.table("feature_map"), space, transfers)
+    given |= _channel(top, kind, name)
     if "mechanism" in table.values:
-        channel = top.values.get("channel", FedGP.channel)
-        with table.blamed():
-            rounds = kind(budget=budget, **given).rounds_for(agents)
-        given |= _mechanism(table.table("mechanism"), given, privacy, rounds, channel)
-    return given | _channel(top, name) | _spending(table, name, given, privacy)
+
+        def payments(part: Mapping[str, Any]) -> int:
+            found: Price | None = kind(budget=budget, **given, **part).price(space, agents)
+            return 1 if found is None else found.payments
+
+        channel = given.get("channel", _default_of(kind, "channel"))
+        given |= _mechanism(table.table("mechanism"), search, channel, privacy, payments)
+    return given | _spending(table, kind, given, privacy)
+
+
+def _has(kind: type[Any], name: str) -> bool:
+    """Whether a study has a setting of this name."""
+    return any(item.name == name for item in fields(kind))
+
+
+def _default_of(kind: type[Any], name: str) -> Any:
+    """The default of a setting; None if there is none."""
+    return next(
+        (f.default for f in fields(kind) if f.name == name and f.default is not MISSING), None
+    )
+
+
+def _named_with(setting: str) -> str:
+    """The names of the protocols that have a setting, as a file has them."""
+    return " or ".join(f'"{name}"' for name in PROTOCOLS if _has(study_class(name), setting))
+
+
+def _part_of(table: _Table, kind: type[Any], key: str) -> Any:
+    """One of the dataclasses that a setting can be, from a table of its settings.
+
+    Its `kind` is the name of the class without "Search". Without it, the class is that of the
+    default, or of two classes the other one.
+    """
+    if not _has(kind, key):
+        return None
+    hint, usual = get_type_hints(kind)[key], type(_default_of(kind, key))
+    classes: dict[str, type[Any]] = {
+        part.__name__.removesuffix("Search").lower(): part
+        for part in (get_args(hint) or (hint,))
+        if isinstance(part, type) and is_dataclass(part)
+    }
+    others = [name for name, part in classes.items() if part is not usual]
+    least = others[0] if len(others) == 1 else next(n for n, p in classes.items() if p is usual)
+    part = table.table(key)
+    chosen = part.get("kind", Literal[tuple(classes)], f'kind = "{least}"', least)
+    return _part(part, classes[chosen], ("kind",))
 
 
 def _part(table: _Table, kind: type[Any], skip: tuple[str, ...] = ()) -> Any:
@@ -926,13 +964,16 @@ def _feature_map(table: _Table, space: SearchSpace, transfers: bool) -> FeatureM
 
 
 def _mechanism(
-    table: _Table, given: Mapping[str, Any], privacy: Budget | None, rounds: int, channel: Any
+    table: _Table,
+    search: Any,
+    channel: Any,
+    privacy: Budget | None,
+    payments: Callable[[Mapping[str, Any]], int],
 ) -> dict[str, Any]:
-    """Of fed-gp: what bounds the contributions, and who adds the noise."""
+    """What bounds the contributions, and who adds the noise, as much as the payments need."""
     kind = table.get("kind", Literal[tuple(MECHANISM_KEYS)], 'kind = "distributed-gaussian"')
     table.only(("kind", "noise_multiplier", *MECHANISM_KEYS[kind]))
-    search = given.get("search")
-    if not isinstance(search, SupportSearch):
+    if search is not None and not isinstance(search, SupportSearch):
         raise table.error(
             "kind",
             "noise would drown what this search adds in every round. Write [protocol.search] with "
@@ -957,12 +998,18 @@ def _mechanism(
     }
     if privacy is not None and "noise_multiplier" in table.values:
         raise table.error("noise_multiplier", "follows from [privacy]: leave it out.")
-    sums = given.get("sums") or rounds + (search.lead if search.rule == "sums" else 0)
+    noise_at = "server" if kind == "gaussian" else "agent"
+
+    def made(noise: float) -> dict[str, Any]:
+        named = NamedMechanism(kind, {**settings, "noise_multiplier": noise})
+        return {"mechanism": named, "noise_at": noise_at}
+
+    if privacy is None:
+        return made(table.get("noise_multiplier", float, "noise_multiplier = 1.0"))
     adjacency = settings.get("adjacency", "zero-out")
     with table.blamed():
-        if privacy is None:
-            noise = table.get("noise_multiplier", float, "noise_multiplier = 1.0")
-        elif kind == "gaussian":
+        sums = payments(made(1.0))
+        if kind == "gaussian":
             noise = noise_multiplier_for(
                 epsilon=privacy.epsilon,
                 delta=privacy.delta,
@@ -971,52 +1018,45 @@ def _mechanism(
             )
         else:
             noise = noise_multiplier_within(privacy, num_releases=sums, adjacency=adjacency)
-    settings["noise_multiplier"] = noise
-    noise_at = "server" if kind == "gaussian" else "agent"
-    return {"mechanism": NamedMechanism(kind, settings), "noise_at": noise_at}
+    return made(noise)
 
 
-def _transfers(table: _Table) -> bool:
-    """Whether the search of fed-gp is the default."""
-    search = table.values.get("search")
-    return not isinstance(search, dict) or search.get("kind", "transfer") == "transfer"
-
-
-def _search(table: _Table) -> Any:
-    kinds = Literal["transfer", "support", "region"]
-    kind = table.get("kind", kinds, 'kind = "transfer"', "transfer")
-    return _part(table, SEARCHES[kind], ("kind",))
-
-
-def _channel(top: _Table, name: str) -> dict[str, Any]:
+def _channel(top: _Table, kind: type[Any], name: str) -> dict[str, Any]:
     if "channel" not in top.values:
         return {}
-    if name != "fed-gp":
+    if not _has(kind, "channel"):
         raise top.error(
             "channel",
             f"{name} sends its messages in the clear and has no channel: "
-            'leave it out, or write name = "fed-gp" in [protocol].',
+            f"leave it out, or write name = {_named_with('channel')} in [protocol].",
         )
-    kinds = Literal["threshold", "ckks", "plain"]
-    return {"channel": top.get("channel", kinds, 'channel = "threshold"')}
+    usual = _default_of(kind, "channel")
+    return {"channel": top.get("channel", get_type_hints(kind)["channel"], f'channel = "{usual}"')}
+
+
+def _without_noise(kind: type[Any]) -> list[str]:
+    """The settings of a study that switch its noise off, by the value "none"."""
+    hints = simple_settings(kind)
+    return [name for name in hints if "none" in get_args(hints[name]) and name not in ELSEWHERE]
 
 
 def _spending(
-    table: _Table, name: str, given: Mapping[str, Any], privacy: Budget | None
+    table: _Table, kind: type[Any], given: Mapping[str, Any], privacy: Budget | None
 ) -> dict[str, Any]:
     """Of a private protocol: epsilon, delta, and what agents insist on."""
     if privacy is None:
         return {}
     if "delta" in given:
         raise table.error("delta", "belongs in [privacy], which has one: leave it out here.")
-    if given.get("trust") == "none" or given.get("noise_kind") == "none":
-        key = "trust" if "trust" in given else "noise_kind"
+    for key in _without_noise(kind):
+        if given.get(key) != "none":
+            continue
         raise table.error(
             key,
             "a run without noise keeps no promise: leave [privacy] out, or write another value.",
         )
     spending: dict[str, Any] = {"delta": privacy.delta, "require": privacy}
-    if name in PRIVATE and "noise_multiplier" not in given:
+    if _has(kind, "epsilon") and "noise_multiplier" not in given:
         spending["epsilon"] = privacy.epsilon
     return spending
 
@@ -1025,11 +1065,12 @@ def _spending(
 
 
 def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> None:
-    private = study.protocol in PRIVATE
-    without = study.settings.get("trust") == "none" or study.settings.get("noise_kind") == "none"
+    kind = study_class(study.protocol)
+    switches = _without_noise(kind)
+    without = any(study.settings.get(key) == "none" for key in switches)
     noise = "noise_multiplier" in study.settings
-    if private and not without and study.privacy is None and not noise:
-        off = 'trust = "none"' if study.protocol == "private-ucb" else 'noise_kind = "none"'
+    if _has(kind, "epsilon") and not without and study.privacy is None and not noise:
+        off = " or ".join(f'{key} = "none"' for key in switches)
         raise top.error(
             "privacy",
             f"missing; {study.protocol} needs to know what it may reveal. "
@@ -1040,34 +1081,39 @@ def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> None:
     if "mechanism" in protocol.values:
         blame = protocol.table("mechanism")
     with blame.blamed():
-        server = study.study().server(study.space, study.agents)
-        promise: Guarantee | None = getattr(server, "promise", None)
-    if study.privacy is not None and promise is not None:
-        _check_budget(top, study, promise)
+        _, _, price = _disclosed(study)
+    if study.privacy is not None and price is not None:
+        _check_budget(top, study, study.privacy, price)
 
 
-def _check_budget(top: _Table, study: StudyFile, promise: Guarantee) -> None:
+def _disclosed(study: StudyFile) -> tuple[Any, Sees, Price | None]:
+    """The server of a study, who sees what, and what a run costs."""
+    made = study.study()
+    server = made.server(study.space, study.agents)
+    sees, price = disclosed(made, server, study.space, study.agents)
+    assert sees is not None  # `study_class` has seen to it
+    return server, sees, price
+
+
+def _check_budget(top: _Table, study: StudyFile, privacy: Budget, price: Price) -> None:
     """Whether the noise that a file asks for keeps the budget that it sets."""
-    privacy = study.privacy
-    assert privacy is not None
-    if promise.epsilon <= privacy.epsilon:
+    if price.epsilon <= privacy.epsilon:
         return
     wanted = ""
-    sampling = study.settings.get("sampling", PoissonSampling())
-    if promise.releases:
+    if price.payments:
         least = noise_multiplier_for(
             epsilon=privacy.epsilon,
             delta=privacy.delta,
-            sampling_rate=sampling.rate,
-            num_releases=promise.releases,
-            adjacency=promise.adjacency,
+            sampling_rate=price.event.sampling_rate,
+            num_releases=price.payments,
+            adjacency=price.adjacency,
         )
         wanted = f"noise_multiplier = {math.ceil(least * 1000) / 1000:g} or "
     raise top.text.error(
         ("privacy", "epsilon"),
-        f"epsilon = {privacy.epsilon:g} cannot be kept: {promise.releases} releases with "
-        f"noise_multiplier = {study.settings['noise_multiplier']:g} reveal {promise}. Write "
-        f"{wanted}epsilon = {math.ceil(promise.epsilon * 100) / 100:g}, or leave noise_multiplier "
+        f"epsilon = {privacy.epsilon:g} cannot be kept: {price.payments} releases with "
+        f"noise_multiplier = {price.noise_multiplier:g} reveal {price.guarantee}. Write "
+        f"{wanted}epsilon = {math.ceil(price.epsilon * 100) / 100:g}, or leave noise_multiplier "
         "out: it follows from [privacy].",
     )
 
@@ -1086,9 +1132,9 @@ class Plan:
         budget: Evaluations of each agent, the initial ones included, at most.
         total: Evaluations of all agents, at most.
         rounds: Rounds of one query each that follow the initial points.
-        promise: What the run reveals at most; None without noise.
+        price: What the run costs in privacy at most; None without noise.
         signal: What noise leaves of the releases, and what follows; empty if that is not known.
-        sees: Who sees what, one sentence each.
+        sees: Who sees what.
         bytes_per_round: Up and down, of all agents, of the rounds of a rehearsal; None if there was
             none.
         bytes_note: Where that number comes from, or what it depends on.
@@ -1100,9 +1146,9 @@ class Plan:
     budget: int
     total: int
     rounds: int
-    promise: Guarantee | None
+    price: Price | None
     signal: str
-    sees: tuple[str, ...]
+    sees: Sees
     bytes_per_round: tuple[int, ...] | None
     bytes_note: str
 
@@ -1110,22 +1156,26 @@ class Plan:
 def plan(study: StudyFile) -> Plan:
     """What a study would do; its objective is not called."""
     made = study.study()
-    server = made.server(study.space, study.agents)
-    promise: Guarantee | None = getattr(server, "promise", None)
+    server, sees, price = _disclosed(study)
     bytes_per_round, note = _bytes(study)
     return Plan(
         protocol=study.protocol,
         agents=len(study.agents),
         columns=study.space.dim,
         budget=study.budget,
-        total=made.evaluations_for(study.agents),
-        rounds=made.rounds_for(study.agents),
-        promise=promise,
+        total=evaluations_of(made, study.agents),
+        rounds=_rounds(made, study.agents),
+        price=price,
         signal=getattr(server, "signal_words", ""),
-        sees=_sees(made, server),
+        sees=sees,
         bytes_per_round=bytes_per_round,
         bytes_note=note,
     )
+
+
+def _rounds(made: Any, agents: tuple[AgentId, ...]) -> int:
+    rounds: int = made.rounds_for(agents) if isinstance(made, Budgeted) else made.budget
+    return rounds
 
 
 @dataclass(frozen=True)
@@ -1147,9 +1197,10 @@ def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
             "and look at result.bytes_per_round()"
         )
     made = study.study()
-    rounds = min(made.rounds_for(study.agents), REHEARSED_ROUNDS)
-    budget = made.budget_of(rounds, study.agents, dict(study.settings))
-    rounds = replace(made, budget=budget).rounds_for(study.agents)
+    rounds = budget = min(_rounds(made, study.agents), REHEARSED_ROUNDS)
+    if isinstance(made, Budgeted):
+        budget = int(type(made).budget_of(rounds, study.agents, dict(study.settings)))
+        rounds = _rounds(replace(made, budget=budget), study.agents)  # type: ignore[type-var]
     made_up: dict[AgentId, Objective] = dict.fromkeys(study.agents, _MadeUp(study.space))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)  # the plan says it of all rounds
@@ -1159,46 +1210,6 @@ def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
     counts = result.bytes_per_round()
     note = f"measured in a rehearsal of {rounds} rounds on made-up values, exchanges in order"
     return tuple(counts[serial] for serial in sorted(counts)), f"{note}; {depends}"
-
-
-def _sees(study: Study, server: Any) -> tuple[str, ...]:
-    """Who sees what; the guarantees are in the protocols' modules."""
-    own = "An agent's own data and the parameters that it evaluates stay with the agent."
-    if isinstance(study, FTS):
-        what = "summary" if (study.message or "").startswith("summary") else "weight vector"
-        return (
-            own,
-            f"The server and all agents read every agent's {what}, a function of its data: no "
-            "privacy guarantee.",
-        )
-    if isinstance(study, DPFTSDE):
-        noisy = "sums of them without noise" if server.promise is None else "noisy sums of them"
-        return (
-            own,
-            "The server is trusted: it reads every agent's message, clipped.",
-            f"All agents see {noisy}, and nothing else of each other.",
-        )
-    if isinstance(study, FedGP):
-        report = server.privacy(server.start())
-        said: str = report["learned_by"]
-        sums = "No privacy guarantee: a sum, and what changed since the last one, is in the open."
-        if server.promise is not None:
-            sums = "Sums have noise, and what they reveal together is promised."
-        adds = f"Every agent adds {report['adds']} to a sum."
-        return (own, adds, f"{said[0].upper()}{said[1:]}.", sums)
-    assert isinstance(study, PrivateUCB)
-    return _bandit_sees(study.trust)
-
-
-def _bandit_sees(trust: str) -> tuple[str, ...]:
-    first = {
-        "joint": "The server is trusted: it reads every action and its outcome.",
-        "local": "Nobody reads a record: every agent adds the noise before it sends anything.",
-        "public": "The server is trusted: it reads every outcome; actions are public.",
-        "none": "The server reads every action and its outcome: no privacy guarantee.",
-    }[trust]
-    noise = "sums" if trust == "none" else "noisy sums"
-    return first, f"All agents see {noise} of statistics, and the posterior made of them."
 
 
 # ------------------------------------------------------------------ running
@@ -1251,10 +1262,10 @@ def open_books(study: StudyFile) -> LedgerFile | None:
     settings = study.ledger
     if settings is None:
         return None
-    promise: Guarantee | None = study.study().server(study.space, study.agents).promise
-    if promise is None:
+    _, _, price = _disclosed(study)
+    if price is None:
         raise study.text.error(("ledger",), "a run without noise cannot pay: leave it out.")
     settings.path.parent.mkdir(parents=True, exist_ok=True)
     return LedgerFile(
-        settings.path, adjacency=promise.adjacency, unit=promise.unit, budget=settings.budget
+        settings.path, adjacency=price.adjacency, unit=price.unit, budget=settings.budget
     )

@@ -36,6 +36,7 @@ PaidAt = Literal["hub", "site"]
 EVERYBODY: tuple[Reader, ...] = ("server", "agents")
 ADDRESSEE: tuple[Reader, ...] = ("server", "agent")
 OWN_DATA = "An agent's own data and the parameters that it evaluates stay with the agent."
+NO_GUARANTEE = "There is no privacy guarantee."
 _READERS = {"server": "the server", "agents": "all agents", "agent": "the agent it is sent to"}
 
 
@@ -116,7 +117,8 @@ class Sees:
 
     Attributes:
         rows: All kinds of messages that can travel.
-        trust: Whom one has to trust with what, and whom a guarantee is against: one sentence.
+        trust: Whom one has to trust with what, and with noise whom the guarantee is against: one
+            sentence.
         stays: What no message holds: one sentence, or empty.
         limits: What is not hidden: sentences.
     """
@@ -135,7 +137,18 @@ class Sees:
     def sentences(self) -> tuple[str, ...]:
         """What stays, what is read by whom, and the trust, without rows that reveal nothing."""
         said = [str(row) for row in self.rows if row.reveals != "nothing"]
-        return (*([self.stays] if self.stays else []), *said, self.trust, *self.limits)
+        none = [NO_GUARANTEE] if said and not self.noisy else []
+        return (*([self.stays] if self.stays else []), *said, self.trust, *none, *self.limits)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether a mechanism adds noise to anything that travels."""
+        return any(row.reveals == "noisy data" for row in self.rows)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether anything travels that no party can read alone."""
+        return any(not row.readers for row in self.rows)
 
     def row(self, message: str) -> Row:
         """The row of a kind of message."""
@@ -269,6 +282,17 @@ class Price:
         """What `to_dict` made, or JSON has made of it."""
         guarantee, event = Guarantee(**values["guarantee"]), Event(**values["event"])
         return cls(**{**values, "guarantee": guarantee, "event": event})
+
+
+def disclosed(
+    study: Any, server: Any, space: Any, names: tuple[str, ...]
+) -> tuple[Sees | None, Price | None]:
+    """What a server says of itself, or else its study; None of a study that says nothing."""
+    if hasattr(server, "sees") and hasattr(server, "price"):
+        return server.sees, server.price
+    if hasattr(study, "sees") and hasattr(study, "price"):
+        return study.sees(space, names), study.price(space, names)
+    return None, None
 
 
 _PAYERS = {"hub": "the hub's ledger", "site": "each site's own ledger"}

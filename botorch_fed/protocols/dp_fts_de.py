@@ -1065,8 +1065,7 @@ class DPFTSDEServer:
         if not noisy:
             return Sees(
                 rows,
-                "The server is trusted with every message and all agents with sums of them: no "
-                "privacy guarantee.",
+                "The server is trusted with every message and all agents with sums of them.",
             )
         return Sees(
             rows,
@@ -1535,6 +1534,21 @@ class DPFTSDE(Budgeted):
             promise=None,
             min_reliability=self.min_reliability,
             default=default_point(space, self.default),
+        )
+
+    def alone(self) -> DPFTSDE:
+        """The baseline of comparisons: the same agents without messages, noise or payments."""
+        return replace(
+            self,
+            strategy=TransferSearch(listen=False),
+            message=None,
+            num_regions=1,
+            releases=(),
+            noise_kind="none",
+            epsilon=None,
+            noise_multiplier=None,
+            require=None,
+            books=None,
         )
 
     def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:

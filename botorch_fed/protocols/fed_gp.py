@@ -1347,7 +1347,7 @@ class FedGPServer:
         else:
             reader = "The server is trusted to follow the protocol and not with contributions"
         if at == "none":
-            return f"{reader}; no privacy guarantee, because all agents learn the sum."
+            return f"{reader}; all agents are trusted with the sum."
         if at == "server":
             return f"{reader} and adds the noise; the guarantee is against all other agents."
         against = "all other agents"
@@ -2051,6 +2051,17 @@ class FedGP(Budgeted):
             noise_private=self.noise.private,
             rejoin=self.rejoin,
             active=active,
+        )
+
+    def alone(self) -> FedGP:
+        """The baseline of comparisons: the same agents, which do not use the sums."""
+        return replace(
+            self,
+            search=TransferSearch(listen=False),
+            channel="plain",
+            mechanism=None,
+            noise_at="none",
+            require=None,
         )
 
     def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:

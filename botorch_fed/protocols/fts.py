@@ -970,7 +970,7 @@ class FTSServer:
                     "data",
                 ),
             ),
-            trust="The server and all agents are trusted with every message: no privacy guarantee.",
+            trust="The server and all agents are trusted with every message.",
             limits=(f"A message is a function of the agent's data.{limits}",),
         )
 
@@ -1148,6 +1148,10 @@ class FTS(Budgeted):
             active=self.active,
             every=int(self._transfers) if self.every is None else self.every,
         )
+
+    def alone(self) -> FTS:
+        """The baseline of comparisons: the same agents without messages."""
+        return replace(self, every=0, message=None, strategy=TransferSearch(listen=False))
 
     def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
         """Who sees what."""

@@ -66,7 +66,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from secrets import token_hex
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import torch
 from botorch.acquisition.analytic import LogExpectedImprovement
@@ -119,10 +119,11 @@ from botorch_fed.protocols.dp_fts_de import (
     default_private_features,
     reference_points,
 )
-from botorch_fed.protocols.fts import check_agreement, received_features
+from botorch_fed.protocols.fts import FTS, check_agreement, received_features
 from botorch_fed.protocols.own_step import check_points, random_point, tensor_hash
 from botorch_fed.protocols.site import STATE_BYTES
 from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore, Store
+from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
@@ -1229,8 +1230,7 @@ class PrivateUCBServer:
             "local": "No party is trusted: the guarantee is against the server as well.",
             "public": "The server is trusted with every outcome and adds the noise; the guarantee "
             "is for outcomes alone, against all others together, because actions are public.",
-            "none": "The server is trusted with every record and all agents with sums of them: no "
-            "privacy guarantee.",
+            "none": "The server is trusted with every record and all agents with sums of them.",
         }
         return Sees(
             rows=(
@@ -1639,6 +1639,8 @@ class PrivateUCB(Budgeted):
     final_release: bool = True
     _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
 
+    measure: ClassVar[Literal["cumulative"]] = "cumulative"
+
     def __post_init__(self) -> None:
         self._check_budget()
         given = (self.epsilon is not None) + (self.noise_multiplier is not None)
@@ -1786,6 +1788,11 @@ class PrivateUCB(Budgeted):
             unit=setup.unit,
             participations=participations if setup.unit == "agent" else 1,
         )
+
+    def alone(self) -> FTS:
+        """The baseline of comparisons: agents with models of their own, without messages."""
+        alone = FTS(budget=self.budget, every=0, strategy=TransferSearch(listen=False))
+        return replace(alone, candidates=self.candidates)
 
     def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
         """Who sees what."""
