@@ -112,7 +112,7 @@ def _dish(shift: float) -> Objective:
 
 def _fts(names: Sequence[str] = ("a", "b", "c"), **options: Any) -> RunResult:
     objectives = {name: _dish(0.1 * n) for n, name in enumerate(names)}
-    settings = {"rounds": 6, "strategy": CHEAP, "every": 2, **options}
+    settings = {"budget": 6, "strategy": CHEAP, "every": 2, **options}
     absent = settings.pop("absent", None)
     return run(FTS(**settings), objectives, seed=0, space=SPACE, absent=absent, progress=False)
 
@@ -120,7 +120,7 @@ def _fts(names: Sequence[str] = ("a", "b", "c"), **options: Any) -> RunResult:
 def _de(epsilon: float = 2.0, seeded: bool = False, **options: Any) -> RunResult:
     problem = SyntheticGPAgents(6, seed=0, perturbed="all", lengthscale=0.1)
     noise: NoiseSource = InsecureSeededNoise(0) if seeded else OSNoise()
-    settings = {"rounds": 4, "num_initial": 2, "delta": 1e-3, "noise": noise, "releases": "all"}
+    settings = {"budget": 6, "num_initial": 2, "delta": 1e-3, "noise": noise, "releases": "all"}
     settings |= {"min_reliability": 0.0, **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)  # few agents
@@ -130,7 +130,7 @@ def _de(epsilon: float = 2.0, seeded: bool = False, **options: Any) -> RunResult
 def _fed(**options: Any) -> RunResult:
     square = SearchSpace((Parameter.real("u", 0.0, 1.0), Parameter.real("v", 0.0, 1.0)))
     objectives = {name: lambda X: -(X - 0.3).square().sum(-1, keepdim=True) for name in "abc"}
-    protocol = FedGP(rounds=2, num_initial=3, channel="plain", **options)
+    protocol = FedGP(budget=5, num_initial=3, channel="plain", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)  # few agents
         return run(protocol, objectives, seed=0, space=square, progress=False)
@@ -141,7 +141,7 @@ def _bandit(trust: Trust = "joint") -> RunResult:
     options: dict[str, Any] = {} if trust == "none" else {"epsilon": 10.0}
     if trust != "public":
         options["decision_sets"] = lambda name, t: problem.decision_set(int(name[5:]), t)
-    return run(PrivateUCB(rounds=6, trust=trust, **options), problem, seed=0, progress=False)
+    return run(PrivateUCB(budget=6, trust=trust, **options), problem, seed=0, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +151,7 @@ def fts() -> RunResult:
 
 @pytest.fixture(scope="module")
 def tiny() -> RunResult:
-    return _fts(["a"], rounds=1)
+    return _fts(["a"], budget=1)
 
 
 @pytest.fixture(scope="module")
@@ -281,8 +281,8 @@ def test_a_report_is_one_page_that_says_what_is_promised(name: str, tmp_path: Pa
 
 
 def test_hostile_names_stay_words(tmp_path: Path) -> None:
-    result = _fts(HOSTILE, rounds=2)
-    plain = _page(_fts([f"agent{n}" for n in range(len(HOSTILE))], rounds=2), tmp_path)
+    result = _fts(HOSTILE, budget=2)
+    plain = _page(_fts([f"agent{n}" for n in range(len(HOSTILE))], budget=2), tmp_path)
     strange = replace(
         result,
         protocol=HOSTILE[0],

@@ -52,7 +52,7 @@ from botorch_fed.run import RunResult, run
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 from botorch_fed.wire.codec import decode, encode
-from test.cases import uniform
+from test.cases import in_rounds, uniform
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 
@@ -106,7 +106,7 @@ def trusted(dim: int, num_agents: int) -> GaussianSum:
 
 def study(search: Any = REGION, **options: Any) -> FedGP:
     common = {"rounds": 3, "channel": "plain", "num_initial": 3, "noise": InsecureSeededNoise(7)}
-    return FedGP(search=search, **{**common, **options})
+    return in_rounds(FedGP, {"search": search, **common, **options}, NAMES)
 
 
 def trace(result: RunResult) -> str:
