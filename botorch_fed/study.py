@@ -785,7 +785,9 @@ def _settings(
     if "mechanism" in table.values:
 
         def payments(part: Mapping[str, Any]) -> int:
-            found: Price | None = kind(budget=budget, **given, **part).price(space, agents)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SignalWarning)  # this noise is not yet the run's
+                found: Price | None = kind(budget=budget, **given, **part).price(space, agents)
             return 1 if found is None else found.payments
 
         channel = given.get("channel", _default_of(kind, "channel"))

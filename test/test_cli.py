@@ -195,7 +195,7 @@ def test_dry_run(folder: Path, capsys: Captured) -> None:
     assert found["budget"] == 4
     assert found["rounds"] == 2
     assert found["total"] == 8
-    assert found["promise"]["epsilon"] <= 200
+    assert found["price"]["guarantee"]["epsilon"] <= 200
     out, _ = told(capsys, 0, "run", path, "--dry-run")
     assert "nothing was evaluated" in out
     assert "The server is trusted" in out
@@ -218,7 +218,7 @@ def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured) -> No
     plain = PRIVATE.split("[protocol.strategy]")[0]
     few = write(folder, plain + _privacy(1.0))
     found = document(capsys, 0, "run", few, "--dry-run")
-    assert found["promise"]["epsilon"] == 0
+    assert found["price"]["guarantee"]["epsilon"] == 0
     assert "every agent goes on alone" in found["signal"]
     out, err = told(capsys, 0, "run", few, "--dry-run")
     assert "goes on alone" in " ".join(out.split())
@@ -226,7 +226,7 @@ def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured) -> No
     names = ", ".join(f'"site{n}"' for n in range(40))
     many = write(folder, re.sub("agents = .*", f"agents = [{names}]", plain) + _privacy(2.0))
     found = document(capsys, 0, "run", many, "--dry-run")
-    assert found["promise"]["epsilon"] > 1.9
+    assert found["price"]["guarantee"]["epsilon"] > 1.9
     assert found["signal"].startswith("With 40 agents")
     assert "alone" not in found["signal"]
 
