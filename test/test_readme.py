@@ -88,13 +88,15 @@ def test_the_encrypted_study_runs() -> None:
     exec(code.replace("budget=15", "budget=6"), names)
     assert names["result"].privacy["sums"] == 3
     assert names["result"].privacy["channel"] == "ThresholdCKKSChannel"
+    assert names["result"].sees.encrypted
 
 
 def test_the_bandit_finds_good_arms() -> None:
     *_, code, _ = _blocks("python")
     names: dict[str, Any] = {}
     exec(code.replace("epsilon=1.0", "epsilon=10.0"), names)  # noise is that of the system
-    assert names["result"].privacy["mechanism"].startswith("PrefixSum")
+    assert names["result"].privacy["mechanism"] == "PrefixSum"
+    assert names["result"].privacy["planned_releases"] == 256
     assert sum(names["late"]) / len(names["late"]) > 0.7
 
 

@@ -1415,7 +1415,7 @@ def test_the_report_of_a_run(tmp_path: Path) -> None:
     assert (privacy["delta"], privacy["releases"]) == (default_delta(3), 2)
     assert (privacy["adjacency"], privacy["unit"]) == ("zero-out", "agent")
     assert privacy["private"]
-    assert privacy["mechanism"].startswith("CorrelatedGaussianSum(num_agents=3, num_regions=2")
+    assert privacy["settings"].startswith("CorrelatedGaussianSum(num_agents=3, num_regions=2")
     assert [len(row) for row in privacy["signal_to_noise"]] == [2, 2]
     assert all(math.isfinite(x) and x >= 0 for row in privacy["signal_to_noise"] for x in row)
     assert RunResult.load(tmp_path / "run").privacy == privacy
@@ -1490,7 +1490,7 @@ def test_the_papers_settings() -> None:
     result = run(plan, dict.fromkeys(NAMES, hill), seed=0, space=SQUARE)
     assert result.privacy is not None
     assert result.privacy["releases"] == 2
-    assert "noise as published" in result.privacy["mechanism"]
+    assert "noise as published" in result.privacy["settings"]
 
 
 # ------------------------------------------------------------------ the shared basis

@@ -806,7 +806,8 @@ def test_a_private_run(channel: Any, mechanism: Any) -> None:
     said = federation.server.honest.privacy(federation.end)
     assert said["epsilon"] == expected.epsilon
     assert said["sums"] == 3
-    assert "the server" in said["learned_by"]
+    sees = federation.server.honest.sees
+    assert "noisy" in sees.read_by("agents")[-1].content
 
 
 def test_a_private_result_says_so() -> None:
@@ -1349,8 +1350,9 @@ def test_algorithm_1_sends_inputs_and_says_so() -> None:
         }
         assert said.sizes.sum() == 3
     made = federation.server.honest
-    assert "centres of every agent" in made.privacy(federation.end)["learned_by"]
-    assert "centres" not in study(SUMS).server(SQUARE, NAMES).privacy(federation.end)["learned_by"]
+    assert made.sees.row("Centres").readers == ("server",)
+    assert "inputs" in made.sees.row("Centres").content
+    assert "Centres" not in [row.message for row in study(SUMS).sees(SQUARE, NAMES).rows]
 
 
 @pytest.mark.parametrize("mechanism", [gaussian, trusted])

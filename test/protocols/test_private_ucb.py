@@ -927,7 +927,7 @@ def test_promises_are_those_of_one_gaussian_mechanism() -> None:
         alone = compose([Event(z)], delta=1e-5, adjacency="replace-one", unit="record")
         assert server.promise.epsilon == alone.epsilon
         assert "epsilon <=" in repr(server)
-        assert repr(server.mechanism) in server.privacy(server.start())["mechanism"]
+        assert repr(server.mechanism) == server.privacy(server.start())["settings"]
     assert "actions public" in repr(server_of("public").mechanism)
     assert server_of("none").promise is None
     seeded = server_of("joint")
