@@ -249,6 +249,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)
     _add_run(commands)
+    _add_protocols(commands)
     _add_account(commands)
     _add_audit(commands)
     _add_report(commands)
@@ -297,7 +298,12 @@ def _renamed(text: str) -> NoReturn:
 def _add_demo(commands: Any) -> None:
     words = "eight sites tune a classifier together; tables against each alone, and of a newcomer"
     parser = _command(commands, "demo", _demo, words)
-    parser.add_argument("--protocol", choices=[*PROTOCOLS], default="fts", help="default fts")
+    parser.add_argument(
+        "--protocol",
+        choices=[*PROTOCOLS],
+        default=next(iter(PROTOCOLS)),
+        help=f"default {next(iter(PROTOCOLS))}",
+    )
     parser.add_argument(
         "--budget",
         type=_count(3),
@@ -951,6 +957,49 @@ def _result_document(result: RunResult, out: Path | None) -> dict[str, Any]:
         "privacy": result.privacy,
         "out": out,
     }
+
+
+# ------------------------------------------------------------------ protocols
+
+
+def _add_protocols(commands: Any) -> None:
+    words = "the protocols that a study file can name, and the settings of one"
+    parser = _command(commands, "protocols", _protocols, words)
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="one of them, or module:Name of a study class"
+    )
+
+
+def _protocols(arguments: argparse.Namespace) -> _Done:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from botorch_fed.federation.registry import study_class
+    from botorch_fed.study import settings
+
+    if arguments.name is None:
+        names = {name: _first_line(study_class(name)) for name in PROTOCOLS}
+        table = Table("name", "what it is")
+        for name, words in names.items():
+            table.add_row(name, words)
+        _show(arguments, table)
+        return _Done({"command": "protocols", "protocols": names})
+    sys.path.insert(0, str(Path.cwd()))  # where a study file would lie
+    try:
+        rows = settings(study_class(arguments.name))
+    except FederatedError as error:
+        raise UsageError(str(error)) from error
+    title = f"{arguments.name}: settings of the table [protocol]"
+    table = Table("setting", "expected", "default", "meaning", title=escape(title))
+    for row in rows:
+        table.add_row(row.name, *map(escape, (row.expected, row.default, row.doc)))
+    _show(arguments, table)
+    found = {"command": "protocols", "name": arguments.name}
+    return _Done({**found, "settings": [asdict(row) for row in rows]})
+
+
+def _first_line(kind: type[Any]) -> str:
+    return (kind.__doc__ or "").strip().split("\n")[0]
 
 
 # ------------------------------------------------------------------ account

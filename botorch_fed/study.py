@@ -17,7 +17,8 @@ r"""Study files: a run of one's own objective, written down in TOML.
 
     [protocol]
     name = "dp-fts-de"              # fts, dp-fts-de, fed-gp or private-ucb; or module:Name of a
-    num_initial = 4                 # study class. Any simple setting of that class, see `settings`
+    num_initial = 4                 # study class. Any of its simple settings: `botorch-fed
+                                    # protocols dp-fts-de` lists them
 
     [protocol.strategy]             # of fts and dp-fts-de: the published way to use messages, or
     schedule = { kind = "polynomial", c = 0.5 }
@@ -68,6 +69,7 @@ import csv
 import difflib
 import hashlib
 import importlib
+import inspect
 import json
 import math
 import re
@@ -339,6 +341,48 @@ def _example(key: str, hint: Any) -> str:
     return f"{key} = " + {int: "4", float: "0.5", bool: "true", str: '"text"'}[hint]
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a study that a file can hold.
+
+    Attributes:
+        name: Its key in the table [protocol].
+        expected: What may be written, in words.
+        default: Its default, as a file has it; empty if there is none.
+        doc: What it means, from the docstring of the class.
+    """
+
+    name: str
+    expected: str
+    default: str
+    doc: str
+
+
+def settings(kind: type[Any]) -> list[Setting]:
+    """The settings of a study class that a file can hold in [protocol], tables not counted."""
+    known = {name: hint for name, hint in simple_settings(kind).items() if name not in ELSEWHERE}
+    docs = _documented(kind)
+    return [
+        Setting(name, _words(hint), _written(_default_of(kind, name)), docs.get(name, ""))
+        for name, hint in known.items()
+    ]
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, tuple):
+        return "" if value is None else str(list(value))
+    return f'"{value}"' if isinstance(value, str) else _shown(value)
+
+
+def _documented(kind: type[Any]) -> dict[str, str]:
+    """The entries of a docstring's list of arguments, in one line each."""
+    text = inspect.getdoc(kind) or ""
+    found = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
+    entries = re.split(r"^    (\w+): ", found[1] if found else "", flags=re.MULTILINE)
+    pairs = zip(entries[1::2], entries[2::2], strict=True)
+    return {name: " ".join(words.split()) for name, words in pairs}
+
+
 def simple_settings(kind: type[Any]) -> dict[str, Any]:
     """The settings of a dataclass that a file can hold, with their types."""
     hints = get_type_hints(kind)
@@ -537,7 +581,7 @@ def _name(protocol: _Table) -> str:
     """The name of a protocol, or ``module:Name`` of a study class beside the file."""
     name = protocol.values.get("name")
     if not isinstance(name, str) or ":" not in name:
-        name = protocol.get("name", Literal[tuple(PROTOCOLS)], 'name = "fts"')
+        name = protocol.get("name", Literal[tuple(PROTOCOLS)], f'name = "{next(iter(PROTOCOLS))}"')
     _look_beside(protocol.text.path)
     try:
         study_class(name)

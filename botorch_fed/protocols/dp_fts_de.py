@@ -1266,6 +1266,13 @@ def default_delta(num_agents: int) -> float:
 # ------------------------------------------------------------------ a federation for `run`
 
 
+def quiet_server(study: Any, space: SearchSpace, names: tuple[AgentId, ...]) -> Any:
+    """The server of a study that is only asked what it says: the run's own server warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SignalWarning)
+        return study.server(space, names)
+
+
 class _BooksElsewhere:
     """Of a copy of a study, e.g. in a worker process: it makes agents, and no server."""
 
@@ -1553,16 +1560,13 @@ class DPFTSDE(Budgeted):
 
     def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
         """Who sees what."""
-        return self._quiet_server(space, names).sees
+        sees: Sees = quiet_server(self, space, names).sees
+        return sees
 
     def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
         """What a run costs in privacy; None without noise."""
-        return self._quiet_server(space, names).price
-
-    def _quiet_server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> DPFTSDEServer:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SignalWarning)
-            return self.server(space, names)
+        price: Price | None = quiet_server(self, space, names).price
+        return price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> DPFTSDEAgent:
         """An agent of a study."""

@@ -118,7 +118,7 @@ from botorch_fed.privacy.hazmat.noise import NoiseSource
 from botorch_fed.protocols import mean_search, region_search, support_search
 from botorch_fed.protocols.base import MAX_NAME, AgentId, Outbox, Pending
 from botorch_fed.protocols.budget import Budgeted, missing_points
-from botorch_fed.protocols.dp_fts_de import check_promise
+from botorch_fed.protocols.dp_fts_de import check_promise, quiet_server
 from botorch_fed.protocols.mean_search import MeanSearch
 from botorch_fed.protocols.own_step import (
     check_data,
@@ -2066,11 +2066,13 @@ class FedGP(Budgeted):
 
     def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
         """Who sees what."""
-        return self.server(space, names).sees
+        sees: Sees = quiet_server(self, space, names).sees
+        return sees
 
     def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
         """What a run costs in privacy; None without noise."""
-        return self.server(space, names).price
+        price: Price | None = quiet_server(self, space, names).price
+        return price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FedGPAgent:
         """An agent of a study."""
