@@ -500,7 +500,7 @@ def test_a_private_run_takes_no_further_data(caplog: pytest.LogCaptureFixture) -
     """A mechanism's guarantee counts an agent's records."""
     clients = _clients()
     protocol = FedGP(
-        rounds=1,
+        budget=5,
         search=paper_search(support_size=4, num_raw=32, num_restarts=2),
         mechanism=lambda dim, agents: DistributedGaussianSum(
             clip_norm=20.0, noise_multiplier=1.0, dim=dim, num_agents=agents

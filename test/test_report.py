@@ -151,7 +151,7 @@ def fts() -> RunResult:
 
 @pytest.fixture(scope="module")
 def tiny() -> RunResult:
-    return _fts(["a"], budget=1)
+    return _fts(["a"], budget=1, every=1)
 
 
 @pytest.fixture(scope="module")
@@ -295,7 +295,7 @@ def test_hostile_names_stay_words(tmp_path: Path) -> None:
             ),
             SPACE.outcome,
         ),
-        rounds=[{**row, "heard": False, "failure": HOSTILE[0]} for row in result.rounds],
+        rounds=[{**row, "replied": False, "failure": HOSTILE[0]} for row in result.rounds],
         privacy={"mechanism": HOSTILE[0], "private": False, "learned_by": HOSTILE[1]},
     )
     page = _page(strange, tmp_path, title=HOSTILE[1], others={HOSTILE[0]: result})
