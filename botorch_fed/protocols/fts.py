@@ -1044,17 +1044,19 @@ class FTS(Budgeted):
                 f"budget = {self.budget} is no multiple of q = {self.q}: write budget = "
                 f"{below + self.q}{f' or {below}' if below else ''}."
             )
-        if self._listens and self._silent:
-            raise InputDataError(
-                f"No message would ever be sent: every = {self._every} asks for none after the "
-                f"start within {self.budget // self.q} rounds, and no site has the data for one "
-                "before it. Write every = 1, or give data. Sites that search alone on purpose have "
-                "strategy=TransferSearch(listen=False)."
-            )
         if self._starts > self.budget:
             raise InputDataError(
                 f"budget = {self.budget} has no room for {self._starts} initial points: write "
                 f"budget = {self._starts} or more, or fewer initial points (num_initial)."
+            )
+        if self._listens and self._silent:
+            rounds = self.budget // self.q
+            late = f"every = {self._every} is more than the {rounds} rounds"
+            raise InputDataError(
+                "No message would ever be sent: "
+                f"{late if self._every else 'every = 0 asks for messages before the start alone'}, "
+                "and no site has the data for one before the start. Write every = 1, or give data. "
+                "Sites that search alone on purpose have strategy=TransferSearch(listen=False)."
             )
 
     @property
@@ -1064,10 +1066,9 @@ class FTS(Budgeted):
     @property
     def _silent(self) -> bool:
         """Whether no message is ever asked for from a site that has anything to say."""
-        if 0 < self._every <= self.budget // self.q or self._every < 0:  # the server refuses these
-            return False
         least = MIN_OWN if self._transfers else 1
-        return all(len(X) < least for X, _ in self.data.values())
+        before = any(len(X) >= least for X, _ in self.data.values())
+        return not before and not 0 < abs(self._every) <= self.budget // self.q
 
     @property
     def _listens(self) -> bool:
