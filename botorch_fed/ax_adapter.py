@@ -880,7 +880,7 @@ class AxFederation:
 
 
 def _logged(round_: Round) -> None:
-    logger.info("exchange %d: %d sites heard", round_.serial, len(round_.heard))
+    logger.info("exchange %d: %d sites replied", round_.serial, len(round_.replied))
 
 
 def _agent_seed(seed: int, name: AgentId) -> int:

@@ -548,6 +548,7 @@ def _demo_runs(arguments: argparse.Namespace) -> _Demo:
 
 def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict[str, Any]:
     """The study of each arm: as many evaluations for all."""
+    from botorch_fed.federation.registry import ALONE, study_class
     from botorch_fed.protocols.transfer_search import dealt_design
 
     count, space, default = arguments.budget, problem.space, problem.default
@@ -559,7 +560,7 @@ def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict
     studies = {
         "together": together,
         "alone": alone,
-        "Sobol": replace(alone, initial_design=points),
+        "Sobol": replace(study_class(ALONE)(budget=count).alone(), initial_design=points),
         "default first": replace(alone, default=default),
     }
     if _has(together, "default"):
@@ -843,14 +844,15 @@ def _run(arguments: argparse.Namespace) -> _Done:
     _check_folder(out, arguments.resume)
     result = run_study(study, out=out, resume=arguments.resume)
     _show(arguments, _result_table(result))
+    _show(arguments, _contribution_table(result))
     for line in _privacy_words(result):
         _say(arguments, line)
     if out is not None:
         _say(arguments, f"Saved in {out}: {PROGRAM} report {out}")
-    for line in _unheard(result):
+    for line in _silent(result):
         sys.stderr.write(f"note: {line}\n")
     if not result.records:
-        raise FederatedError("Nothing was evaluated: no agent was heard, see the notes above.")
+        raise FederatedError("Nothing was evaluated: no agent replied, see the notes above.")
     exhausted = bool((result.privacy or {}).get("exhausted"))
     if exhausted:
         sys.stderr.write(
@@ -903,24 +905,23 @@ def _bytes_words(found: Plan) -> str:
     return f"{counts}\n({found.bytes_note})"
 
 
-def _unheard(result: RunResult) -> list[str]:
-    """Who was not heard in how many rounds, and why last."""
+def _silent(result: RunResult) -> list[str]:
+    """Who did not reply in how many exchanges, and why last."""
     missed: dict[str, list[str]] = {}
     for row in result.rounds:
-        if not row["heard"]:
+        if not row["replied"]:
             missed.setdefault(row["agent"], []).append(row["failure"] or "unknown")
     return [
-        f"{agent} was not heard in {len(why)} exchange(s), the last time because: {why[-1]}."
+        f"{agent} did not reply in {len(why)} exchange(s), the last time because: {why[-1]}."
         for agent, why in missed.items()
     ]
 
 
 def _best(result: RunResult, agent: str) -> tuple[int, float, dict[str, Any]]:
     """An agent's number of evaluations, its best value and where that was."""
-    X, Y = result.history(agent)
-    public = result.space.outcome.to_public(Y)
-    row = int(public.argmax())
-    return len(Y), float(Y[row]), dict(result.space.from_unit(X[row : row + 1])[0])
+    _, Y = result.history(agent, given=True)
+    best = Y.min() if result.space.outcome.minimize else Y.max()
+    return len(result.history(agent)[1]), float(best), result.best_parameters(agent)
 
 
 def _result_table(result: RunResult) -> Table:
@@ -940,12 +941,28 @@ def _result_table(result: RunResult) -> Table:
     return table
 
 
+def _contribution_table(result: RunResult) -> Table:
+    from rich.table import Table
+
+    head = ("agent", "sent", "received", "bytes up", "bytes down", "last reply")
+    table = Table(*head, title="Messages")
+    for row in result.contributions():
+        sent, received, last = (
+            "unknown" if row[key] is None else str(row[key])
+            for key in ("messages_sent", "messages_received", "last_replied")
+        )
+        last = "none" if row["last_replied"] is None else f"exchange {last}"
+        sizes = (f"{row[key]:,}" for key in ("bytes_up", "bytes_down"))
+        table.add_row(row["site"], sent, received, *sizes, last)
+    return table
+
+
 def _result_document(result: RunResult, out: Path | None) -> dict[str, Any]:
-    heard = {row["agent"] for row in result.records}
+    evaluated = {row["agent"] for row in result.records}
     best = {
         agent: dict(zip(("evaluations", "value", "point"), _best(result, agent), strict=True))
         for agent in result.names
-        if agent in heard
+        if agent in evaluated
     }
     return {
         "command": "run",
@@ -953,6 +970,8 @@ def _result_document(result: RunResult, out: Path | None) -> dict[str, Any]:
         "seed": result.seed,
         "agents": list(result.names),
         "best": best,
+        "budget": result.budget,
+        "contributions": result.contributions(),
         "bytes_per_round": result.bytes_per_round(),
         "privacy": result.privacy,
         "out": out,
@@ -1296,17 +1315,19 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
         keys=arguments.keys,
         watch=lambda done: _note(f"{done} of {study.budget} evaluations of each site"),
     )
-    heard = dict.fromkeys(study.agents, 0)
-    for row in result.rounds:
-        heard[row["agent"]] += row["heard"]
-    for name, count in heard.items():
-        _say(arguments, f"{name}: heard in {count} rounds")
+    _show(arguments, _contribution_table(result))
+    contributions = result.contributions()
     for line in [*_privacy_words(result), f"Saved in {out}. Each site has its own observations."]:
         _say(arguments, line)
-    if not any(heard.values()):
-        raise FederatedError("No site was heard in any round: are they online (hub sites)?")
+    if all(row["last_replied"] is None for row in contributions):
+        raise FederatedError("No site has replied in any round: are they online (hub sites)?")
     exhausted = bool((result.privacy or {}).get("exhausted"))
-    document = {"command": "hub run", "out": out, "heard": heard, "privacy": result.privacy}
+    document = {
+        "command": "hub run",
+        "out": out,
+        "contributions": contributions,
+        "privacy": result.privacy,
+    }
     return _Done(document, EXHAUSTED if exhausted else FINE)
 
 

@@ -414,14 +414,14 @@ def test_equal_points_of_a_design_have_a_trial_each() -> None:
         name="c", values=["left", "right"], parameter_type="str", is_ordered=False
     )
     clients = _clients(two)
-    protocol = FedGP(budget=4, channel="plain", num_initial=4)  # two points are equal at least
+    protocol = FedGP(budget=5, channel="plain", num_initial=4)  # two points are equal at least
     federation = AxFederation(protocol, clients, seed=0)
-    values = iter(range(12))
+    values = iter(range(15))
     while not federation.finished:
         for client in clients.values():
             _advance(client, lambda point: float(next(values)))
         federation.step()
-    assert federation.history("a")[1].flatten().tolist() == [0.0, 1.0, 2.0, 3.0]
+    assert federation.history("a")[1].flatten()[:4].tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
 def test_a_failure_can_be_mended() -> None:
@@ -500,7 +500,7 @@ def test_a_private_run_takes_no_further_data(caplog: pytest.LogCaptureFixture) -
     """A mechanism's guarantee counts an agent's records."""
     clients = _clients()
     protocol = FedGP(
-        rounds=1,
+        budget=5,
         search=paper_search(support_size=4, num_raw=32, num_restarts=2),
         mechanism=lambda dim, agents: DistributedGaussianSum(
             clip_norm=20.0, noise_multiplier=1.0, dim=dim, num_agents=agents

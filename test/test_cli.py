@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import botorch_fed.privacy
-from botorch_fed.cli import _Gain, _gains, _judged, _unheard, main
+from botorch_fed.cli import _Gain, _gains, _judged, _silent, main
 from botorch_fed.run import RunResult
 from botorch_fed.study import read_study, run_study
 from botorch_fed.version import __version__
@@ -281,14 +281,14 @@ def test_report(folder: Path, capsys: Captured) -> None:
     assert "are damaged" in told(capsys, 1, "report", folder / "first")[1]
 
 
-def test_who_was_not_heard_is_noted(folder: Path) -> None:
+def test_who_did_not_reply_is_noted(folder: Path) -> None:
     result = run_study(read_study(write(folder)), out=None, progress=False)
-    assert _unheard(result) == []
+    assert _silent(result) == []
     for row in result.rounds:
         if row["agent"] == "south" and row["round"] > 1:
-            row.update(heard=False, failure="absent")
-    assert _unheard(result) == [
-        "south was not heard in 2 exchange(s), the last time because: absent."
+            row.update(replied=False, failure="absent")
+    assert _silent(result) == [
+        "south did not reply in 2 exchange(s), the last time because: absent."
     ]
 
 

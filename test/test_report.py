@@ -152,7 +152,7 @@ def fts() -> RunResult:
 
 @pytest.fixture(scope="module")
 def tiny() -> RunResult:
-    return _fts(["a"], budget=1)
+    return _fts(["a"], budget=1, every=1)
 
 
 @pytest.fixture(scope="module")
@@ -296,7 +296,7 @@ def test_hostile_names_stay_words(tmp_path: Path) -> None:
             ),
             SPACE.outcome,
         ),
-        rounds=[{**row, "heard": False, "failure": HOSTILE[0]} for row in result.rounds],
+        rounds=[{**row, "replied": False, "failure": HOSTILE[0]} for row in result.rounds],
         privacy={"mechanism": HOSTILE[0], "private": False, "channel": HOSTILE[1]},
         sees=Sees(
             (Row(HOSTILE[0], "server", HOSTILE[1], ("agents",), "data"),),

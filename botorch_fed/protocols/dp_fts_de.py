@@ -109,7 +109,7 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
-from botorch_fed.protocols.budget import Budgeted, missing_points
+from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
 from botorch_fed.protocols.fts import SAID, check_agreement, received_features, weight_message
 from botorch_fed.protocols.noisy_prior import (
     CLOSE,
@@ -1384,8 +1384,10 @@ class DPFTSDE(Budgeted):
 
     def __post_init__(self) -> None:
         self._check_budget()
+        rounds = self.budget  # at most: with data it depends on who takes part, see `server`
         if not self.data:
-            self.rounds_for(())  # with data it depends on who takes part, see `server`
+            rounds = self.rounds_for(())
+            self._check_releases(())
         if self._transfers != (self.message_kind == "own_mean"):
             raise InputDataError(
                 f'message="{self.message}" does not go with {type(self.strategy).__name__}: '
@@ -1401,14 +1403,15 @@ class DPFTSDE(Budgeted):
         has_design = self.initial_design is not None
         check_start(self.default, transfers=self._transfers, has_design=has_design)
         noise = self.epsilon is not None or self.noise_multiplier is not None
-        if self.release_rounds() and noise == (self.noise_kind == "none"):
+        releasing = bool(self._releases_within(rounds))
+        if releasing and noise == (self.noise_kind == "none"):
             raise InputDataError(
                 "A private run needs epsilon or noise_multiplier. One without privacy (FTS-DE) is "
                 'noise_kind="none" and neither.'
             )
         strategy = self.strategy
         random = isinstance(strategy, Following) and strategy.own == "random"
-        if random and self.message_kind == "gain" and self.release_rounds():
+        if random and self.message_kind == "gain" and releasing:
             raise InputDataError('message="gain" needs an own model: own must not be "random".')
 
     def __getstate__(self) -> dict[str, Any]:
@@ -1444,9 +1447,26 @@ class DPFTSDE(Budgeted):
         counts = {name: len(X) for name, (X, _) in self.data.items()}
         return missing_points(self.starts, names, self.active, counts)
 
+    def _check_releases(self, names: tuple[AgentId, ...]) -> None:
+        """Refuse a plan of which nothing is left; an empty one is the user's own."""
+        rounds, initial = self.rounds_for(names), self.initial_for(names)
+        if self.releases == () or self._releases_within(rounds):
+            return
+        if not rounds:
+            raise no_round(self.budget, initial, "releases=()")
+        assert isinstance(self.releases, tuple)
+        raise InputDataError(
+            f"Nothing would ever be released: releases = {self.releases} come after the last of "
+            f"{rounds} rounds. Write releases = (0,), or budget = "
+            f"{initial + min(self.releases) + 1} or more. Sites that search alone on purpose have "
+            "releases=()."
+        )
+
     def release_rounds(self, names: tuple[AgentId, ...] = ()) -> tuple[int, ...]:
         """After which rounds something is released, if it is worth it."""
-        rounds = self.rounds_for(names)
+        return self._releases_within(self.rounds_for(names))
+
+    def _releases_within(self, rounds: int) -> tuple[int, ...]:
         if self.releases == "all":
             return tuple(range(rounds))
         releases: tuple[int, ...] = RELEASES if self._transfers else FOLLOWED
@@ -1463,6 +1483,9 @@ class DPFTSDE(Budgeted):
         check_designs(self.initial_design, names)
         if self.active is not None and set(self.active) == set(names):
             return replace(self, active=None).server(space, names)
+        self._check_releases(names)
+        if self.releases != ():
+            note_one_site(names)
         partition = Partition.regular(self.num_regions, space.dim)
         delta = default_delta(len(names)) if self.delta is None else self.delta
         releases = self.release_rounds(names)

@@ -117,7 +117,7 @@ from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import NoiseSource
 from botorch_fed.protocols import mean_search, region_search, support_search
 from botorch_fed.protocols.base import MAX_NAME, AgentId, Outbox, Pending
-from botorch_fed.protocols.budget import Budgeted, missing_points
+from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
 from botorch_fed.protocols.dp_fts_de import check_promise, quiet_server
 from botorch_fed.protocols.mean_search import MeanSearch
 from botorch_fed.protocols.own_step import (
@@ -1869,7 +1869,7 @@ class FedGP(Budgeted):
     def __post_init__(self) -> None:
         self._check_budget()
         if not self.data:
-            self.rounds_for(())  # with data it depends on who takes part, see `server`
+            self._check_sums(())  # with data it depends on who takes part, see `server`
         if self.channel not in get_args(ChannelKind):
             raise InputDataError(
                 f"channel is one of {get_args(ChannelKind)}, got {self.channel!r}."
@@ -1896,6 +1896,16 @@ class FedGP(Budgeted):
         if not isinstance(self.search, TransferSearch):
             return 4
         return int(self.default is not None) if self.data else MIN_OWN
+
+    def _check_sums(self, names: tuple[AgentId, ...]) -> None:
+        """Refuse a study that never adds anything, unless its search does without."""
+        rounds, initial, search = self.rounds_for(names), self.initial_for(names), self.search
+        if isinstance(search, SupportSearch) and not search.ever_together:
+            return
+        if self.sums == 0:
+            raise InputDataError("sums = 0 opens no sum: leave it out, or write sums = 1 or more.")
+        if not rounds:
+            raise no_round(self.budget, initial, 'search=SupportSearch(models="local")')
 
     def initial_for(self, names: tuple[AgentId, ...]) -> int:
         """The points of round 0: the initial design, or what an agent lacks of `starts`."""
@@ -2016,6 +2026,9 @@ class FedGP(Budgeted):
         if self._names and self._names != names:
             raise InputDataError("with_stores was told of other agents than the server.")
         check_designs(self.initial_design, names)
+        self._check_sums(names)
+        if not isinstance(self.search, TransferSearch) or self.search.listen:
+            note_one_site(names)
         store = None if self._stores is None else self._stores(None)
         private_sum = self._private_sum(space, names, store)
         self._made["names"] = names

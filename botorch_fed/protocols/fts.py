@@ -28,6 +28,7 @@ and `message="sample"` are the paper's.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -40,6 +41,7 @@ from botorch.models import SingleTaskGP
 from torch import Tensor
 
 from botorch_fed.acquisition import (
+    Constant,
     InverseSquare,
     MixingSchedule,
     ThompsonSampling,
@@ -68,7 +70,7 @@ from botorch_fed.models import (
 from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
-from botorch_fed.protocols.budget import Budgeted
+from botorch_fed.protocols.budget import Budgeted, note_one_site
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
     check_data,
@@ -100,6 +102,8 @@ from botorch_fed.protocols.transfer_search import (
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace, Value
 from botorch_fed.wire.codec import content_hash, encode
+
+logger = logging.getLogger(__name__)
 
 MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows with the cube
 MAX_WEIGHT = 1e6  # of a message's entries: beyond it nothing is a function of scaled outcomes
@@ -1093,6 +1097,34 @@ class FTS(Budgeted):
                 f"budget = {self.budget} has no room for {self._starts} initial points: write "
                 f"budget = {self._starts} or more, or fewer initial points (num_initial)."
             )
+        if self._listens and self._silent:
+            rounds = self.budget // self.q
+            late = f"every = {self._every} is more than the {rounds} rounds"
+            raise InputDataError(
+                "No message would ever be sent: "
+                f"{late if self._every else 'every = 0 asks for messages before the start alone'}, "
+                "and no site has the data for one before the start. Write every = 1, or give data. "
+                "Sites that search alone on purpose have strategy=TransferSearch(listen=False)."
+            )
+
+    @property
+    def _every(self) -> int:
+        return int(self._transfers) if self.every is None else self.every
+
+    @property
+    def _silent(self) -> bool:
+        """Whether no message is ever asked for from a site that has anything to say."""
+        least = MIN_OWN if self._transfers else 1
+        before = any(len(X) >= least for X, _ in self.data.values())
+        return not before and not 0 < abs(self._every) <= self.budget // self.q
+
+    @property
+    def _listens(self) -> bool:
+        strategy = self.strategy
+        if isinstance(strategy, TransferSearch):
+            return strategy.listen
+        alone = isinstance(strategy.schedule, Constant) and strategy.schedule.p == 1
+        return strategy.transfer != "mixture" or strategy.prior_until > 0 or not alone
 
     @property
     def _starts(self) -> int:
@@ -1141,12 +1173,20 @@ class FTS(Budgeted):
         if unknown:
             raise InputDataError(f"Data or weights of agents that are no agents: {unknown[:8]}.")
         check_designs(self.initial_design, names)
+        if self._listens:
+            note_one_site(names)
+            if self._transfers and self.budget < MIN_OWN and not self.data:
+                logger.warning(
+                    "nothing will be sent: a first message needs %d observations, the budget is %d",
+                    MIN_OWN,
+                    self.budget,
+                )
         return FTSServer(
             setup=self.setup(space, names),
             agents=names,
             rounds=self.rounds_for(names),
             active=self.active,
-            every=int(self._transfers) if self.every is None else self.every,
+            every=self._every,
         )
 
     def alone(self) -> FTS:

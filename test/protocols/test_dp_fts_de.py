@@ -1581,7 +1581,7 @@ def test_a_copy_of_a_study_cannot_spend_unseen(tmp_path: Path) -> None:
             copied.agent("ann", SQUARE, 0, MemoryBlobs())
             with pytest.raises(ProtocolError, match="cannot pay"):
                 copied.server(SQUARE, NAMES)
-        replace(plan, rounds=4).server(SQUARE, NAMES)
+        replace(plan, budget=7).server(SQUARE, NAMES)
 
 
 def test_fingerprints_tell_settings_apart() -> None:

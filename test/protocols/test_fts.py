@@ -484,7 +484,7 @@ def test_only_the_active_agents_query() -> None:
     received = federation.end.received
     assert received is not None
     assert received.made == (0, 3, 0)
-    assert all(round_.heard == ("bob",) for round_ in federation.rounds[1:])
+    assert all(round_.replied == ("bob",) for round_ in federation.rounds[1:])
 
 
 def test_agents_without_data() -> None:

@@ -244,7 +244,7 @@ def test_a_run_in_every_trust_model(trust: str) -> None:
     result = run(PrivateUCB(budget=6, trust=trust, **options), problem, seed=0)  # type: ignore[arg-type]
     queried = [(row["agent"], row["round"]) for row in result.records]
     assert len(set(queried)) == len(queried)
-    assert all(row["heard"] for row in result.rounds)
+    assert all(row["replied"] for row in result.rounds)
     report = result.privacy
     assert report is not None
     assert report["trust"] == trust
@@ -962,7 +962,7 @@ def test_agents_as_units_count_how_often_they_are_asked() -> None:
 def test_agents_are_asked_in_turn() -> None:
     federation = Federation(study("joint", rounds=7, batch=2))
     federation.drive()
-    asked_names = [tuple(round_.heard) for round_ in federation.rounds]
+    asked_names = [tuple(round_.replied) for round_ in federation.rounds]
     turns = ["ann", "bob", "cem"] * 5
     assert asked_names == [tuple(sorted(turns[2 * t : 2 * t + 2])) for t in range(7)]
     assert federation.end.asked == 14
@@ -1231,7 +1231,7 @@ def test_a_block_waits_for_outcomes_that_are_missing() -> None:
     assert (end.parameters.t, end.parameters.count) == (6, 5)
     assert end.block is None
     # A block of three takes two outcomes of two agents, then one of the next.
-    assert [len(round_.heard) for round_ in federation.rounds] == [0, 0, 0, 2, 1, 2]
+    assert [len(round_.replied) for round_ in federation.rounds] == [0, 0, 0, 2, 1, 2]
     assert end.asked == 3 * 2 + 2 + 1 + 2
 
 
