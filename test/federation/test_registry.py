@@ -229,7 +229,7 @@ def test_mistakes_in_such_a_file(
 @pytest.mark.parametrize(
     ("protocol", "table", "kind"),
     [
-        ("fts", "[protocol.strategy]\nnum_raw = 32\n", "Strategy"),
+        ("fts", "every = 1\n[protocol.strategy]\nnum_raw = 32\n", "Strategy"),
         ("dp-fts-de", "[protocol.strategy]\nfollow = 2\n", "Following"),
         ("fts", '[protocol.strategy]\nkind = "transfer"\nlisten = false\n', "TransferSearch"),
         ("fed-gp", "[protocol.search]\nlisten = false\n", "TransferSearch"),
