@@ -888,7 +888,7 @@ def _show_plan(
         f"{found.budget} evaluations of each of {agents}, initial ones included, "
         f"{found.total:,} in all",
     )
-    table.add_row("rounds", f"{found.rounds} after the initial evaluations")
+    table.add_row("rounds", f"{found.rounds}")
     table.add_row("bytes per round", _bytes_words(found))
     table.add_row("privacy", "no guarantee" if found.price is None else str(found.price))
     if found.signal:

@@ -510,7 +510,8 @@ class SiteFolder:
         journal = FileJournal(self.home(study) / "journal")
         try:
             kind = type(study.study()).__name__
-            return site_result(kind, study.space, study.seed, name, list(journal))
+            seen = list(journal)
+            return site_result(kind, study.space, study.seed, name, seen, budget=study.budget)
         finally:
             journal.close()
 

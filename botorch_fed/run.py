@@ -546,7 +546,12 @@ def host(
 
 
 def site_result(
-    protocol: str, space: SearchSpace, seed: int, name: AgentId, observations: list[Observation]
+    protocol: str,
+    space: SearchSpace,
+    seed: int,
+    name: AgentId,
+    observations: list[Observation],
+    budget: int | None = None,
 ) -> RunResult:
     """What one site has observed in a run whose server is elsewhere."""
     result = RunResult(
@@ -556,6 +561,7 @@ def site_result(
         protocol=protocol,
         versions=_versions(),
         part="site",
+        budget=budget,
     )
     result.records = _observation_rows(name, observations, None, None)
     return result

@@ -1177,7 +1177,7 @@ class Plan:
         columns: Dimension of the unit cube.
         budget: Evaluations of each agent, the initial ones included, at most.
         total: Evaluations of all agents, at most.
-        rounds: Rounds of one query each that follow the initial points.
+        rounds: Rounds of queries, as they follow from the budget.
         price: What the run costs in privacy at most; None without noise.
         signal: What noise leaves of the releases, and what follows; empty if that is not known.
         sees: Who sees what.

@@ -155,12 +155,18 @@ def test_run_prints_a_table_and_saves(folder: Path, capsys: Captured) -> None:
     text, _ = told(capsys, 0, "run", path, "--out", out)
     assert "north" in text
     assert "no guarantee" in text
+    assert "Messages" in text
+    assert text.count("exchange 3") == 2  # both replied to the last
     assert len(RunResult.load(out).records) == 4
     _, err = told(capsys, 2, "run", path, "--out", out)
     assert "go on with it by --resume" in err
     found = document(capsys, 0, "run", path, "--out", out, "--resume")
     assert found["best"]["north"]["evaluations"] == 2
     assert set(found["best"]["north"]["point"]) == {"lr", "depth", "kind"}
+    assert found["budget"] == 2
+    assert [row["site"] for row in found["contributions"]] == ["north", "south"]
+    assert [row["messages_sent"] for row in found["contributions"]] == [2, 2]
+    assert found["contributions"][0]["last_replied"] == 3
 
 
 def test_resume_pays_for_nothing_twice(folder: Path, capsys: Captured) -> None:

@@ -338,6 +338,23 @@ def test_tables_are_what_the_result_says(fts: RunResult, tmp_path: Path) -> None
         assert f"± {width:.2g} (3)" in cell
 
 
+def test_contributions_and_the_budget_are_told(fts: RunResult, tmp_path: Path) -> None:
+    page = _page(fts, tmp_path)
+    assert "6 evaluations of each agent, initial ones included" in page.words
+    rows, _ = page.table("What each agent has sent and received")
+    assert rows[0][1:3] == ["Messages sent", "Messages received"]
+    for row, found in zip(rows[1:], fts.contributions(), strict=True):
+        counts = [found[key] for key in ("messages_sent", "messages_received", "last_replied")]
+        assert [row[0], row[1], row[2], row[5]] == [found["site"], *map(str, counts)]
+        assert counts == [3, 2, 7]  # after queries 2, 4 and 6, of which the last is too late
+    former = replace(fts, rounds=[{**row} for row in fts.rounds], budget=None)
+    for row in former.rounds:
+        del row["sent"], row["received"]
+    page = _page(former, tmp_path)
+    assert "not recorded" in page.words
+    assert page.table("What each agent has sent and received")[0][1][1] == "—"
+
+
 def test_intervals_need_two_values_and_cover_as_often_as_they_say() -> None:
     assert report._half_width([1.0]) is None
     draws = generator(0, "intervals").normal(2000, 5)

@@ -497,7 +497,9 @@ def test_agents_without_data() -> None:
 
 
 def test_nobody_has_data() -> None:
-    federation = finished(MIXED, data={})
+    federation = Federation(study(MIXED, every=1))
+    federation.server = replace(federation.server, every=0)
+    federation.drive()
     assert federation.end.received is None
     for name in NAMES:
         assert len(federation.sites[name].state.X) == 3
@@ -1013,7 +1015,7 @@ def test_numbers_that_are_none_never_arrive(value: float) -> None:
     weights = torch.full((M,), value).double()
     with pytest.raises(MessageError, match="finite"):
         encode(Upload(weights))
-    server = study().server(SQUARE, NAMES)
+    server = study(every=1).server(SQUARE, NAMES)
     with pytest.raises(MessageError, match="exceeds"):
         server.check(server.start(), "bob", Upload(weights))
 
@@ -1213,7 +1215,7 @@ def test_bad_settings() -> None:
     with pytest.raises(InputDataError, match="decrease"):
         Strategy(schedule=lambda t: 1 / t)
     with pytest.raises(InputDataError, match="no agents"):
-        study(active=("zoe",)).server(SQUARE, NAMES)
+        study(active=("zoe",), every=1).server(SQUARE, NAMES)
     with pytest.raises(InputDataError, match="names must differ"):
         FTSServer(setup=setup(), agents=("a", "a"), rounds=1)
     with pytest.raises(InputDataError, match="count from 0"):
@@ -1253,10 +1255,18 @@ def test_fingerprints_tell_settings_apart() -> None:
     ]
     assert len({agent.fingerprint, *(other.fingerprint for other in others)}) == 9
     assert replace(agent, blobs=MemoryBlobs()).fingerprint == agent.fingerprint
-    server = study().server(SQUARE, NAMES)
-    changed = [study(every=2), study(active=("ann",)), study(noise_var=0.1), study(beta=2.0)]
+    server = study(every=1).server(SQUARE, NAMES)
+    changed = [
+        study(every=2),
+        *(
+            study(every=1, **options)
+            for options in ({"active": ("ann",)}, {"noise_var": 0.1}, {"beta": 2.0})
+        ),
+    ]
     assert len({server.fingerprint, *(s.server(SQUARE, NAMES).fingerprint for s in changed)}) == 5
-    assert study(rounds=9).server(SQUARE, NAMES).fingerprint == server.fingerprint  # may go on
+    assert (
+        study(rounds=9, every=1).server(SQUARE, NAMES).fingerprint == server.fingerprint
+    )  # may go on
 
 
 # ------------------------------------------------------------------ the paper, and what it is for
