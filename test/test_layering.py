@@ -85,11 +85,13 @@ ROOMS: dict[str, set[str]] = {
         "protocols",
         "run",
         "test_functions",
+        "federation",
     },
     "deploy": {"errors", "engines", "federation", "protocols", "run", "study"},
     "flower_app": {"deploy"},
     "cli": {
         "errors",
+        "federation",
         "deploy",
         "study",
         "run",

@@ -32,6 +32,7 @@ from botorch_fed.protocols.base import (
     Request,
     Server,
 )
+from botorch_fed.protocols.contribution import carries
 from botorch_fed.protocols.site import (
     FRAME_BYTES,
     STATE_BYTES,
@@ -82,14 +83,20 @@ class Round:
     Attributes:
         serial: Its number, from 1.
         exchanged: What came back, refusals and malformed replies among the failures.
-        heard: Whose replies counted.
+        replied: Whose replies counted.
         state: The server's state after it.
+        sent: Of them, whose replies carried a message.
+        told: Whose requests carried a message.
+        broadcasts: Hashes of what was broadcast.
     """
 
     serial: int
     exchanged: Exchanged
-    heard: tuple[AgentId, ...]
+    replied: tuple[AgentId, ...]
     state: Any = field(repr=False)
+    sent: tuple[AgentId, ...] = ()
+    told: tuple[AgentId, ...] = ()
+    broadcasts: tuple[str, ...] = ()
 
 
 def drive(
@@ -175,7 +182,15 @@ def drive(
                         f"{_summary(exchanged.failures)}. Resume when they are back."
                     )
             state = server.step(state, inbox)
-            round_ = Round(outgoing.serial, exchanged, tuple(sorted(inbox)), state)
+            round_ = Round(
+                outgoing.serial,
+                exchanged,
+                tuple(sorted(inbox)),
+                state,
+                sent=tuple(sorted(name for name, message in inbox.items() if carries(message))),
+                told=tuple(sorted(filter(lambda name: carries(outbox.messages[name]), inbox))),
+                broadcasts=tuple(outgoing.blobs),
+            )
             if on_exchange is not None:
                 on_exchange(round_)
             known = replace(
@@ -186,7 +201,10 @@ def drive(
             )
             known = _saved(known, state, save)
             logger.info(
-                "round %d: %d of %d agents heard", known.serial, len(inbox), len(outgoing.requests)
+                "round %d: %d of %d agents replied",
+                known.serial,
+                len(inbox),
+                len(outgoing.requests),
             )
             if on_round is not None:
                 on_round(round_)

@@ -28,6 +28,7 @@ and `message="sample"` are the paper's.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -40,6 +41,7 @@ from botorch.models import SingleTaskGP
 from torch import Tensor
 
 from botorch_fed.acquisition import (
+    Constant,
     InverseSquare,
     MixingSchedule,
     ThompsonSampling,
@@ -47,6 +49,7 @@ from botorch_fed.acquisition import (
     weight_path,
 )
 from botorch_fed.errors import FederatedError, MessageError, NumericalError
+from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     FeatureMap,
     MessagePriorGP,
@@ -67,6 +70,7 @@ from botorch_fed.models import (
 from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.budget import Budgeted, note_one_site
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
     answered,
@@ -100,6 +104,8 @@ from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace, Value
 from botorch_fed.wire.codec import content_hash, encode
 
+logger = logging.getLogger(__name__)
+
 MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows with the cube
 MAX_WEIGHT = 1e6  # of a message's entries: beyond it nothing is a function of scaled outcomes
 NOISE_VAR = 0.05  # that messages are made with by default, on the public scale
@@ -107,6 +113,11 @@ RESIDUAL_PRIOR = (-1.2, 1.0)  # of what messages leave open: normal, of the log 
 MessageKind = Literal["own_mean", "sample", "mean", "summary", "summary_and_incumbent"]
 MAX_INITIAL = 10_000  # points of an agent before its first query
 SUMMARIES = ("summary", "summary_and_incumbent")
+SAID: dict[str, str] = {  # of a message, in words
+    "own_mean": "the mean function of its own model",
+    "mean": "the posterior mean of its weights",
+    "sample": "a posterior sample of its weights",
+}
 
 
 # ------------------------------------------------------------------ messages
@@ -943,6 +954,48 @@ class FTSServer:
         settings = (content_hash(encode(self.setup)), self.agents, self.active, self.every)
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
+    @property
+    def price(self) -> None:
+        """No guarantee, and nothing to pay."""
+        return None
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        M, kind = self._feature_map.num_features, self.setup.message
+        sent, limits = f"{SAID.get(kind, kind)}, {M} numbers", ""
+        if kind in SUMMARIES:
+            sent = f"a summary of its data, {M * (M + 3) // 2} numbers"
+            limits = (
+                " From a summary of fewer observations than features the data can be recovered."
+            )
+            if kind == "summary_and_incumbent":
+                sent += " and the best observed value"
+        return Sees(
+            rows=(
+                Row.of(
+                    Setup, "server", "search space, shared basis and message settings", EVERYBODY
+                ),
+                Row.of(Query, "server", "whether to query and whether to upload", ADDRESSEE),
+                Row.of(
+                    Upload,
+                    "agent",
+                    f"each agent's message: {sent}",
+                    ("server",),
+                    "data",
+                ),
+                Row.of(
+                    Received,
+                    "server",
+                    "the newest message of every agent, by name",
+                    EVERYBODY,
+                    "data",
+                ),
+            ),
+            trust="The server and all agents are trusted with every message.",
+            limits=(f"A message is a function of the agent's data.{limits}",),
+        )
+
     def start(self) -> FTSServerState:
         """The state before the collection."""
         return FTSServerState(0, None)
@@ -1001,11 +1054,12 @@ NUM_FEATURES = 100
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FTS:
+class FTS(Budgeted):
     """Federated Thompson sampling as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many queries the active agents make, their first points included.
+        budget: How many evaluations each active agent makes, its first points included: a multiple
+            of `q`, with ``budget / q`` rounds of one query each.
         feature_map: The shared basis; default random Fourier features of a public SE kernel.
         noise_var: Noise variance that messages are made with, on the public scale.
         message: What agents send, see `Setup`; default what the strategy needs.
@@ -1027,10 +1081,10 @@ class FTS:
         agent_weights: :math:`P_N`, the same for all agents; default uniform.
 
     Example:
-        >>> result = run(FTS(rounds=20), Landmine(), seed=0)
+        >>> result = run(FTS(budget=20), Landmine(), seed=0)
     """
 
-    rounds: int
+    budget: int
     feature_map: FeatureMap | None = None
     noise_var: float = NOISE_VAR
     message: MessageKind | None = None
@@ -1049,6 +1103,65 @@ class FTS:
     def __post_init__(self) -> None:
         has_design = self.initial_design is not None
         check_start(self.default, transfers=self._transfers, has_design=has_design)
+        self._check_budget()
+        if self.q > 1 and self.budget % self.q:
+            below = self.budget - self.budget % self.q
+            raise InputDataError(
+                f"budget = {self.budget} is no multiple of q = {self.q}: write budget = "
+                f"{below + self.q}{f' or {below}' if below else ''}."
+            )
+        if self._starts > self.budget:
+            raise InputDataError(
+                f"budget = {self.budget} has no room for {self._starts} initial points: write "
+                f"budget = {self._starts} or more, or fewer initial points (num_initial)."
+            )
+        if self._listens and self._silent:
+            rounds = self.budget // self.q
+            late = f"every = {self._every} is more than the {rounds} rounds"
+            raise InputDataError(
+                "No message would ever be sent: "
+                f"{late if self._every else 'every = 0 asks for messages before the start alone'}, "
+                "and no site has the data for one before the start. Write every = 1, or give data. "
+                "Sites that search alone on purpose have strategy=TransferSearch(listen=False)."
+            )
+
+    @property
+    def _every(self) -> int:
+        return int(self._transfers) if self.every is None else self.every
+
+    @property
+    def _silent(self) -> bool:
+        """Whether no message is ever asked for from a site that has anything to say."""
+        least = MIN_OWN if self._transfers else 1
+        before = any(len(X) >= least for X, _ in self.data.values())
+        return not before and not 0 < abs(self._every) <= self.budget // self.q
+
+    @property
+    def _listens(self) -> bool:
+        strategy = self.strategy
+        if isinstance(strategy, TransferSearch):
+            return strategy.listen
+        alone = isinstance(strategy.schedule, Constant) and strategy.schedule.p == 1
+        return strategy.transfer != "mixture" or strategy.prior_until > 0 or not alone
+
+    @property
+    def _starts(self) -> int:
+        """How many of the first points are asked for; the default is as many as there is room."""
+        design = self.initial_design
+        if isinstance(design, Mapping):
+            return max(map(len, design.values()), default=0)
+        return (self.num_initial or 0) if design is None else len(design)
+
+    def rounds_for(self, names: tuple[AgentId, ...]) -> int:
+        """A round is a query of `q` points, first points or not."""
+        return self.budget // self.q
+
+    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
+        """Round 0 collects messages and evaluates nothing."""
+        return max(state.t - 1, 0) * self.q
+
+    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int:
+        return max(rounds, -(-self._starts // self.q)) * self.q
 
     @property
     def _transfers(self) -> bool:
@@ -1078,13 +1191,33 @@ class FTS:
         if unknown:
             raise InputDataError(f"Data or weights of agents that are no agents: {unknown[:8]}.")
         check_designs(self.initial_design, names)
+        if self._listens:
+            note_one_site(names)
+            if self._transfers and self.budget < MIN_OWN and not self.data:
+                logger.warning(
+                    "nothing will be sent: a first message needs %d observations, the budget is %d",
+                    MIN_OWN,
+                    self.budget,
+                )
         return FTSServer(
             setup=self.setup(space, names),
             agents=names,
-            rounds=self.rounds,
+            rounds=self.rounds_for(names),
             active=self.active,
-            every=int(self._transfers) if self.every is None else self.every,
+            every=self._every,
         )
+
+    def alone(self) -> FTS:
+        """The baseline of comparisons: the same agents without messages."""
+        return replace(self, every=0, message=None, strategy=TransferSearch(listen=False))
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; always None."""
+        return self.server(space, names).price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:
         """An agent of a study."""

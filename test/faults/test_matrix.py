@@ -64,7 +64,7 @@ def test_one_fault_costs_one_answer_at_most(fault: Any, tmp_path: Path) -> None:
     )
     missing: list[tuple[int, str]] = []
     world.heard = lambda round_: missing.extend(  # type: ignore[method-assign]
-        (round_.serial, name) for name in NAMES if name not in round_.heard
+        (round_.serial, name) for name in NAMES if name not in round_.replied
     )
     outcome = world.run()
     assert outcome.good

@@ -54,7 +54,7 @@ from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.wire.codec import content_hash, decode, encode
-from test.cases import MAPS, normal, random_fourier, uniform
+from test.cases import MAPS, in_rounds, normal, random_fourier, uniform
 
 NAMES = ("ann", "bob", "cem")
 SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
@@ -169,7 +169,7 @@ class Federation:
 
 
 def study(strategy: AnyStrategy = SMALL, **options: Any) -> FTS:
-    return FTS(**{"rounds": 3, "feature_map": PHI, "strategy": strategy, **options})
+    return in_rounds(FTS, {"rounds": 3, "feature_map": PHI, "strategy": strategy, **options})
 
 
 def with_data(n: int = 8, f: Objective = hill) -> dict[str, tuple[Tensor, Tensor]]:
@@ -484,7 +484,7 @@ def test_only_the_active_agents_query() -> None:
     received = federation.end.received
     assert received is not None
     assert received.made == (0, 3, 0)
-    assert all(round_.heard == ("bob",) for round_ in federation.rounds[1:])
+    assert all(round_.replied == ("bob",) for round_ in federation.rounds[1:])
 
 
 def test_agents_without_data() -> None:
@@ -497,14 +497,18 @@ def test_agents_without_data() -> None:
 
 
 def test_nobody_has_data() -> None:
-    federation = finished(MIXED, data={})
+    federation = Federation(study(MIXED, every=1))
+    federation.server = replace(federation.server, every=0)
+    federation.drive()
     assert federation.end.received is None
     for name in NAMES:
         assert len(federation.sites[name].state.X) == 3
 
 
 def test_no_rounds_is_a_collection() -> None:
-    federation = finished(MIXED, rounds=0)
+    federation = Federation(study(MIXED, data=with_data()))
+    federation.server = replace(federation.server, rounds=0)
+    federation.drive()
     assert federation.end.t == 1
     assert federation.end.received is not None
 
@@ -1011,7 +1015,7 @@ def test_numbers_that_are_none_never_arrive(value: float) -> None:
     weights = torch.full((M,), value).double()
     with pytest.raises(MessageError, match="finite"):
         encode(Upload(weights))
-    server = study().server(SQUARE, NAMES)
+    server = study(every=1).server(SQUARE, NAMES)
     with pytest.raises(MessageError, match="exceeds"):
         server.check(server.start(), "bob", Upload(weights))
 
@@ -1211,7 +1215,7 @@ def test_bad_settings() -> None:
     with pytest.raises(InputDataError, match="decrease"):
         Strategy(schedule=lambda t: 1 / t)
     with pytest.raises(InputDataError, match="no agents"):
-        study(active=("zoe",)).server(SQUARE, NAMES)
+        study(active=("zoe",), every=1).server(SQUARE, NAMES)
     with pytest.raises(InputDataError, match="names must differ"):
         FTSServer(setup=setup(), agents=("a", "a"), rounds=1)
     with pytest.raises(InputDataError, match="count from 0"):
@@ -1251,10 +1255,18 @@ def test_fingerprints_tell_settings_apart() -> None:
     ]
     assert len({agent.fingerprint, *(other.fingerprint for other in others)}) == 9
     assert replace(agent, blobs=MemoryBlobs()).fingerprint == agent.fingerprint
-    server = study().server(SQUARE, NAMES)
-    changed = [study(every=2), study(active=("ann",)), study(noise_var=0.1), study(beta=2.0)]
+    server = study(every=1).server(SQUARE, NAMES)
+    changed = [
+        study(every=2),
+        *(
+            study(every=1, **options)
+            for options in ({"active": ("ann",)}, {"noise_var": 0.1}, {"beta": 2.0})
+        ),
+    ]
     assert len({server.fingerprint, *(s.server(SQUARE, NAMES).fingerprint for s in changed)}) == 5
-    assert study(rounds=9).server(SQUARE, NAMES).fingerprint == server.fingerprint  # may go on
+    assert (
+        study(rounds=9, every=1).server(SQUARE, NAMES).fingerprint == server.fingerprint
+    )  # may go on
 
 
 # ------------------------------------------------------------------ the paper, and what it is for
