@@ -4,7 +4,6 @@ A support set :math:`S` is the basis of the sparse global model: everybody must 
 choosing it is a release of its own.
 
     sobol_support            public: depends on nothing but a seed (the default)
-    farthest_point_support   as public as the candidates it chooses from
     local_clustering,        data-driven (Algorithm 1 of FBO-FedGP): centres are means of few
     global_clustering        inputs, and often inputs themselves. They leak; no guarantee
     assign_sums,             the numerics of a noisy k-means: a bounded sum per step, to which a
@@ -92,36 +91,6 @@ def sobol_support(dim: int, size: int, *, seed: int = 0, bounds: Tensor | None =
     scrambled = (torch.einsum("dij,ndj->ndi", matrix, bits) + shift) % 2
     cells = scrambled @ 2.0 ** places.double()
     return lower + (cells + 0.5) * 2.0**-_BITS * (upper - lower)
-
-
-def farthest_point_support(candidates: Tensor, size: int) -> Tensor:
-    r"""Greedy cover of candidates: each point is the farthest from those chosen before.
-
-    The largest distance from a candidate to the set is at most twice the best possible. The first
-    point is the candidate nearest to the candidates' mean; ties go to the lower index. The result
-    is as public as the candidates are.
-
-    Args:
-        candidates: An `n x d` tensor of points.
-        size: The number of points.
-
-    Returns:
-        A `size x d` tensor of distinct candidates, in the order of choice.
-    """
-    X = _checked_points(candidates, "candidates")
-    if not 1 <= size <= len(X):
-        raise InputDataError(f"size must lie in 1..{len(X)}, the candidates, got {size}.")
-    chosen = [int(torch.argmin((X - X.mean(dim=0)).square().sum(dim=-1)))]
-    nearest = (X - X[chosen[0]]).square().sum(dim=-1)
-    while len(chosen) < size:
-        farthest = int(torch.argmax(nearest))
-        if float(nearest[farthest]) == 0:
-            raise InputDataError(
-                f"Only {len(chosen)} of {len(X)} candidates are distinct, {size} were asked for."
-            )
-        chosen.append(farthest)
-        nearest = torch.minimum(nearest, (X - X[farthest]).square().sum(dim=-1))
-    return X[chosen]
 
 
 # ------------------------------------------------------------------ Algorithm 1
@@ -351,52 +320,6 @@ def centres_from_sums(
 
 
 # ------------------------------------------------------------------ how many
-
-
-def support_size_range(num_points: int) -> tuple[int, int]:
-    """The paper's rule of thumb: 6-12 for up to 100 points, 12-32 up to 10^4, 32-64 above."""
-    _check_positive(num_points, "num_points")
-    if num_points <= 100:
-        return 6, 12
-    return (12, 32) if num_points <= 10_000 else (32, 64)
-
-
-def log_support_size(num_points: int, exponent: float = 1.25) -> int:
-    r""":math:`\lceil (\ln T)^{1.25} \rceil`, at least 1: for kernels whose spectrum falls fast.
-
-    Args:
-        num_points: The number `T` of points.
-        exponent: Of the logarithm.
-    """
-    _check_positive(num_points, "num_points")
-    _check_positive(exponent, "exponent")
-    return max(1, math.ceil(math.log(num_points) ** exponent))
-
-
-def power_support_size(num_points: int, exponent: float) -> int:
-    r""":math:`\lceil T^\rho \rceil`: for rough kernels.
-
-    Args:
-        num_points: The number `T` of points.
-        exponent: :math:`\rho` in (0, 1]; more than one support point per point is of no use.
-    """
-    _check_positive(num_points, "num_points")
-    if not 0 < exponent <= 1:
-        raise InputDataError(f"exponent must lie in (0, 1], got {exponent}.")
-    return math.ceil(num_points**exponent)
-
-
-def scaled_support_size(size: int, dim: int, reference_dim: int) -> int:
-    r""":math:`\lceil |S| \sqrt{d/d_0} \rceil`: a size that served in another dimension.
-
-    Args:
-        size: A size that serves in `reference_dim` dimensions.
-        dim: The number `d` of dimensions.
-        reference_dim: :math:`d_0`.
-    """
-    for name, value in (("size", size), ("dim", dim), ("reference_dim", reference_dim)):
-        _check_positive(value, name)
-    return math.ceil(size * math.sqrt(dim / reference_dim))
 
 
 def growing_support_size(initial: int, t: int, num_rounds: int, *, step: int = 4) -> int:

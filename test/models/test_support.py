@@ -18,15 +18,10 @@ from botorch_fed.models.support import (
     RawInputWarning,
     assign_sums,
     centres_from_sums,
-    farthest_point_support,
     global_clustering,
     growing_support_size,
     local_clustering,
-    log_support_size,
-    power_support_size,
-    scaled_support_size,
     sobol_support,
-    support_size_range,
 )
 from botorch_fed.rng import generator
 from test.cases import normal, uniform
@@ -107,29 +102,6 @@ def test_sobol_points_in_bounds() -> None:
     points = sobol_support(2, 16, bounds=BOX)
     torch.testing.assert_close(points, BOX[0] + sobol_support(2, 16) * (BOX[1] - BOX[0]))
     assert bool(((points > BOX[0]) & (points < BOX[1])).all())
-
-
-def test_farthest_points() -> None:
-    X = uniform(200, 3)
-    chosen = farthest_point_support(X, 20)
-    assert torch.equal(chosen, farthest_point_support(X, 20))
-    assert torch.equal(chosen[:7], farthest_point_support(X, 7))
-    assert len(chosen.unique(dim=0)) == 20
-    assert bool((chosen[:, None] == X).all(dim=-1).any(dim=-1).all())  # candidates all
-    # Each is the farthest from the ones before, and gaps shrink.
-    gaps = []
-    for i in range(1, 20):
-        nearest = torch.cdist(X, chosen[:i]).amin(dim=-1)
-        gap = float(torch.cdist(chosen[i : i + 1], chosen[:i]).min())
-        assert gap == pytest.approx(float(nearest.max()), rel=1e-6)
-        gaps.append(gap)
-    assert gaps == sorted(gaps, reverse=True)
-    # No candidate is farther from the set than its points are from each other: the 2-approximation.
-    assert float(torch.cdist(X, chosen).amin(dim=-1).max()) <= min(gaps) + 1e-12
-    copies = X[:3].repeat(5, 1)
-    assert len(farthest_point_support(copies, 3).unique(dim=0)) == 3
-    with pytest.raises(InputDataError, match="Only 3 of 15 candidates are distinct"):
-        farthest_point_support(copies, 4)
 
 
 # ------------------------------------------------------------------ Algorithm 1
@@ -324,19 +296,6 @@ def test_small_and_negative_counts_keep_the_centre() -> None:
 
 
 def test_rules_of_thumb() -> None:
-    assert [support_size_range(t) for t in (1, 100, 101, 10_000, 10_001)] == [
-        (6, 12),
-        (6, 12),
-        (12, 32),
-        (12, 32),
-        (32, 64),
-    ]
-    assert log_support_size(1) == 1
-    assert [log_support_size(t) for t in (100, 10_000)] == [7, 17]  # 4.605^1.25, 9.21^1.25
-    assert [power_support_size(100, 0.5), power_support_size(1000, 1 / 3)] == [10, 10]
-    assert power_support_size(50, 1.0) == 50
-    assert scaled_support_size(16, 8, 2) == 32
-    assert scaled_support_size(10, 3, 2) == 13
     sizes = [growing_support_size(8, t, 50, step=4) for t in range(50)]
     assert sizes[:9] == [8] * 8 + [12]  # every ceil(sqrt(50)) = 8 rounds
     assert sizes[-1] == 8 + 4 * 6
@@ -351,18 +310,12 @@ def test_bad_settings() -> None:
     for bounds in (BOX.flip(0), BOX[:, :1], BOX * torch.nan):
         with pytest.raises(InputDataError, match="bounds"):
             sobol_support(2, 3, bounds=bounds)
-    with pytest.raises(InputDataError, match=r"size must lie in 1\.\.5"):
-        farthest_point_support(uniform(5, 2), 6)
-    with pytest.raises(BotorchTensorDimensionError, match="candidates must be `n x d`"):
-        farthest_point_support(uniform(5), 2)
+    with pytest.raises(BotorchTensorDimensionError, match="X must be `n x d`"):
+        local_clustering(uniform(5), 2, generator=generator(0))
     for settings in ({"max_iterations": 0}, {"tol": -1.0}, {"tol": math.nan}):
         with pytest.raises(InputDataError, match="max_iterations must be positive"):
             local_clustering(uniform(5, 2), 2, generator=generator(0), **settings)
     for call in (
-        lambda: support_size_range(0),
-        lambda: log_support_size(-1),
-        lambda: power_support_size(10, 1.5),
-        lambda: scaled_support_size(8, 0, 2),
         lambda: growing_support_size(8, -1, 50),
         lambda: growing_support_size(0, 1, 50),
     ):
