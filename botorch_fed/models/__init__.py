@@ -12,7 +12,7 @@ ensemble    `RankingEnsemble` (RGPE)
 mixture     `LocalSharedMixture` of an agent's own model and a shared one
 pic         `PartiallyIndependentGP`: own data exactly, everybody else's through a summary
 repair      totals that noise has made inconsistent, made those of a posterior again
-support     where inducing points lie, and how many they are
+support     where inducing points lie
 """
 
 from botorch_fed.models.basis_gp import BasisGP
@@ -62,20 +62,12 @@ from botorch_fed.models.summary import (
     summarize,
 )
 from botorch_fed.models.support import (
-    Clustering,
-    RawInputWarning,
-    assign_sums,
-    centres_from_sums,
-    global_clustering,
-    growing_support_size,
-    local_clustering,
     sobol_support,
 )
 
 __all__ = [
     "AdditiveFeatures",
     "BasisGP",
-    "Clustering",
     "EarnedPosterior",
     "FeatureMap",
     "InducingFeatures",
@@ -94,14 +86,11 @@ __all__ = [
     "QuadratureFourierFeatures",
     "RandomFourierFeatures",
     "RankingEnsemble",
-    "RawInputWarning",
     "StationaryKernel",
     "Summary",
     "WarpedFeatures",
     "WarpedKernel",
     "WeightPosterior",
-    "assign_sums",
-    "centres_from_sums",
     "default_hyperparameters",
     "draw_mixture_path",
     "draw_path",
@@ -109,9 +98,6 @@ __all__ = [
     "fit_earned",
     "fit_local_gp",
     "fit_own_gp",
-    "global_clustering",
-    "growing_support_size",
-    "local_clustering",
     "log_evidence",
     "needs_fit",
     "noise_floor",
