@@ -1,8 +1,8 @@
 r"""A whole run in one call, and its result.
 
-    result = run(FTS(rounds=20), Landmine(data="data"), seed=0)
+    result = run(FTS(rounds=20), SklearnTuning(4), seed=0)
     result.best("agent3")                 # best value so far, query by query
-    result.save("results/landmine-0")     # JSON lines and arrays, no pickle
+    result.save("results/tuning-0")       # JSON lines and arrays, no pickle
 
 With ``out=`` a run is on disk from its first message on: kill it anywhere, go on by
 ``resume=True``. On one kind of processor, with the same versions, a run is fixed by its seed, bit

@@ -65,6 +65,7 @@ from benchmarks.papers.fleet import (
 )
 from benchmarks.papers.ledger import Line, Results, at_checkpoints, holm, interval, versions
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, tabulate
+from benchmarks.problems import ActivityRecognition, Landmine, WriterDigits
 from botorch_fed.acquisition import (
     Constant,
     EqualWeights,
@@ -97,14 +98,7 @@ from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, SearchSpace
-from botorch_fed.test_functions import (
-    ActivityRecognition,
-    FederatedTestProblem,
-    Landmine,
-    SklearnTuning,
-    SyntheticGPAgents,
-    WriterDigits,
-)
+from botorch_fed.test_functions import FederatedTestProblem, SklearnTuning, SyntheticGPAgents
 
 SEED = 20260102
 FIRST_SEED = 1000

@@ -79,6 +79,9 @@ from benchmarks.papers.published.support import (
     local_clustering,
 )
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, made_up, tabulate
+from benchmarks.problems.cec2005 import CEC2005
+from benchmarks.problems.landmine import Landmine
+from benchmarks.problems.risk import CreditDefault, DiabetesHealth, SupportMortality
 from botorch_fed.acquisition import Polynomial
 from botorch_fed.models import OwnHyperparameters, RandomFourierFeatures, fit_own_gp
 from botorch_fed.models.support import sobol_support
@@ -93,9 +96,6 @@ from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import Generator, generator
 from botorch_fed.run import Study, run
 from botorch_fed.test_functions.base import FederatedTestProblem
-from botorch_fed.test_functions.cec2005 import CEC2005
-from botorch_fed.test_functions.landmine import Landmine
-from botorch_fed.test_functions.risk import CreditDefault, DiabetesHealth, SupportMortality
 from botorch_fed.test_functions.sklearn_tuning import SklearnTuning
 
 SEED = 20260103

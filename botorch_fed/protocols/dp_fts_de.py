@@ -1281,7 +1281,7 @@ class DPFTSDE:
             `Following` random ones in its own region.
 
     Example:
-        >>> result = run(DPFTSDE(rounds=20, epsilon=2.0), Landmine(), seed=0)
+        >>> result = run(DPFTSDE(rounds=20, epsilon=2.0), SklearnTuning(4), seed=0)
         >>> result.privacy["epsilon"] <= 2.0
         True
     """

@@ -1009,7 +1009,7 @@ class FTS:
         agent_weights: :math:`P_N`, the same for all agents; default uniform.
 
     Example:
-        >>> result = run(FTS(rounds=20), Landmine(), seed=0)
+        >>> result = run(FTS(rounds=20), SklearnTuning(4), seed=0)
     """
 
     rounds: int
