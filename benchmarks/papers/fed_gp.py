@@ -71,6 +71,7 @@ from scipy.stats import rankdata, wilcoxon
 from torch import Tensor
 
 from benchmarks.papers.ledger import Line, Results, holm, interval, versions
+from benchmarks.papers.published.settings import paper_search
 from benchmarks.papers.published.support import (
     RawInputWarning,
     assign_sums,
@@ -91,7 +92,7 @@ from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy, default_kernel
 from botorch_fed.protocols.region_search import RegionSearch
-from botorch_fed.protocols.support_search import SupportSearch, paper_search
+from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import Generator, generator
 from botorch_fed.run import Study, run

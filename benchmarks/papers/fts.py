@@ -65,6 +65,7 @@ from benchmarks.papers.ledger import (
     nothing_kept,
     versions,
 )
+from benchmarks.papers.published.settings import paper_strategy
 from benchmarks.papers.tabulated import Tabulated, made_up, tabulate
 from benchmarks.problems import ActivityRecognition, Landmine
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
@@ -79,7 +80,6 @@ from botorch_fed.protocols.fts import (
     FTSAgent,
     FTSAgentState,
     Strategy,
-    paper_strategy,
 )
 from botorch_fed.protocols.store import Blobs
 from botorch_fed.protocols.transfer_search import TransferSearch

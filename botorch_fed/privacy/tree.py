@@ -60,13 +60,13 @@ is not finite can end the stream. A stream that is rewound to an earlier state a
 other records draws other noise for the same sums: that is a second stream, and is not paid for.
 
 **As published.** Where this differs from section 5.1 of [Dubey2021]_: its sensitivity is not
-squared in the variance (`paper_prefix_noise`), which gives too little noise for rewards beyond 7 to
-18, and 5 to 50 times that of a tight tree for rewards up to one; the statement has a standard
-deviation where the proof has a variance; rewards have to be clipped, not bounded with high
-probability; a datum enters ten nodes of a tree for 1024 rounds, not eleven, and nodes compose by
-their squared multipliers; replacing a record costs :math:`\sqrt2` more than in the lemma; each node
-has noise of its own, and a sum adds the nodes of its binary digits, not the path to a leaf; and the
-square of the reward is not needed, so it is not released.
+squared in the variance, which gives too little noise for rewards beyond 7 to 18, and 5 to 50 times
+that of a tight tree for rewards up to one; the statement has a standard deviation where the proof
+has a variance; rewards have to be clipped, not bounded with high probability; a datum enters ten
+nodes of a tree for 1024 rounds, not eleven, and nodes compose by their squared multipliers;
+replacing a record costs :math:`\sqrt2` more than in the lemma; each node has noise of its own, and
+a sum adds the nodes of its binary digits, not the path to a leaf; and the square of the reward is
+not needed, so it is not released.
 
 .. [Denisov2022] S. Denisov, B. McMahan, J. Rush, A. Smith, A. Thakurta. Improved differential
    privacy for SGD via optimal private linear operators on adaptive streams. NeurIPS 2022.
@@ -502,28 +502,6 @@ class PrefixSum:
 
     def __repr__(self) -> str:
         return self._words
-
-
-def paper_prefix_noise(alpha: float, beta: float, horizon: int, outcome_bound: float) -> float:
-    r"""The published standard deviation of a node's noise, for replication only: no guarantee.
-
-    :math:`\sigma^2 = 16\, n L^2 \ln(10/\beta)^2/\alpha^2` of the proof of Lemma 2 of
-    [Dubey2021]_, with :math:`L^2 = 1 + y^2` and :math:`n = 1 + \lceil\log_2 T\rceil`. The
-    sensitivity is :math:`L^2` and enters unsquared: too little noise for large outcomes.
-
-    Args:
-        alpha: Their :math:`\varepsilon`.
-        beta: Their :math:`\delta`.
-        horizon: The number `T` of rounds.
-        outcome_bound: A bound on absolute outcomes.
-    """
-    if not (alpha > 0 and 0 < beta < 1 and horizon >= 1 and 0 < outcome_bound < math.inf):
-        raise InputDataError(
-            "alpha, horizon and outcome_bound must be positive and beta in (0, 1), got "
-            f"{alpha}, {horizon}, {outcome_bound} and {beta}."
-        )
-    nodes = 1 + math.ceil(math.log2(horizon))
-    return 4 * math.sqrt(nodes * (1 + outcome_bound**2)) * math.log(10 / beta) / alpha
 
 
 # ------------------------------------------------------------------ factorizations

@@ -18,8 +18,8 @@ vanishes with them. Trust: honest server and agents.
 
 Differs from the paper: one map of inputs and outcomes for all (`SearchSpace`), so that messages
 mean the same thing; shared features with public hyperparameters that were chosen for transfer; own
-steps pathwise with the exact kernel; hyperparameters of the own model have priors. `paper_strategy`
-and `message="sample"` are the paper's.
+steps pathwise with the exact kernel; hyperparameters of the own model have priors. The paper's
+settings are ``benchmarks/papers/published/settings.py`` with `message="sample"`.
 
 .. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
    sampling. NeurIPS 2020. https://arxiv.org/abs/2010.10154
@@ -40,8 +40,6 @@ from botorch.models import SingleTaskGP
 from torch import Tensor
 
 from botorch_fed.acquisition import (
-    InverseSquare,
-    MixingSchedule,
     ThompsonSampling,
     TransferAcquisition,
     weight_path,
@@ -247,19 +245,6 @@ class Strategy(OwnStrategy):
             raise InputDataError("RGPE and TAF need an own model: own must not be random.")
         if self.prior_until < 0:
             raise InputDataError("prior_until counts from 0.")
-
-
-def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
-    """What an agent does in [Dai2020FTS]_."""
-    return Strategy(
-        schedule=InverseSquare() if schedule is None else schedule,
-        prior_until=0,
-        own="thompson",
-        warp=False,
-        paper_gp=True,
-        min_distance=0.0,
-        num_features=200,
-    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -18,7 +18,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
@@ -162,11 +162,6 @@ def check_effort(num_raw: int, num_restarts: int) -> None:
             f"num_raw must lie in 1..{MAX_RAW} and num_restarts in 1..{MAX_RESTARTS} and up to "
             f"num_raw, got {num_raw} and {num_restarts}."
         )
-
-
-def paper_search(**changes: Any) -> SupportSearch:
-    """The published search: PITC, so that all go to the same point in a shared step."""
-    return replace(SupportSearch(support_size=8, prediction="pitc"), **changes)
 
 
 # ------------------------------------------------------------------ the support set

@@ -17,6 +17,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from benchmarks.papers.published.settings import paper_search
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.privacy import Budget, GaussianSum, Ledger, compose
@@ -43,7 +44,7 @@ from botorch_fed.protocols.own_step import spread_design
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import MemoryBlobs, MemoryStore
-from botorch_fed.protocols.support_search import SupportSearch, paper_search
+from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run

@@ -16,6 +16,7 @@ from botorch.acquisition.analytic import (
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from benchmarks.papers.published.settings import paper_search
 from botorch_fed.models import OwnHyperparameters, own_gp
 from botorch_fed.models.pic import PartiallyIndependentGP
 from botorch_fed.privacy.distributed import DistributedRecordSum
@@ -27,7 +28,6 @@ from botorch_fed.protocols.support_search import (
     SupportView,
     contribution,
     feature_map,
-    paper_search,
     point,
     view,
 )
