@@ -67,7 +67,7 @@ from botorch_fed.privacy.hazmat.noise import (
     lattice_step,
 )
 from botorch_fed.privacy.mechanisms import Release
-from botorch_fed.privacy.records import RecordStatistic
+from botorch_fed.privacy.records import OverRecords
 
 _AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
 
@@ -79,7 +79,7 @@ _HALF_STEP = 2.0**-21  # half a step of the lattice is at most this share of the
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class LocalGaussian:
+class LocalGaussian(OverRecords):
     r"""One client's own statistics :math:`\sum (aa^\top, \kappa y a)` with all of their noise.
 
     Adjacency: replace-one, or zero-out. Unit: record; or agent, which then has at most one record
@@ -127,21 +127,6 @@ class LocalGaussian:
         _check_kind(self.adjacency, self.unit)
         _check_noise_multiplier(self.noise_multiplier, self.dim)
 
-    @cached_property
-    def statistic(self) -> RecordStatistic:
-        """What is summed, and its bounds."""
-        return RecordStatistic(
-            num_features=self.num_features,
-            outcome_bound=self.outcome_bound,
-            centre=self.centre,
-            moment_scale=self.moment_scale,
-        )
-
-    @property
-    def dim(self) -> int:
-        """The numbers `D = m(m + 3)/2` of an increment."""
-        return self.statistic.dim
-
     @property
     def event(self) -> Event:
         """What one increment costs; `Ledger.spend` takes it."""
@@ -166,10 +151,6 @@ class LocalGaussian:
         """
         _check_count("The number of increments", count)
         return self.noise_scale * math.sqrt(count)
-
-    def records(self, features: Tensor, outcomes: Tensor) -> Tensor:
-        """Records as `release` takes them: `n x (m + 1)`; see `RecordStatistic.records`."""
-        return self.statistic.records(features, outcomes)
 
     def release(
         self, records: Tensor, *, ledger: _AnyLedger, noise: NoiseSource, path: Path
@@ -199,15 +180,6 @@ class LocalGaussian:
         values = lattice_gaussian(total, self.noise_scale, noise=noise, path=(*path, "noise"))
         std = torch.tensor([self.noise_scale], dtype=torch.float64)
         return Release(values[None], std, noise.private, repr(self)), ledger
-
-    def gram_and_moment(
-        self, values: Tensor, *, noise_var: float, outputscale: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """The gram matrix and the moment in a sum of increments, a `D` tensor.
-
-        See `RecordStatistic.gram_and_moment`.
-        """
-        return self.statistic.gram_and_moment(values, noise_var=noise_var, outputscale=outputscale)
 
     def _check_records(self, records: Tensor) -> None:
         self.statistic.check(records)

@@ -102,7 +102,7 @@ from botorch_fed.privacy.hazmat.noise import (
     lattice_step,
     normal,
 )
-from botorch_fed.privacy.records import RecordStatistic
+from botorch_fed.privacy.records import OverRecords
 
 _AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
 _Array = NDArray[np.float64]
@@ -197,7 +197,7 @@ class PrefixRelease:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class PrefixSum:
+class PrefixSum(OverRecords):
     r"""All prefix sums of a stream's statistics :math:`(aa^\top, \kappa y a)`, as one mechanism.
 
     Adjacency: replace-one, or zero-out. Unit: record; "agent" if a unit's records are bounded by
@@ -275,21 +275,6 @@ class PrefixSum:
     # Its parts.
 
     @cached_property
-    def statistic(self) -> RecordStatistic:
-        """What one record adds to a sum."""
-        return RecordStatistic(
-            num_features=self.num_features,
-            outcome_bound=self.outcome_bound,
-            centre=self.centre,
-            moment_scale=self.moment_scale,
-        )
-
-    @property
-    def dim(self) -> int:
-        """The numbers `D = m(m + 3)/2` of a sum."""
-        return self.statistic.dim
-
-    @cached_property
     def _factor(self) -> _Factor:
         return _named(self.factorization, self.horizon)
 
@@ -341,16 +326,6 @@ class PrefixSum:
         return self._factor.decoder(), self._factor.encoder()
 
     # The stream.
-
-    def records(self, features: Tensor, outcomes: Tensor) -> Tensor:
-        """Records as `step` takes them; see `RecordStatistic.records`."""
-        return self.statistic.records(features, outcomes)
-
-    def gram_and_moment(
-        self, values: Tensor, *, noise_var: float, outputscale: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """What a sum means for a Gaussian process; see `RecordStatistic.gram_and_moment`."""
-        return self.statistic.gram_and_moment(values, noise_var=noise_var, outputscale=outputscale)
 
     def start(self, *, ledger: _AnyLedger, noise: NoiseSource) -> tuple[PrefixState, _AnyLedger]:
         """Pay for the whole stream, however many of its steps are taken.
