@@ -47,6 +47,7 @@ from botorch_fed.acquisition import (
 from botorch_fed.errors import FederatedError, MessageError, NumericalError
 from botorch_fed.models import (
     FeatureMap,
+    LogWarp,
     MessagePriorGP,
     OwnHyperparameters,
     RandomFourierFeatures,
@@ -62,7 +63,6 @@ from botorch_fed.models import (
     sample_weights_dual,
     summarize,
 )
-from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
 from botorch_fed.protocols.own_step import (
@@ -571,8 +571,8 @@ class FTSAgent:
             return ThompsonSampling(weight_path(others.feature_map, others.message(origin)))
         if origin == "ensemble":
             return self._ensemble(state, others, stream)
-        offsets = self._published.offsets(self.space)
-        model = prior_model(others.feature_map, others.weights, state.X, state.Y, offsets=offsets)
+        warp = self._published.log_warp(self.space)
+        model = prior_model(others.feature_map, others.weights, state.X, state.Y, log_warp=warp)
         return expected_improvement(model, state.X, chosen)
 
     def _own_gp(self, state: FTSAgentState) -> SingleTaskGP:
@@ -721,7 +721,7 @@ def prior_model(
     X: Tensor,
     Y: Tensor,
     *,
-    offsets: Tensor | None = None,
+    log_warp: LogWarp,
 ) -> MessagePriorGP:
     """The model whose prior is the messages' mean and covariance, fitted to the own data.
 
@@ -730,12 +730,12 @@ def prior_model(
         weights: The messages, `N x M`.
         X: Own points, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
-        offsets: Of a logarithmic warp that the residual kernel sees inputs by.
+        log_warp: The scale on which the residual kernel sees inputs.
     """
     messages = feature_map(X) @ weights.mT  # n x N
     mean = messages.mean(dim=-1, keepdim=True)
     root = (messages - mean) / max(len(weights) - 1, 1) ** 0.5
-    Z = X if offsets is None else log_warp(X, offsets)
+    Z = log_warp.transform(X)
     known = fit_own_gp(
         Z,
         Y,
@@ -751,7 +751,7 @@ def prior_model(
         feature_map=feature_map,
         weights=weights,
         mean=known.mean,
-        residual_kernel=residual if offsets is None else WarpedKernel(residual, offsets),
+        residual_kernel=residual if log_warp.identity else WarpedKernel(residual, log_warp),
     )
     model.likelihood = own.likelihood
     model.requires_grad_(False)
@@ -1082,5 +1082,4 @@ def default_feature_map(space: SearchSpace, *, num_features: int = NUM_FEATURES)
     """
     stream = generator(0, "features")
     phi = RandomFourierFeatures.draw(default_kernel(space.dim), num_features, generator=stream)
-    offsets = space.log_offsets
-    return WarpedFeatures(phi, offsets) if bool((offsets > 0).any()) else phi
+    return WarpedFeatures.around(phi, space.log_offsets)

@@ -80,6 +80,7 @@ from botorch_fed.models import (
     AdditiveFeatures,
     BasisGP,
     FeatureMap,
+    LogWarp,
     Summary,
     WeightPosterior,
     feature_map_from_tensors,
@@ -88,7 +89,6 @@ from botorch_fed.models import (
     noise_shift,
     repair_total,
 )
-from botorch_fed.models.features import log_unwarp
 from botorch_fed.privacy import (
     Adjacency,
     BlockRelease,
@@ -455,9 +455,7 @@ def _action(
             best = int(order[int(values.argmax())])
         return arms[best : best + 1].clone()
     raw = generator(seed, "point", t).uniform(NUM_RAW, space.dim)
-    offsets = space.log_offsets
-    if bool((offsets > 0).any()):
-        raw[1::2] = log_unwarp(raw[1::2], offsets)
+    raw[1::2] = LogWarp(space.log_offsets).untransform(raw[1::2])
     with torch.no_grad():
         values = score(raw)
     starts = raw[values.topk(NUM_STARTS).indices]
