@@ -1,10 +1,10 @@
 r"""A whole run in one call, and its result.
 
-    result = run(FTS(budget=20), Landmine(data="data"), seed=0)
+    result = run(FTS(budget=20), SklearnTuning(4), seed=0)
     result.best("agent3")                 # best value so far, query by query
     result.best_parameters("agent3")      # where the best value was observed
     result.contributions()                # what each site has sent and received
-    result.save("results/landmine-0")     # JSON lines and arrays, no pickle
+    result.save("results/tuning-0")       # JSON lines and arrays, no pickle
 
 With ``out=`` a run is on disk from its first message on: kill it anywhere, go on by
 ``resume=True``. On one kind of processor, with the same versions, a run is fixed by its seed, bit

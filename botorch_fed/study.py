@@ -1006,8 +1006,7 @@ def _feature_map(table: _Table, space: SearchSpace, transfers: bool) -> FeatureM
                 made = RandomFourierFeatures.draw(kernel, count, generator=generator(0, "features"))
             else:
                 made = InducingFeatures(kernel, sobol_support(space.dim, count))
-        offsets = space.log_offsets
-        return WarpedFeatures(made, offsets) if bool((offsets > 0).any()) else made
+        return WarpedFeatures.around(made, space.log_offsets)
 
 
 def _mechanism(

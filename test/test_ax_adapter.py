@@ -40,6 +40,7 @@ from ax.generation_strategy.transition_criterion import MinTrials
 from ax.generators.torch.botorch_modular.surrogate import SurrogateSpec
 from ax.generators.torch.botorch_modular.utils import ModelConfig
 
+from benchmarks.papers.published.settings import paper_search
 from botorch_fed import ax_adapter
 from botorch_fed.acquisition import MixtureEI, MixturePI, MixtureUCB
 from botorch_fed.ax_adapter import (
@@ -66,7 +67,6 @@ from botorch_fed.protocols.drive import drive
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, default_feature_map
 from botorch_fed.protocols.store import MemoryBlobs
-from botorch_fed.protocols.support_search import paper_search
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace

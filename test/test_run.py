@@ -20,6 +20,7 @@ from botorch.exceptions.errors import InputDataError
 from rich.console import Console
 from torch import Tensor
 
+from benchmarks.problems import CEC2005
 from botorch_fed import run as module
 from botorch_fed.acquisition import Constant
 from botorch_fed.engines import parallel
@@ -33,7 +34,7 @@ from botorch_fed.protocols.store import FileStore
 from botorch_fed.rng import Generator, generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.test_functions import CEC2005, FederatedTestProblem, SyntheticGPAgents
+from botorch_fed.test_functions import FederatedTestProblem, SyntheticGPAgents
 
 SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
 FOLDER = os.environ.get("BOTORCH_FED_DATA")

@@ -21,7 +21,6 @@ from scipy.special import erfcx, log_ndtr, ndtr
 from torch import Tensor
 
 from botorch_fed.models.earned_prior import EarnedPosterior, PriorFunction, spread_over
-from botorch_fed.models.features import log_unwarp
 from botorch_fed.models.local_gp import Array, LocalGP
 from botorch_fed.rng import Generator
 
@@ -158,8 +157,7 @@ class EarnedImprovement:
         if prior is None:
             return 0.0, 0.0
         points = torch.from_numpy(Z).requires_grad_()
-        offsets = self.posterior.offsets
-        values = prior(points if offsets is None else log_unwarp(points, offsets))
+        values = prior(self.posterior.log_warp.untransform(points))
         (slope,) = torch.autograd.grad(values.sum(), points)
         return values.detach().numpy(), slope.numpy()
 

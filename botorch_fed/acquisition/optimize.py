@@ -25,7 +25,7 @@ from botorch.optim.optimize import optimize_acqf
 from torch import Tensor
 
 from botorch_fed.acquisition.regions import Partition
-from botorch_fed.models.features import log_unwarp, log_warp
+from botorch_fed.models.warp import LogWarp
 from botorch_fed.rng import Generator
 
 CHUNK = 4096  # points of a discrete domain that are looked at together
@@ -37,7 +37,7 @@ def maximize(
     *,
     generator: Generator,
     candidates: Tensor | None = None,
-    offsets: Tensor | None = None,
+    log_warp: LogWarp | None = None,
     tried: Tensor | None = None,
     min_distance: float = 0.0,
     partition: Partition | None = None,
@@ -51,8 +51,8 @@ def maximize(
         dim: The dimension `d`.
         generator: The stream of the raw points.
         candidates: A `K x d` tensor: the only points that may be chosen. Ties go to the first.
-        offsets: A `d` tensor of offsets of a logarithmic warp (`SearchSpace.log_offsets`): half of
-            the raw points are then uniform on the warped scale, where distances are measured too.
+        log_warp: A scale on which half of the raw points are then uniform, and on which distances
+            are measured.
         tried: An `n x d` tensor of points that were evaluated before.
         min_distance: How far the point must be from all of those (in the unit cube): without
             noise a second look at the same place is wasted. Not for lists of candidates.
@@ -78,8 +78,8 @@ def maximize(
             f"num_restarts must lie between 1 and num_raw = {num_raw}, got {num_restarts}."
         )
     raw = generator.uniform(num_raw, dim)
-    if offsets is not None:
-        raw[1::2] = log_unwarp(raw[1::2], offsets)
+    if log_warp is not None:
+        raw[1::2] = log_warp.untransform(raw[1::2])
     values = _values(acquisition, raw)
     points = raw
     # Where improvement fails, e.g. at a function that is NaN in a part of the cube, raw points do.
@@ -94,8 +94,8 @@ def maximize(
         values = torch.nan_to_num(torch.cat([found_values, values]), nan=-torch.inf)
     if tried is not None and len(tried) and min_distance > 0:
         here, there = points, tried
-        if offsets is not None:
-            here, there = log_warp(points, offsets), log_warp(tried, offsets)
+        if log_warp is not None:
+            here, there = log_warp.transform(points), log_warp.transform(tried)
         near = torch.cdist(here, there).amin(dim=-1) < min_distance
         if not bool(near.all()):
             values = values.masked_fill(near, -torch.inf)

@@ -86,7 +86,6 @@ from botorch_fed.models import (
     WarpedFeatures,
     feature_map_from_tensors,
 )
-from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.privacy import (
     Budget,
@@ -638,7 +637,7 @@ class DPFTSDEAgent:
             self.space.dim,
             generator=stream,
             candidates=self._candidates(state, spread),
-            offsets=strategy.offsets(self.space),
+            log_warp=strategy.log_warp(self.space),
             tried=state.X[len(state.X) - state.t :],
             min_distance=max(spread, strategy.min_distance),
             partition=setup.partition,
@@ -654,11 +653,8 @@ class DPFTSDEAgent:
         fresh = untried(self.candidates, state.X)
         if spread == 0 or state.t == 0:
             return fresh
-        offsets = self._following.offsets(self.space)
-        here, there = fresh, state.X[len(state.X) - state.t :]
-        if offsets is not None:
-            here, there = log_warp(here, offsets), log_warp(there, offsets)
-        far = torch.cdist(here, there).amin(dim=-1) >= spread
+        warp, there = self._following.log_warp(self.space), state.X[len(state.X) - state.t :]
+        far = torch.cdist(warp.transform(fresh), warp.transform(there)).amin(dim=-1) >= spread
         return fresh[far] if bool(far.any()) else fresh
 
     def _fitted(self, state: DPFTSDEAgentState) -> DPFTSDEAgentState:
@@ -1370,7 +1366,7 @@ class DPFTSDE(Budgeted):
             `Following` random ones in its own region.
 
     Example:
-        >>> result = run(DPFTSDE(budget=23, epsilon=2.0), Landmine(), seed=0)
+        >>> result = run(DPFTSDE(budget=23, epsilon=2.0), SklearnTuning(4), seed=0)
         >>> result.privacy["epsilon"] <= 2.0
         True
     """
@@ -1562,9 +1558,8 @@ class DPFTSDE(Budgeted):
         phi = self.feature_map
         if phi is None:
             phi = default_private_features(space)
-            offsets = space.log_offsets
-            if self._transfers and bool((offsets > 0).any()):
-                phi = WarpedFeatures(phi, offsets)
+            if self._transfers:
+                phi = WarpedFeatures.around(phi, space.log_offsets)
         if phi.input_dim != space.dim:
             raise InputDataError(
                 f"The feature map has {phi.input_dim} inputs, the search space {space.dim} columns."

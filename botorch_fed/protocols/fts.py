@@ -18,8 +18,8 @@ vanishes with them. Trust: honest server and agents.
 
 Differs from the paper: one map of inputs and outcomes for all (`SearchSpace`), so that messages
 mean the same thing; shared features with public hyperparameters that were chosen for transfer; own
-steps pathwise with the exact kernel; hyperparameters of the own model have priors. `paper_strategy`
-and `message="sample"` are the paper's.
+steps pathwise with the exact kernel; hyperparameters of the own model have priors. The paper's
+settings are ``benchmarks/papers/published/settings.py`` with `message="sample"`.
 
 .. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
    sampling. NeurIPS 2020. https://arxiv.org/abs/2010.10154
@@ -42,8 +42,6 @@ from torch import Tensor
 
 from botorch_fed.acquisition import (
     Constant,
-    InverseSquare,
-    MixingSchedule,
     ThompsonSampling,
     TransferAcquisition,
     weight_path,
@@ -52,6 +50,7 @@ from botorch_fed.errors import FederatedError, MessageError, NumericalError
 from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     FeatureMap,
+    LogWarp,
     MessagePriorGP,
     OwnHyperparameters,
     RandomFourierFeatures,
@@ -67,7 +66,6 @@ from botorch_fed.models import (
     sample_weights_dual,
     summarize,
 )
-from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
 from botorch_fed.protocols.budget import Budgeted, note_one_site
@@ -259,19 +257,6 @@ class Strategy(OwnStrategy):
             raise InputDataError("RGPE and TAF need an own model: own must not be random.")
         if self.prior_until < 0:
             raise InputDataError("prior_until counts from 0.")
-
-
-def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
-    """What an agent does in [Dai2020FTS]_."""
-    return Strategy(
-        schedule=InverseSquare() if schedule is None else schedule,
-        prior_until=0,
-        own="thompson",
-        warp=False,
-        paper_gp=True,
-        min_distance=0.0,
-        num_features=200,
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -615,8 +600,8 @@ class FTSAgent:
             return ThompsonSampling(weight_path(others.feature_map, others.message(origin)))
         if origin == "ensemble":
             return self._ensemble(state, others, stream)
-        offsets = self._published.offsets(self.space)
-        model = prior_model(others.feature_map, others.weights, state.X, state.Y, offsets=offsets)
+        warp = self._published.log_warp(self.space)
+        model = prior_model(others.feature_map, others.weights, state.X, state.Y, log_warp=warp)
         return expected_improvement(model, state.X, chosen)
 
     def _own_gp(self, state: FTSAgentState) -> SingleTaskGP:
@@ -765,7 +750,7 @@ def prior_model(
     X: Tensor,
     Y: Tensor,
     *,
-    offsets: Tensor | None = None,
+    log_warp: LogWarp,
 ) -> MessagePriorGP:
     """The model whose prior is the messages' mean and covariance, fitted to the own data.
 
@@ -774,12 +759,12 @@ def prior_model(
         weights: The messages, `N x M`.
         X: Own points, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
-        offsets: Of a logarithmic warp that the residual kernel sees inputs by.
+        log_warp: The scale on which the residual kernel sees inputs.
     """
     messages = feature_map(X) @ weights.mT  # n x N
     mean = messages.mean(dim=-1, keepdim=True)
     root = (messages - mean) / max(len(weights) - 1, 1) ** 0.5
-    Z = X if offsets is None else log_warp(X, offsets)
+    Z = log_warp.transform(X)
     known = fit_own_gp(
         Z,
         Y,
@@ -795,7 +780,7 @@ def prior_model(
         feature_map=feature_map,
         weights=weights,
         mean=known.mean,
-        residual_kernel=residual if offsets is None else WarpedKernel(residual, offsets),
+        residual_kernel=residual if log_warp.identity else WarpedKernel(residual, log_warp),
     )
     model.likelihood = own.likelihood
     model.requires_grad_(False)
@@ -1081,7 +1066,7 @@ class FTS(Budgeted):
         agent_weights: :math:`P_N`, the same for all agents; default uniform.
 
     Example:
-        >>> result = run(FTS(budget=20), Landmine(), seed=0)
+        >>> result = run(FTS(budget=20), SklearnTuning(4), seed=0)
     """
 
     budget: int
@@ -1248,5 +1233,4 @@ def default_feature_map(space: SearchSpace, *, num_features: int = NUM_FEATURES)
     """
     stream = generator(0, "features")
     phi = RandomFourierFeatures.draw(default_kernel(space.dim), num_features, generator=stream)
-    offsets = space.log_offsets
-    return WarpedFeatures(phi, offsets) if bool((offsets > 0).any()) else phi
+    return WarpedFeatures.around(phi, space.log_offsets)

@@ -38,7 +38,6 @@ from botorch_fed.models import (
     needs_fit,
     own_gp,
 )
-from botorch_fed.models.features import log_warp
 from botorch_fed.models.support import sobol_support
 from botorch_fed.protocols.base import AgentId
 from botorch_fed.rng import Generator, generator
@@ -91,10 +90,9 @@ class OwnStrategy:
         if self.refit_every < 1:
             raise InputDataError(f"refit_every counts from 1, got {self.refit_every}.")
 
-    def offsets(self, space: SearchSpace) -> Tensor | None:
-        """Of the warp that the own model sees inputs by; None if there is none."""
-        offsets = space.log_offsets
-        return offsets if self.warp and bool((offsets > 0).any()) else None
+    def log_warp(self, space: SearchSpace) -> LogWarp:
+        """The scale on which the own model sees inputs."""
+        return LogWarp(space.log_offsets if self.warp else torch.zeros(space.dim).double())
 
     def refit(
         self,
@@ -119,8 +117,7 @@ class OwnStrategy:
         n = len(X)
         if n == 0 or self.own == "random":
             return known
-        offsets = self.offsets(space)
-        X = X if offsets is None else log_warp(X, offsets)
+        X = self.log_warp(space).transform(X)
         if not self.paper_gp:
             if not needs_fit(n, known):
                 return known
@@ -138,9 +135,8 @@ class OwnStrategy:
         self, space: SearchSpace, X: Tensor, Y: Tensor, known: OwnHyperparameters
     ) -> SingleTaskGP:
         """The own Gaussian process."""
-        offsets = self.offsets(space)
-        transform = None if offsets is None else LogWarp(offsets)
-        return own_gp(X, Y, known, input_transform=transform)
+        warp = self.log_warp(space)
+        return own_gp(X, Y, known, input_transform=None if warp.identity else warp)
 
     def acquisition(
         self, model: SingleTaskGP, X: Tensor, chosen: Tensor, stream: Generator
@@ -174,7 +170,7 @@ class OwnStrategy:
             space.dim,
             generator=stream,
             candidates=candidates,
-            offsets=self.offsets(space),
+            log_warp=self.log_warp(space),
             tried=tried,
             min_distance=self.min_distance,
             num_raw=self.num_raw,

@@ -47,6 +47,7 @@ from botorch_fed.errors import NumericalError
 from botorch_fed.models import (
     AdditiveFeatures,
     FeatureMap,
+    LogWarp,
     PolynomialFeatures,
     RandomFourierFeatures,
     StationaryKernel,
@@ -62,7 +63,6 @@ from botorch_fed.models.earned_prior import (
     project,
     reference_features,
 )
-from botorch_fed.models.features import log_unwarp
 from botorch_fed.models.support import sobol_support
 from botorch_fed.protocols.own_step import random_point, untried
 from botorch_fed.rng import Generator, generator
@@ -127,10 +127,9 @@ class TransferSearch:
             name = f"{named.__module__}.{named.__qualname__}"
         return repr((name, self.warp, self.trusts, self.trust_prior, self.listen))
 
-    def offsets(self, space: SearchSpace) -> Tensor | None:
-        """Of the warp that the own model sees inputs by; None if there is none."""
-        offsets = space.log_offsets
-        return offsets if self.warp and bool((offsets > 0).any()) else None
+    def log_warp(self, space: SearchSpace) -> LogWarp:
+        """The scale on which the own model sees inputs."""
+        return LogWarp(space.log_offsets if self.warp else torch.zeros(space.dim).double())
 
     # -------------------------------------------------------------- what it says
 
@@ -197,7 +196,7 @@ class TransferSearch:
                 prior,
                 trusts=self.trusts,
                 trust_prior=pooled,
-                offsets=self.offsets(space),
+                log_warp=self.log_warp(space),
             )
         except NumericalError as error:  # a site must not be stuck, nor others wait for it
             logger.warning("no model of %d observations: %s", len(X), error)
@@ -257,7 +256,7 @@ class TransferSearch:
             space.dim,
             generator=stream,
             candidates=domain.candidates,
-            offsets=self.offsets(space),
+            log_warp=self.log_warp(space),
             tried=domain.tried,
             min_distance=1e-4,
             num_raw=512,
@@ -299,8 +298,7 @@ def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) ->
         groups = [every] if space.dim <= MOST_PAIRED else [range(j, j + 1) for j in every]
         trends = [PolynomialFeatures(0.5, 0.5, input_dim=len(group)) for group in groups]
         phi = AdditiveFeatures([*trends, phi], [*groups, every])
-    offsets = space.log_offsets
-    return WarpedFeatures(phi, offsets) if bool((offsets > 0).any()) else phi
+    return WarpedFeatures.around(phi, space.log_offsets)
 
 
 class Advice(NamedTuple):
@@ -539,8 +537,7 @@ def dealt_design(
     if num_points < 1:
         return torch.zeros(0, space.dim).double()
     sequence = sobol_support(space.dim, num_sites * num_points, seed=seed)[index::num_sites]
-    if bool((space.log_offsets > 0).any()):  # parameters that act by their ratio: evenly there
-        sequence = log_unwarp(sequence, space.log_offsets)
+    sequence = LogWarp(space.log_offsets).untransform(sequence)  # evenly on a model's scale
     if candidates is None:
         return space.snap(sequence)
     left = candidates.double()

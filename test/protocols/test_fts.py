@@ -13,6 +13,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from benchmarks.papers.published.settings import paper_strategy
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError, ProtocolError
@@ -43,7 +44,6 @@ from botorch_fed.protocols.fts import (
     Upload,
     check_message,
     make_message,
-    paper_strategy,
     prior_model,
 )
 from botorch_fed.protocols.own_step import spread_design
