@@ -65,7 +65,7 @@ class FeasibleAcquisition(AcquisitionFunction):
     ) -> None:
         super().__init__(model=acquisition.model)
         self.acquisition = acquisition
-        self.labels = feasibility.model()
+        self.feasibility = feasibility
         self.kind: Literal["log", "positive", "any"] = "any"
         if acquisition._log:
             self.kind = "log"
@@ -78,7 +78,7 @@ class FeasibleAcquisition(AcquisitionFunction):
 
     def forward(self, X: Tensor) -> Tensor:
         """Values at `batch_shape x 1 x d` points, `batch_shape`."""
-        value, log_probability = self._value(X), self._log_probability(X)
+        value, log_probability = self._value(X), self.feasibility(X.squeeze(-2))
         if self.kind == "log":
             return value + log_probability
         above = value - self.least
@@ -97,8 +97,3 @@ class FeasibleAcquisition(AcquisitionFunction):
                 "weighted by the probability of success."
             )
         return value
-
-    def _log_probability(self, X: Tensor) -> Tensor:
-        posterior = self.labels.posterior(X)
-        u = posterior.mean / posterior.variance.clamp_min(1e-10).sqrt()
-        return torch.special.log_ndtr(u).squeeze(-1).squeeze(-1)
