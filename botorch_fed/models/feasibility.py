@@ -1,18 +1,18 @@
 r"""The probability that an evaluation succeeds, learned from evaluations that did and that failed.
 
-A Gaussian process :math:`h` under a probit likelihood, :math:`P(\text{success at } x \mid h) =
-\Phi(h(x))`, by Laplace's approximation [Rasmussen2006]_. Regression of labels is no substitute: a
-step has no length scale, and failures near the border of what succeeds would shorten it without
-end. The approximation is a regression of pseudo-outcomes, and so a `LocalGP`:
+A Gaussian process :math:`h` of mean zero under a probit likelihood,
 
-.. math:: \tilde h_i = \hat h_i + W_i^{-1} \nabla_i, \qquad \tilde h_i \sim N(h(x_i), W_i^{-1}),
+.. math:: P(\text{success at } x \mid h) = \Phi(h(x)), \qquad h \sim GP(0, v\, k_\ell),
 
-with gradient :math:`\nabla` and curvature :math:`W` of the log likelihood at the mode
-:math:`\hat h`. Length scales are fitted as those of the own model are, by the approximate evidence
-and BoTorch's prior; the mean of :math:`h` is zero.
+by expectation propagation [Rasmussen2006]_: each label becomes a normal factor, and so the
+posterior is that of a `LocalGP` of pseudo-outcomes, each with its own noise. Length scales are
+fitted by the approximate evidence with BoTorch's prior, as those of the own model are.
+
+Regression of labels is no substitute: a step has no length scale, and failures near the border of
+what succeeds would shorten it without end.
 
 .. [Rasmussen2006] C. E. Rasmussen, C. K. I. Williams. Gaussian processes for machine learning.
-   MIT Press, 2006. Algorithms 3.1 and 5.1.
+   MIT Press, 2006. Section 3.6.
 """
 
 from __future__ import annotations
@@ -41,8 +41,10 @@ from botorch_fed.models.numerics import as_double, check_finite
 MIN_FAILED = 2  # failures from which on feasibility is modelled: one may be an accident
 VARIANCE = 25.0  # of the latent process: labels change within a fifth of its deviation
 MAX_ITERATIONS = 30  # of the fit of length scales
-MAX_NEWTON = 50
-TOLERANCE = 1e-8  # of the log likelihood at the mode
+MAX_SWEEPS = 100
+DAMPING = 0.8  # of factors that are all updated at once
+TOLERANCE = 1e-6  # of their precisions and shifts
+MIN_PRECISION = 1e-10
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
 
@@ -134,24 +136,22 @@ def fit_feasibility(
 
 
 @dataclass(frozen=True)
-class _Mode:
-    """The mode of the latent process, and what follows from it.
+class _Factors:
+    """What labels say, as one normal factor for each, and what follows from it.
 
     Attributes:
-        latent: :math:`\\hat h`.
-        weights: :math:`K^{-1} \\hat h`, the gradient of the log likelihood.
-        curvature: :math:`W`.
-        third: Third derivatives of the log likelihood.
-        factor: Lower Cholesky factor of :math:`I + W^{1/2} K W^{1/2}`.
-        likelihood: The log likelihood at the mode.
+        precision: Of the factors, `n`.
+        shift: Their means times their precisions.
+        weights: By which covariances with the data are multiplied for the mean.
+        inverse: Inverse of the covariance of pseudo-outcomes, `n x n`.
+        evidence: Log density of the labels.
     """
 
-    latent: Array
+    precision: Array
+    shift: Array
     weights: Array
-    curvature: Array
-    third: Array
-    factor: Array
-    likelihood: float
+    inverse: Array
+    evidence: float
 
 
 class _Evidence:
@@ -165,82 +165,81 @@ class _Evidence:
         self.location, self.scale = prior.location, prior.scale
         self.bounds = [(math.log(MIN_LENGTHSCALE), math.log(MAX_LENGTHSCALE))] * self.d
         self.mode = self.location - self.scale**2
-        self.weights = np.zeros(self.n)  # where the next search for a mode begins
+        # Where the next propagation begins: a fit's next length scales are near its last ones.
+        self.precision, self.shift = np.full(self.n, 0.1), 0.1 * labels
 
     def covariance(self, theta: Array) -> Array:
         exponent = self.squares @ np.exp(-2 * theta)
         K: Array = VARIANCE * np.exp(-0.5 * exponent).reshape(self.n, self.n)
         return K
 
-    def _likelihood(self, latent: Array) -> tuple[float, Array, Array, Array]:
-        """The log likelihood, its gradient, curvature and third derivatives."""
-        agreed = self.labels * latent
-        logs = log_ndtr(agreed)
-        r = np.exp(-0.5 * agreed * agreed - _LOG_SQRT_2PI - logs)
-        curvature = r * (r + agreed)
-        third = self.labels * (curvature * (2 * r + agreed) - r)
-        return float(logs.sum()), self.labels * r, curvature, third
-
-    def found(self, K: Array) -> _Mode:
-        """The mode by Newton's method, with shorter steps where a whole one does not improve."""
-        a = self.weights
-        latent = K @ a
-        likelihood, gradient, W, third = self._likelihood(latent)
-        value = likelihood - 0.5 * float(a @ latent)
-        for _ in range(MAX_NEWTON):
-            root = np.sqrt(W)
-            factor = _factor(root, K)
-            b = W * latent + gradient
-            target = b - root * _solve(factor, root * (K @ b))
-            step, length, before = target - a, 1.0, value
-            for _ in range(10):
-                proposed = a + length * step
-                there = K @ proposed
-                terms = self._likelihood(there)
-                value = terms[0] - 0.5 * float(proposed @ there)
-                if value >= before - TOLERANCE:
-                    break
-                length /= 2
-            a, latent = proposed, there
-            likelihood, gradient, W, third = terms
-            if abs(value - before) <= TOLERANCE:
+    def factors(self, K: Array) -> _Factors:
+        """The factors at which all labels agree, all of them updated at once."""
+        y, precision, shift = self.labels, self.precision, self.shift
+        for _ in range(MAX_SWEEPS):
+            factor, variance, mean = _posterior(K, precision, shift)
+            # What all other labels say of one: the cavity.
+            others = np.maximum(1 / variance - precision, MIN_PRECISION)
+            away = mean / variance - shift
+            v, m = 1 / others, away / others
+            deviation = np.sqrt(1 + v)
+            z = y * m / deviation
+            log_density = log_ndtr(z)
+            r = np.exp(-0.5 * z * z - _LOG_SQRT_2PI - log_density)
+            # Mean and variance with the label itself, and the factor that gives the same.
+            matched = m + y * v * r / deviation
+            spread = v - v * v * r * (z + r) / (1 + v)
+            changed = np.maximum(1 / spread - others, MIN_PRECISION) - precision
+            moved = matched / spread - away - shift
+            if max(np.abs(changed).max(), np.abs(moved).max()) <= TOLERANCE:
                 break
-        self.weights = a
-        return _Mode(latent, gradient, W, third, _factor(np.sqrt(W), K), likelihood)
+            precision, shift = precision + DAMPING * changed, shift + DAMPING * moved
+        self.precision, self.shift = precision, shift
+        root = np.sqrt(precision)
+        weights = shift - root * _solve(factor, root * (K @ shift))
+        evidence = (
+            float(log_density.sum())
+            - float(np.log(np.diag(factor)).sum())
+            + 0.5 * float(shift @ mean)
+            - 0.5 * float(variance @ shift**2)
+            + 0.5 * float(away @ ((precision / others * away - 2 * shift) * variance))
+            + 0.5 * float(np.log1p(precision / others).sum())
+        )
+        inverse = root[:, None] * _inverse(factor) * root[None]
+        return _Factors(precision, shift, weights, inverse, evidence)
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         K = self.covariance(theta)
-        mode = self.found(K)
-        root, a = np.sqrt(mode.curvature), mode.weights
-        log_root = float(np.log(np.diag(mode.factor)).sum())
-        value = 0.5 * float(a @ mode.latent) - mode.likelihood + log_root
-        R = root[:, None] * _inverse(mode.factor) * root[None]
-        C, _ = dtrtrs(mode.factor, root[:, None] * K, lower=1)
-        by_mode = 0.5 * (VARIANCE - (C * C).sum(axis=0)) * mode.third
-        # With dK = K * squares / l^2 and s3 = (I - K R) dK a, all as one weighted sum of dK.
-        moved = by_mode - R @ (K @ by_mode)
-        slope = 0.5 * (np.outer(a, a) - R) + np.outer(moved, a)
-        gradient = -((slope * K).ravel() @ self.squares) * np.exp(-2 * theta)
+        found = self.factors(K)
+        slope = 0.5 * (found.inverse - np.outer(found.weights, found.weights))
+        gradient = ((slope * K).ravel() @ self.squares) * np.exp(-2 * theta)
+        # Log-normal densities of the values, not of their logarithms.
         distance = (theta - self.location) / self.scale
-        value += 0.5 * float(distance @ distance) + float(theta.sum())
+        value = 0.5 * float(distance @ distance) + float(theta.sum()) - found.evidence
         return value, gradient + distance / self.scale + 1.0
 
     def model(self, theta: Array) -> LocalGP:
         """The latent process of these length scales."""
-        mode = self.found(self.covariance(theta))
-        root = np.sqrt(mode.curvature)
-        r = self.labels * mode.weights
-        pseudo = mode.latent + self.labels / (r + self.labels * mode.latent)
+        found = self.factors(self.covariance(theta))
         return LocalGP(
             X=self.X,
-            residual=pseudo / math.sqrt(VARIANCE),
+            residual=found.shift / found.precision / math.sqrt(VARIANCE),
             variance=VARIANCE,
             trust=0.0,
             lengthscale=np.exp(theta),
             noise=math.nan,
             constant=0.0,
-            precision=VARIANCE * root[:, None] * _inverse(mode.factor) * root[None],
+            precision=VARIANCE * found.inverse,
         )
+
+
+def _posterior(K: Array, precision: Array, shift: Array) -> tuple[Array, Array, Array]:
+    """A factor of I + S K S with S the root of the precision, variances and means."""
+    root = np.sqrt(precision)
+    factor = _factor(root, K)
+    half, _ = dtrtrs(factor, root[:, None] * K, lower=1)
+    variance = np.maximum(np.diag(K) - (half * half).sum(axis=0), 1e-12)
+    return factor, variance, K @ shift - half.T @ (half @ shift)
 
 
 def _factor(root: Array, K: Array) -> Array:
