@@ -41,9 +41,10 @@ from botorch_fed.models.numerics import as_double, check_finite
 MIN_FAILED = 2  # failures from which on feasibility is modelled: one may be an accident
 VARIANCE = 25.0  # of the latent process: labels change within a fifth of its deviation
 MAX_ITERATIONS = 30  # of the fit of length scales
-MAX_SWEEPS = 100
-DAMPING = 0.8  # of factors that are all updated at once
-TOLERANCE = 1e-6  # of their precisions and shifts
+MAX_SWEEPS = 50
+DAMPING, MIN_DAMPING = 0.8, 0.05  # of factors that are all updated at once
+SLOW = 0.9  # the least by which a change must shrink
+TOLERANCE = 1e-5  # of their precisions and shifts
 MIN_PRECISION = 1e-10
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
 
@@ -176,6 +177,7 @@ class _Evidence:
     def factors(self, K: Array) -> _Factors:
         """The factors at which all labels agree, all of them updated at once."""
         y, precision, shift = self.labels, self.precision, self.shift
+        damping, before = DAMPING, math.inf
         for _ in range(MAX_SWEEPS):
             factor, variance, mean = _posterior(K, precision, shift)
             # What all other labels say of one: the cavity.
@@ -191,9 +193,13 @@ class _Evidence:
             spread = v - v * v * r * (z + r) / (1 + v)
             changed = np.maximum(1 / spread - others, MIN_PRECISION) - precision
             moved = matched / spread - away - shift
-            if max(np.abs(changed).max(), np.abs(moved).max()) <= TOLERANCE:
+            change = max(float(np.abs(changed).max()), float(np.abs(moved).max()))
+            if change <= TOLERANCE:
                 break
-            precision, shift = precision + DAMPING * changed, shift + DAMPING * moved
+            if change > SLOW * before:  # many labels near each other say the same at once
+                damping = max(damping / 2, MIN_DAMPING)
+            before = change
+            precision, shift = precision + damping * changed, shift + damping * moved
         self.precision, self.shift = precision, shift
         root = np.sqrt(precision)
         weights = shift - root * _solve(factor, root * (K @ shift))
