@@ -212,25 +212,28 @@ class RunResult:
     def to_dataframe(self) -> pandas.DataFrame:
         """One row per trial of each site, numbered from 1; what it had before the run comes first.
 
-        Columns: site, trial, status (``"given"`` or ``"completed"``), every parameter by its name
-        and in the user's units, value, true, regret, query and round (0 of what was given). A
-        parameter that is called like another column is ``parameter_<name>``.
+        Columns: site, trial, status (``"given"``, ``"completed"``, ``"failed"`` or ``"attached"``),
+        every parameter by its name and in the user's units, value, true, regret, the reason of a
+        failure, query and round (0 of what was given). A parameter that is called like another
+        column is ``parameter_<name>``.
         """
         import pandas
 
         rows = []
         for site in self.names:
             given = self._given(site)
-            trials = [*given, *self._rows(site)]
-            points = self.space.from_unit(self._history(trials)[0]) if trials else []
+            trials = [*given, *(row for row in self.records if row["agent"] == site)]
+            X = torch.tensor([row["x"] for row in trials], dtype=torch.float64)
+            points = self.space.from_unit(X) if trials else []
             for i, (trial, point) in enumerate(zip(trials, points, strict=True)):
                 found = {
                     "site": site,
                     "trial": i + 1,
-                    "status": "given" if i < len(given) else "completed",
+                    "status": "given" if i < len(given) else trial.get("status", "completed"),
                     "value": trial["y"],
                     "true": trial["true"],
                     "regret": trial["regret"],
+                    "reason": trial.get("reason", ""),
                     "query": trial.get("query", 0),
                     "round": trial.get("round", 0),
                 }

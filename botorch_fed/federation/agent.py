@@ -393,7 +393,6 @@ class FederatedAgent:
         return self._view_of(state, terms, state.X[:0] if pending is None else pending, release)
 
     def _view_of(self, state: AgentState, terms: Terms, pending: Tensor, release: Any) -> View:
-        avoid = torch.cat([state.failed, pending])
         design = 0 if self.initial_design is None else len(self.initial_design)
         return View(
             terms=terms,
@@ -401,13 +400,14 @@ class FederatedAgent:
             seed=self.seed,
             X=state.X,
             Y=state.Y,
-            avoid=avoid,
+            chosen=pending,
+            failed=state.failed,
             n=state.used + len(pending),
             first=max(state.first, design),
             t=-1 if state.order is None else state.order.t,
             release=release,
             memory=state.search,
-            candidates=self._left(avoid),
+            candidates=self._left(torch.cat([state.failed, pending])),
             began_with=0 if self.data is None else len(self.data[0]),
         )
 

@@ -594,6 +594,7 @@ class DPFTSDEAgent:
                 advice,
                 chosen=chosen,
                 candidates=self.candidates,
+                failed=state.failed,
                 stream=stream,
             )
         if state.released is not None and t <= strategy.follow:

@@ -710,6 +710,7 @@ class FedGPAgent:
             advice,
             chosen=state.X[:0],
             candidates=self.candidates,
+            failed=state.failed,
             stream=stream,
         )
 

@@ -545,6 +545,7 @@ class FTSAgent:
                 self._advice(state, others),
                 chosen=chosen,
                 candidates=candidates,
+                failed=state.failed,
                 stream=stream,
             )
         if origin == "random":

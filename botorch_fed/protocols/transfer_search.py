@@ -39,9 +39,11 @@ from torch import Tensor
 from botorch_fed.acquisition.earned import (
     Domain,
     EarnedImprovement,
+    maximize_feasibility,
     maximize_improvement,
     maximize_prior,
 )
+from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import NumericalError
 from botorch_fed.models import (
@@ -63,8 +65,9 @@ from botorch_fed.models.earned_prior import (
     project,
     reference_features,
 )
+from botorch_fed.models.feasibility import Feasibility
 from botorch_fed.models.support import sobol_support
-from botorch_fed.protocols.own_step import random_point, untried
+from botorch_fed.protocols.own_step import feasibility_of, random_point, untried
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace, Value
 
@@ -214,6 +217,7 @@ class TransferSearch:
         chosen: Tensor,
         candidates: Tensor | None,
         stream: Generator,
+        failed: Tensor | None = None,
     ) -> Tensor:
         """The next point, `1 x d`.
 
@@ -225,50 +229,78 @@ class TransferSearch:
             chosen: Points that the same query has already, `k x d`.
             candidates: The only points that can be evaluated, `K x d`.
             stream: The site's own random numbers.
+            failed: Points whose evaluation failed, `m x d`: none is asked again while another is
+                left, and from two on the probability of success is modelled.
         """
         prior, others = advice if advice is not None and self.listen else (None, None)
         tried = torch.cat([X, chosen])
-        domain = self._domain(space, tried, candidates)
+        failed = X[:0] if failed is None else failed.double()
+        domain = self._domain(space, tried, candidates, failed)
+        feasibility = self._feasibility(space, X, failed)
         if prior is not None and not len(X):
-            return maximize_prior(prior, domain, stream, apart=APART)
+            return maximize_prior(prior, domain, stream, apart=APART, feasibility=feasibility)
+        if feasibility is not None and not len(X):
+            return maximize_feasibility(feasibility, domain, stream)
         posterior = self._fitted(space, X, Y, prior, others) if len(X) else None
         if posterior is None:
-            point = random_point(space, domain.candidates, stream)
+            point = random_point(space, domain.candidates, stream, failed)
             return point if candidates is not None else space.snap(point)
         if len(chosen):
             posterior = posterior.conditioned(chosen)
         if self.acquisition is not None:
-            return self._passed_in(space, posterior, domain, stream)
+            return self._passed_in(space, posterior, domain, feasibility, X, stream)
         chance = float(stream.uniform(1))  # in any case: no trust is then the site alone, exactly
         if prior is not None and others is None and not len(chosen):
             posterior = posterior.only(posterior.drawn(chance))
-        improvement = EarnedImprovement.of(posterior, tried)
+        improvement = EarnedImprovement.of(posterior, tried, feasibility)
         return maximize_improvement(improvement, domain, stream)
 
+    def _feasibility(self, space: SearchSpace, X: Tensor, failed: Tensor) -> Feasibility | None:
+        """What succeeds; None while failures do not repeat."""
+        return feasibility_of(X, failed, self.log_warp(space)) if len(failed) else None
+
     def _passed_in(
-        self, space: SearchSpace, posterior: EarnedPosterior, domain: Domain, stream: Generator
+        self,
+        space: SearchSpace,
+        posterior: EarnedPosterior,
+        domain: Domain,
+        feasibility: Feasibility | None,
+        X: Tensor,
+        stream: Generator,
     ) -> Tensor:
         """The best point by an acquisition function of BoTorch."""
         assert self.acquisition is not None
         model = posterior.model(posterior.drawn(float(stream.uniform(1))))
+        acquisition = self.acquisition(model, domain.tried)
+        if feasibility is not None:
+            acquisition = FeasibleAcquisition(acquisition, feasibility, X)
         point, _ = maximize(
-            self.acquisition(model, domain.tried),
+            acquisition,
             space.dim,
             generator=stream,
             candidates=domain.candidates,
             log_warp=self.log_warp(space),
             tried=domain.tried,
             min_distance=1e-4,
+            failed=domain.failed,
+            snap=domain.snap,
             num_raw=512,
             num_restarts=10,
         )
         return point if domain.snap is None else domain.snap(point)
 
-    def _domain(self, space: SearchSpace, tried: Tensor, candidates: Tensor | None) -> Domain:
+    def _domain(
+        self,
+        space: SearchSpace,
+        tried: Tensor,
+        candidates: Tensor | None,
+        failed: Tensor,
+    ) -> Domain:
         lower, upper = space.bounds.double()
-        if candidates is not None:
-            return Domain(lower, upper, tried, untried(candidates, tried))
-        return Domain(lower, upper, tried, None, space.snap)
+        if candidates is None:
+            return Domain(lower, upper, tried, None, space.snap, failed)
+        candidates = untried(candidates, failed)
+        return Domain(lower, upper, tried, untried(candidates, tried), failed=failed)
 
 
 # ------------------------------------------------------------------ what arrives

@@ -201,16 +201,18 @@ class ThompsonSearch(RowSearch):
         return self.strategy.maximizer(
             self._acquisition(view, others, origin, stream),
             view.terms.space,
-            torch.cat([view.X, view.avoid]),
+            torch.cat([view.X, view.chosen]),
             candidates=view.candidates,
             stream=stream,
+            succeeded=view.X,
+            failed=view.failed,
         )
 
     def _acquisition(
         self, view: View, others: Others | None, origin: Origin, stream: Generator
     ) -> AcquisitionFunction:
         if origin == "own":
-            return self.strategy.acquisition(self.model(view), view.X, view.avoid, stream)
+            return self.strategy.acquisition(self.model(view), view.X, view.chosen, stream)
         assert others is not None
         if isinstance(origin, int):
             return ThompsonSampling(weight_path(others.feature_map, others.message(origin)))
@@ -218,7 +220,7 @@ class ThompsonSearch(RowSearch):
             return self._ensemble(view, others, stream)
         warp = self.strategy.log_warp(view.terms.space)
         model = prior_model(others.feature_map, others.weights, view.X, view.Y, log_warp=warp)
-        return expected_improvement(model, view.X, view.avoid)
+        return expected_improvement(model, view.X, view.chosen)
 
     def _ensemble(self, view: View, others: Others, stream: Generator) -> AcquisitionFunction:
         raise InputDataError("RGPE and TAF are searches of their own: use EnsembleSearch.")
