@@ -33,6 +33,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
@@ -1352,6 +1353,7 @@ def _add_site(commands: Any) -> None:
         help="that a request waits for the objective before the site is busy; default 20",
     )
     start.add_argument("--keys", type=Path, metavar="DIR", help=KEYS_HELP)
+    _add_trials(verbs)
     keys = _command(verbs, "keys", _site_keys, "the one key of ckks, by whom all sites trust")
     keys.add_argument("study", type=Path, metavar="STUDY.toml")
     keys.add_argument("folder", type=Path, metavar="DIR")
@@ -1360,6 +1362,73 @@ def _add_site(commands: Any) -> None:
     shown.add_argument("study", type=Path, metavar="STUDY.toml")
     shown.add_argument("--name", required=True, help="which of the study's agents this is")
     shown.add_argument("--out", type=Path, metavar="DIR", help=f"save it for {PROGRAM} report")
+
+
+def _add_trials(verbs: Any) -> None:
+    """The trial service, for sites with objective = "ask", and for results of other origin."""
+
+    def verb(name: str, help_: str) -> argparse.ArgumentParser:
+        parser = _command(verbs, name, partial(_site_verb, name), help_)
+        parser.add_argument("folder", type=Path, metavar="SITE")
+        return parser
+
+    ask = verb("ask", "new trials to evaluate")
+    ask.add_argument("-n", type=int, default=1, metavar="N", help="how many; default 1")
+    tell = verb("tell", "the value of an open trial")
+    tell.add_argument("id", type=int, metavar="TRIAL")
+    tell.add_argument("value", type=float, metavar="VALUE")
+    fail = verb("fail", "an open trial has no value")
+    fail.add_argument("id", type=int, metavar="TRIAL")
+    fail.add_argument("--reason", default="", help="kept at the site")
+    attach = verb("attach", "a result that exists already")
+    attach.add_argument("parameters", nargs="+", metavar="NAME=VALUE", type=_named_value)
+    attach.add_argument("--value", required=True, type=float, help="the outcome as measured")
+    attach.add_argument("--label", default="", help="its name: no result is added twice")
+    for parser in (tell, attach):
+        parser.add_argument("--sem", type=float, help="the standard error of the value")
+    verb("status", "all trials, and the best")
+
+
+def _named_value(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not (name and separator):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _site_verb(verb: str, arguments: argparse.Namespace) -> _Done:
+    from rich.table import Table
+
+    from botorch_fed.deploy import SiteFolder
+
+    keys = ("n", "id", "value", "sem", "reason", "label", "parameters")
+    given = {key: getattr(arguments, key) for key in keys if hasattr(arguments, key)}
+    if "parameters" in given:
+        given["parameters"] = dict(given["parameters"])
+    found = SiteFolder(arguments.folder.resolve()).perform(verb, given)
+    trials = found["trials"]
+    if trials:
+        names = list(trials[0]["parameters"])
+        table = Table("trial", *names, "status", "value", "note")
+        for trial in trials:
+            values = [_short(trial["parameters"][name]) for name in names]
+            value = "" if trial["value"] is None else f"{trial['value']:.6g}"
+            note = trial["reason"] or trial["label"]
+            table.add_row(str(trial["id"]), *values, trial["status"], value, note)
+        _show(arguments, table)
+    if "note" in found:
+        _say(arguments, f"No new trial: {found['note']}.")
+    if found.get("best"):
+        best = found["best"]
+        _say(arguments, f"Best: trial {best['id']} with {best['value']:.6g}.")
+    return _Done({"command": f"site {verb}", **found})
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _site_init(arguments: argparse.Namespace) -> _Done:

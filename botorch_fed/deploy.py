@@ -38,7 +38,8 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from botorch_fed.engines.flower import FlowerExchange
-from botorch_fed.engines.site_process import Background, SiteProcess
+from botorch_fed.engines.site_process import Background, SiteProcess, ask_site, is_listening
+from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import BudgetExceeded, FederatedError
 from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.trial import SITE_EVENTS
@@ -473,6 +474,7 @@ class SiteFolder:
         ended = None
         with (
             _alone(self.folder / "lock", f"the site in {self.folder}"),
+            self._remembered(study, name),
             SiteProcess(
                 self.site(study, name, patience=patience, keys=keys), self.folder / "socket"
             ) as process,
@@ -496,6 +498,44 @@ class SiteFolder:
                 f"Flower's node has ended with code {ended}; its words stand above. 305 means that "
                 "the hub does not know this node's key: have node.pub admitted."
             )
+
+    @contextlib.contextmanager
+    def _remembered(self, study: StudyFile, name: AgentId) -> Iterator[None]:
+        """Note which study the site takes part in, for those who ask it for trials."""
+        noted = {"study": str(study.path.resolve()), "name": name}
+        _write_private(self.folder / "site.json", json.dumps(noted))
+        yield
+
+    def perform(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """A verb of the trial service, see `engines.verbs`.
+
+        The site's process does it, if it runs; otherwise it is done on the site's log.
+
+        Args:
+            verb: ``"ask"``, ``"tell"``, ``"fail"``, ``"attach"`` or ``"status"``.
+            arguments: Of the verb, by name.
+
+        Raises:
+            DeployError: The verb's own error, or the site has not been started yet.
+        """
+        noted = self.folder / "site.json"
+        if not noted.exists():
+            raise DeployError(
+                f"{self.folder} takes part in no study yet: begin with botorch-fed site start."
+            )
+        socket_ = self.folder / "socket"
+        if is_listening(socket_):
+            found = ask_site(socket_, verb, arguments)
+        else:
+            settings = json.loads(noted.read_text())
+            with (
+                _alone(self.folder / "lock", f"the site in {self.folder}"),
+                self.site(read_study(settings["study"]), settings["name"]) as site,
+            ):
+                found = perform(site, verb, arguments)
+        if "error" in found:
+            raise DeployError(found["error"])
+        return found
 
     def result(self, study: StudyFile, name: AgentId) -> RunResult:
         """What this site has observed in a study."""

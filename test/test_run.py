@@ -24,7 +24,7 @@ from benchmarks.problems import CEC2005
 from botorch_fed import run as module
 from botorch_fed.acquisition import Constant
 from botorch_fed.engines import parallel
-from botorch_fed.errors import ProtocolError
+from botorch_fed.errors import ObjectiveError, ProtocolError
 from botorch_fed.privacy import InsecureSeededNoise, compose
 from botorch_fed.protocols.base import Pending
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
@@ -292,18 +292,23 @@ class Slow:
         return fast(X) if time.monotonic() > start + 0.03 else Pending()
 
 
-def test_a_failing_objective_stops_the_run_or_only_its_agent() -> None:
+def test_a_failing_objective_stops_the_run_or_its_evaluations_fail() -> None:
     def broken(X: Tensor) -> Tensor:
         raise OSError("no power")
 
-    objectives = {"a": fast, "b": broken}
+    objectives, study = {"a": fast, "b": broken}, FTS(budget=2, strategy=CHEAP, every=1)
     with pytest.raises(OSError, match="no power"):
-        run(FTS(budget=2, strategy=CHEAP, every=1), objectives, seed=0, space=SPACE)
-    result = run(
-        FTS(budget=2, strategy=CHEAP, every=1), objectives, seed=0, space=SPACE, raise_errors=False
-    )
+        run(study, objectives, seed=0, space=SPACE, raise_errors=True)
+    result = run(study, objectives, seed=0, space=SPACE)
     assert len(result.history("a")[0]) == 2
-    assert {row["failure"] for row in result.rounds if row["agent"] == "b"} == {None, "failed"}
+    assert len(result.history("b")[0]) == 0
+    table = result.to_dataframe()
+    assert table[table.site == "b"].status.tolist() == ["failed", "failed"]
+    assert set(table[table.site == "b"].reason) == {"OSError: no power"}
+    with pytest.raises(
+        ObjectiveError, match=r"site 'b' has failed at its first 3 points.*no power"
+    ):
+        run(replace(study, budget=3), objectives, seed=0, space=SPACE)
 
 
 def test_what_was_there_before_counts() -> None:

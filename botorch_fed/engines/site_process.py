@@ -19,13 +19,15 @@ Words of an error never leave the process: they are in its log.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import socket
 import stat
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 COUNT = struct.Struct("<I")  # how many byte strings follow
 LENGTH = struct.Struct("<Q")  # of one of them
 MOST_PATIENCE = 86400.0
+MOST_WAIT = 600.0  # seconds for an answer to a verb: a request may be at work
 STALLED = 30.0  # seconds without a byte after which a connection is given up
 
 
@@ -216,6 +219,17 @@ class _Evaluation:
 # ------------------------------------------------------------------ the socket
 
 
+def ask_site(path: Path, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a site's process answers to a verb of its trial service."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(MOST_WAIT)
+        connection.connect(str(path))
+        send(connection, [b"verb", json.dumps({"verb": verb, **arguments}).encode()])
+        (answer,) = receive(connection, 1, MAX_BYTES)
+    found: dict[str, Any] = json.loads(answer)
+    return found
+
+
 def send(connection: socket.socket, parts: Sequence[bytes]) -> None:
     """Send some byte strings."""
     framed = [LENGTH.pack(len(part)) + part for part in parts]
@@ -254,7 +268,7 @@ def _listening(path: Path) -> socket.socket:
             f"The folder {path.parent} is open to others (mode {stat.S_IMODE(folder.st_mode):o}): "
             f"whoever can connect can ask the site. Make it private: chmod 700 {path.parent}"
         )
-    if _in_use(path):
+    if is_listening(path):
         raise ProtocolError(f"A site answers at {path} already: stop that process first.")
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -273,7 +287,8 @@ def _listening(path: Path) -> socket.socket:
     return listening
 
 
-def _in_use(path: Path) -> bool:
+def is_listening(path: Path) -> bool:
+    """Whether a process answers at a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))
