@@ -751,7 +751,7 @@ def prior_model(
     X: Tensor,
     Y: Tensor,
     *,
-    log_warp: LogWarp,
+    log_warp: LogWarp | None = None,
 ) -> MessagePriorGP:
     """The model whose prior is the messages' mean and covariance, fitted to the own data.
 
@@ -760,12 +760,13 @@ def prior_model(
         weights: The messages, `N x M`.
         X: Own points, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
-        log_warp: The scale on which the residual kernel sees inputs.
+        log_warp: The scale on which the residual kernel sees inputs; default the unit cube's.
     """
     messages = feature_map(X) @ weights.mT  # n x N
     mean = messages.mean(dim=-1, keepdim=True)
     root = (messages - mean) / max(len(weights) - 1, 1) ** 0.5
-    Z = log_warp.transform(X)
+    warp = LogWarp(torch.zeros_like(X[0])) if log_warp is None else log_warp
+    Z = warp.transform(X)
     known = fit_own_gp(
         Z,
         Y,
@@ -781,7 +782,7 @@ def prior_model(
         feature_map=feature_map,
         weights=weights,
         mean=known.mean,
-        residual_kernel=residual if log_warp.identity else WarpedKernel(residual, log_warp),
+        residual_kernel=residual if warp.identity else WarpedKernel(residual, warp),
     )
     model.likelihood = own.likelihood
     model.requires_grad_(False)
