@@ -1231,6 +1231,13 @@ def _add_hub(commands: Any) -> None:
         help="of them, for agents that are not there and were before; default 60",
     )
     run.add_argument(
+        "--idle",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="that a round waits while no site has finished its evaluation; default without end",
+    )
+    run.add_argument(
         "--quorum",
         type=_count(0),
         default=1,
@@ -1311,6 +1318,7 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
         resume=arguments.resume,
         deadline=arguments.deadline,
         absence=arguments.absence,
+        idle=arguments.idle,
         quorum=arguments.quorum,
         retries=arguments.retries,
         keys=arguments.keys,

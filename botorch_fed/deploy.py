@@ -60,6 +60,7 @@ DAYS = 825  # that a hub's certificates are good for
 GRACE = 10.0  # seconds that a process has to end
 LOOK = 0.5  # seconds between two looks at a run
 MISSES = 5  # of these looks in a row that may fail
+PAUSE = 10.0  # seconds between two questions to sites that all evaluate
 PATIENCE = 120.0  # seconds that a command of Flower's may take
 
 
@@ -211,6 +212,7 @@ class Hub:
         resume: bool = False,
         deadline: float = 600.0,
         absence: float = 60.0,
+        idle: float = math.inf,
         quorum: int = 1,
         retries: int = 0,
         keys: str | Path | None = None,
@@ -224,6 +226,8 @@ class Hub:
             resume: Go on with the run in `out`.
             deadline: For how many seconds a round waits for its agents.
             absence: For how many of them it waits for agents that are not there.
+            idle: For how many seconds a round waits in which no evaluation is finished at any site.
+                After one, sites that still evaluate send what they have already.
             quorum: The least number of replies with which a round may go on.
             retries: How often a round below it is asked again before the run stops.
             keys: The hub's folder of those that `make_keys` made; needed once.
@@ -238,6 +242,8 @@ class Hub:
             raise DeployError(
                 f"Deadline and absence are numbers of seconds, got {deadline} and {absence}."
             )
+        if not idle >= 0:
+            raise DeployError(f"Expected idle >= 0 seconds, got {idle}.")
         path, folder = Path(study).resolve(), Path(out).resolve()
         self.nodes(read_study(path).agents)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -252,6 +258,7 @@ class Hub:
             "resume": resume,
             "deadline": float(deadline),
             "absence": float(absence),
+            "idle": -1.0 if math.isinf(idle) else float(idle),
             "quorum": quorum,
             "retries": retries,
         }
@@ -351,6 +358,8 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
                 seed=study.seed,
                 out=out,
                 resume=bool(config["resume"]),
+                idle=float(config["idle"]) if float(config["idle"]) >= 0 else math.inf,
+                pause=PAUSE,
                 quorum=int(config["quorum"]),
                 retries=int(config["retries"]),
             )

@@ -492,6 +492,8 @@ def host(
     resume: bool = False,
     quorum: int = 0,
     retries: int = 0,
+    idle: float = 0.0,
+    pause: float = 1.0,
     max_bytes: int = MAX_BYTES,
     on_round: Callable[[Round], None] | None = None,
 ) -> RunResult:
@@ -508,6 +510,8 @@ def host(
         resume: Go on with the run in `out`; if there is none yet, start it.
         quorum: The least number of replies with which a round may go on.
         retries: How often such a round is asked again before the run stops.
+        idle: For how many seconds a round waits in which no evaluation is finished at any site.
+        pause: Seconds between two questions meanwhile.
         max_bytes: The longest message.
         on_round: Called after every round.
 
@@ -540,6 +544,8 @@ def host(
         on_round=on_round,
         quorum=quorum,
         retries=retries,
+        idle=idle,
+        pause=pause,
         max_bytes=max_bytes,
     )
     if folder is not None:
