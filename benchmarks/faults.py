@@ -61,9 +61,10 @@ from rich.table import Table
 from benchmarks.papers.ledger import Line, Results, at_checkpoints, nothing_kept, versions
 from botorch_fed.acquisition import Constant
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, Study, run
+from botorch_fed.search.thompson import Strategy
+from botorch_fed.studies import FTS
 from botorch_fed.test_functions import SyntheticGPAgents
 from test.faults.cases import cases
 from test.faults.fuzz import Findings, fuzz, recorded
@@ -175,7 +176,7 @@ def study(protocol: str, points: torch.Tensor) -> Study:
     cheap: dict[str, Any] = {"own": "random", "schedule": Constant(0.5)}
     if protocol == "fts":
         strategy = Strategy(prior_until=0, **cheap)
-        return FTS(budget=ROUNDS, every=5, candidates=points, strategy=strategy)
+        return FTS(budget=ROUNDS, every=min(5, ROUNDS), candidates=points, strategy=strategy)
     return DPFTSDE(
         budget=ROUNDS + 3,
         epsilon=2.0,

@@ -34,6 +34,8 @@ ROOMS: dict[str, set[str]] = {
         "acquisition",
         "privacy",
         "wire",
+        "search",
+        "studies",
     },
     "federation": {"errors", "rng", "space", "models", "privacy", "wire", "protocols"},
     "search": {
@@ -61,7 +63,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "engines": {"errors", "federation", "protocols", "wire"},
     "test_functions": {"errors", "rng", "space"},
-    "report": {"errors", "privacy", "run", "space"},
+    "report": {"errors", "federation", "privacy", "run", "space"},
     "run": {"errors", "rng", "space", "wire", "federation", "protocols", "engines"}
     | {"test_functions"},
     "ax_adapter": {
@@ -86,6 +88,7 @@ ROOMS: dict[str, set[str]] = {
         "run",
         "test_functions",
         "federation",
+        "studies",
     },
     "deploy": {"errors", "engines", "federation", "protocols", "run", "study"},
     "flower_app": {"deploy"},

@@ -75,6 +75,7 @@ from botorch_fed.acquisition import (
 )
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.federation.agent import received_basis
 from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     FeatureMap,
@@ -109,7 +110,6 @@ from botorch_fed.privacy import (
 )
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
 from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
-from botorch_fed.protocols.fts import SAID, check_agreement, received_features, weight_message
 from botorch_fed.protocols.noisy_prior import (
     CLOSE,
     EARLY,
@@ -145,6 +145,7 @@ from botorch_fed.protocols.transfer_search import (
     first_points,
 )
 from botorch_fed.rng import Generator, generator
+from botorch_fed.search.messages import SAID, weight_message
 from botorch_fed.space import SearchSpace, Value
 from botorch_fed.wire.codec import content_hash, encode
 
@@ -766,7 +767,7 @@ def _projection(feature_map: FeatureMap, ridge: float) -> tuple[Tensor, Tensor]:
 def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
     """A setup and its feature map; public, and the same for all agents of a process."""
     setup: Setup = blobs.load(digest, Setup)
-    return setup, received_features(setup.features, setup.space)
+    return setup, received_basis(setup.features, setup.space)
 
 
 @lru_cache(maxsize=16)
@@ -1731,3 +1732,14 @@ def paper_settings(
         "strategy": paper_following(),
     }
     return DPFTSDE(**{**settings, **options})
+
+
+def check_agreement(mine: SearchSpace, theirs: SearchSpace, feature_map: FeatureMap) -> None:
+    """Raise `MessageError` unless a server's search space and basis are those of a site."""
+    if theirs.fingerprint != mine.fingerprint:
+        raise MessageError(
+            "The server's search space is not this site's: names, bounds, scales and outcome "
+            "must agree."
+        )
+    if feature_map.input_dim != mine.dim:
+        raise MessageError("The shared basis is over another number of inputs.")

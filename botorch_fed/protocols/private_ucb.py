@@ -76,6 +76,7 @@ from torch import Tensor
 from botorch_fed.acquisition import AdditiveGrid, private_ucb_width
 from botorch_fed.acquisition.optimize import ascend
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.federation.agent import received_basis
 from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     AdditiveFeatures,
@@ -116,16 +117,17 @@ from botorch_fed.protocols.base import AgentId, Outbox, Pending
 from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.dp_fts_de import (
     _BooksElsewhere,
+    check_agreement,
     default_private_features,
     reference_points,
 )
-from botorch_fed.protocols.fts import FTS, check_agreement, received_features
 from botorch_fed.protocols.own_step import check_points, random_point, tensor_hash
 from botorch_fed.protocols.site import STATE_BYTES
 from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore, Store
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
+from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 
 logger = logging.getLogger(__name__)
@@ -808,7 +810,7 @@ def _local_mechanism(setup: Setup, num_features: int) -> LocalGaussian:
 def _setup(blobs: Blobs, digest: str) -> tuple[Setup, FeatureMap]:
     """A setup and its feature map; public, and the same for all agents of a process."""
     setup: Setup = blobs.load(digest, Setup)
-    phi = received_features(setup.features, setup.space)
+    phi = received_basis(setup.features, setup.space)
     if not 0 < scale_of(phi) < math.inf:
         raise MessageError("The shared basis has no prior variance.")
     if not _fits(phi):

@@ -18,13 +18,14 @@ from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.protocols import dp_fts_de, fed_gp, private_ucb
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study
+from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.studies import FTS
 from test.cases import se, uniform
 
 NAMES = ("ann", "bob", "cem")

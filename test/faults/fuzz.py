@@ -633,7 +633,7 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
     held = {**one.blobs, **made.blobs}
     blobs = [read(held[digest]) for digest in frame[6] if digest in held]
     for kind, content in ((blob[1], blob[2]) for blob in blobs):
-        if kind == "Received":
+        if kind == "Rows":
             agents, rounds, weights = content
             if len(agents) != len(rounds) or len(set(agents)) < len(agents):
                 return "mis-sized broadcast"
@@ -709,15 +709,17 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
     if fields[0] is None:
         return None
     order = body_of(one.outgoing.requests[one.agent])[2]
-    if one.case == "fts-search":
+    if one.case in ("fts", "fts-search"):
+        if not order[2]:
+            return "a vector that nobody asked for"
+        if one.case == "fts-search":
+            return _judge_report(fields[0], one.server.feature_map)
+        return numbers_of(fields[0], [one.server.feature_map.num_features], -1e6, 1e6)
+    if one.case in ("dp-fts-de", "dp-fts-de-own-mean"):
         if not order[1]:
             return "a vector that nobody asked for"
-        return _judge_report(fields[0], one.server._feature_map)
-    if one.case in ("fts", "dp-fts-de", "dp-fts-de-own-mean"):
-        if not order[1]:
-            return "a vector that nobody asked for"
-        most = 1e6 if one.case.startswith("fts") else math.inf
-        return numbers_of(fields[0], [one.server._feature_map.num_features], -most, most)
+        size = one.server._feature_map.num_features
+        return numbers_of(fields[0], [size], -math.inf, math.inf)
     if valid[2][0] is None:
         return "a contribution that nobody asked for"
     return _judge_payload(one, fields[0], valid[2][0])

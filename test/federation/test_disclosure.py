@@ -24,6 +24,8 @@ from botorch_fed.federation.disclosure import (
     entries_of,
     first_payments,
 )
+from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.terms import Setup
 from botorch_fed.privacy import (
     Budget,
     DistributedGaussianSum,
@@ -39,11 +41,12 @@ from botorch_fed.protocols import base
 from botorch_fed.protocols.base import Outbox
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fed_gp import FedGP, Upload
-from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.thompson import Strategy
+from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import decode
 from test.federation.wire import NAMES, SPACE, Recorded, bowl, recorded, refused
 
@@ -98,12 +101,6 @@ STUDIES: dict[str, Callable[[], Any]] = {
     "fed-gp, threshold": lambda: FedGP(budget=5, channel="threshold"),
     "fed-gp, region": lambda: FedGP(
         budget=5, num_initial=2, channel="plain", search=RegionSearch(num_inducing=4)
-    ),
-    "fed-gp, clustered": lambda: FedGP(
-        budget=6,
-        num_initial=4,
-        channel="plain",
-        search=SupportSearch(rule="clustered", models="global", **QUICK),
     ),
     "fed-gp, agents' noise, plain": lambda: FedGP(
         **NOISY, channel="plain", mechanism=distributed, noise_at="agent"
@@ -259,7 +256,7 @@ def test_a_price_is_the_promise_of_the_server_and_of_its_setup(name: str) -> Non
     price, found = price_of(name), finished(name)
     assert price.guarantee == found.server.promise
     assert price == found.server.price
-    kind = type(found.server.setup)
+    kind = Setup if isinstance(found.server, FederatedServer) else type(found.server.setup)
     travelled = decode(found.wire.sent["server", "Setup"][0], kind)
     assert travelled.promise == price.guarantee
     assert price.trust == sees_of(name).trust

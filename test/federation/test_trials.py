@@ -17,12 +17,12 @@ from botorch_fed.errors import ObjectiveError, ProtocolError
 from botorch_fed.federation.log import FileLog, Log
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.protocols.base import Reply
-from botorch_fed.protocols.fts import FTS
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import decode
 from test.protocols.search import Best, BoxAgent
 from test.protocols.test_site import Home, bowl, code
@@ -245,7 +245,7 @@ def test_a_run_goes_on_through_failures_and_lists_them() -> None:
         return (X.sum() / 2).reshape(1, 1)
 
     names = ("north", "south")
-    result = run(FTS(rounds=9), dict.fromkeys(names, fragile), seed=0, space=OVEN, progress=False)
+    result = run(FTS(budget=9), dict.fromkeys(names, fragile), seed=0, space=OVEN, progress=False)
     for name in names:
         rows = [row for row in result.records if row["agent"] == name]
         assert len(rows) == 9
@@ -258,7 +258,7 @@ def test_a_run_goes_on_through_failures_and_lists_them() -> None:
 
 
 def test_a_failed_action_of_a_bandit_counts_as_the_worst() -> None:
-    study = PrivateUCB(rounds=1, trust="none")
+    study = PrivateUCB(budget=1, trust="none")
     agent = study.agent("a", OVEN, 0, MemoryBlobs())
     state = agent.start()
     X = torch.zeros(1, 2).double()

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from botorch_fed.protocols import dp_fts_de, fed_gp, fts, private_ucb
+from botorch_fed.federation.terms import Contribution, Order
+from botorch_fed.protocols import dp_fts_de, fed_gp, private_ucb
 from botorch_fed.protocols.contribution import carries
 
 SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
@@ -16,9 +17,9 @@ SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        (fts.Upload(SOME), True),
-        (fts.Upload(None), False),
-        (fts.Query(query=True, upload=True), False),
+        (Contribution(SOME), True),
+        (Contribution(None), False),
+        (Order(1, "next", True), False),
         (dp_fts_de.Upload(SOME), True),
         (dp_fts_de.Upload(None), False),
         (fed_gp.Word(b"key"), True),
@@ -29,7 +30,7 @@ SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
         (fed_gp.Keys(0, ({"a": b"part"},)), True),
         (private_ucb.Query(1, None), False),
         (private_ucb.Query(1, SOME.unsqueeze(0)), True),
-        (fts.Upload(NONE), False),
+        (Contribution(NONE), False),
         ((1, "two", True, None), False),
         ([0.0], True),
     ],

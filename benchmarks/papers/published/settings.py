@@ -10,8 +10,8 @@ from dataclasses import replace
 from typing import Any
 
 from botorch_fed.acquisition import InverseSquare, MixingSchedule
-from botorch_fed.protocols.fts import Strategy
 from botorch_fed.protocols.support_search import SupportSearch
+from botorch_fed.search.thompson import Strategy
 
 
 def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
