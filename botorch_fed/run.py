@@ -414,7 +414,7 @@ def run(
         names=names,
         space=space,
         seed=seed,
-        protocol=type(protocol).__name__,
+        protocol=_title(protocol),
         optimal_values=optima,
         versions=_versions(),
         given=_given_rows(protocol, objectives, optima),
@@ -522,7 +522,7 @@ def host(
         names=names,
         space=space,
         seed=seed,
-        protocol=type(protocol).__name__,
+        protocol=_title(protocol),
         versions=_versions(),
         part="hub",
         budget=protocol.budget,
@@ -771,6 +771,11 @@ def _given_rows(
             regret = None if value is None or optima is None else abs(optima[agent] - value)
             rows.append({"agent": agent, "x": x, "y": y, "true": value, "regret": regret})
     return rows
+
+
+def _title(protocol: Study) -> str:
+    """The name of a protocol in a result."""
+    return str(getattr(protocol, "title", type(protocol).__name__))
 
 
 def _settings(

@@ -100,6 +100,14 @@ class Federation(Budgeted):
         self._check_starts()
         self._check_silence()
 
+    @property
+    def title(self) -> str:
+        """Its name in reports: of parts that were put together, the names of the parts."""
+        if type(self) is not Federation:
+            return type(self).__name__
+        parts = self.make_search(), self.make_aggregation()
+        return " x ".join(type(part).__name__ for part in parts)
+
     # -------------------------------------------------------------- its budget
 
     @property
