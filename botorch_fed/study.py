@@ -17,8 +17,8 @@ r"""Study files: a run of one's own objective, written down in TOML.
 
     [protocol]
     name = "dp-fts-de"              # fts, dp-fts-de, fed-gp, private-ucb or federation; or
-    num_initial = 4                 # module:Name of a study class. Any of its simple settings: `botorch-fed
-                                    # protocols dp-fts-de` lists them
+    num_initial = 4                 # module:Name of a study class. Any of its simple settings:
+                                    # `botorch-fed protocols dp-fts-de` lists them
 
     [protocol.strategy]             # of fts and dp-fts-de: the published way to use messages, or
     schedule = { kind = "polynomial", c = 0.5 }
