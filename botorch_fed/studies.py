@@ -108,6 +108,11 @@ class Federation(Budgeted):
         parts = self.make_search(), self.make_aggregation()
         return " x ".join(type(part).__name__ for part in parts)
 
+    @property
+    def opens(self) -> bool:
+        """Whether agents may join while the study runs."""
+        return self.make_aggregation().opens
+
     # -------------------------------------------------------------- its budget
 
     @property

@@ -439,7 +439,8 @@ class StudyFile:
         privacy: What the run may reveal, or None.
         ledger: The ledger that pays as well, or None.
         fingerprint: Of all that the sites of a run must agree upon; `objective`, `workers`, `out`
-            and the ledger are each machine's own.
+            and the ledger are each machine's own, and so is the list of agents where agents may
+            join, and the budget where no privacy depends on it.
     """
 
     path: Path
@@ -593,11 +594,11 @@ def read_study(path: str | Path) -> StudyFile:
         out=None if out is None else path.parent / out,
         privacy=privacy,
         ledger=_ledger(top, name, path),
-        fingerprint=_fingerprint(top.values, settings.get("candidates")),
+        fingerprint="",
         text=top.text,
     )
-    _check_together(top, protocol, study)
-    return study
+    price = _check_together(top, protocol, study)
+    return replace(study, fingerprint=_fingerprint(top.values, study, price))
 
 
 def _name(protocol: _Table) -> str:
@@ -645,8 +646,15 @@ def _budget_of(top: _Table) -> int | str:
     return kind.budget_of(rounds, agents, settings) if issubclass(kind, Budgeted) else rounds
 
 
-def _fingerprint(values: Mapping[str, Any], candidates: Tensor | None) -> str:
-    public = {key: value for key, value in values.items() if key not in OWN_KEYS}
+def _fingerprint(values: Mapping[str, Any], study: StudyFile, price: Price | None) -> str:
+    """The name of a run.
+
+    The roster is not in it where agents may join, nor the budget where no privacy depends on it.
+    """
+    opens, candidates = getattr(study.study(), "opens", None), study.settings.get("candidates")
+    grows = {"agents": bool(opens), "budget": opens is not None and price is None}
+    own = OWN_KEYS | {key for key, may in grows.items() if may}
+    public = {key: value for key, value in values.items() if key not in own}
     if candidates is not None:
         public["candidates"] = tensor_hash(candidates)  # the file names a file, perhaps
     text = json.dumps(public, sort_keys=True)
@@ -1174,7 +1182,7 @@ def _spending(
 # ------------------------------------------------------------------ what must fit together
 
 
-def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> None:
+def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> Price | None:
     kind = study_class(study.protocol)
     switches = _without_noise(kind)
     without = any(study.settings.get(key) == "none" for key in switches)
@@ -1194,6 +1202,7 @@ def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> None:
         _, _, price = _disclosed(study)
     if study.privacy is not None and price is not None:
         _check_budget(top, study, study.privacy, price)
+    return price
 
 
 def _disclosed(study: StudyFile) -> tuple[Any, Sees, Price | None]:
