@@ -840,7 +840,7 @@ def _same_settings(folder: Path, mine: dict[str, Any]) -> None:
 
 
 def _allow_files(count: int) -> None:
-    """Every site keeps its journal open: raise the soft limit of open files as far as needed."""
+    """Every site keeps its log open: raise the soft limit of open files as far as needed."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
