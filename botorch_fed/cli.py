@@ -844,6 +844,9 @@ def _run(arguments: argparse.Namespace) -> _Done:
         return _Done({"command": "run", "dry_run": True, "out": out, **asdict(found)})
     _check_folder(out, arguments.resume)
     result = run_study(study, out=out, resume=arguments.resume)
+    if result.records and all(row["y"] is None for row in result.records):
+        why = result.records[0]["reason"].rstrip(".")
+        raise FederatedError(f"Every evaluation failed, the first with {why}. Mend the objective.")
     _show(arguments, _result_table(result))
     _show(arguments, _contribution_table(result))
     for row in result.failures():
