@@ -591,10 +591,11 @@ class Site:
         failed = [answer for answer in self._answers if answer.status == "failed"]
         if len(failed) < HOPELESS - 1 or any(a.status == "completed" for a in self._answers):
             return
+        last = f"{type(error).__name__}: {error}".rstrip(".")
         raise ObjectiveError(
             f"The objective of site {self.name!r} has failed at its first {HOPELESS} points, the "
-            f"last time with {type(error).__name__}: {str(error).rstrip('.')}. Mend it and go on: the failures "
-            "before this one are recorded, and this point is asked again."
+            f"last time with {last}. Mend it and go on: the failures before this one are recorded, "
+            "and this point is asked again."
         ) from error
 
     def _observe(self, trials: tuple[int, ...], Y: Tensor, sem: Tensor | None) -> None:
