@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
-from scipy.linalg.lapack import dpotrf, dpotri, dtrtrs
+from scipy.linalg.lapack import dpotrf, dtrtrs
 from scipy.special import log_ndtr
 from torch import Tensor
 
@@ -35,6 +35,7 @@ from botorch_fed.models.local_gp import (
     Array,
     LengthscalePrior,
     LocalGP,
+    inverse_of_factor,
 )
 from botorch_fed.models.numerics import as_double, check_finite
 
@@ -211,7 +212,7 @@ class _Evidence:
             + 0.5 * float(away @ ((precision / others * away - 2 * shift) * variance))
             + 0.5 * float(np.log1p(precision / others).sum())
         )
-        inverse = root[:, None] * _inverse(factor) * root[None]
+        inverse = root[:, None] * inverse_of_factor(factor) * root[None]
         return _Factors(precision, shift, weights, inverse, evidence)
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
@@ -253,18 +254,11 @@ def _factor(root: Array, K: Array) -> Array:
     B.flat[:: len(B) + 1] += 1.0
     factor, info = dpotrf(B, lower=1)
     if info:
-        raise NumericalError(f"No Cholesky factor for {len(B)} labels: the points are not finite.")
-    return factor  # type: ignore[no-any-return]
+        raise NumericalError(f"The covariance of {len(B)} labels has no Cholesky factor.")
+    return factor
 
 
 def _solve(factor: Array, b: Array) -> Array:
     half, _ = dtrtrs(factor, b, lower=1)
     solved, _ = dtrtrs(factor, half, lower=1, trans=1)
-    return solved  # type: ignore[no-any-return]
-
-
-def _inverse(factor: Array) -> Array:
-    lower, _ = dpotri(factor, lower=1)
-    lower = np.tril(lower)
-    inverse: Array = lower + np.tril(lower, -1).T
-    return inverse
+    return solved
