@@ -243,7 +243,8 @@ class TransferSearch:
         feasibility = self._feasibility(space, X, failed)
         if prior is not None and not len(X):
             return maximize_prior(prior, domain, stream, apart=APART, feasibility=feasibility)
-        if feasibility is not None and not len(X):
+        if feasibility is not None and not len(X) and len(failed) % 2 == 0:
+            # In turns with random points: what succeeds may be the middle, which is far from none.
             return maximize_feasibility(feasibility, domain, stream)
         posterior = self._fitted(space, X, Y, prior, others) if len(X) else None
         if posterior is None:

@@ -566,10 +566,14 @@ def test_a_third_that_fails_is_learned(search: TransferSearch) -> None:
 
 
 def test_before_any_success_a_site_leaves_where_it_failed() -> None:
-    failed = torch.tensor([[0.1, 0.1], [0.2, 0.2], [0.15, 0.3]]).double()
+    failed = torch.tensor([[0.1, 0.1], [0.2, 0.2], [0.15, 0.3], [0.1, 0.2]]).double()
     none = no_points(), torch.zeros(0, 1).double()
-    alone = point(*none, failed=failed)
+    alone = torch.cat([point(*none, failed=failed, seed=n) for n in range(5)])
     assert float(torch.cdist(alone, failed).min()) > 0.3
+    # Every second point is random: what succeeds may be the middle, between the failures.
+    wide = torch.tensor([[0.1, 0.1], [0.9, 0.9], [0.1, 0.9], [0.9, 0.1], [0.5, 0.4]]).double()
+    random = torch.cat([point(*none, failed=wide, seed=n) for n in range(40)])
+    assert float(torch.cdist(random, wide).min()) < 0.15
     first = point(*none, good_prior())
     around = first + torch.tensor([[0.0, 0.0], [0.02, 0.0]]).double()
     told = point(*none, good_prior(), failed=around)
