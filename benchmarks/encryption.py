@@ -408,7 +408,7 @@ def search_seconds(
         return Y
 
     study = FedGP(
-        rounds=rounds,
+        budget=rounds + 4,  # and the initial points
         search=RegionSearch() if size is None else paper_search(support_size=size),
         channel=channel,  # type: ignore[arg-type]
     )

@@ -175,9 +175,9 @@ def study(protocol: str, points: torch.Tensor) -> Study:
     cheap: dict[str, Any] = {"own": "random", "schedule": Constant(0.5)}
     if protocol == "fts":
         strategy = Strategy(prior_until=0, **cheap)
-        return FTS(rounds=ROUNDS, every=5, candidates=points, strategy=strategy)
+        return FTS(budget=ROUNDS, every=5, candidates=points, strategy=strategy)
     return DPFTSDE(
-        rounds=ROUNDS,
+        budget=ROUNDS + 3,
         epsilon=2.0,
         message="mean",
         num_initial=3,

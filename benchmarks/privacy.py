@@ -500,13 +500,14 @@ def without_data(
 def signals(quick: bool) -> Part:
     agents_of = problem()
     paper = paper_settings(agents_of.space.dim)
-    own = DPFTSDE(rounds=paper.rounds, epsilon=2.0)
+    rounds = paper.rounds_for(())
+    own = DPFTSDE(budget=rounds + 3, epsilon=2.0)
     ours, published = "default", "as published"
     few = 2 if quick else 4
     correlated = replace(paper, noise_kind="correlated")
     rows: dict[str, tuple[DPFTSDE, int]] = {
         ours: (own, few),
-        published: (paper, few if quick else paper.rounds),
+        published: (paper, few if quick else rounds),
         "first releases": (paper, few),
         "correlated noise": (correlated, few),
         "also q = 1": (replace(correlated, sampling=PoissonSampling(1.0)), few),

@@ -750,7 +750,7 @@ class AxFederation:
     It is for one thread at a time.
 
     Args:
-        protocol: Its settings, e.g. `FTS(rounds=20, every=1)` or `FedGP(rounds=20)`.
+        protocol: Its settings, e.g. `FTS(budget=20, every=1)` or `FedGP(budget=20)`.
         clients: Clients by the names of their sites; or the names alone, whose clients `join`
             later: on loading from JSON, the federation must be there first.
         space: The search space; default that of the first client, with an outcome that has centre 0
@@ -763,7 +763,7 @@ class AxFederation:
         attempts: How many trials of a point may fail before its query is left out.
 
     Example:
-        >>> federation = AxFederation(FTS(rounds=20, every=1), {"a": a, "b": b}, seed=0)
+        >>> federation = AxFederation(FTS(budget=20, every=1), {"a": a, "b": b}, seed=0)
         >>> for index, point in a.get_next_trials(max_trials=1).items():
         ...     a.complete_trial(index, raw_data={"loss": train(**point)})
     """

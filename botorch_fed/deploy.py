@@ -224,7 +224,8 @@ class Hub:
             quorum: The least number of replies with which a round may go on.
             retries: How often a round below it is asked again before the run stops.
             keys: The hub's folder of those that `make_keys` made; needed once.
-            watch: Called with the number of finished rounds when it has changed.
+            watch: Called with the number of evaluations that each site has been asked for, when it
+                has changed.
 
         Raises:
             DeployError: The run stopped; the message says why. What is in `out` is good.
@@ -282,10 +283,10 @@ class Hub:
         """Until Flower says that the run is over, or it has told its outcome."""
         seen, looks, misses = -1, 0, 0
         while not outcome.exists():
-            rounds = _rounds(log)
-            if watch is not None and rounds != seen:
-                watch(rounds)
-                seen = rounds
+            done = _evaluations(log)
+            if watch is not None and done != seen:
+                watch(done)
+                seen = done
             looks += 1
             if looks % 20 == 0:
                 try:
@@ -634,13 +635,13 @@ def _check_address(address: str) -> None:
         raise DeployError(f"The hub's address is NAME:PORT, got {address!r}.")
 
 
-def _rounds(path: Path) -> int:
-    """How many rounds the file of rounds knows."""
+def _evaluations(path: Path) -> int:
+    """How many evaluations each site has been asked for, as the file of rounds knows."""
     if not path.exists():
         return 0
     last = path.read_text().rstrip("\n").rpartition("\n")[2]
     try:
-        return int(json.loads(last)["round"])
+        return int(json.loads(last)["evaluations"])
     except (json.JSONDecodeError, KeyError):
         return 0
 

@@ -1,6 +1,6 @@
 r"""A whole run in one call, and its result.
 
-    result = run(FTS(rounds=20), Landmine(data="data"), seed=0)
+    result = run(FTS(budget=20), Landmine(data="data"), seed=0)
     result.best("agent3")                 # best value so far, query by query
     result.save("results/landmine-0")     # JSON lines and arrays, no pickle
 
@@ -35,6 +35,7 @@ from torch import Tensor
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import Parallel
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.disclosure import Price, Sees, disclosed
 from botorch_fed.protocols.base import (
     Agent,
     AgentId,
@@ -46,6 +47,7 @@ from botorch_fed.protocols.base import (
     site_folder,
     with_stores,
 )
+from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.drive import Round, drive, finished_rounds
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import (
@@ -62,6 +64,7 @@ from botorch_fed.wire.codec import MAX_BYTES
 
 Record = dict[str, Any]
 Part = Literal["whole", "hub", "site"]
+Measure = Literal["simple", "cumulative"]
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
 FORMAT = 1  # of the files of a result
 HEAD = "run.json"  # of a folder: what its run was started with
@@ -69,12 +72,20 @@ FILES = {"server", "sites", "run.json.draft", "lock"}  # that a folder may hold 
 
 
 class Study(Protocol):
-    """The settings of a protocol: what makes its server and its agents."""
+    """The settings of a protocol: what makes its server and its agents.
+
+    Attributes:
+        budget: How many evaluations each site makes at most, initial points included.
+    """
 
     @property
-    def rounds(self) -> int: ...
+    def budget(self) -> int: ...
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Server[Any]: ...
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees: ...
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None: ...
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> Agent[Any]: ...
 
@@ -91,11 +102,15 @@ class RunResult:
         records: One row per observation: agent, round, query, point, value, the noise-free value
             and regret where they are known. ``pandas.DataFrame(result.records)`` is tidy.
         rounds: One row per agent and round: whether it was heard, why not, bytes down and up, CPU
-            seconds.
+            seconds, and how many evaluations a site had been asked for by then.
         optimal_values: The largest noise-free value of each agent, where it is known.
         versions: Versions of Python and of the packages that matter.
         privacy: What the run reveals and how noisy its releases were, as the protocol's server says
             it; None for protocols without privacy.
+        sees: Who sees what; None if the study or its saved result does not say it.
+        price: What the run was to cost in privacy, planned before it; None without noise.
+        measure: By which regret the protocol is judged: "simple", of the best point so far, or
+            "cumulative", where every evaluation counts.
         part: Of a run across machines, the hub's part has no observations, and a site's has its own
             alone and does not know what was promised.
     """
@@ -110,6 +125,9 @@ class RunResult:
     versions: dict[str, str] = field(default_factory=dict)
     privacy: dict[str, Any] | None = None
     part: Part = "whole"
+    sees: Sees | None = None
+    price: Price | None = None
+    measure: Measure = "simple"
 
     def __repr__(self) -> str:
         return (
@@ -202,6 +220,9 @@ class RunResult:
             "versions": self.versions,
             "privacy": self.privacy,
             "part": self.part,
+            "sees": None if self.sees is None else self.sees.to_dict(),
+            "price": None if self.price is None else self.price.to_dict(),
+            "measure": self.measure,
         }
         _write(folder / "result.json", json.dumps(head, indent=1))
         for name in ("records", "rounds"):
@@ -235,6 +256,9 @@ class RunResult:
             versions=head["versions"],
             privacy=head.get("privacy"),
             part=head.get("part", "whole"),
+            sees=Sees.from_dict(head["sees"]) if head.get("sees") else None,
+            price=Price.from_dict(head["price"]) if head.get("price") else None,
+            measure=head.get("measure", "simple"),
         )
 
 
@@ -259,7 +283,7 @@ def run(
     """Run a protocol to its end, all agents on this machine.
 
     Args:
-        protocol: Its settings, e.g. `FTS(rounds=20)`.
+        protocol: Its settings, e.g. `FTS(budget=20)`.
         problem: A federated test problem, whose agents are called ``agent0``, ``agent1``, …; or
             objectives by name, each from `q x d` points of the unit cube to `q x 1` outcomes.
         seed: Fixes the run, see the module.
@@ -330,12 +354,16 @@ def run(
     found: dict[AgentId, list[Observation]] = {name: [] for name in names}
     gather = partial(_gathered, engine, found)
     with engine, _progress(progress) as shown:
+        watch = None
+        if shown is not None:
+            watch = _Watch(shown, protocol, server, space, names, gather)
         _drive(
             server,
             engine,
             result,
             folder,
-            on_round=None if shown is None else _Watch(shown, protocol, server, space, gather),
+            protocol=protocol,
+            on_round=watch,
             quorum=quorum,
             retries=retries,
             max_bytes=max_bytes,
@@ -402,6 +430,7 @@ def host(
         exchange,
         result,
         folder,
+        protocol=protocol,
         run=run,
         on_round=on_round,
         quorum=quorum,
@@ -435,10 +464,13 @@ def _drive(
     result: RunResult,
     folder: Path | None,
     *,
+    protocol: Study,
     on_round: Callable[[Round], None] | None,
     **options: Any,
 ) -> None:
     """Drive a server to its end; rounds and privacy go into the result, and into the folder."""
+    result.sees, result.price = disclosed(protocol, server, result.space, result.names)
+    result.measure = getattr(protocol, "measure", "simple")
     record, save = None, None
     if folder is not None:
         store = FileStore(folder / "server")
@@ -447,6 +479,9 @@ def _drive(
 
     def on_exchange(round_: Round) -> None:
         rows = _round_rows(round_)
+        if isinstance(protocol, Budgeted):
+            done = protocol.evaluated(result.names, round_.state)
+            rows = [{**row, "evaluations": done} for row in rows]
         result.rounds += rows
         if folder is not None:
             _append(folder / "rounds.jsonl", rows)
@@ -739,8 +774,15 @@ def _gathered(
     return [observation for _, observation in new]
 
 
+def evaluations_of(protocol: Study, names: tuple[AgentId, ...]) -> int:
+    """How many evaluations all sites of a study make together, at most."""
+    if isinstance(protocol, Budgeted):
+        return protocol.evaluations_for(names)
+    return protocol.budget * len(names)
+
+
 class _Watch:
-    """Shows how far a run is: rounds, who was heard, the best outcome so far, epsilon spent."""
+    """Shows how far a run is: evaluations, who replied, the best outcome, epsilon spent."""
 
     def __init__(
         self,
@@ -748,6 +790,7 @@ class _Watch:
         protocol: Study,
         server: Server[Any],
         space: SearchSpace,
+        names: tuple[AgentId, ...],
         gather: Callable[[], list[Observation]],
     ) -> None:
         self._progress = progress
@@ -755,11 +798,13 @@ class _Watch:
         self._minimize = space.outcome.minimize
         self._gather = gather
         self._best: float | None = None
-        self._task = progress.add_task("round", total=protocol.rounds + 1, words="")
+        total = evaluations_of(protocol, names)
+        self._task = progress.add_task("evaluations", total=total, words="")
 
     def __call__(self, round_: Round) -> None:
-        words = self._words(round_, self._gather())
-        self._progress.update(self._task, completed=round_.serial, words=words)
+        new = self._gather()
+        count = sum(len(observation.Y) for observation in new)
+        self._progress.update(self._task, advance=count, words=self._words(round_, new))
 
     def _words(self, round_: Round, new: list[Observation]) -> str:
         asked = len(round_.heard) + len(round_.exchanged.failures)

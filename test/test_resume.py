@@ -75,25 +75,25 @@ def servers_noise(dim: int, num_agents: int) -> GaussianSum:
 
 
 def fed_gp(search: Any, channel: Any, **options: Any) -> FedGP:
-    common = {"rounds": 3, "num_initial": 2, "noise": SEEDED}
+    common = {"budget": 5, "num_initial": 2, "noise": SEEDED}
     return FedGP(search=search, channel=channel, **{**common, **options})
 
 
 def dp_fts_de(**options: Any) -> DPFTSDE:
-    common = {"rounds": 3, "noise_multiplier": 1.0, "releases": (0, 2), "num_initial": 2}
+    common = {"budget": 5, "noise_multiplier": 1.0, "releases": (0, 2), "num_initial": 2}
     common |= {"strategy": Following(**OWN, follow=1), "noise": SEEDED}
     return DPFTSDE(**{**common, **options})
 
 
 def private_ucb(trust: Any, **options: Any) -> PrivateUCB:
-    common = {"rounds": 4, "noise": SEEDED, "noise_multiplier": None if trust == "none" else 1.0}
+    common = {"budget": 4, "noise": SEEDED, "noise_multiplier": None if trust == "none" else 1.0}
     return PrivateUCB(trust=trust, **{**common, **options})
 
 
 NOISY = {"mechanism": agents_noise, "noise_at": "agent", "sums": 9}
 STUDIES: dict[str, Callable[[], Any]] = {
-    "fts": lambda: FTS(rounds=4),
-    "fts published": lambda: FTS(rounds=3, every=1, strategy=Strategy(**OWN)),
+    "fts": lambda: FTS(budget=4),
+    "fts published": lambda: FTS(budget=3, every=1, strategy=Strategy(**OWN)),
     "fed-gp plain": lambda: fed_gp(TransferSearch(), "plain"),
     "fed-gp ckks": lambda: fed_gp(TransferSearch(), "ckks"),
     "fed-gp plain, region": lambda: fed_gp(REGION, "plain"),

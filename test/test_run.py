@@ -77,7 +77,7 @@ def study(**options: Any) -> FTS:
     for n in (1, 2):
         X = generator(n, "data").uniform(5, 2)
         data[f"agent{n}"] = (X, Bowls().evaluate(n, X).reshape(-1, 1))
-    return FTS(**{"rounds": 4, "strategy": CHEAP, "data": data, "every": 2, **options})
+    return FTS(**{"budget": 4, "strategy": CHEAP, "data": data, "every": 2, **options})
 
 
 def essence(result: RunResult) -> list[Any]:
@@ -123,7 +123,7 @@ def test_noise_is_independent_from_query_to_query() -> None:
     problem = SyntheticGPAgents(2, seed=0, noise_var=1.0)
     strategy = Strategy(own="random", schedule=Constant(1.0), prior_until=0)
     points = problem.points[:1]
-    result = run(FTS(rounds=200, strategy=strategy, candidates=points), problem, seed=0)
+    result = run(FTS(budget=200, strategy=strategy, candidates=points), problem, seed=0)
     _, Y = result.history("agent0")
     noise = Y - float(problem.values[0, 0])
     assert abs(float(noise.mean())) < 5 / 200**0.5
@@ -155,7 +155,7 @@ def test_problems_without_noise_do_not_read_the_stream() -> None:
 
 
 def test_a_problem_may_have_noise_of_its_own(tmp_path: Path) -> None:
-    protocol = FTS(rounds=4, strategy=CHEAP)
+    protocol = FTS(budget=4, strategy=CHEAP)
     result = run(protocol, Gusts(), seed=3)
     for n, agent in enumerate(result.names):
         X, Y = result.history(agent)
@@ -166,7 +166,7 @@ def test_a_problem_may_have_noise_of_its_own(tmp_path: Path) -> None:
     assert essence(run(protocol, Gusts(), seed=3)) == essence(result)
     assert essence(run(protocol, Gusts(), seed=3, workers=2)) == essence(result)
     assert essence(run(protocol, Gusts(), seed=4)) != essence(result)
-    run(FTS(rounds=2, strategy=CHEAP), Gusts(), seed=3, out=tmp_path / "run")
+    run(FTS(budget=2, strategy=CHEAP), Gusts(), seed=3, out=tmp_path / "run")
     longer = run(protocol, Gusts(), seed=3, out=tmp_path / "run", resume=True)
     assert essence(longer) == essence(result)
     head = tmp_path / "run" / "run.json"
@@ -178,7 +178,7 @@ def test_a_problem_may_have_noise_of_its_own(tmp_path: Path) -> None:
 @needs_cec2005
 @pytest.mark.parametrize("function", [4, 17])
 def test_noisy_benchmark_functions_are_noisy_in_a_run(function: int) -> None:
-    protocol = FTS(rounds=2, strategy=Strategy(own="random", schedule=Constant(1.0)))
+    protocol = FTS(budget=2, strategy=Strategy(own="random", schedule=Constant(1.0)))
     result = run(protocol, CEC2005(function, 2, data=FOLDER), seed=0)
     silent = CEC2005(function, 2, data=FOLDER, noise=False)
     for row in result.records:
@@ -190,7 +190,7 @@ def test_noisy_benchmark_functions_are_noisy_in_a_run(function: int) -> None:
 
 
 def test_folders_from_before_noise_of_its_own_can_be_resumed(tmp_path: Path) -> None:
-    run(study(rounds=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
+    run(study(budget=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
     head = tmp_path / "run" / "run.json"
     settings = json.loads(head.read_text())
     del settings["own_noise"]
@@ -202,16 +202,16 @@ def test_folders_from_before_noise_of_its_own_can_be_resumed(tmp_path: Path) -> 
 def test_objectives_by_name_and_minimisation() -> None:
     space = SearchSpace(SPACE.parameters, Outcome(minimize=True))
     objectives = {"oven": lambda X: (X - 0.5).square().sum(dim=-1, keepdim=True)}
-    result = run(FTS(rounds=6, strategy=CHEAP), objectives, seed=0, space=space)
+    result = run(FTS(budget=6, strategy=CHEAP), objectives, seed=0, space=space)
     best = result.best("oven")
     assert bool((best[1:] <= best[:-1]).all())
     assert result.optimal_values is None
     with pytest.raises(InputDataError, match="not known"):
         result.regret("oven")
     with pytest.raises(InputDataError, match="space="):
-        run(FTS(rounds=1), objectives, seed=0)
+        run(FTS(budget=1), objectives, seed=0)
     with pytest.raises(InputDataError, match="own search space"):
-        run(FTS(rounds=1), Bowls(), seed=0, space=space)
+        run(FTS(budget=1), Bowls(), seed=0, space=space)
 
 
 def test_an_absent_agent_shows_in_the_rows() -> None:
@@ -258,7 +258,7 @@ def test_a_worker_that_dies_or_hangs_ends_the_run_which_can_be_resumed(
 ) -> None:
     monkeypatch.setattr(parallel, "GRACE", 0.5)
     options: dict[str, Any] = {"seed": 0, "space": SPACE, "out": tmp_path / "run"}
-    protocol = FTS(rounds=2, strategy=CHEAP)
+    protocol = FTS(budget=2, strategy=CHEAP)
     with pytest.raises(ProtocolError, match=r"'b' has died \(exit code -9\)"):
         run(protocol, {"a": fast, "b": deadly}, workers=2, **options)
     options["resume"] = True
@@ -269,8 +269,8 @@ def test_a_worker_that_dies_or_hangs_ends_the_run_which_can_be_resumed(
 
 
 def test_slow_objectives_are_waited_for() -> None:
-    expected = run(FTS(rounds=3, strategy=CHEAP), {"a": fast}, seed=0, space=SPACE)
-    result = run(FTS(rounds=3, strategy=CHEAP), {"a": Slow()}, seed=0, space=SPACE)
+    expected = run(FTS(budget=3, strategy=CHEAP), {"a": fast}, seed=0, space=SPACE)
+    result = run(FTS(budget=3, strategy=CHEAP), {"a": Slow()}, seed=0, space=SPACE)
     assert essence(result) == essence(expected)
 
 
@@ -293,8 +293,8 @@ def test_a_failing_objective_stops_the_run_or_only_its_agent() -> None:
 
     objectives = {"a": fast, "b": broken}
     with pytest.raises(OSError, match="no power"):
-        run(FTS(rounds=2, strategy=CHEAP), objectives, seed=0, space=SPACE)
-    result = run(FTS(rounds=2, strategy=CHEAP), objectives, seed=0, space=SPACE, raise_errors=False)
+        run(FTS(budget=2, strategy=CHEAP), objectives, seed=0, space=SPACE)
+    result = run(FTS(budget=2, strategy=CHEAP), objectives, seed=0, space=SPACE, raise_errors=False)
     assert len(result.history("a")[0]) == 2
     assert {row["failure"] for row in result.rounds if row["agent"] == "b"} == {None, "failed"}
 
@@ -342,9 +342,9 @@ def test_a_folder_is_not_overwritten_and_settings_are_compared(tmp_path: Path) -
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
-    expected = run(study(rounds=6), Bowls(noise_std=0.1), seed=3)
-    run(study(rounds=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
-    longer = run(study(rounds=6), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run", resume=True)
+    expected = run(study(budget=6), Bowls(noise_std=0.1), seed=3)
+    run(study(budget=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
+    longer = run(study(budget=6), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run", resume=True)
     assert essence(longer) == essence(expected)
 
 
@@ -423,7 +423,7 @@ def shown(protocol: Any, problem: Any, monkeypatch: pytest.MonkeyPatch, **option
 def test_progress_shows_the_best_value_and_takes_nothing_away(
     workers: int, problem: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    protocol = FTS(rounds=4, strategy=CHEAP)
+    protocol = FTS(budget=4, strategy=CHEAP)
     result, words = shown(protocol, problem, monkeypatch, workers=workers)
     monkeypatch.undo()
     assert essence(result) == essence(run(protocol, problem, seed=3))
@@ -437,7 +437,7 @@ def test_progress_shows_the_best_value_and_takes_nothing_away(
 @pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 def test_progress_shows_epsilon_where_it_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     protocol = DPFTSDE(
-        rounds=3,
+        budget=5,
         noise_multiplier=2.0,
         releases=(0, 2),
         num_initial=2,
@@ -456,7 +456,7 @@ def test_progress_shows_epsilon_where_it_is_promised(monkeypatch: pytest.MonkeyP
 def test_progress_goes_on_where_a_run_was_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run(study(rounds=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
+    first = run(study(budget=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
     best = max(row["y"] for row in first.records)
     result, words = shown(
         study(), Bowls(noise_std=0.1), monkeypatch, out=tmp_path / "run", resume=True
@@ -476,7 +476,7 @@ def test_progress_is_silent_where_there_is_no_terminal(capfd: pytest.CaptureFixt
 def test_books_of_a_round_that_was_not_saved_are_cut_back(tmp_path: Path) -> None:
     """Killed between the books and the save: the round comes again, and is counted once."""
     out = tmp_path / "run"
-    expected = run(study(rounds=3), Bowls(), seed=3, out=out)
+    expected = run(study(budget=3), Bowls(), seed=3, out=out)
     records = FileStore(out / "server")
     last = records.get("record")
     assert last is not None
@@ -484,7 +484,7 @@ def test_books_of_a_round_that_was_not_saved_are_cut_back(tmp_path: Path) -> Non
     with (out / "rounds.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in extra)
         file.write('{"round": 5, "age')
-    again = run(study(rounds=3), Bowls(), seed=3, out=out, resume=True)
+    again = run(study(budget=3), Bowls(), seed=3, out=out, resume=True)
     assert again.rounds == expected.rounds
     assert (out / "rounds.jsonl").read_text().count("\n") == len(expected.rounds)
 
@@ -492,10 +492,10 @@ def test_books_of_a_round_that_was_not_saved_are_cut_back(tmp_path: Path) -> Non
 def test_resume_with_another_problem_of_the_same_shape_is_refused(tmp_path: Path) -> None:
     strategy = Strategy(own="random", prior_until=0)
     first = SyntheticGPAgents(2, seed=0)
-    run(FTS(rounds=1, strategy=strategy), first, seed=0, out=tmp_path / "run")
+    run(FTS(budget=1, strategy=strategy), first, seed=0, out=tmp_path / "run")
     with pytest.raises(ProtocolError, match="another problem"):
         run(
-            FTS(rounds=2, strategy=strategy),
+            FTS(budget=2, strategy=strategy),
             SyntheticGPAgents(2, seed=1),
             seed=0,
             out=tmp_path / "run",

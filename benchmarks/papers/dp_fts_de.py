@@ -123,7 +123,7 @@ def ours(task: Task, space: SearchSpace, epsilon: float | None, seed: int) -> DP
     if task.lengthscale is not None:  # a fifth of the length scale, as by default
         strategy = replace(strategy, spread=0.2 * task.lengthscale)
     return DPFTSDE(
-        rounds=task.rounds,
+        budget=task.rounds,
         epsilon=epsilon,
         noise_kind="none" if epsilon is None else "correlated",
         feature_map=our_features(space, task.lengthscale),
@@ -144,7 +144,7 @@ def ours_warped(task: Task, space: SearchSpace, epsilon: float | None, seed: int
     reference = log_warp(reference_points(space.dim), offsets)
     basis = KLFeatures.from_map(base, reference, num_features=20)
     return DPFTSDE(
-        rounds=task.rounds,
+        budget=task.rounds,
         epsilon=epsilon,
         feature_map=WarpedFeatures(basis, offsets),
         ridge=0.1,
@@ -226,14 +226,14 @@ def alone(**options: Any) -> Study:
     """Every agent on its own."""
     strategy = Following(**{"follow": 0, "warp": False, **options})
     return lambda task, space, seed: DPFTSDE(
-        rounds=task.rounds, releases=(), num_initial=0, strategy=strategy
+        budget=task.rounds, releases=(), num_initial=0, strategy=strategy
     )
 
 
 def raw_alone(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
     """The own model of the paper's code."""
     strategy = replace(paper_following(), schedule=Constant(1.0))
-    return DPFTSDE(rounds=task.rounds, releases=(), num_initial=0, strategy=strategy)
+    return DPFTSDE(budget=task.rounds, releases=(), num_initial=0, strategy=strategy)
 
 
 def with_epsilon(epsilon: float | None, **options: Any) -> Study:
@@ -244,7 +244,7 @@ def with_epsilon(epsilon: float | None, **options: Any) -> Study:
 def alone_as_ours(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
     """What ours does without any message: what designs go on with."""
     strategy = replace(ours(task, space, None, seed).strategy, follow=0)
-    return DPFTSDE(rounds=task.rounds, releases=(), num_initial=0, strategy=strategy)
+    return DPFTSDE(budget=task.rounds, releases=(), num_initial=0, strategy=strategy)
 
 
 def published(q: float, z: float, **options: Any) -> Study:
@@ -269,12 +269,12 @@ def designs(*names: str) -> dict[str, Row]:
 def default_study(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
     """The package's default at epsilon = 2 and the delta of `ours`."""
     noise = InsecureSeededNoise(seed)
-    return DPFTSDE(rounds=task.rounds, epsilon=2.0, num_initial=0, noise=noise)
+    return DPFTSDE(budget=task.rounds, epsilon=2.0, num_initial=0, noise=noise)
 
 
 def default_alone(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
     """The same without any message."""
-    return DPFTSDE(rounds=task.rounds, releases=(), num_initial=0)
+    return DPFTSDE(budget=task.rounds, releases=(), num_initial=0)
 
 
 def levels(epsilons: Iterable[float]) -> dict[str, Row]:
@@ -812,7 +812,6 @@ def continuous_run(
     design = None
     if method.design is not None:
         design = design_points(method.design, problem.space, 0)[: task.rounds]
-        task = replace(task, rounds=task.rounds - len(design))
     study = method.study(task, shown.space, seed)
     study = watched(
         replace(
@@ -837,7 +836,8 @@ def continuous_run(
     running = torch.cat([first, values.cumsum(dim=1) / count], dim=1)
     server = study.servers[-1]
     ratios = server.signal_to_noise([agent_seed(seed, name) for name in result.names])
-    traffic = sum(result.bytes_per_round().values()) / len(problem) / max(task.rounds, 1)
+    rounds = study.rounds_for(result.names)
+    traffic = sum(result.bytes_per_round().values()) / len(problem) / max(rounds, 1)
     return {
         "best": at_checkpoints(best.mean(dim=0)),
         "mean": at_checkpoints(running.mean(dim=0)),

@@ -237,7 +237,7 @@ def searching(search: TransferSearch | SupportSearch | RegionSearch) -> Method:
     """FBO-FedGP with a search."""
     return by_study(
         lambda game: FedGP(
-            rounds=game.rounds,
+            budget=game.rounds,
             search=search,
             channel="plain",
             num_initial=START,
@@ -252,7 +252,7 @@ def fts(game: Game) -> FTS:
     kernel = default_kernel(game.problem.dim)
     stream = generator(SEED, "fts features")
     return FTS(
-        rounds=game.rounds,
+        budget=game.rounds,
         feature_map=RandomFourierFeatures.paper_cosine(kernel, 100, generator=stream),
         message="sample",
         strategy=Strategy(schedule=Polynomial(0.5), prior_until=0, own="thompson", **OPTIMIZER),
@@ -265,7 +265,7 @@ def fts(game: Game) -> FTS:
 def dp_fts_de(game: Game) -> DPFTSDE:
     """The private default at epsilon = 10."""
     return DPFTSDE(
-        rounds=game.rounds,
+        budget=game.rounds,
         epsilon=10.0,
         num_initial=0,
         strategy=Following(**OPTIMIZER),

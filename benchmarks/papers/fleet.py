@@ -449,7 +449,7 @@ class Fleet:
             problem.points,
             self.strategy,
             self.seeds,
-            starts.shape[1] + study.rounds,
+            starts.shape[1] + self.server.rounds,
             known,
         )
         self.regions = self.setup.partition.region_of(problem.points)
@@ -471,7 +471,7 @@ class Fleet:
         state = self.server.start()
         releases: dict[int, Tensor] = {}
         self._update()
-        for t in range(self.study.rounds + 1):
+        for t in range(self.server.rounds + 1):
             if t > 0:
                 self._query(t, self._released(state))
             inbox = {}

@@ -75,6 +75,7 @@ from botorch_fed.acquisition import (
 )
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
@@ -90,6 +91,7 @@ from botorch_fed.models.numerics import cholesky
 from botorch_fed.privacy import (
     Budget,
     CorrelatedGaussianSum,
+    Entry,
     Event,
     FixedSizeSampling,
     GaussianMechanism,
@@ -107,7 +109,8 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
-from botorch_fed.protocols.fts import check_agreement, received_features, weight_message
+from botorch_fed.protocols.budget import Budgeted, missing_points
+from botorch_fed.protocols.fts import SAID, check_agreement, received_features, weight_message
 from botorch_fed.protocols.noisy_prior import (
     CLOSE,
     EARLY,
@@ -153,6 +156,7 @@ NUM_REFERENCE = 512  # public points on which a gain is projected
 REDRAWS = 100  # of initial points that snapping moved out of their region
 RIDGE = 1e-3  # of that projection
 MessageKind = Literal["own_mean", "gain", "mean", "sample"]
+_SAID = {**SAID, "gain": "the expected improvement under its own model"}
 NoiseKind = Literal["correlated", "tight", "paper", "none"]
 Sampling = PoissonSampling | FixedSizeSampling
 
@@ -998,23 +1002,76 @@ class DPFTSDEServer:
 
     def privacy(self, state: DPFTSDEServerState) -> dict[str, Any]:
         """What a report needs: the promise, what was paid, the noise and the signal beside it."""
-        if self.promise is None:
+        if self.price is None:
             return {"mechanism": "none", "private": False, "releases": len(self.releases)}
-        spent = state.ledger.guarantee(delta=self.promise.delta)
         return {
-            "epsilon": spent.epsilon,
-            "delta": spent.delta,
-            "adjacency": spent.adjacency,
-            "unit": spent.unit,
-            "accountant": spent.accountant,
-            "private": spent.private,
-            "releases": spent.releases,
+            **self.price.account(self.paid(state)),
             "exhausted": state.exhausted,
-            "promised_epsilon": self.promise.epsilon,
-            "mechanism": repr(self.mechanism(self.releases[0])) if self.releases else "none",
             "signal_to_noise": state.signal.tolist(),
             **({"signal": self.signal_words} if self.outlook is not None else {}),
         }
+
+    def paid(self, state: DPFTSDEServerState) -> tuple[Entry, ...]:
+        """All payments so far."""
+        return state.ledger.entries
+
+    @cached_property
+    def price(self) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        if self.promise is None:
+            return None
+        mechanism = self.mechanism(self.releases[0]) if self.releases else None
+        return Price(
+            guarantee=self.promise,
+            event=self.event,
+            payments=len(self.releases),
+            releases=len(self.releases),
+            mechanism="none" if mechanism is None else type(mechanism).__name__,
+            settings="none" if mechanism is None else repr(mechanism),
+            noise_std=0.0 if mechanism is None else float(mechanism.noise_std.max()),
+            trust=self.sees.trust,
+            paid_at="hub",
+        )
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        M, P = self._feature_map.num_features, self.setup.partition.num_regions
+        noisy = self.noise_multiplier is not None
+        settings = "search space, shared basis, regions, message settings and the promise"
+        order = "whether to start, to query or to share, and whether to upload"
+        setup = Row.of(Setup, "server", settings, EVERYBODY)
+        query = Row.of(Query, "server", order, ADDRESSEE)
+        if not self.releases:
+            reply = Row.of(Upload, "agent", "an acknowledgement without data", ("server",))
+            return Sees((setup, query, reply), "Nothing is released: no party has to be trusted.")
+        sums = "sum" if P == 1 else f"sums, one for each of {P} regions,"
+        upload = Row.of(
+            Upload,
+            "agent",
+            f"each agent's message: {_SAID[self.setup.message]}, {M} numbers without noise",
+            ("server",),
+            "data",
+        )
+        released = Row.of(
+            Released,
+            "server",
+            f"the {'noisy ' if noisy else ''}weighted {sums} of clipped messages"
+            + (", and the size of the noise" if noisy else ""),
+            EVERYBODY,
+            "noisy data" if noisy else "data",
+        )
+        rows = (setup, query, upload, released)
+        if not noisy:
+            return Sees(
+                rows,
+                "The server is trusted with every message and all agents with sums of them.",
+            )
+        return Sees(
+            rows,
+            "The server is trusted with every message and adds the noise; the guarantee is "
+            "against all other agents together, not against the server.",
+        )
 
     def mechanism(self, t: int) -> GaussianMechanism:
         """The noisy sum that is released after round `t`."""
@@ -1229,11 +1286,13 @@ FIRST_POINTS = 10  # with `Following`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DPFTSDE:
+class DPFTSDE(Budgeted):
     """DP-FTS-DE as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many queries each agent makes, `T`.
+        budget: How many evaluations each active agent makes, the initial ones included. The number
+            of rounds is ``T = budget - initial points``, of the agent that lacks most of them; one
+            that has data for some evaluates fewer.
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
         delta: Beside `epsilon`; default `N ** -1.1`.
@@ -1281,12 +1340,12 @@ class DPFTSDE:
             `Following` random ones in its own region.
 
     Example:
-        >>> result = run(DPFTSDE(rounds=20, epsilon=2.0), Landmine(), seed=0)
+        >>> result = run(DPFTSDE(budget=23, epsilon=2.0), Landmine(), seed=0)
         >>> result.privacy["epsilon"] <= 2.0
         True
     """
 
-    rounds: int
+    budget: int
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
@@ -1317,6 +1376,9 @@ class DPFTSDE:
     initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
 
     def __post_init__(self) -> None:
+        self._check_budget()
+        if not self.data:
+            self.rounds_for(())  # with data it depends on who takes part, see `server`
         if self._transfers != (self.message_kind == "own_mean"):
             raise InputDataError(
                 f'message="{self.message}" does not go with {type(self.strategy).__name__}: '
@@ -1364,15 +1426,27 @@ class DPFTSDE:
             return FIRST_POINTS
         return MIN_OWN if self.active is None else int(self.default is not None)
 
-    def release_rounds(self) -> tuple[int, ...]:
+    def initial_for(self, names: tuple[AgentId, ...]) -> int:
+        """The points of round 0: the initial design, or what an agent lacks of `starts`."""
+        design = self.initial_design
+        if design is not None:
+            each = design.values() if isinstance(design, Mapping) else (design,)
+            return max(map(len, each), default=0)
+        if not self._transfers:  # random points of the own region, with or without data
+            return self.starts
+        counts = {name: len(X) for name, (X, _) in self.data.items()}
+        return missing_points(self.starts, names, self.active, counts)
+
+    def release_rounds(self, names: tuple[AgentId, ...] = ()) -> tuple[int, ...]:
         """After which rounds something is released, if it is worth it."""
+        rounds = self.rounds_for(names)
         if self.releases == "all":
-            return tuple(range(self.rounds))
+            return tuple(range(rounds))
         releases: tuple[int, ...] = RELEASES if self._transfers else FOLLOWED
         if self._transfers and self.active is not None:
             releases = RELEASES[:1]  # who has finished has no more to say later
         releases = releases if self.releases is None else self.releases
-        return tuple(t for t in releases if t < self.rounds)
+        return tuple(t for t in releases if t < rounds)
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> DPFTSDEServer:
         """The server of a study."""
@@ -1384,7 +1458,7 @@ class DPFTSDE:
             return replace(self, active=None).server(space, names)
         partition = Partition.regular(self.num_regions, space.dim)
         delta = default_delta(len(names)) if self.delta is None else self.delta
-        releases = self.release_rounds()
+        releases = self.release_rounds(names)
         z, budget = self.noise_multiplier, None
         if self.epsilon is not None:
             budget = Budget(self.epsilon, delta)
@@ -1392,7 +1466,7 @@ class DPFTSDE:
         server = DPFTSDEServer(
             setup=self._setup(space, partition, names),
             agents=names,
-            rounds=self.rounds,
+            rounds=self.rounds_for(names),
             releases=releases,
             exploration=self.exploration,
             noise_multiplier=z,
@@ -1461,6 +1535,34 @@ class DPFTSDE:
             min_reliability=self.min_reliability,
             default=default_point(space, self.default),
         )
+
+    def alone(self) -> DPFTSDE:
+        """The baseline of comparisons: the same agents without messages, noise or payments."""
+        return replace(
+            self,
+            strategy=TransferSearch(listen=False),
+            message=None,
+            num_regions=1,
+            releases=(),
+            noise_kind="none",
+            epsilon=None,
+            noise_multiplier=None,
+            require=None,
+            books=None,
+        )
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self._quiet_server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self._quiet_server(space, names).price
+
+    def _quiet_server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> DPFTSDEServer:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SignalWarning)
+            return self.server(space, names)
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> DPFTSDEAgent:
         """An agent of a study."""
@@ -1554,7 +1656,7 @@ def paper_settings(
 
     Args:
         dim: Dimension of the unit cube.
-        rounds: :math:`T`.
+        rounds: :math:`T`, after the initial points.
         num_regions: :math:`P`.
         clip_norm: The paper's `S`; a vector is clipped to :math:`S / \sqrt P`.
         sampling_rate: :math:`q`.
@@ -1568,7 +1670,7 @@ def paper_settings(
     kernel = StationaryKernel(math.inf, [0.01] * dim)
     stream = generator(seed, "paper features")
     settings: dict[str, Any] = {
-        "rounds": rounds,
+        "budget": rounds + num_initial,
         "noise_multiplier": noise_multiplier,
         "releases": "all",
         "num_regions": num_regions,

@@ -81,6 +81,15 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.federation.disclosure import (
+    ADDRESSEE,
+    EVERYBODY,
+    Price,
+    Reader,
+    Reveals,
+    Row,
+    Sees,
+)
 from botorch_fed.models import FeatureMap
 from botorch_fed.privacy import (
     Adjacency,
@@ -108,6 +117,7 @@ from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import NoiseSource
 from botorch_fed.protocols import mean_search, region_search, support_search
 from botorch_fed.protocols.base import MAX_NAME, AgentId, Outbox, Pending
+from botorch_fed.protocols.budget import Budgeted, missing_points
 from botorch_fed.protocols.dp_fts_de import check_promise
 from botorch_fed.protocols.mean_search import MeanSearch
 from botorch_fed.protocols.own_step import (
@@ -1223,47 +1233,138 @@ class FedGPServer:
     def _promised_setup(self) -> Setup:
         return replace(self.setup, promise=self.promise)
 
-    @property
-    def _learned_by(self) -> str:
-        words = self.private_sum.learned_by
-        if self.setup.clusters is not None:
-            words += "; the server reads centres of every agent's inputs"
-        return words
-
-    @property
-    def _adds(self) -> str:
-        """What an agent contributes to a sum, in words."""
-        numbers = self.private_sum.channel.grid.dim
-        return f"{_ADDS[type(self.setup.search)]}, {numbers} numbers"
-
     def privacy(self, state: FedGPServerState) -> dict[str, Any]:
-        """What a report needs: who learns what, the promise, and what was released."""
+        """What a report needs: the promise, what was paid, and what was released."""
         common = {
             "channel": type(self.private_sum.channel).__name__,
-            "learned_by": self._learned_by,
-            "adds": self._adds,
             "sums": state.sums,
             "rekeys": state.rekeys,
         }
-        mechanism = self.private_sum.mechanism
-        if mechanism is None:
+        if self.price is None:
             return {"mechanism": "none", "private": False, **common}
-        assert self.promise is not None
-        spent = _guarantee(
-            mechanism.event, state.asked, self.delta, mechanism.adjacency, mechanism.unit
+        return {**self.price.account(self.paid(state)), **common}
+
+    def paid(self, state: FedGPServerState) -> tuple[Entry, ...]:
+        """All payments so far, each site's own where the agents add the noise."""
+        mechanism = self.private_sum.mechanism
+        if mechanism is None or not state.asked:
+            return ()
+        return (Entry(mechanism.event, state.asked, "sums"),)
+
+    @cached_property
+    def price(self) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        mechanism, at = self.private_sum.mechanism, self.private_sum.noise_at
+        if mechanism is None or self.promise is None:
+            return None
+        if isinstance(mechanism, GaussianSum):
+            noise_std = float(mechanism.noise_std[0])
+        else:
+            noise_std = mechanism.noise_scale if at == "server" else mechanism.noise_std
+        return Price(
+            guarantee=self.promise,
+            event=mechanism.event,
+            payments=self.setup.sums,
+            releases=self.setup.sums,
+            mechanism=type(mechanism).__name__,
+            settings=repr(mechanism),
+            noise_std=noise_std,
+            trust=self.sees.trust,
+            paid_at="hub" if at == "server" else "site",
         )
-        return {
-            "epsilon": spent.epsilon,
-            "delta": spent.delta,
-            "adjacency": spent.adjacency,
-            "unit": spent.unit,
-            "accountant": spent.accountant,
-            "private": self.noise_private,
-            "releases": state.sums,
-            "promised_epsilon": self.promise.epsilon,
-            "mechanism": repr(mechanism),
-            **common,
-        }
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        channel, clusters = self.private_sum.channel, self.setup.clusters
+        settings = "search space, search settings, grid, channel and the promise"
+        rows = [
+            Row.of(Setup, "server", settings, EVERYBODY),
+            Row.of(Order, "server", "what to do, in which round and with whom", ADDRESSEE),
+        ]
+        if channel.setup_phases:
+            word = "a part of the joint key, or a share in the decryption of a sum"
+            rows += [
+                Row.of(Keys, "server", "all agents' parts of the joint key", EVERYBODY),
+                Row.of(Word, "agent", word, ("server",)),
+            ]
+        if clusters is not None:
+            centres = "centres and sizes of clusters of every agent's inputs"
+            made = "support points made of all agents' centres"
+            rows += [
+                Row.of(Centres, "agent", centres, ("server",), "data"),
+                Row.of(Support, "server", made, EVERYBODY, "data"),
+            ]
+        return Sees(
+            rows=(*rows, *self._sum_rows),
+            trust=self._trust,
+            limits=self._limits,
+        )
+
+    @property
+    def _sums_planned(self) -> bool:
+        """Whether any sum can be opened."""
+        search = self.setup.search
+        ever = not isinstance(search, SupportSearch) or search.ever_together
+        return ever and self.setup.sums > 0 and self.setup.rounds > 0
+
+    @property
+    def _sum_rows(self) -> tuple[Row, ...]:
+        """Contributions and sums."""
+        channel, at = self.private_sum.channel, self.private_sum.noise_at
+        if not self._sums_planned:
+            return (Row.of(Upload, "agent", "an acknowledgement without data", ("server",)),)
+        what = f"{_ADDS[type(self.setup.search)]}, {channel.grid.dim} numbers"
+        readers: tuple[Reader, ...] = ()
+        if channel.server_sees_contributions:
+            share = ", with its own share of the noise only" if at == "agent" else ""
+            content, readers = f"each agent's contribution to a sum: {what}{share}", ("server",)
+        else:
+            content = f"each agent's encrypted contribution to a sum: {what}"
+        upload = Row.of(Upload, "agent", content, readers, "data")
+        reveals: Reveals = "data" if at == "none" else "noisy data"
+        total = f"the {'noisy ' if at != 'none' else ''}sum, and who contributed"
+        if channel.opened_by == "agents":
+            return upload, Row.of(Sealed, "server", total, ("agents",), reveals)
+        opened = Row.of(Opened, "server", total, EVERYBODY, reveals)
+        if channel.open_phases:
+            sealed = Row.of(Sealed, "server", "a sum that is still encrypted", ())
+            return upload, sealed, opened
+        return upload, opened
+
+    @property
+    def _trust(self) -> str:
+        channel, at = self.private_sum.channel, self.private_sum.noise_at
+        if not self._sums_planned and self.setup.clusters is None:
+            return "No sum is opened: no party has to be trusted."
+        if channel.opened_by == "agents":
+            reader = (
+                "The server is trusted not to obtain the key that every agent holds, which "
+                "decrypts contributions too"
+            )
+        elif channel.server_sees_contributions:
+            reader = "The server is trusted with every contribution"
+        else:
+            reader = "The server is trusted to follow the protocol and not with contributions"
+        if at == "none":
+            return f"{reader}; all agents are trusted with the sum."
+        if at == "server":
+            return f"{reader} and adds the noise; the guarantee is against all other agents."
+        against = "all other agents"
+        if not channel.server_sees_contributions and channel.opened_by == "server":
+            against = "the server and all other agents"
+        return f"{reader}; agents add the noise, and the guarantee is against {against}."
+
+    @property
+    def _limits(self) -> tuple[str, ...]:
+        if not self._sums_planned or self.private_sum.noise_at != "none":
+            return ()
+        return (
+            "Encryption hides contributions and not their sum: the difference of two sums shows "
+            "what has changed, and of two agents each learns the contribution of the other."
+            if not self.private_sum.channel.server_sees_contributions
+            else "The difference of two sums shows what has changed between them.",
+        )
 
     # -------------------------------------------------------------- the rounds
 
@@ -1691,11 +1792,13 @@ ChannelKind = Literal["plain", "ckks", "threshold"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FedGP:
+class FedGP(Budgeted):
     """FBO-FedGP as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many queries each agent makes, `T`.
+        budget: How many evaluations each active agent makes, the initial ones included. The number
+            of rounds is ``T = budget - initial points``, of the agent that lacks most of them; one
+            that has data for some evaluates fewer.
         search: How points are found; default `TransferSearch`. Or `SupportSearch`, `RegionSearch`.
         feature_map: The shared basis of `TransferSearch`, public; default features of a public SE
             kernel (`transfer_search.default_feature_map`).
@@ -1736,10 +1839,10 @@ class FedGP:
     all agents trust calls `provision` before, once: a machine that reaches all stores.
 
     Example:
-        >>> result = run(FedGP(rounds=5, channel="plain"), SyntheticGPAgents(3), seed=0)
+        >>> result = run(FedGP(budget=8, channel="plain"), SyntheticGPAgents(3), seed=0)
     """
 
-    rounds: int
+    budget: int
     search: TransferSearch | SupportSearch | RegionSearch = TransferSearch()  # noqa: RUF009 - frozen
     feature_map: FeatureMap | None = None
     channel: ChannelKind = "threshold"
@@ -1764,6 +1867,9 @@ class FedGP:
     _made: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # of these settings
 
     def __post_init__(self) -> None:
+        self._check_budget()
+        if not self.data:
+            self.rounds_for(())  # with data it depends on who takes part, see `server`
         if self.channel not in get_args(ChannelKind):
             raise InputDataError(
                 f"channel is one of {get_args(ChannelKind)}, got {self.channel!r}."
@@ -1790,6 +1896,15 @@ class FedGP:
         if not isinstance(self.search, TransferSearch):
             return 4
         return int(self.default is not None) if self.data else MIN_OWN
+
+    def initial_for(self, names: tuple[AgentId, ...]) -> int:
+        """The points of round 0: the initial design, or what an agent lacks of `starts`."""
+        if self.initial_design is not None:
+            return self.starts
+        search = self.search
+        everybody = isinstance(search, SupportSearch) and search.lead > 0  # all begin then
+        counts = {name: len(X) for name, (X, _) in self.data.items()}
+        return missing_points(self.starts, names, None if everybody else self.active, counts)
 
     def public_search(self, space: SearchSpace) -> Search:
         """What all agents must know of the search."""
@@ -1818,7 +1933,7 @@ class FedGP:
         server = self._stores(None)
         if server.get(CONTEXT) is not None:
             return
-        channel, secret = CKKSChannel.generate(self._grid(space, len(self._names))[1])
+        channel, secret = CKKSChannel.generate(self._grid(space, self._names)[1])
         for name in self._names:
             store = self._secrets(name)
             store.delete(CONTEXT)
@@ -1848,13 +1963,13 @@ class FedGP:
         return context
 
     def _private_sum(
-        self, space: SearchSpace, num_agents: int, store: Secrets | None
+        self, space: SearchSpace, names: tuple[AgentId, ...], store: Secrets | None
     ) -> PrivateSum:
         """What bounds, noises and carries the contributions; the same object for all agents."""
         context = self._key(store) if self.channel == "ckks" else b""
-        key = (space.fingerprint, num_agents, context)
+        key = (space.fingerprint, names, context)
         if key not in self._made:
-            mechanism, grid = self._grid(space, num_agents)
+            mechanism, grid = self._grid(space, names)
             channel: Channel
             if self.channel == "plain":
                 channel = PlainChannel(grid)
@@ -1868,24 +1983,24 @@ class FedGP:
         made: PrivateSum = self._made[key]
         return made
 
-    def _grid(self, space: SearchSpace, num_agents: int) -> tuple[Any, PublicGrid]:
+    def _grid(self, space: SearchSpace, names: tuple[AgentId, ...]) -> tuple[Any, PublicGrid]:
         """The mechanism, and the grid on which contributions are added."""
-        search = self.public_search(space)
-        size = contribution_size(search, space.dim, self.rounds)
+        search, num_agents, rounds = self.public_search(space), len(names), self.rounds_for(names)
+        size = contribution_size(search, space.dim, rounds)
         mechanism, grid = None, None
         if self.mechanism is not None:
             mechanism = self.mechanism(size, num_agents)
             grid = getattr(mechanism, "grid", None)
             given = max((len(X) for X, _ in self.data.values()), default=0)
             start = self.starts if self.initial_design is None else given + self.starts
-            most = max(given, start) + self.rounds
+            most = max(given, start) + rounds
             if isinstance(mechanism, DistributedRecordSum) and mechanism.max_records < most:
                 raise InputDataError(
                     f"Agents have up to {most} records, the mechanism has room for "
                     f"{mechanism.max_records}."
                 )
         if grid is None:
-            bound = search.bound(self.starts + self.rounds)
+            bound = search.bound(self.starts + rounds)
             usual = 2.0 ** (math.ceil(math.log2(num_agents)) - 51)
             if isinstance(search, MeanSearch):
                 usual = search.precision(num_agents)
@@ -1902,12 +2017,13 @@ class FedGP:
             raise InputDataError("with_stores was told of other agents than the server.")
         check_designs(self.initial_design, names)
         store = None if self._stores is None else self._stores(None)
-        private_sum = self._private_sum(space, len(names), store)
-        self._made["agents"] = len(names)
+        private_sum = self._private_sum(space, names, store)
+        self._made["names"] = names
         search = self.public_search(space)
         steps = search.lead if isinstance(search, SupportSearch) and search.rule == "sums" else 0
         active = None if self.active is None or set(self.active) == set(names) else self.active
-        usual = self.rounds + steps
+        rounds = self.rounds_for(names)
+        usual = rounds + steps
         if active is not None and isinstance(search, MeanSearch):
             usual = min(usual, 1)
         sums = usual if self.sums is None else self.sums
@@ -1918,7 +2034,7 @@ class FedGP:
             region=search if isinstance(search, RegionSearch) else None,
             mean=search if isinstance(search, MeanSearch) else None,
             agents=names,
-            rounds=self.rounds,
+            rounds=rounds,
             num_initial=self.starts,
             channel=type(private_sum.channel).__name__,
             fingerprint=private_sum.channel.fingerprint.hex(),
@@ -1937,18 +2053,35 @@ class FedGP:
             active=active,
         )
 
+    def alone(self) -> FedGP:
+        """The baseline of comparisons: the same agents, which do not use the sums."""
+        return replace(
+            self,
+            search=TransferSearch(listen=False),
+            channel="plain",
+            mechanism=None,
+            noise_at="none",
+            require=None,
+        )
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self.server(space, names).price
+
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FedGPAgent:
         """An agent of a study."""
-        num_agents = len(self._names) or self._made.get("agents", 0)
-        if not num_agents:
+        names = self._names or self._made.get("names", ())
+        if not names:
             raise InputDataError(
-                "An agent's part depends on how many agents there are: call with_stores first, or "
+                "An agent's part depends on who takes part: call with_stores first, or "
                 "server in the same process."
             )
         secrets = self._secrets(name)
-        private_sum = self._private_sum(
-            space, num_agents, None if self._stores is None else secrets
-        )
+        private_sum = self._private_sum(space, names, None if self._stores is None else secrets)
         channel = private_sum.channel
         if (  # one process plays all parts
             isinstance(channel, CKKSChannel)

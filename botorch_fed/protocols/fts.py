@@ -47,6 +47,7 @@ from botorch_fed.acquisition import (
     weight_path,
 )
 from botorch_fed.errors import FederatedError, MessageError, NumericalError
+from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     FeatureMap,
     MessagePriorGP,
@@ -67,6 +68,7 @@ from botorch_fed.models import (
 from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
     check_data,
@@ -106,6 +108,11 @@ RESIDUAL_PRIOR = (-1.2, 1.0)  # of what messages leave open: normal, of the log 
 MessageKind = Literal["own_mean", "sample", "mean", "summary", "summary_and_incumbent"]
 MAX_INITIAL = 10_000  # points of an agent before its first query
 SUMMARIES = ("summary", "summary_and_incumbent")
+SAID: dict[str, str] = {  # of a message, in words
+    "own_mean": "the mean function of its own model",
+    "mean": "the posterior mean of its weights",
+    "sample": "a posterior sample of its weights",
+}
 
 
 # ------------------------------------------------------------------ messages
@@ -925,6 +932,48 @@ class FTSServer:
         settings = (content_hash(encode(self.setup)), self.agents, self.active, self.every)
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
+    @property
+    def price(self) -> None:
+        """No guarantee, and nothing to pay."""
+        return None
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        M, kind = self._feature_map.num_features, self.setup.message
+        sent, limits = f"{SAID.get(kind, kind)}, {M} numbers", ""
+        if kind in SUMMARIES:
+            sent = f"a summary of its data, {M * (M + 3) // 2} numbers"
+            limits = (
+                " From a summary of fewer observations than features the data can be recovered."
+            )
+            if kind == "summary_and_incumbent":
+                sent += " and the best observed value"
+        return Sees(
+            rows=(
+                Row.of(
+                    Setup, "server", "search space, shared basis and message settings", EVERYBODY
+                ),
+                Row.of(Query, "server", "whether to query and whether to upload", ADDRESSEE),
+                Row.of(
+                    Upload,
+                    "agent",
+                    f"each agent's message: {sent}",
+                    ("server",),
+                    "data",
+                ),
+                Row.of(
+                    Received,
+                    "server",
+                    "the newest message of every agent, by name",
+                    EVERYBODY,
+                    "data",
+                ),
+            ),
+            trust="The server and all agents are trusted with every message.",
+            limits=(f"A message is a function of the agent's data.{limits}",),
+        )
+
     def start(self) -> FTSServerState:
         """The state before the collection."""
         return FTSServerState(0, None)
@@ -983,11 +1032,12 @@ NUM_FEATURES = 100
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FTS:
+class FTS(Budgeted):
     """Federated Thompson sampling as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many queries the active agents make, their first points included.
+        budget: How many evaluations each active agent makes, its first points included: a multiple
+            of `q`, with ``budget / q`` rounds of one query each.
         feature_map: The shared basis; default random Fourier features of a public SE kernel.
         noise_var: Noise variance that messages are made with, on the public scale.
         message: What agents send, see `Setup`; default what the strategy needs.
@@ -1009,10 +1059,10 @@ class FTS:
         agent_weights: :math:`P_N`, the same for all agents; default uniform.
 
     Example:
-        >>> result = run(FTS(rounds=20), Landmine(), seed=0)
+        >>> result = run(FTS(budget=20), Landmine(), seed=0)
     """
 
-    rounds: int
+    budget: int
     feature_map: FeatureMap | None = None
     noise_var: float = NOISE_VAR
     message: MessageKind | None = None
@@ -1031,6 +1081,37 @@ class FTS:
     def __post_init__(self) -> None:
         has_design = self.initial_design is not None
         check_start(self.default, transfers=self._transfers, has_design=has_design)
+        self._check_budget()
+        if self.q > 1 and self.budget % self.q:
+            below = self.budget - self.budget % self.q
+            raise InputDataError(
+                f"budget = {self.budget} is no multiple of q = {self.q}: write budget = "
+                f"{below + self.q}{f' or {below}' if below else ''}."
+            )
+        if self._starts > self.budget:
+            raise InputDataError(
+                f"budget = {self.budget} has no room for {self._starts} initial points: write "
+                f"budget = {self._starts} or more, or fewer initial points (num_initial)."
+            )
+
+    @property
+    def _starts(self) -> int:
+        """How many of the first points are asked for; the default is as many as there is room."""
+        design = self.initial_design
+        if isinstance(design, Mapping):
+            return max(map(len, design.values()), default=0)
+        return (self.num_initial or 0) if design is None else len(design)
+
+    def rounds_for(self, names: tuple[AgentId, ...]) -> int:
+        """A round is a query of `q` points, first points or not."""
+        return self.budget // self.q
+
+    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
+        """Round 0 collects messages and evaluates nothing."""
+        return max(state.t - 1, 0) * self.q
+
+    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int:
+        return max(rounds, -(-self._starts // self.q)) * self.q
 
     @property
     def _transfers(self) -> bool:
@@ -1063,10 +1144,22 @@ class FTS:
         return FTSServer(
             setup=self.setup(space, names),
             agents=names,
-            rounds=self.rounds,
+            rounds=self.rounds_for(names),
             active=self.active,
             every=int(self._transfers) if self.every is None else self.every,
         )
+
+    def alone(self) -> FTS:
+        """The baseline of comparisons: the same agents without messages."""
+        return replace(self, every=0, message=None, strategy=TransferSearch(listen=False))
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; always None."""
+        return self.server(space, names).price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:
         """An agent of a study."""

@@ -66,7 +66,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from secrets import token_hex
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import torch
 from botorch.acquisition.analytic import LogExpectedImprovement
@@ -76,6 +76,7 @@ from torch import Tensor
 from botorch_fed.acquisition import AdditiveGrid, private_ucb_width
 from botorch_fed.acquisition.optimize import ascend
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     AdditiveFeatures,
     BasisGP,
@@ -95,6 +96,7 @@ from botorch_fed.privacy import (
     BlockState,
     BlockSum,
     Budget,
+    Entry,
     Event,
     Guarantee,
     Ledger,
@@ -111,15 +113,17 @@ from botorch_fed.privacy import (
 )
 from botorch_fed.privacy.tree import Factorization
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.dp_fts_de import (
     _BooksElsewhere,
     default_private_features,
     reference_points,
 )
-from botorch_fed.protocols.fts import check_agreement, received_features
+from botorch_fed.protocols.fts import FTS, check_agreement, received_features
 from botorch_fed.protocols.own_step import check_points, random_point, tensor_hash
 from botorch_fed.protocols.site import STATE_BYTES
 from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore, Store
+from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
@@ -1160,26 +1164,103 @@ class PrivateUCBServer:
         """What a report needs: the promise, what was paid, and the signal beside the noise."""
         sums = 0 if state.parameters is None else state.parameters.count
         common = {"trust": self.trust, "outcomes": sums}
-        if self.mechanism is None or self.promise is None:
+        if self.price is None:
             return {"mechanism": "none", "private": False, **common}
-        if self.trust == "local":
-            so_far = most_participations(1, state.asked, len(self.agents))
-            spent = self._guarantee(so_far)
-        else:
-            spent = state.ledger.guarantee(delta=self.delta)
         return {
-            "epsilon": spent.epsilon,
-            "delta": spent.delta,
-            "adjacency": spent.adjacency,
-            "unit": spent.unit,
-            "accountant": spent.accountant,
-            "private": spent.private,
-            "releases": spent.releases,
-            "promised_epsilon": self.promise.epsilon,
-            "mechanism": repr(self.mechanism),
+            **self.price.account(self.paid(state)),
             "signal_to_noise": signal_to_noise(state.parameters),
             **common,
         }
+
+    def paid(self, state: PrivateUCBServerState) -> tuple[Entry, ...]:
+        """All payments so far of the unit that has paid most."""
+        if self.mechanism is None or self.trust != "local":
+            return state.ledger.entries
+        events = self._events(most_participations(1, state.asked, len(self.agents)))
+        return (Entry(events[0], len(events), "increments"),) if events else ()
+
+    @cached_property
+    def price(self) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        mechanism = self.mechanism
+        if mechanism is None or self.promise is None:
+            return None
+        releases = self.releases
+        if isinstance(mechanism, PrefixSum):
+            noise_std = mechanism.noise_std(releases)
+        elif isinstance(mechanism, LocalGaussian):
+            noise_std, releases = mechanism.noise_scale, self.rounds * self.batch
+        else:
+            noise_std = mechanism.noise_std
+        return Price(
+            guarantee=self.promise,
+            event=mechanism.event,
+            payments=len(self._events(self.participations)),
+            releases=releases,
+            mechanism=type(mechanism).__name__,
+            settings=repr(mechanism),
+            noise_std=noise_std,
+            trust=self.sees.trust,
+            paid_at="site" if self.trust == "local" else "hub",
+        )
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        D = self._statistic.dim
+        public, none = self.trust == "public", self.trust == "none"
+        query = Row.of(Query, "server", "the number of the round", ADDRESSEE)
+        if public:
+            action = "the round and the action to play, a function of earlier releases"
+            query = Row.of(Query, "server", action, EVERYBODY, "noisy data")
+        sent = {
+            "joint": (Record, "every record, an action and its outcome", "data"),
+            "local": (Increment, f"the statistics of a record with noise, {D} numbers", None),
+            "public": (Outcome, "the outcome of every public action", "data"),
+            "none": (Record, "every record, an action and its outcome", "data"),
+        }
+        kind, content, reveals = sent[self.trust]
+        of = "the outcomes of a block" if public else "the statistics of all records"
+        released = f"the {'' if none else 'noisy '}sum of {of}, {D} numbers"
+        if self.trust == "local":
+            released = f"the sum of all noisy statistics, {D} numbers"
+        trusted = {
+            "joint": "The server is trusted with every record and adds the noise; the guarantee "
+            "is against all others together, not against the server.",
+            "local": "No party is trusted: the guarantee is against the server as well.",
+            "public": "The server is trusted with every outcome and adds the noise; the guarantee "
+            "is for outcomes alone, against all others together, because actions are public.",
+            "none": "The server is trusted with every record and all agents with sums of them.",
+        }
+        return Sees(
+            rows=(
+                Row.of(
+                    Setup,
+                    "server",
+                    "search space, shared basis, rules of action and the promise",
+                    EVERYBODY,
+                ),
+                query,
+                Row.of(
+                    kind,
+                    "agent",
+                    content,
+                    ("server",),
+                    "noisy data" if reveals is None else "data",
+                ),
+                Row.of(
+                    Parameters,
+                    "server",
+                    f"{released}, from which all make the same posterior",
+                    EVERYBODY,
+                    "data" if none else "noisy data",
+                ),
+            ),
+            trust=trusted[self.trust],
+            stays="An agent's own data, actions and outcomes stay with the agent."
+            if self.trust == "local"
+            else "",
+        )
 
     def model(self, state: PrivateUCBServerState) -> BasisGP:
         """The posterior of the newest release, which anybody may have."""
@@ -1479,11 +1560,14 @@ def _missing(state: PrivateUCBServerState) -> ProtocolError:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PrivateUCB:
+class PrivateUCB(Budgeted):
     r"""Private GP-UCB as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many rounds there are, `T`.
+        budget: How many evaluations an agent makes at most. The number of rounds is
+            ``T = floor(budget * agents / batch)``, which is `budget` where all are asked in every
+            round. They are asked in turn: if `batch` does not divide ``budget * agents``, some
+            agents make one evaluation less.
         epsilon: What the whole run may reveal about one unit; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
         delta: Beside `epsilon`. The paper's 0.1 is no :math:`\delta`.
@@ -1519,12 +1603,12 @@ class PrivateUCB:
     Example:
         >>> problem = KernelBandit(num_agents=4, seed=0)
         >>> arms = lambda name, t: problem.decision_set(int(name[5:]), t)
-        >>> result = run(PrivateUCB(rounds=64, epsilon=10, decision_sets=arms), problem, seed=0)
+        >>> result = run(PrivateUCB(budget=64, epsilon=10, decision_sets=arms), problem, seed=0)
         >>> result.privacy["epsilon"] <= 10
         True
     """
 
-    rounds: int
+    budget: int
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-5
@@ -1555,9 +1639,10 @@ class PrivateUCB:
     final_release: bool = True
     _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
 
+    measure: ClassVar[Literal["cumulative"]] = "cumulative"
+
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise InputDataError(f"There must be at least one round, got {self.rounds}.")
+        self._check_budget()
         given = (self.epsilon is not None) + (self.noise_multiplier is not None)
         if given != (self.trust != "none"):
             raise InputDataError(
@@ -1569,6 +1654,28 @@ class PrivateUCB:
                 'With trust="public" the decision set is fixed and public: give candidates, or '
                 "nothing for the whole cube."
             )
+
+    def rounds_for(self, names: tuple[AgentId, ...]) -> int:
+        """As many rounds of `batch` agents as ask nobody more than `budget` times."""
+        if self.batch is None:
+            return self.budget
+        batch = max(1, min(self.batch, len(names)))  # the server refuses others
+        return self.budget * len(names) // batch
+
+    def evaluated(self, names: tuple[AgentId, ...], state: PrivateUCBServerState) -> int:
+        """How often an agent has been asked, in turn with the others."""
+        return most_participations(1, state.asked, len(names))
+
+    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int | str:
+        if self.batch is None:
+            return rounds
+        if not names:
+            return f"{rounds * self.batch} / the number of agents, rounded up"
+        return most_participations(rounds, self.batch, len(names))
+
+    def evaluations_for(self, names: tuple[AgentId, ...]) -> int:
+        """One evaluation of each agent that is asked in a round."""
+        return self.rounds_for(names) * (len(names) if self.batch is None else self.batch)
 
     def __getstate__(self) -> dict[str, Any]:
         books = None if self.books is None else _BooksElsewhere()
@@ -1591,7 +1698,8 @@ class PrivateUCB:
                 f"The feature map has {phi.input_dim} inputs, the search space {space.dim} columns."
             )
         batch = len(names) if self.batch is None else self.batch
-        participations = most_participations(self.rounds, batch, len(names))
+        rounds = self.rounds_for(names)
+        participations = most_participations(rounds, batch, len(names))
         z = self._noise_for(participations)
         setup = Setup(
             space=space,
@@ -1603,7 +1711,7 @@ class PrivateUCB:
             noise_multiplier=z,
             adjacency=self.adjacency,
             unit=self.unit,
-            horizon=self.rounds,
+            horizon=rounds,
             exploration=self.exploration,
             acquisition=self.acquisition,
             psd=self.psd,
@@ -1673,13 +1781,26 @@ class PrivateUCB:
             num_features=phi.num_features,
             outcome_bound=setup.outcome_bound,
             moment_scale=setup.moment_scale,
-            horizon=max(1, self.rounds - (not self.final_release)),
+            horizon=max(1, setup.horizon - (not self.final_release)),
             noise_multiplier=setup.noise_multiplier,
             factorization=self.factorization,
             adjacency=setup.adjacency,
             unit=setup.unit,
             participations=participations if setup.unit == "agent" else 1,
         )
+
+    def alone(self) -> FTS:
+        """The baseline of comparisons: agents with models of their own, without messages."""
+        alone = FTS(budget=self.budget, every=0, strategy=TransferSearch(listen=False))
+        return replace(alone, candidates=self.candidates)
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self.server(space, names).price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> PrivateUCBAgent:
         """An agent of a study."""

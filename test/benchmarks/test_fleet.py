@@ -74,7 +74,7 @@ def both(
     problem: Tabulated, **settings: object
 ) -> tuple[RunResult, dict[int, torch.Tensor], FleetResult]:
     """The shipped protocol's result and releases, and the simulator's result of the same."""
-    options = {"rounds": ROUNDS, "num_initial": 0, "noise": InsecureSeededNoise(1), **settings}
+    options = {"budget": ROUNDS, "num_initial": 0, "noise": InsecureSeededNoise(1), **settings}
     fleet = Fleet(problem, DPFTSDE(**options), starts(), seed=7)
     data = fleet.data()
     study = _Logged(**options, data=data, candidates=problem.points)
@@ -158,7 +158,7 @@ def test_curves() -> None:
 
 def test_own_samples_have_the_law_of_the_posterior() -> None:
     known = OwnHyperparameters(torch.full((2,), 0.3).double(), 1.0, 0.01, 0.0, 0)
-    study = DPFTSDE(rounds=1, releases=(), strategy=Following(warp=False))
+    study = DPFTSDE(budget=11, releases=(), strategy=Following(warp=False))
     for kernel in (known, None):
         fleet = Fleet(table(), study, starts(), seed=0, known=kernel)
         fleet._update()
@@ -173,7 +173,7 @@ def test_own_samples_have_the_law_of_the_posterior() -> None:
 
 
 def test_a_field_follows_noise_alone() -> None:
-    options = {"rounds": 3, "strategy": EI, "noise": InsecureSeededNoise(3)}
+    options = {"budget": 13, "strategy": EI, "noise": InsecureSeededNoise(3)}
     private = Fleet(table(), DPFTSDE(epsilon=2.0, **options), starts(), seed=0, field=True).run()
     assert private.signal_to_noise == (0.0, 0.0, 0.0)
     assert all(bool(release.any()) for release in private.releases.values())
@@ -189,7 +189,7 @@ def test_a_field_follows_noise_alone() -> None:
 
 
 def test_signal_is_measured_against_the_protocol_without_data() -> None:
-    options = {"rounds": 2, "strategy": EI, "noise": InsecureSeededNoise(3), "releases": (0,)}
+    options = {"budget": 12, "strategy": EI, "noise": InsecureSeededNoise(3), "releases": (0,)}
     loud = Fleet(table(), DPFTSDE(noise_multiplier=0.01, **options), starts(), seed=0).run()
     quiet = Fleet(table(), DPFTSDE(noise_multiplier=0.1, **options), starts(), seed=0).run()
     (high,), (low,) = loud.signal_to_noise, quiet.signal_to_noise
@@ -198,7 +198,7 @@ def test_signal_is_measured_against_the_protocol_without_data() -> None:
 
 def test_samples_of_the_prior_are_no_signal() -> None:
     study = DPFTSDE(
-        rounds=1,
+        budget=11,
         noise_multiplier=0.01,
         message="sample",
         strategy=Following(),
@@ -215,13 +215,13 @@ def test_samples_of_the_prior_are_no_signal() -> None:
 
 
 def test_a_design_is_queried_first() -> None:
-    study = DPFTSDE(rounds=4, noise_kind="none", strategy=EI, noise=InsecureSeededNoise(3))
+    study = DPFTSDE(budget=14, noise_kind="none", strategy=EI, noise=InsecureSeededNoise(3))
     result = Fleet(table(), study, starts(), seed=0, design=(5, 9)).run()
     assert bool((result.tried[:, 3:5] == torch.tensor([5, 9])).all())
 
 
 def test_what_is_refused() -> None:
-    study = DPFTSDE(rounds=1, epsilon=2.0, strategy=EI, noise=OSNoise())
+    study = DPFTSDE(budget=11, epsilon=2.0, strategy=EI, noise=OSNoise())
     with pytest.raises(InputDataError, match="seeded noise"):
         Fleet(table(), study, starts(), seed=0).run()
     with pytest.raises(InputDataError, match="6 x n0"):
@@ -241,5 +241,5 @@ def test_warped_domain() -> None:
 
 
 def test_paper_strategy_runs() -> None:
-    study = DPFTSDE(rounds=2, releases=(), strategy=paper_following())
+    study = DPFTSDE(budget=12, releases=(), strategy=paper_following())
     assert Fleet(table(), study, starts(), seed=0).run().best.shape == (AGENTS, 3)

@@ -83,7 +83,7 @@ from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.wire.codec import content_hash, decode, encode
-from test.cases import normal, quadrature, random_fourier, uniform
+from test.cases import in_rounds, normal, quadrature, random_fourier, uniform
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 
@@ -232,7 +232,7 @@ def study(strategy: Strategy = SMALL, **options: Any) -> DPFTSDE:
         "noise": InsecureSeededNoise(7),
         "strategy": strategy,
     }
-    return DPFTSDE(**{**common, **options})
+    return in_rounds(DPFTSDE, {**common, **options}, NAMES)
 
 
 def finished(strategy: Strategy = SMALL, **options: Any) -> Federation:
@@ -1415,7 +1415,7 @@ def test_the_report_of_a_run(tmp_path: Path) -> None:
     assert (privacy["delta"], privacy["releases"]) == (default_delta(3), 2)
     assert (privacy["adjacency"], privacy["unit"]) == ("zero-out", "agent")
     assert privacy["private"]
-    assert privacy["mechanism"].startswith("CorrelatedGaussianSum(num_agents=3, num_regions=2")
+    assert privacy["settings"].startswith("CorrelatedGaussianSum(num_agents=3, num_regions=2")
     assert [len(row) for row in privacy["signal_to_noise"]] == [2, 2]
     assert all(math.isfinite(x) and x >= 0 for row in privacy["signal_to_noise"] for x in row)
     assert RunResult.load(tmp_path / "run").privacy == privacy
@@ -1490,7 +1490,7 @@ def test_the_papers_settings() -> None:
     result = run(plan, dict.fromkeys(NAMES, hill), seed=0, space=SQUARE)
     assert result.privacy is not None
     assert result.privacy["releases"] == 2
-    assert "noise as published" in result.privacy["mechanism"]
+    assert "noise as published" in result.privacy["settings"]
 
 
 # ------------------------------------------------------------------ the shared basis
@@ -1850,14 +1850,14 @@ def test_a_federation_with_enough_agents_releases_and_says_how_much() -> None:
 
 
 def test_old_defaults_by_name() -> None:
-    plan = DPFTSDE(rounds=5, epsilon=2.0, strategy=Following())
+    plan = DPFTSDE(budget=15, epsilon=2.0, strategy=Following())
     assert (plan.message_kind, plan.starts) == ("gain", 10)
     assert plan.release_rounds() == (0, 1, 2, 3)
     boss = plan.server(SQUARE, NAMES)
     assert (boss.setup.message, boss.setup.num_initial, boss.setup.clip_norm) == ("gain", 10, 1.0)
     assert boss.outlook is None
     assert "signal" not in boss.privacy(boss.start())
-    assert DPFTSDE(rounds=5, epsilon=2.0).starts == 3
+    assert DPFTSDE(budget=8, epsilon=2.0).starts == 3
 
 
 def test_what_does_not_go_with_own_means() -> None:

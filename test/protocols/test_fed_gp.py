@@ -52,7 +52,7 @@ from botorch_fed.run import RunResult, run
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 from botorch_fed.wire.codec import decode, encode
-from test.cases import uniform
+from test.cases import in_rounds, uniform
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 
@@ -106,7 +106,7 @@ def trusted(dim: int, num_agents: int) -> GaussianSum:
 
 def study(search: Any = REGION, **options: Any) -> FedGP:
     common = {"rounds": 3, "channel": "plain", "num_initial": 3, "noise": InsecureSeededNoise(7)}
-    return FedGP(search=search, **{**common, **options})
+    return in_rounds(FedGP, {"search": search, **common, **options}, NAMES)
 
 
 def trace(result: RunResult) -> str:
@@ -806,7 +806,8 @@ def test_a_private_run(channel: Any, mechanism: Any) -> None:
     said = federation.server.honest.privacy(federation.end)
     assert said["epsilon"] == expected.epsilon
     assert said["sums"] == 3
-    assert "the server" in said["learned_by"]
+    sees = federation.server.honest.sees
+    assert "noisy" in sees.read_by("agents")[-1].content
 
 
 def test_a_private_result_says_so() -> None:
@@ -1349,8 +1350,9 @@ def test_algorithm_1_sends_inputs_and_says_so() -> None:
         }
         assert said.sizes.sum() == 3
     made = federation.server.honest
-    assert "centres of every agent" in made.privacy(federation.end)["learned_by"]
-    assert "centres" not in study(SUMS).server(SQUARE, NAMES).privacy(federation.end)["learned_by"]
+    assert made.sees.row("Centres").readers == ("server",)
+    assert "inputs" in made.sees.row("Centres").content
+    assert "Centres" not in [row.message for row in study(SUMS).sees(SQUARE, NAMES).rows]
 
 
 @pytest.mark.parametrize("mechanism", [gaussian, trusted])

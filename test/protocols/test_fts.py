@@ -52,7 +52,7 @@ from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.wire.codec import content_hash, decode, encode
-from test.cases import MAPS, normal, random_fourier, uniform
+from test.cases import MAPS, in_rounds, normal, random_fourier, uniform
 
 NAMES = ("ann", "bob", "cem")
 SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
@@ -170,7 +170,7 @@ class Federation:
 
 
 def study(strategy: AnyStrategy = SMALL, **options: Any) -> FTS:
-    return FTS(**{"rounds": 3, "feature_map": PHI, "strategy": strategy, **options})
+    return in_rounds(FTS, {"rounds": 3, "feature_map": PHI, "strategy": strategy, **options})
 
 
 def with_data(n: int = 8, f: Objective = hill) -> dict[str, tuple[Tensor, Tensor]]:
@@ -504,7 +504,9 @@ def test_nobody_has_data() -> None:
 
 
 def test_no_rounds_is_a_collection() -> None:
-    federation = finished(MIXED, rounds=0)
+    federation = Federation(study(MIXED, data=with_data()))
+    federation.server = replace(federation.server, rounds=0)
+    federation.drive()
     assert federation.end.t == 1
     assert federation.end.received is not None
 

@@ -160,13 +160,13 @@ def test_public_settings() -> None:
     with pytest.raises(InputDataError, match="2 inputs, the search space 1"):
         MeanSearch.over(SearchSpace((Parameter.real("a", 0.0, 1.0),)), PHI)
     with pytest.raises(InputDataError, match="TransferSearch's"):
-        FedGP(rounds=1, search=RegionSearch(), feature_map=PHI)
+        FedGP(budget=5, search=RegionSearch(), feature_map=PHI)
     protocol = study(ONE, feature_map=PHI)
     assert protocol.server(SQUARE, NAMES).setup.mean == SEARCH
 
 
 def test_the_default_is_the_mean_search() -> None:
-    protocol = FedGP(rounds=3)
+    protocol = FedGP(budget=6)
     setup = protocol.server(SQUARE, NAMES).setup
     assert isinstance(setup.search, MeanSearch)
     assert setup.num_initial == MIN_OWN

@@ -79,7 +79,7 @@ from botorch_fed.space import Outcome as OutcomeMap
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.test_functions import Camelback, KernelBandit
 from botorch_fed.wire.codec import decode, encode
-from test.cases import normal, quadrature, random_fourier, uniform
+from test.cases import in_rounds, normal, quadrature, random_fourier, uniform
 
 NAMES = ("ann", "bob", "cem")
 SQUARE = SearchSpace(
@@ -198,7 +198,7 @@ def study(trust: str = "joint", **options: Any) -> PrivateUCB:
         common["decision_sets"] = sets
     if "epsilon" in options:
         common["noise_multiplier"] = None
-    return PrivateUCB(**{**common, **options})
+    return in_rounds(PrivateUCB, {**common, **options}, NAMES)
 
 
 def server_of(trust: str = "joint", **options: Any) -> PrivateUCBServer:
@@ -241,7 +241,7 @@ def test_a_run_in_every_trust_model(trust: str) -> None:
     options: dict[str, Any] = {} if trust == "none" else {"epsilon": 10.0}
     if trust != "public":
         options["decision_sets"] = lambda name, t: problem.decision_set(int(name[5:]), t)
-    result = run(PrivateUCB(rounds=6, trust=trust, **options), problem, seed=0)  # type: ignore[arg-type]
+    result = run(PrivateUCB(budget=6, trust=trust, **options), problem, seed=0)  # type: ignore[arg-type]
     queried = [(row["agent"], row["round"]) for row in result.records]
     assert len(set(queried)) == len(queried)
     assert all(row["heard"] for row in result.rounds)
@@ -278,7 +278,7 @@ def test_seeded_runs_repeat_themselves(trust: str) -> None:
 def test_on_the_whole_cube_points_are_those_that_can_be_played(trust: str) -> None:
     space = SearchSpace((Parameter.integer("n", 1, 4), Parameter.real("C", 1e-2, 1e2)))
     options: dict[str, Any] = {} if trust == "none" else {"epsilon": 10.0}
-    made = PrivateUCB(rounds=3, trust=trust, **options)  # type: ignore[arg-type]
+    made = PrivateUCB(budget=3, trust=trust, **options)  # type: ignore[arg-type]
     result = run(made, {"a": hill, "b": hill}, seed=0, space=space)
     for row in result.records:
         X = torch.tensor([row["x"]]).double()
@@ -425,10 +425,10 @@ def test_a_block_is_as_long_as_what_is_not_known_asks_for() -> None:
     block = drowned.start().block
     assert block is not None
     assert block.length == 20  # a twentieth
-    short = server_of("public", rounds=2, most_per_block=100, noise_multiplier=500.0, batch=2)
+    short = server_of("public", rounds=3, most_per_block=100, noise_multiplier=500.0, batch=2)
     block = short.start().block
     assert block is not None
-    assert block.length == 4  # a longer one could not be completed
+    assert block.length == 6  # a longer one could not be completed
 
 
 # ------------------------------------------------------------------ the rule
@@ -927,7 +927,7 @@ def test_promises_are_those_of_one_gaussian_mechanism() -> None:
         alone = compose([Event(z)], delta=1e-5, adjacency="replace-one", unit="record")
         assert server.promise.epsilon == alone.epsilon
         assert "epsilon <=" in repr(server)
-        assert repr(server.mechanism) in server.privacy(server.start())["mechanism"]
+        assert repr(server.mechanism) == server.privacy(server.start())["settings"]
     assert "actions public" in repr(server_of("public").mechanism)
     assert server_of("none").promise is None
     seeded = server_of("joint")
@@ -1581,7 +1581,7 @@ def test_a_bandit_with_privacy_beats_random_play() -> None:
     problem = KernelBandit(num_agents=1, seed=0)
     arms = problem.decision_sets(301)
     result = run(
-        PrivateUCB(rounds=300, epsilon=10.0, noise=SEEDED, decision_sets=lambda name, t: arms[t]),
+        PrivateUCB(budget=300, epsilon=10.0, noise=SEEDED, decision_sets=lambda name, t: arms[t]),
         problem,
         seed=0,
     )
@@ -1607,7 +1607,7 @@ def test_numbers_that_no_statistic_has_do_not_leave() -> None:
 def test_camelback_with_public_actions() -> None:
     problem = Camelback(num_agents=1)
     made = PrivateUCB(
-        rounds=200,
+        budget=200,
         trust="public",
         epsilon=10.0,
         outcome_bound=1.4,
