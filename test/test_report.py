@@ -38,7 +38,8 @@ from botorch_fed.protocols.base import Objective
 from botorch_fed.protocols.dp_fts_de import DPFTSDE
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.private_ucb import PrivateUCB, Trust
+from botorch_fed.aggregation.stream import Trust
+from botorch_fed.studies import PrivateUCB
 from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.report import plot_audit, write_report
 from botorch_fed.rng import generator

@@ -36,7 +36,7 @@ from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.drive import drive
 from botorch_fed.protocols.fed_gp import CONTEXT, FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.private_ucb import PrivateUCB
+from botorch_fed.studies import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import FileJournal, FileStore, MemoryBlobs

@@ -400,13 +400,17 @@ class FederatedAgent:
         return Party(terms, self.name, self.resources, state.aggregation)
 
     def _terms(self, broadcasts: tuple[str, ...]) -> Terms:
-        setup: Setup = self.blobs.load(broadcasts[0], Setup)
-        key = (self.blobs, broadcasts[0], self.space)
+        """The agreed terms; once for all agents of a process that have the same study."""
+        key = (self.terms, self.blobs, broadcasts[0])
+        return remembered(key, lambda: self._agreed(broadcasts[0]))
+
+    def _agreed(self, digest: str) -> Terms:
+        setup: Setup = self.blobs.load(digest, Setup)
         if self.terms.basis is None:
             return self.terms.agreed(setup, None)
-        return self.terms.agreed(
-            setup, remembered(key, lambda: received_basis(setup.basis, self.space))
-        )
+        key = (self.blobs, digest, self.space)
+        basis = remembered(key, lambda: received_basis(setup.basis, self.space))
+        return self.terms.agreed(setup, basis)
 
     def _published(self, terms: Terms, broadcasts: tuple[str, ...]) -> tuple[Any, ...]:
         """What was published beside the setup, checked; once for all agents of a process."""

@@ -18,7 +18,7 @@ from botorch_fed.protocols import dp_fts_de, fed_gp, private_ucb
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.private_ucb import PrivateUCB
+from botorch_fed.studies import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.support_search import paper_search
 from botorch_fed.protocols.transfer_search import TransferSearch

@@ -41,7 +41,7 @@ from botorch_fed.protocols.base import Outbox
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fed_gp import FedGP, Upload
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.private_ucb import PrivateUCB
+from botorch_fed.studies import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import RunResult, run
