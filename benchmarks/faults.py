@@ -210,7 +210,7 @@ def absent_agents(protocol: str, dropout: float, seed: int) -> Line:
         result = run(
             study(protocol, problem.points), problem, seed=seed, absent=absent, progress=False
         )
-    heard = sum(row["heard"] for row in result.rounds)
+    heard = sum(row["replied"] for row in result.rounds)
     return {
         "rounds": max(row["round"] for row in result.rounds) - 1,
         "heard": round(heard / len(result.rounds), 4),

@@ -33,6 +33,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
@@ -156,7 +157,7 @@ def _message_of(error: Exception) -> str:
     text = str(error).strip()
     if "Traceback (most recent call last)" in text:  # of a worker process: its last words
         last = text.splitlines()[-1]
-        return last.removeprefix("botorch_fed.study.ObjectiveError: ")
+        return last.removeprefix("botorch_fed.errors.ObjectiveError: ")
     return text
 
 
@@ -249,6 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)
     _add_run(commands)
+    _add_protocols(commands)
     _add_account(commands)
     _add_audit(commands)
     _add_report(commands)
@@ -297,7 +299,12 @@ def _renamed(text: str) -> NoReturn:
 def _add_demo(commands: Any) -> None:
     words = "eight sites tune a classifier together; tables against each alone, and of a newcomer"
     parser = _command(commands, "demo", _demo, words)
-    parser.add_argument("--protocol", choices=[*PROTOCOLS], default="fts", help="default fts")
+    parser.add_argument(
+        "--protocol",
+        choices=[*PROTOCOLS],
+        default=next(iter(PROTOCOLS)),
+        help=f"default {next(iter(PROTOCOLS))}",
+    )
     parser.add_argument(
         "--budget",
         type=_count(3),
@@ -542,6 +549,7 @@ def _demo_runs(arguments: argparse.Namespace) -> _Demo:
 
 def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict[str, Any]:
     """The study of each arm: as many evaluations for all."""
+    from botorch_fed.federation.registry import ALONE, study_class
     from botorch_fed.protocols.transfer_search import dealt_design
 
     count, space, default = arguments.budget, problem.space, problem.default
@@ -553,7 +561,7 @@ def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict
     studies = {
         "together": together,
         "alone": alone,
-        "Sobol": replace(alone, initial_design=points),
+        "Sobol": replace(study_class(ALONE)(budget=count).alone(), initial_design=points),
         "default first": replace(alone, default=default),
     }
     if _has(together, "default"):
@@ -837,14 +845,15 @@ def _run(arguments: argparse.Namespace) -> _Done:
     _check_folder(out, arguments.resume)
     result = run_study(study, out=out, resume=arguments.resume)
     _show(arguments, _result_table(result))
+    _show(arguments, _contribution_table(result))
     for line in _privacy_words(result):
         _say(arguments, line)
     if out is not None:
         _say(arguments, f"Saved in {out}: {PROGRAM} report {out}")
-    for line in _unheard(result):
+    for line in _silent(result):
         sys.stderr.write(f"note: {line}\n")
     if not result.records:
-        raise FederatedError("Nothing was evaluated: no agent was heard, see the notes above.")
+        raise FederatedError("Nothing was evaluated: no agent replied, see the notes above.")
     exhausted = bool((result.privacy or {}).get("exhausted"))
     if exhausted:
         sys.stderr.write(
@@ -880,7 +889,7 @@ def _show_plan(
         f"{found.budget} evaluations of each of {agents}, initial ones included, "
         f"{found.total:,} in all",
     )
-    table.add_row("rounds", f"{found.rounds} after the initial evaluations")
+    table.add_row("rounds", f"{found.rounds}")
     table.add_row("bytes per round", _bytes_words(found))
     table.add_row("privacy", "no guarantee" if found.price is None else str(found.price))
     if found.signal:
@@ -897,24 +906,23 @@ def _bytes_words(found: Plan) -> str:
     return f"{counts}\n({found.bytes_note})"
 
 
-def _unheard(result: RunResult) -> list[str]:
-    """Who was not heard in how many rounds, and why last."""
+def _silent(result: RunResult) -> list[str]:
+    """Who did not reply in how many exchanges, and why last."""
     missed: dict[str, list[str]] = {}
     for row in result.rounds:
-        if not row["heard"]:
+        if not row["replied"]:
             missed.setdefault(row["agent"], []).append(row["failure"] or "unknown")
     return [
-        f"{agent} was not heard in {len(why)} exchange(s), the last time because: {why[-1]}."
+        f"{agent} did not reply in {len(why)} exchange(s), the last time because: {why[-1]}."
         for agent, why in missed.items()
     ]
 
 
 def _best(result: RunResult, agent: str) -> tuple[int, float, dict[str, Any]]:
     """An agent's number of evaluations, its best value and where that was."""
-    X, Y = result.history(agent)
-    public = result.space.outcome.to_public(Y)
-    row = int(public.argmax())
-    return len(Y), float(Y[row]), dict(result.space.from_unit(X[row : row + 1])[0])
+    _, Y = result.history(agent, given=True)
+    best = Y.min() if result.space.outcome.minimize else Y.max()
+    return len(result.history(agent)[1]), float(best), result.best_parameters(agent)
 
 
 def _result_table(result: RunResult) -> Table:
@@ -934,12 +942,28 @@ def _result_table(result: RunResult) -> Table:
     return table
 
 
+def _contribution_table(result: RunResult) -> Table:
+    from rich.table import Table
+
+    head = ("agent", "sent", "received", "bytes up", "bytes down", "last reply")
+    table = Table(*head, title="Messages")
+    for row in result.contributions():
+        sent, received, last = (
+            "unknown" if row[key] is None else str(row[key])
+            for key in ("messages_sent", "messages_received", "last_replied")
+        )
+        last = "none" if row["last_replied"] is None else f"exchange {last}"
+        sizes = (f"{row[key]:,}" for key in ("bytes_up", "bytes_down"))
+        table.add_row(row["site"], sent, received, *sizes, last)
+    return table
+
+
 def _result_document(result: RunResult, out: Path | None) -> dict[str, Any]:
-    heard = {row["agent"] for row in result.records}
+    evaluated = {row["agent"] for row in result.records}
     best = {
         agent: dict(zip(("evaluations", "value", "point"), _best(result, agent), strict=True))
         for agent in result.names
-        if agent in heard
+        if agent in evaluated
     }
     return {
         "command": "run",
@@ -947,10 +971,55 @@ def _result_document(result: RunResult, out: Path | None) -> dict[str, Any]:
         "seed": result.seed,
         "agents": list(result.names),
         "best": best,
+        "budget": result.budget,
+        "contributions": result.contributions(),
         "bytes_per_round": result.bytes_per_round(),
         "privacy": result.privacy,
         "out": out,
     }
+
+
+# ------------------------------------------------------------------ protocols
+
+
+def _add_protocols(commands: Any) -> None:
+    words = "the protocols that a study file can name, and the settings of one"
+    parser = _command(commands, "protocols", _protocols, words)
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="one of them, or module:Name of a study class"
+    )
+
+
+def _protocols(arguments: argparse.Namespace) -> _Done:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from botorch_fed.federation.registry import study_class
+    from botorch_fed.study import settings
+
+    if arguments.name is None:
+        names = {name: _first_line(study_class(name)) for name in PROTOCOLS}
+        table = Table("name", "what it is")
+        for name, words in names.items():
+            table.add_row(name, words)
+        _show(arguments, table)
+        return _Done({"command": "protocols", "protocols": names})
+    sys.path.insert(0, str(Path.cwd()))  # where a study file would lie
+    try:
+        rows = settings(study_class(arguments.name))
+    except FederatedError as error:
+        raise UsageError(str(error)) from error
+    title = f"{arguments.name}: settings of the table [protocol]"
+    table = Table("setting", "expected", "default", "meaning", title=escape(title))
+    for row in rows:
+        table.add_row(row.name, *map(escape, (row.expected, row.default, row.doc)))
+    _show(arguments, table)
+    found = {"command": "protocols", "name": arguments.name}
+    return _Done({**found, "settings": [asdict(row) for row in rows]})
+
+
+def _first_line(kind: type[Any]) -> str:
+    return (kind.__doc__ or "").strip().split("\n")[0]
 
 
 # ------------------------------------------------------------------ account
@@ -1162,6 +1231,13 @@ def _add_hub(commands: Any) -> None:
         help="of them, for agents that are not there and were before; default 60",
     )
     run.add_argument(
+        "--idle",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="that a round waits while no site has finished its evaluation; default without end",
+    )
+    run.add_argument(
         "--quorum",
         type=_count(0),
         default=1,
@@ -1242,22 +1318,25 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
         resume=arguments.resume,
         deadline=arguments.deadline,
         absence=arguments.absence,
+        idle=arguments.idle,
         quorum=arguments.quorum,
         retries=arguments.retries,
         keys=arguments.keys,
         watch=lambda done: _note(f"{done} of {study.budget} evaluations of each site"),
     )
-    heard = dict.fromkeys(study.agents, 0)
-    for row in result.rounds:
-        heard[row["agent"]] += row["heard"]
-    for name, count in heard.items():
-        _say(arguments, f"{name}: heard in {count} rounds")
+    _show(arguments, _contribution_table(result))
+    contributions = result.contributions()
     for line in [*_privacy_words(result), f"Saved in {out}. Each site has its own observations."]:
         _say(arguments, line)
-    if not any(heard.values()):
-        raise FederatedError("No site was heard in any round: are they online (hub sites)?")
+    if all(row["last_replied"] is None for row in contributions):
+        raise FederatedError("No site has replied in any round: are they online (hub sites)?")
     exhausted = bool((result.privacy or {}).get("exhausted"))
-    document = {"command": "hub run", "out": out, "heard": heard, "privacy": result.privacy}
+    document = {
+        "command": "hub run",
+        "out": out,
+        "contributions": contributions,
+        "privacy": result.privacy,
+    }
     return _Done(document, EXHAUSTED if exhausted else FINE)
 
 
@@ -1282,6 +1361,7 @@ def _add_site(commands: Any) -> None:
         help="that a request waits for the objective before the site is busy; default 20",
     )
     start.add_argument("--keys", type=Path, metavar="DIR", help=KEYS_HELP)
+    _add_trials(verbs)
     keys = _command(verbs, "keys", _site_keys, "the one key of ckks, by whom all sites trust")
     keys.add_argument("study", type=Path, metavar="STUDY.toml")
     keys.add_argument("folder", type=Path, metavar="DIR")
@@ -1290,6 +1370,73 @@ def _add_site(commands: Any) -> None:
     shown.add_argument("study", type=Path, metavar="STUDY.toml")
     shown.add_argument("--name", required=True, help="which of the study's agents this is")
     shown.add_argument("--out", type=Path, metavar="DIR", help=f"save it for {PROGRAM} report")
+
+
+def _add_trials(verbs: Any) -> None:
+    """The trial service, for sites with objective = "ask", and for results of other origin."""
+
+    def verb(name: str, help_: str) -> argparse.ArgumentParser:
+        parser = _command(verbs, name, partial(_site_verb, name), help_)
+        parser.add_argument("folder", type=Path, metavar="SITE")
+        return parser
+
+    ask = verb("ask", "new trials to evaluate")
+    ask.add_argument("-n", type=int, default=1, metavar="N", help="how many; default 1")
+    tell = verb("tell", "the value of an open trial")
+    tell.add_argument("id", type=int, metavar="TRIAL")
+    tell.add_argument("value", type=float, metavar="VALUE")
+    fail = verb("fail", "an open trial has no value")
+    fail.add_argument("id", type=int, metavar="TRIAL")
+    fail.add_argument("--reason", default="", help="kept at the site")
+    attach = verb("attach", "a result that exists already")
+    attach.add_argument("parameters", nargs="+", metavar="NAME=VALUE", type=_named_value)
+    attach.add_argument("--value", required=True, type=float, help="the outcome as measured")
+    attach.add_argument("--label", default="", help="its name: no result is added twice")
+    for parser in (tell, attach):
+        parser.add_argument("--sem", type=float, help="the standard error of the value")
+    verb("status", "all trials, and the best")
+
+
+def _named_value(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not (name and separator):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _site_verb(verb: str, arguments: argparse.Namespace) -> _Done:
+    from rich.table import Table
+
+    from botorch_fed.deploy import SiteFolder
+
+    keys = ("n", "id", "value", "sem", "reason", "label", "parameters")
+    given = {key: getattr(arguments, key) for key in keys if hasattr(arguments, key)}
+    if "parameters" in given:
+        given["parameters"] = dict(given["parameters"])
+    found = SiteFolder(arguments.folder.resolve()).perform(verb, given)
+    trials = found["trials"]
+    if trials:
+        names = list(trials[0]["parameters"])
+        table = Table("trial", *names, "status", "value", "note")
+        for trial in trials:
+            values = [_short(trial["parameters"][name]) for name in names]
+            value = "" if trial["value"] is None else f"{trial['value']:.6g}"
+            note = trial["reason"] or trial["label"]
+            table.add_row(str(trial["id"]), *values, trial["status"], value, note)
+        _show(arguments, table)
+    if "note" in found:
+        _say(arguments, f"No new trial: {found['note']}.")
+    if found.get("best"):
+        best = found["best"]
+        _say(arguments, f"Best: trial {best['id']} with {best['value']:.6g}.")
+    return _Done({"command": f"site {verb}", **found})
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _site_init(arguments: argparse.Namespace) -> _Done:

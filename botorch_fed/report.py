@@ -245,8 +245,10 @@ def _summary(run: _Run) -> list[str]:
         ("Protocol", result.protocol),
         ("Agents", str(len(result.names))),
         ("Seed", str(result.seed)),
-        ("Rounds of messages", str(len(rounds)) if rounds else "not recorded"),
+        ("Budget", _budget(result)),
         ("Observations", str(len(result.records))),
+        ("Observations before the run", str(len(result.given))),
+        ("Exchanges of messages", str(len(rounds)) if rounds else "not recorded"),
         ("Versions", ", ".join(f"{name} {v}" for name, v in result.versions.items())),
     ]
     head = ("Parameter", "Kind", "Range or values", "Scale")
@@ -257,6 +259,12 @@ def _summary(run: _Run) -> list[str]:
         _facts("The run", facts),
         _table(f"Search space; of the outcome, {outcome}", head, [_cells(row) for row in rows]),
     ]
+
+
+def _budget(result: RunResult) -> str:
+    if result.budget is None:
+        return "not recorded"
+    return f"{_count(result.budget, 'evaluation')} of each agent, initial ones included"
 
 
 def _range(parameter: Parameter) -> str:
@@ -785,7 +793,22 @@ def _communication(result: RunResult) -> list[str]:
     return [
         _figure(figure, "communication", label, caption, legend),
         _communication_table(result, len(rounds)),
+        *_contributions(result),
     ]
+
+
+def _contributions(result: RunResult) -> list[str]:
+    """What each agent has sent and received."""
+    rows = []
+    for row in result.contributions():
+        counts = ("messages_sent", "messages_received", "last_replied")
+        sent, received, last = ("—" if row[key] is None else str(row[key]) for key in counts)
+        sizes = (_size(row[key]) for key in ("bytes_up", "bytes_down"))
+        numbers = (sent, received, *sizes, last)
+        rows.append([_cell(row["site"]), *(_cell(cell, numeric=True) for cell in numbers)])
+    head = ("Agent", "Messages sent", "Messages received", "Up", "Down", "Last reply in exchange")
+    table = _table("What each agent has sent and received", head, rows)
+    return [_folded(_count(len(rows), "agent"), table, len(rows))]
 
 
 def _per_round(rows: list[Record], key: str) -> dict[int, list[float]]:
@@ -937,7 +960,7 @@ def _scale_axis(set_scale: Any, set_limits: Any, axis: Any, parameter: Parameter
 def _absences(result: RunResult) -> list[str]:
     if not result.rounds:
         return []
-    missed = [row for row in result.rounds if not row["heard"]]
+    missed = [row for row in result.rounds if not row["replied"]]
     if not missed:
         return [_paragraph("Every agent answered whenever it was asked.")]
     rows = []

@@ -344,7 +344,7 @@ class PrivateUCB(Budgeted, Federation):
     height: float = 4.0
     inflate: bool = False
     norm_bound: float = 0.0
-    factorization: Factorization | Tensor = "sqrt"
+    factorization: Factorization = "sqrt"
     adjacency: Adjacency = "replace-one"
     unit: Unit = "record"
     require: Budget | None = None

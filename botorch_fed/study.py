@@ -17,7 +17,8 @@ r"""Study files: a run of one's own objective, written down in TOML.
 
     [protocol]
     name = "dp-fts-de"              # fts, dp-fts-de, fed-gp or private-ucb; or module:Name of a
-    num_initial = 4                 # study class. Any simple setting of that class, see `settings`
+    num_initial = 4                 # study class. Any of its simple settings: `botorch-fed
+                                    # protocols dp-fts-de` lists them
 
     [protocol.strategy]             # of fts and dp-fts-de: the published way to use messages, or
     schedule = { kind = "polynomial", c = 0.5 }
@@ -68,6 +69,7 @@ import csv
 import difflib
 import hashlib
 import importlib
+import inspect
 import json
 import math
 import re
@@ -87,7 +89,7 @@ from botorch.exceptions.errors import BotorchError
 from torch import Tensor
 
 from botorch_fed.acquisition import Constant, InverseSquare, MixingSchedule, Polynomial
-from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.errors import BudgetExceeded, FederatedError, ObjectiveError
 from botorch_fed.federation.disclosure import Price, Sees, disclosed
 from botorch_fed.federation.registry import PROTOCOLS, study_class
 from botorch_fed.models import (
@@ -134,6 +136,7 @@ KEYS = (
     "privacy",
     "ledger",
 )
+BY_HAND = "ask"  # instead of an objective: trials are answered by whoever asks for them
 OWN_KEYS = {"objective", "workers", "out", "ledger"}  # each machine's own
 PARAMETER_KEYS = {
     "real": ("type", "lower", "upper", "log"),
@@ -162,10 +165,6 @@ MOST_REHEARSED = 20  # agents; with more a rehearsal takes too long for a plan
 
 class StudyError(FederatedError):
     """A study file cannot be used; the message has file, line, key and fix."""
-
-
-class ObjectiveError(FederatedError):
-    """An objective raised an error, or returned what is no finite number."""
 
 
 # ------------------------------------------------------------------ a file and its lines
@@ -339,6 +338,48 @@ def _example(key: str, hint: Any) -> str:
     return f"{key} = " + {int: "4", float: "0.5", bool: "true", str: '"text"'}[hint]
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a study that a file can hold.
+
+    Attributes:
+        name: Its key in the table [protocol].
+        expected: What may be written, in words.
+        default: Its default, as a file has it; empty if there is none.
+        doc: What it means, from the docstring of the class.
+    """
+
+    name: str
+    expected: str
+    default: str
+    doc: str
+
+
+def settings(kind: type[Any]) -> list[Setting]:
+    """The settings of a study class that a file can hold in [protocol], tables not counted."""
+    known = {name: hint for name, hint in simple_settings(kind).items() if name not in ELSEWHERE}
+    docs = _documented(kind)
+    return [
+        Setting(name, _words(hint), _written(_default_of(kind, name)), docs.get(name, ""))
+        for name, hint in known.items()
+    ]
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, tuple):
+        return "" if value is None else str(list(value))
+    return f'"{value}"' if isinstance(value, str) else _shown(value)
+
+
+def _documented(kind: type[Any]) -> dict[str, str]:
+    """The entries of a docstring's list of arguments, in one line each."""
+    text = inspect.getdoc(kind) or ""
+    found = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
+    entries = re.split(r"^    (\w+): ", found[1] if found else "", flags=re.MULTILINE)
+    pairs = zip(entries[1::2], entries[2::2], strict=True)
+    return {name: " ".join(words.split()) for name, words in pairs}
+
+
 def simple_settings(kind: type[Any]) -> dict[str, Any]:
     """The settings of a dataclass that a file can hold, with their types."""
     hints = get_type_hints(kind)
@@ -363,7 +404,8 @@ class StudyFile:
 
     Attributes:
         path: The file.
-        objective: ``"package.module:function"``.
+        objective: ``"package.module:function"``, or ``"ask"`` at a site whose trials are answered
+            by hand.
         agents: Their names.
         space: The search space.
         protocol: Its name.
@@ -416,6 +458,12 @@ class StudyFile:
 
     def load(self) -> Callable[..., float]:
         """The objective; `StudyError` if it cannot be found."""
+        if self.objective == BY_HAND:
+            raise self.text.error(
+                ("objective",),
+                f'objective = "{BY_HAND}" is for sites of a hub, whose trials are answered by '
+                "`botorch-fed site tell`. Name a function to run the study here.",
+            )
         module, _, name = self.objective.partition(":")
         _look_beside(self.path)
         try:
@@ -471,10 +519,7 @@ class NamedObjective:
                 f"{said} must return a number, got {type(value).__name__}."
             ) from None
         if not math.isfinite(number):
-            raise ObjectiveError(
-                f"{said} must return a finite number, got {number}: return the worst value that "
-                "counts in the place of a failure."
-            )
+            raise ObjectiveError(f"{said} must return a finite number, got {number}.")
         return number
 
 
@@ -537,7 +582,7 @@ def _name(protocol: _Table) -> str:
     """The name of a protocol, or ``module:Name`` of a study class beside the file."""
     name = protocol.values.get("name")
     if not isinstance(name, str) or ":" not in name:
-        name = protocol.get("name", Literal[tuple(PROTOCOLS)], 'name = "fts"')
+        name = protocol.get("name", Literal[tuple(PROTOCOLS)], f'name = "{next(iter(PROTOCOLS))}"')
     _look_beside(protocol.text.path)
     try:
         study_class(name)
@@ -617,7 +662,7 @@ def _count(table: _Table, key: str, least: int, example: str, default: Any = ...
 def _objective(top: _Table) -> str:
     example = 'objective = "tuning:score"'
     value: str = top.get("objective", str, example)
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+    if value != BY_HAND and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
         raise top.error(
             "objective", f'expected "package.module:function", got {value!r}. Write e.g. {example}.'
         )
@@ -961,8 +1006,7 @@ def _feature_map(table: _Table, space: SearchSpace, transfers: bool) -> FeatureM
                 made = RandomFourierFeatures.draw(kernel, count, generator=generator(0, "features"))
             else:
                 made = InducingFeatures(kernel, sobol_support(space.dim, count))
-        offsets = space.log_offsets
-        return WarpedFeatures(made, offsets) if bool((offsets > 0).any()) else made
+        return WarpedFeatures.around(made, space.log_offsets)
 
 
 def _mechanism(
@@ -1133,7 +1177,7 @@ class Plan:
         columns: Dimension of the unit cube.
         budget: Evaluations of each agent, the initial ones included, at most.
         total: Evaluations of all agents, at most.
-        rounds: Rounds of one query each that follow the initial points.
+        rounds: Rounds of queries, as they follow from the budget.
         price: What the run costs in privacy at most; None without noise.
         signal: What noise leaves of the releases, and what follows; empty if that is not known.
         sees: Who sees what.
@@ -1230,7 +1274,7 @@ def run_study(
 
     Raises:
         StudyError: The objective cannot be found, or the run cannot be resumed.
-        ObjectiveError: The objective failed.
+        ObjectiveError: The objective failed from its first evaluation on.
         BudgetExceeded: The ledger does not cover the run.
     """
     if resume and study.settings.get("channel") == "ckks":

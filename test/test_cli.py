@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import botorch_fed.privacy
-from botorch_fed.cli import _Gain, _gains, _judged, _unheard, main
+from botorch_fed.cli import _Gain, _gains, _judged, _silent, main
 from botorch_fed.run import RunResult
 from botorch_fed.study import read_study, run_study
 from botorch_fed.version import __version__
@@ -155,12 +155,18 @@ def test_run_prints_a_table_and_saves(folder: Path, capsys: Captured) -> None:
     text, _ = told(capsys, 0, "run", path, "--out", out)
     assert "north" in text
     assert "no guarantee" in text
+    assert "Messages" in text
+    assert text.count("exchange 3") == 2  # both replied to the last
     assert len(RunResult.load(out).records) == 4
     _, err = told(capsys, 2, "run", path, "--out", out)
     assert "go on with it by --resume" in err
     found = document(capsys, 0, "run", path, "--out", out, "--resume")
     assert found["best"]["north"]["evaluations"] == 2
     assert set(found["best"]["north"]["point"]) == {"lr", "depth", "kind"}
+    assert found["budget"] == 2
+    assert [row["site"] for row in found["contributions"]] == ["north", "south"]
+    assert [row["messages_sent"] for row in found["contributions"]] == [2, 2]
+    assert found["contributions"][0]["last_replied"] == 3
 
 
 def test_resume_pays_for_nothing_twice(folder: Path, capsys: Captured) -> None:
@@ -281,14 +287,14 @@ def test_report(folder: Path, capsys: Captured) -> None:
     assert "are damaged" in told(capsys, 1, "report", folder / "first")[1]
 
 
-def test_who_was_not_heard_is_noted(folder: Path) -> None:
+def test_who_did_not_reply_is_noted(folder: Path) -> None:
     result = run_study(read_study(write(folder)), out=None, progress=False)
-    assert _unheard(result) == []
+    assert _silent(result) == []
     for row in result.rounds:
         if row["agent"] == "south" and row["round"] > 1:
-            row.update(heard=False, failure="absent")
-    assert _unheard(result) == [
-        "south was not heard in 2 exchange(s), the last time because: absent."
+            row.update(replied=False, failure="absent")
+    assert _silent(result) == [
+        "south did not reply in 2 exchange(s), the last time because: absent."
     ]
 
 

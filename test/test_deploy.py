@@ -159,9 +159,9 @@ def test_the_one_key_of_ckks_goes_to_the_sites_only(tmp_path: Path) -> None:
     assert len(at["hub"]) == 1
     assert all(len(at[name]) == 2 for name in SITES)
     site = SiteFolder.create(tmp_path / "site")
-    with site.site(study, "north", keys=tmp_path / "keys" / "north").journal:
+    with site.site(study, "north", keys=tmp_path / "keys" / "north"):
         pass
-    with site.site(study, "north").journal:  # it has them now
+    with site.site(study, "north"):  # it has them now
         pass
     other = SiteFolder.create(tmp_path / "other")
     with pytest.raises(Exception, match="not in this store"):
@@ -392,11 +392,11 @@ def test_a_site_that_is_killed_comes_back(machines: Machines) -> None:
     machines.start_site("south", study)
     machines.finish(running)
     rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    heard = {name: [row["heard"] for row in rows if row["agent"] == name] for name in SITES}
-    assert all(heard["north"])
-    assert all(heard["west"])
-    assert not all(heard["south"])  # the rounds went on without it
-    assert heard["south"][-1]  # and with it again
+    replied = {name: [row["replied"] for row in rows if row["agent"] == name] for name in SITES}
+    assert all(replied["north"])
+    assert all(replied["west"])
+    assert not all(replied["south"])  # the rounds went on without it
+    assert replied["south"][-1]  # and with it again
     for name in SITES:
         machines.stop(name)
         made = machines.result(name, study)
@@ -435,7 +435,7 @@ def test_the_script_of_three_sites(tmp_path: Path) -> None:
         timeout=400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("heard in 6 rounds") == 3
+    assert done.stdout.count("exchange 6") == 3
     sys.modules.pop("tuning", None)
     machines = Machines.__new__(Machines)
     machines.folder = tmp_path / "here"

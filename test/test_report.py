@@ -153,7 +153,7 @@ def fts() -> RunResult:
 
 @pytest.fixture(scope="module")
 def tiny() -> RunResult:
-    return _fts(["a"], budget=1)
+    return _fts(["a"], budget=1, every=1)
 
 
 @pytest.fixture(scope="module")
@@ -297,7 +297,7 @@ def test_hostile_names_stay_words(tmp_path: Path) -> None:
             ),
             SPACE.outcome,
         ),
-        rounds=[{**row, "heard": False, "failure": HOSTILE[0]} for row in result.rounds],
+        rounds=[{**row, "replied": False, "failure": HOSTILE[0]} for row in result.rounds],
         privacy={"mechanism": HOSTILE[0], "private": False, "channel": HOSTILE[1]},
         sees=Sees(
             (Row(HOSTILE[0], "server", HOSTILE[1], ("agents",), "data"),),
@@ -337,6 +337,23 @@ def test_tables_are_what_the_result_says(fts: RunResult, tmp_path: Path) -> None
     half = 4.302652729911275 * better.std(dim=0) / 3**0.5  # Student's t, two degrees of freedom
     for cell, width in zip(rows[1][1:], half.tolist(), strict=True):
         assert f"± {width:.2g} (3)" in cell
+
+
+def test_contributions_and_the_budget_are_told(fts: RunResult, tmp_path: Path) -> None:
+    page = _page(fts, tmp_path)
+    assert "6 evaluations of each agent, initial ones included" in page.words
+    rows, _ = page.table("What each agent has sent and received")
+    assert rows[0][1:3] == ["Messages sent", "Messages received"]
+    for row, found in zip(rows[1:], fts.contributions(), strict=True):
+        counts = [found[key] for key in ("messages_sent", "messages_received", "last_replied")]
+        assert [row[0], row[1], row[2], row[5]] == [found["site"], *map(str, counts)]
+        assert counts == [3, 2, 7]  # after queries 2, 4 and 6, of which the last is too late
+    former = replace(fts, rounds=[{**row} for row in fts.rounds], budget=None)
+    for row in former.rounds:
+        del row["sent"], row["received"]
+    page = _page(former, tmp_path)
+    assert "not recorded" in page.words
+    assert page.table("What each agent has sent and received")[0][1][1] == "—"
 
 
 def test_intervals_need_two_values_and_cover_as_often_as_they_say() -> None:

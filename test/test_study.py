@@ -162,6 +162,7 @@ def test_nested_settings(folder: Path) -> None:
 
 
 FED_GP = 'channel = "plain"\n' + STUDY.split("[protocol]")[0] + '[protocol]\nname = "fed-gp"\n'
+FED_GP = FED_GP.replace("budget = 2", "budget = 5")
 
 
 def test_searches_of_fed_gp(folder: Path) -> None:
@@ -174,11 +175,12 @@ def test_searches_of_fed_gp(folder: Path) -> None:
     assert made.feature_map.num_features == 20
     lengthscale = made.feature_map.kernel.lengthscale
     assert lengthscale[0] == pytest.approx(0.35 * len(lengthscale) ** 0.5)
-    study = read(folder, FED_GP + '[protocol.search]\nkind = "region"\nnum_inducing = 4\n')
+    longer = FED_GP.replace("budget = 5", "budget = 6")
+    study = read(folder, longer + '[protocol.search]\nkind = "region"\nnum_inducing = 4\n')
     assert study.study().search == RegionSearch(num_inducing=4)
-    assert plan(study).evaluations == 4 + 2
+    assert plan(study).rounds == 2  # after four initial points
     found = plan(read(folder, FED_GP))
-    assert found.evaluations == 3 + 2
+    assert (found.budget, found.rounds, found.total) == (5, 2, 10)
     assert "mean function of its own model" in str(found.sees)
     assert "106 numbers" in str(found.sees)
 
@@ -245,14 +247,14 @@ def phi_space(folder: Path) -> SearchSpace:
 
 
 def test_candidates_by_number_and_by_file(folder: Path) -> None:
-    study = read(folder, STUDY.replace("every = 1", "candidates = 50"))
+    study = read(folder, STUDY.replace("every = 1", "every = 1\ncandidates = 50"))
     points = study.study().candidates
     assert torch.equal(points, study.space.snap(points))
     assert 40 < len(points) <= 50
     (folder / "points.csv").write_text(
         "depth,kind,lr\n1,rbf,0.1\n2,linear,1e-2\n3,rbf,100\n3,rbf,100\n"
     )
-    text = STUDY.replace("every = 1", 'candidates = "points.csv"')
+    text = STUDY.replace("every = 1", 'every = 1\ncandidates = "points.csv"')
     listed = read(folder, text)
     assert listed.space.from_unit(listed.study().candidates) == [
         {"lr": pytest.approx(0.1), "depth": 1, "kind": "rbf"},
@@ -269,7 +271,7 @@ def test_candidates_by_number_and_by_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        STUDY.replace("every = 1", "initial_design = 2"),
+        STUDY.replace("every = 1", "every = 1\ninitial_design = 2"),
         SUMS.replace("num_initial", "initial_design").replace(
             "[protocol.mechanism]\nMECHANISM", ""
         ),
@@ -305,7 +307,8 @@ def test_sites_begin_with_the_default(folder: Path, text: str) -> None:
 
 @pytest.mark.parametrize("text", [PLAIN, FED_GP], ids=["fts", "fed-gp"])
 def test_by_default_sites_hear_of_each_other_in_every_round(folder: Path, text: str) -> None:
-    written = text.replace("budget = 2", "budget = 5").replace("every = 1\n", "")
+    written = text.replace("budget = 5", "budget = 8")
+    written = written.replace("budget = 2", "budget = 5").replace("every = 1\n", "")
     result = run_study(read(folder, written), out=None, progress=False)
     sent = [row["round"] for row in result.rounds if row["bytes_up"] > 800]  # a hundred weights
     assert len(sent) == 2 * (3 if text == PLAIN else 5)  # from three observations on
@@ -544,6 +547,45 @@ def test_a_mistake_is_told_with_line_key_and_fix(
         read(folder, STUDY.replace(old, new, 1))
 
 
+FORMER = STUDY.replace("budget = 2", "rounds = 2")
+OLD_PRIVACY = PRIVACY.replace("[privacy]", "[budget]")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "budget"),
+    [
+        (FORMER, 3, "2"),
+        (FORMER.replace("every = 1", "every = 1\nq = 3"), 3, "6"),
+        (FED_GP.replace("budget = 5", "rounds = 2"), 4, "5"),
+        (FED_GP.replace("budget = 5", "rounds = 2") + "initial_design = 4\n", 4, "6"),
+        (
+            SUMS.replace("budget = 4", "rounds = 2").replace("MECHANISM", 'kind = "gaussian"'),
+            4,
+            "4",
+        ),
+        (PRIVATE.replace("budget = 4", "rounds = 2"), 3, "4"),
+        (PRIVATE.replace("budget = 4", "rounds = 2") + OLD_PRIVACY, 3, "4"),
+        (BANDIT.replace("budget = 2", "rounds = 3").replace(PRIVACY, OLD_PRIVACY), 3, "3"),
+        (BANDIT.replace("budget = 2", "rounds = 3").replace('ucb"', 'ucb"\nbatch = 1'), 3, "2"),
+    ],
+)
+def test_a_file_of_an_earlier_release_says_what_to_change(
+    folder: Path, text: str, line: int, budget: str
+) -> None:
+    with pytest.raises(StudyError) as caught:
+        read(folder, text)
+    said = str(caught.value)
+    assert f"study.toml:{line}: rounds: rounds is now budget, evaluations per site" in said
+    assert f"with the initial ones: write budget = {budget}." in said
+    assert ("[budget] is now [privacy]: write [privacy]." in said) == ("[budget]" in text)
+    assert "\n" not in said
+
+
+def test_a_table_of_an_earlier_release_says_what_to_change(folder: Path) -> None:
+    with pytest.raises(StudyError, match=r"\[budget\] is now \[privacy\]: write \[privacy\]"):
+        read(folder, PRIVATE.replace("budget = 4\n", "") + OLD_PRIVACY)
+
+
 PRIVATE_MISTAKES = [
     ("", 1, "privacy: missing; dp-fts-de needs to know what it may reveal"),
     (PRIVACY.replace("200.0", "-1.0"), 26, "privacy.epsilon: expected a positive number, got -1.0"),
@@ -615,7 +657,8 @@ def test_lines_of_sub_tables_and_dotted_keys(folder: Path) -> None:
 def test_a_plan_evaluates_nothing_and_says_what_will_happen(folder: Path) -> None:
     study = read(folder, STUDY.replace(":score", ":broken"))
     found = plan(study)
-    assert (found.evaluations, found.agents, found.columns, found.price) == (2, 2, 4, None)
+    assert (found.budget, found.rounds, found.total) == (2, 2, 4)
+    assert (found.agents, found.columns, found.price) == (2, 4, None)
     assert "There is no privacy guarantee." in found.sees.sentences
     assert found.bytes_per_round is not None
     result = run_study(read(folder), out=None, progress=False)
@@ -630,9 +673,9 @@ def test_plans_of_private_runs(folder: Path) -> None:
     found = plan(read(folder, PRIVATE + PRIVACY))
     assert found.price is not None
     assert 0 < found.price.epsilon <= 200
-    assert found.evaluations == 4
+    assert (found.budget, found.rounds, found.total) == (4, 2, 8)
     bandit = plan(read(folder, BANDIT.replace('-ucb"', '-ucb"\ntrust = "local"\nbatch = 1')))
-    assert (bandit.evaluations, bandit.total) == (1, 2)
+    assert (bandit.budget, bandit.rounds, bandit.total) == (2, 4, 4)
     assert bandit.sees.trust.startswith("No party is trusted")
     many = ", ".join(f'"a{n}"' for n in range(21))
     found = plan(read(folder, STUDY.replace('"north", "south"', many)))
@@ -643,6 +686,7 @@ def test_plans_of_private_runs(folder: Path) -> None:
 @pytest.mark.parametrize("channel", ["plain", "ckks", "threshold"])
 def test_channels(folder: Path, channel: str) -> None:
     text = f'channel = "{channel}"\n' + STUDY.replace('"fts"\nevery = 1', '"fed-gp"')
+    text = text.replace("budget = 2", "budget = 5")
     text = text.split("[protocol.strategy]")[0]
     study = read(folder, text)
     result = run_study(study, out=folder / "run", progress=False)

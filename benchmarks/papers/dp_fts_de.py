@@ -65,6 +65,7 @@ from benchmarks.papers.fleet import (
 )
 from benchmarks.papers.ledger import Line, Results, at_checkpoints, holm, interval, versions
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, tabulate
+from benchmarks.problems import ActivityRecognition, Landmine, WriterDigits
 from botorch_fed.acquisition import (
     Constant,
     EqualWeights,
@@ -76,13 +77,13 @@ from botorch_fed.acquisition import (
 from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
+    LogWarp,
     OwnHyperparameters,
     QuadratureFourierFeatures,
     RandomFourierFeatures,
     StationaryKernel,
     WarpedFeatures,
 )
-from botorch_fed.models.features import log_unwarp, log_warp
 from botorch_fed.privacy import InsecureSeededNoise, PoissonSampling, SignalWarning, epsilon
 from botorch_fed.protocols.dp_fts_de import (
     DPFTSDE,
@@ -97,14 +98,7 @@ from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, SearchSpace
-from botorch_fed.test_functions import (
-    ActivityRecognition,
-    FederatedTestProblem,
-    Landmine,
-    SklearnTuning,
-    SyntheticGPAgents,
-    WriterDigits,
-)
+from botorch_fed.test_functions import FederatedTestProblem, SklearnTuning, SyntheticGPAgents
 
 SEED = 20260102
 FIRST_SEED = 1000
@@ -141,7 +135,7 @@ def ours_warped(task: Task, space: SearchSpace, epsilon: float | None, seed: int
     offsets = space.log_offsets
     kernel = StationaryKernel(math.inf, [0.5] * space.dim)
     base = QuadratureFourierFeatures.from_kernel(kernel, space.bounds, tol=1e-3)
-    reference = log_warp(reference_points(space.dim), offsets)
+    reference = LogWarp(offsets).transform(reference_points(space.dim))
     basis = KLFeatures.from_map(base, reference, num_features=20)
     return DPFTSDE(
         budget=task.rounds,
@@ -612,16 +606,16 @@ def design_points(name: str, space: SearchSpace, follow: int) -> Tensor:
     count = int(last) if last.isdigit() else follow
     sobol = torch.quasirandom.SobolEngine(space.dim, scramble=False)
     points_ = sobol.draw(count + 1, dtype=torch.float64)[1:]
-    return log_unwarp(points_, space.log_offsets) if "warped" in name else points_
+    return LogWarp(space.log_offsets).untransform(points_) if "warped" in name else points_
 
 
 def design_rows(name: str, problem: Table, follow: int) -> list[int]:
     """The rows of the domain that are nearest to a design, none twice."""
-    offsets = problem.space.log_offsets
+    warp = LogWarp(problem.space.log_offsets)
     wanted = design_points(name, problem.space, follow)
     inputs = problem.points
     if "warped" in name:
-        wanted, inputs = log_warp(wanted, offsets), log_warp(inputs, offsets)
+        wanted, inputs = warp.transform(wanted), warp.transform(inputs)
     far = torch.cdist(wanted, inputs)
     rows: list[int] = []
     for distances in far:

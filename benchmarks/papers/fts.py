@@ -65,7 +65,9 @@ from benchmarks.papers.ledger import (
     nothing_kept,
     versions,
 )
+from benchmarks.papers.published.settings import paper_strategy
 from benchmarks.papers.tabulated import Tabulated, made_up, tabulate
+from benchmarks.problems import ActivityRecognition, Landmine
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
 from botorch_fed.models import (
     OwnHyperparameters,
@@ -78,20 +80,13 @@ from botorch_fed.protocols.fts import (
     FTSAgent,
     FTSAgentState,
     Strategy,
-    paper_strategy,
 )
 from botorch_fed.protocols.store import Blobs
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study, run
 from botorch_fed.space import Outcome, SearchSpace
-from botorch_fed.test_functions import (
-    ActivityRecognition,
-    FederatedTestProblem,
-    Landmine,
-    SklearnTuning,
-    SyntheticGPAgents,
-)
+from botorch_fed.test_functions import FederatedTestProblem, SklearnTuning, SyntheticGPAgents
 
 CACHE = Path(os.environ.get("BOTORCH_FED_CACHE", Path(__file__).parent.parent / ".cache"))
 SEED = 20260101

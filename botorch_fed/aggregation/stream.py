@@ -827,7 +827,7 @@ class JointStream(CentralStream):
         factorization: Of the running sums, see `privacy.tree`.
     """
 
-    factorization: Factorization | Tensor = field(default="sqrt", compare=False)
+    factorization: Factorization = "sqrt"
 
     trust: ClassVar[Trust] = "joint"
 
@@ -980,7 +980,8 @@ class PublicStream(CentralStream):
             seed=self.seed,
             X=none,
             Y=none[:, :1],
-            avoid=none,
+            chosen=none,
+            failed=none,
             n=state.t,
             t=state.t + 1,
             release=self.meaning(terms, state.parameters),

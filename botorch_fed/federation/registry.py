@@ -18,6 +18,7 @@ PROTOCOLS: dict[str, str] = {
     "fed-gp": "botorch_fed.protocols.fed_gp:FedGP",
     "private-ucb": "botorch_fed.studies:PrivateUCB",
 }
+ALONE = "fts"  # agents of this study need no others: without messages it is the usual baseline
 
 
 def study_class(name: str) -> type[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import MISSING, fields
 from typing import Any, Self
@@ -9,6 +10,8 @@ from typing import Any, Self
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.protocols.base import AgentId
+
+logger = logging.getLogger(__name__)
 
 
 class Budgeted:
@@ -84,6 +87,27 @@ class Budgeted:
             raise InputDataError(
                 f"Expected budget >= 1, the number of evaluations of each site, got {self.budget}."
             )
+
+
+def no_round(budget: int, initial: int, alone: str) -> InputDataError:
+    """Why a study that never gets beyond its initial points is refused.
+
+    Args:
+        budget: Its budget.
+        initial: How many initial points it has.
+        alone: What to write for sites that search alone on purpose.
+    """
+    return InputDataError(
+        f"budget = {budget} leaves no round after {initial} initial points, so that nothing would "
+        f"ever be sent: write budget = {initial + 1} or more. Sites that search alone on purpose "
+        f"have {alone}."
+    )
+
+
+def note_one_site(names: tuple[AgentId, ...]) -> None:
+    """Log a warning where a site has nobody to exchange messages with."""
+    if len(names) == 1:
+        logger.warning("the study has one site, %r: nobody reads its messages", names[0])
 
 
 def renamed(budget: int | str) -> str:

@@ -86,7 +86,6 @@ from botorch_fed.models import (
     WarpedFeatures,
     feature_map_from_tensors,
 )
-from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.privacy import (
     Budget,
@@ -109,7 +108,7 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
-from botorch_fed.protocols.budget import Budgeted, missing_points
+from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
 from botorch_fed.protocols.fts import SAID, check_agreement, received_features, weight_message
 from botorch_fed.protocols.noisy_prior import (
     CLOSE,
@@ -124,6 +123,7 @@ from botorch_fed.protocols.noisy_prior import (
 )
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
+    answered,
     check_data,
     check_designs,
     check_public_points,
@@ -322,6 +322,7 @@ class DPFTSDEAgentState:
         Y: Own outcomes on the public scale, `n x 1`.
         own: Hyperparameters of the own model; None with `TransferSearch`, which fits it anew.
         heard: The releases so far, with `TransferSearch`.
+        failed: Points whose evaluation failed, `n x d`.
     """
 
     t: int
@@ -332,7 +333,8 @@ class DPFTSDEAgentState:
     X: Tensor = field(repr=False)
     Y: Tensor = field(repr=False)
     own: OwnHyperparameters | None = field(repr=False)
-    heard: Heard | None = None
+    heard: Heard | None
+    failed: Tensor = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -366,6 +368,7 @@ class DPFTSDEAgent:
 
     state_type = DPFTSDEAgentState
     accepts = (Query,)
+    defers = True
 
     def __post_init__(self) -> None:
         d = self.space.dim
@@ -392,7 +395,7 @@ class DPFTSDEAgent:
     def start(self) -> DPFTSDEAgentState:
         """The state before the first request: with the data that the site has already."""
         X, Y = public_data(self.space, self.data)
-        return self._fitted(DPFTSDEAgentState(0, "rest", False, "", None, X, Y, None))
+        return self._fitted(DPFTSDEAgentState(0, "rest", False, "", None, X, Y, None, None, X[:0]))
 
     def check(self, state: DPFTSDEAgentState, request: Query, broadcasts: tuple[str, ...]) -> None:
         """Raise `MessageError` unless the request and what it broadcasts fit."""
@@ -449,9 +452,15 @@ class DPFTSDEAgent:
             share=share_of(released.made, setup.num_initial),
         )
 
-    def ask(self, state: DPFTSDEAgentState) -> Tensor | Pending | None:
+    def wants(self, state: DPFTSDEAgentState) -> bool:
+        """Whether the start or a query is still to be made."""
+        return state.phase == "query" or (state.phase == "start" and len(self._design(state)) > 0)
+
+    def ask(
+        self, state: DPFTSDEAgentState, pending: Tensor | None = None
+    ) -> Tensor | Pending | None:
         """The initial points `n x d`, the next one `1 x d`, or None if nothing is to be done."""
-        if state.phase in ("rest", "share"):
+        if state.phase in ("rest", "share") or (pending is not None and len(pending)):
             return None
         if state.phase == "start":
             design = self._design(state)
@@ -459,20 +468,33 @@ class DPFTSDEAgent:
         point = self._point(state)
         return point if self.candidates is not None else self.space.snap(point)
 
+    def left(self, state: DPFTSDEAgentState, pending: int) -> int:
+        """One query at a time, or the points of the start."""
+        if pending or not self.wants(state):
+            return 0
+        return 1 if state.phase == "query" else len(self._design(state))
+
     def tell(self, state: DPFTSDEAgentState, X: Tensor, Y: Tensor) -> DPFTSDEAgentState:
         """The state after a query; needs no broadcast, so that a late value can always be told."""
+        X, Y, failed = answered(X, Y)
         state = replace(
             state,
             t=state.t + (state.phase == "query"),
             phase="rest",
-            X=torch.cat([state.X, X]),
-            Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
+            failed=torch.cat([state.failed, failed]),
         )
+        return self.attach(state, X, Y)
+
+    def attach(self, state: DPFTSDEAgentState, X: Tensor, Y: Tensor) -> DPFTSDEAgentState:
+        """The state with more data."""
+        Y = self.space.outcome.to_public(Y)
+        state = replace(state, X=torch.cat([state.X, X]), Y=torch.cat([state.Y, Y]))
         return self._fitted(state)
 
     def reply(self, state: DPFTSDEAgentState) -> tuple[DPFTSDEAgentState, Upload]:
         """The agent's message, a function of all its data."""
-        state = replace(state, phase="rest")
+        if not self.wants(state):
+            state = replace(state, phase="rest")
         if not state.uploading or len(state.X) == 0:
             return state, Upload(None)
         try:
@@ -572,6 +594,7 @@ class DPFTSDEAgent:
                 advice,
                 chosen=chosen,
                 candidates=self.candidates,
+                failed=state.failed,
                 stream=stream,
             )
         if state.released is not None and t <= strategy.follow:
@@ -615,7 +638,7 @@ class DPFTSDEAgent:
             self.space.dim,
             generator=stream,
             candidates=self._candidates(state, spread),
-            offsets=strategy.offsets(self.space),
+            log_warp=strategy.log_warp(self.space),
             tried=state.X[len(state.X) - state.t :],
             min_distance=max(spread, strategy.min_distance),
             partition=setup.partition,
@@ -631,11 +654,8 @@ class DPFTSDEAgent:
         fresh = untried(self.candidates, state.X)
         if spread == 0 or state.t == 0:
             return fresh
-        offsets = self._following.offsets(self.space)
-        here, there = fresh, state.X[len(state.X) - state.t :]
-        if offsets is not None:
-            here, there = log_warp(here, offsets), log_warp(there, offsets)
-        far = torch.cdist(here, there).amin(dim=-1) >= spread
+        warp, there = self._following.log_warp(self.space), state.X[len(state.X) - state.t :]
+        far = torch.cdist(warp.transform(fresh), warp.transform(there)).amin(dim=-1) >= spread
         return fresh[far] if bool(far.any()) else fresh
 
     def _fitted(self, state: DPFTSDEAgentState) -> DPFTSDEAgentState:
@@ -1266,6 +1286,13 @@ def default_delta(num_agents: int) -> float:
 # ------------------------------------------------------------------ a federation for `run`
 
 
+def quiet_server(study: Any, space: SearchSpace, names: tuple[AgentId, ...]) -> Any:
+    """The server of a study that is only asked what it says: the run's own server warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SignalWarning)
+        return study.server(space, names)
+
+
 class _BooksElsewhere:
     """Of a copy of a study, e.g. in a worker process: it makes agents, and no server."""
 
@@ -1340,7 +1367,7 @@ class DPFTSDE(Budgeted):
             `Following` random ones in its own region.
 
     Example:
-        >>> result = run(DPFTSDE(budget=23, epsilon=2.0), Landmine(), seed=0)
+        >>> result = run(DPFTSDE(budget=23, epsilon=2.0), SklearnTuning(4), seed=0)
         >>> result.privacy["epsilon"] <= 2.0
         True
     """
@@ -1377,8 +1404,10 @@ class DPFTSDE(Budgeted):
 
     def __post_init__(self) -> None:
         self._check_budget()
+        rounds = self.budget  # at most: with data it depends on who takes part, see `server`
         if not self.data:
-            self.rounds_for(())  # with data it depends on who takes part, see `server`
+            rounds = self.rounds_for(())
+            self._check_releases(())
         if self._transfers != (self.message_kind == "own_mean"):
             raise InputDataError(
                 f'message="{self.message}" does not go with {type(self.strategy).__name__}: '
@@ -1394,14 +1423,15 @@ class DPFTSDE(Budgeted):
         has_design = self.initial_design is not None
         check_start(self.default, transfers=self._transfers, has_design=has_design)
         noise = self.epsilon is not None or self.noise_multiplier is not None
-        if self.release_rounds() and noise == (self.noise_kind == "none"):
+        releasing = bool(self._releases_within(rounds))
+        if releasing and noise == (self.noise_kind == "none"):
             raise InputDataError(
                 "A private run needs epsilon or noise_multiplier. One without privacy (FTS-DE) is "
                 'noise_kind="none" and neither.'
             )
         strategy = self.strategy
         random = isinstance(strategy, Following) and strategy.own == "random"
-        if random and self.message_kind == "gain" and self.release_rounds():
+        if random and self.message_kind == "gain" and releasing:
             raise InputDataError('message="gain" needs an own model: own must not be "random".')
 
     def __getstate__(self) -> dict[str, Any]:
@@ -1437,9 +1467,26 @@ class DPFTSDE(Budgeted):
         counts = {name: len(X) for name, (X, _) in self.data.items()}
         return missing_points(self.starts, names, self.active, counts)
 
+    def _check_releases(self, names: tuple[AgentId, ...]) -> None:
+        """Refuse a plan of which nothing is left; an empty one is the user's own."""
+        rounds, initial = self.rounds_for(names), self.initial_for(names)
+        if self.releases == () or self._releases_within(rounds):
+            return
+        if not rounds:
+            raise no_round(self.budget, initial, "releases=()")
+        assert isinstance(self.releases, tuple)
+        raise InputDataError(
+            f"Nothing would ever be released: releases = {self.releases} come after the last of "
+            f"{rounds} rounds. Write releases = (0,), or budget = "
+            f"{initial + min(self.releases) + 1} or more. Sites that search alone on purpose have "
+            "releases=()."
+        )
+
     def release_rounds(self, names: tuple[AgentId, ...] = ()) -> tuple[int, ...]:
         """After which rounds something is released, if it is worth it."""
-        rounds = self.rounds_for(names)
+        return self._releases_within(self.rounds_for(names))
+
+    def _releases_within(self, rounds: int) -> tuple[int, ...]:
         if self.releases == "all":
             return tuple(range(rounds))
         releases: tuple[int, ...] = RELEASES if self._transfers else FOLLOWED
@@ -1456,6 +1503,9 @@ class DPFTSDE(Budgeted):
         check_designs(self.initial_design, names)
         if self.active is not None and set(self.active) == set(names):
             return replace(self, active=None).server(space, names)
+        self._check_releases(names)
+        if self.releases != ():
+            note_one_site(names)
         partition = Partition.regular(self.num_regions, space.dim)
         delta = default_delta(len(names)) if self.delta is None else self.delta
         releases = self.release_rounds(names)
@@ -1509,9 +1559,8 @@ class DPFTSDE(Budgeted):
         phi = self.feature_map
         if phi is None:
             phi = default_private_features(space)
-            offsets = space.log_offsets
-            if self._transfers and bool((offsets > 0).any()):
-                phi = WarpedFeatures(phi, offsets)
+            if self._transfers:
+                phi = WarpedFeatures.around(phi, space.log_offsets)
         if phi.input_dim != space.dim:
             raise InputDataError(
                 f"The feature map has {phi.input_dim} inputs, the search space {space.dim} columns."
@@ -1553,16 +1602,13 @@ class DPFTSDE(Budgeted):
 
     def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
         """Who sees what."""
-        return self._quiet_server(space, names).sees
+        sees: Sees = quiet_server(self, space, names).sees
+        return sees
 
     def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
         """What a run costs in privacy; None without noise."""
-        return self._quiet_server(space, names).price
-
-    def _quiet_server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> DPFTSDEServer:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SignalWarning)
-            return self.server(space, names)
+        price: Price | None = quiet_server(self, space, names).price
+        return price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> DPFTSDEAgent:
         """An agent of a study."""

@@ -39,6 +39,7 @@ from botorch_fed.models import (
     AdditiveFeatures,
     BasisGP,
     FeatureMap,
+    LogWarp,
     Summary,
     WeightPosterior,
     noise_floor,
@@ -46,9 +47,8 @@ from botorch_fed.models import (
     noise_shift,
     repair_total,
 )
-from botorch_fed.models.features import log_unwarp
+from botorch_fed.models.earned_prior import reference_points
 from botorch_fed.protocols.base import AgentId
-from botorch_fed.protocols.dp_fts_de import reference_points
 from botorch_fed.protocols.own_step import check_points, random_point
 from botorch_fed.rng import Generator
 from botorch_fed.search.releases import RecordSum
@@ -145,8 +145,8 @@ class BanditSearch(Search):
         """The record of this round; an action that failed has the worst outcome there is."""
         if len(view.X):
             return torch.cat([view.X[-1], view.Y[-1]])
-        if len(view.avoid):
-            return torch.cat([view.avoid[-1], torch.tensor([-MAX_OUTCOME]).double()])
+        if len(view.failed):
+            return torch.cat([view.failed[-1], torch.tensor([-MAX_OUTCOME]).double()])
         return None
 
     def check(self, terms: Terms, message: Tensor) -> None:
@@ -344,9 +344,7 @@ class SumPosterior:
                 best = int(order[int(values.argmax())])
             return arms[best : best + 1].clone()
         raw = view.stream("point", t).uniform(NUM_RAW, space.dim)
-        offsets = space.log_offsets
-        if bool((offsets > 0).any()):
-            raw[1::2] = log_unwarp(raw[1::2], offsets)
+        raw[1::2] = LogWarp(space.log_offsets).untransform(raw[1::2])
         with torch.no_grad():
             values = score(raw)
         starts = raw[values.topk(NUM_STARTS).indices]

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.papers.published.settings import paper_search
 from botorch_fed.acquisition import Constant
 from botorch_fed.models import RandomFourierFeatures
 from botorch_fed.privacy import Budget, GaussianSum, OSNoise
@@ -20,7 +21,6 @@ from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.studies import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
-from botorch_fed.protocols.support_search import paper_search
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study

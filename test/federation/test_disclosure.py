@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from botorch.exceptions.errors import InputDataError
 
-from botorch_fed.errors import FederatedError, MessageError, ProtocolError
+from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.disclosure import (
     FRAMES,
     NO_GUARANTEE,
@@ -24,7 +24,6 @@ from botorch_fed.federation.disclosure import (
     entries_of,
     first_payments,
 )
-from botorch_fed.federation.registry import PROTOCOLS, study_class
 from botorch_fed.privacy import (
     Budget,
     DistributedGaussianSum,
@@ -413,26 +412,3 @@ def test_a_server_that_says_nothing_is_asked_about_by_its_study() -> None:
     study = FTS(budget=3)
     assert disclosed(study, object(), SPACE, NAMES) == (study.sees(SPACE, NAMES), None)
     assert disclosed(object(), object(), SPACE, NAMES) == (None, None)
-
-
-# ------------------------------------------------------------------ the registry
-
-
-@pytest.mark.parametrize("name", PROTOCOLS)
-def test_a_name_is_a_class_and_so_is_its_path(name: str) -> None:
-    assert study_class(name) is study_class(PROTOCOLS[name])
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [
-        ("ftz", "Expected one of fts, .*or module:Name of a study class, got 'ftz'"),
-        ("nowhere_at_all:Study", "ModuleNotFoundError.*Install its package"),
-        ("botorch_fed.protocols.fts:Nothing", "AttributeError"),
-        ("botorch_fed.protocols.fts:Setup", "without server, agent, sees, price"),
-        ("botorch_fed.protocols.fts:default_kernel", "Expected a dataclass with server"),
-    ],
-)
-def test_a_name_that_is_no_study_class(name: str, said: str) -> None:
-    with pytest.raises(FederatedError, match=said):
-        study_class(name)

@@ -208,7 +208,7 @@ def test_the_papers_count_rounds() -> None:
 def test_the_number_of_evaluations_fixes_the_points() -> None:
     """A larger budget does not change the points of a smaller one."""
     options: dict[str, Mapping[str, Any]] = {
-        "fts": {"strategy": Strategy(own="random")},
+        "fts": {"strategy": Strategy(own="random"), "every": 1},
         "fed": {"channel": "plain"},
     }
     for kind, given in ((FTS, options["fts"]), (FedGP, options["fed"])):

@@ -114,7 +114,7 @@ def test_protocols_send_these_maps() -> None:
     space, names = cube(2), ("ann", "bob")
     shared, private = default_feature_map(space), default_private_features(space)
     of_study = (
-        (FTS(budget=2, strategy=Strategy()), shared),
+        (FTS(budget=2, strategy=Strategy(), every=1), shared),
         (FTS(budget=2, strategy=TransferSearch()), transfer_search.default_feature_map(space)),
         (DPFTSDE(budget=5, epsilon=9.0), private),
         (PrivateUCB(budget=4, epsilon=9.0), private),

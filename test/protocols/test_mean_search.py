@@ -382,7 +382,7 @@ def test_sites_that_are_done_answer_and_do_not_query(channel: Any) -> None:
     assert (last.t, last.members) == (2, NAMES)  # in every round, with what they have
     once = finished(study(ONE, **settings))
     assert once.end.sums == 1  # the difference of two would be what cem has added
-    assert [round_.heard for round_ in once.rounds][-3:] == [("cem",)] * 3
+    assert [round_.replied for round_ in once.rounds][-3:] == [("cem",)] * 3
     assert once.counts() == {"ann": 12, "bob": 12, "cem": 3}
 
 

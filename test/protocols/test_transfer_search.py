@@ -800,14 +800,14 @@ def test_an_agent_that_counts_for_nothing_is_not_heard() -> None:
             agent_weights=weights,
             active=("ann",),
             data={name: history(6, seed=i) for i, name in enumerate(NAMES)},
-            rounds=2,
+            budget=2,
         )
         for third in (hill, valley)
     )
     assert torch.equal(points_of(one, "ann"), points_of(two, "ann"))
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Somebody pulled the plug."""
 
 
@@ -815,7 +815,7 @@ class Stopped(Exception):
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(acquisition: Any) -> None:
     options: dict[str, Any] = {
         "strategy": TransferSearch(acquisition=acquisition),
-        "rounds": 5,
+        "budget": 5,
         "data": {"cem": history(4)},
     }
     expected = driven(**options).result()
