@@ -13,15 +13,17 @@ from botorch_fed.aggregation.stream import StreamState
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import AgentState, FederatedAgent
+from botorch_fed.federation.log import Log
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.terms import Contribution, Order, Terms
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import KLFeatures
 from botorch_fed.privacy import RecordStatistic
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
 from botorch_fed.protocols.base import Exchanged, Objective, Outgoing, Reply
 from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.rng import generator
 from botorch_fed.search.bandit import unit_features
 from botorch_fed.search.releases import Parameters
@@ -163,7 +165,7 @@ def played(
 # ------------------------------------------------------------------ all of them
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Somebody pulled the plug."""
 
 
@@ -177,8 +179,7 @@ class Federation:
     absent: Callable[[str, int], bool] | None = None
 
     def __post_init__(self) -> None:
-        self.stores = {name: MemoryStore() for name in self.names}
-        self.journals = {name: Journal() for name in self.names}
+        self.logs = {name: Log(SITE_EVENTS) for name in self.names}
         self.rounds: list[Round] = []
         self.down: list[list[bytes]] = []
         self.up: list[dict[str, Contribution]] = []
@@ -193,8 +194,7 @@ class Federation:
         self.sites = {}
         for i, name in enumerate(self.names):
             agent = self.study.agent(name, SQUARE, i, MemoryBlobs())
-            store, journal = self.stores[name], self.journals[name]
-            self.sites[name] = Site(name, agent, self.objective(name), store=store, journal=journal)
+            self.sites[name] = Site(name, agent, self.objective(name), log=self.logs[name])
 
     def exchange(self, outgoing: Outgoing) -> Exchanged:
         self.down.append([*outgoing.requests.values(), *outgoing.blobs.values()])
@@ -229,8 +229,8 @@ class Federation:
     def played(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
         """By round and agent, what was played and its outcome on the public scale."""
         rounds: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in range(len(self.rounds))]
-        for name, journal in self.journals.items():
-            for seen in journal:
+        for name, site in self.sites.items():
+            for seen in site.observations():
                 rounds[seen.serial - 1][name] = seen.X, SQUARE.outcome.to_public(seen.Y)
         return rounds
 

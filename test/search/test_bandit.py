@@ -255,7 +255,7 @@ def test_many_dimensions_of_an_additive_function_are_searched_one_by_one() -> No
         WeightPosterior.from_total(total),
     )
     none = torch.zeros(0, dim).double()
-    view = View(terms, "ann", 0, none, none[:, :1], none, n=0, t=3)
+    view = View(terms, "ann", 0, none, none[:, :1], none, none, n=0, t=3)
     point = known.action(space, None, view)
     grid = torch.linspace(0, 1, 2001).double()[:, None]
     weights = known.posterior.mean.split(8)
@@ -364,7 +364,7 @@ def test_a_record_is_what_was_played_and_what_came_of_it() -> None:
 def test_a_failed_action_has_the_worst_outcome_there_is() -> None:
     desk = Desk(study())
     X = desk.plays()
-    state: AgentState = desk.agent.fail(desk.state, X)
+    state: AgentState = desk.agent.tell(desk.state, X, hill(X) * math.nan)
     state, reply = desk.agent.reply(state)
     assert torch.equal(reply.values, torch.cat([X[0], torch.tensor([-MAX_OUTCOME]).double()]))
     search_of(terms_of()).check(terms_of(), reply.values)
@@ -378,7 +378,9 @@ def test_nothing_but_the_action_of_the_round_is_said(late: bool) -> None:
     if late:  # told after the round, and before the next
         desk.state = desk.agent.tell(desk.state, X, hill(X))
     desk.receives(t=2)
-    assert desk.agent.defer(desk.state) is None
+    assert not desk.agent.defers
+    assert (desk.agent.wants(desk.state), desk.agent.left(desk.state, 0)) == (True, 1)
+    assert desk.agent.ask(desk.state, pending=X) is None  # one action at a time
     assert desk.agent.reply(desk.state)[1].values is None
     Z = desk.agent.ask(desk.state)
     assert isinstance(Z, Tensor)
