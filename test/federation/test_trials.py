@@ -18,9 +18,7 @@ from botorch_fed.federation.log import FileLog, Log
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.protocols.base import Reply
 from botorch_fed.protocols.fts import FTS
-from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.wire.codec import decode
@@ -255,17 +253,6 @@ def test_a_run_goes_on_through_failures_and_lists_them() -> None:
         assert len(result.history(name)[0]) == 9 - len(failed)
         points = [tuple(row["x"]) for row in rows]
         assert len(set(points)) == len(points)  # a failed point is not asked again
-
-
-def test_a_failed_action_of_a_bandit_counts_as_the_worst() -> None:
-    study = PrivateUCB(rounds=1, trust="none")
-    agent = study.agent("a", OVEN, 0, MemoryBlobs())
-    state = agent.start()
-    X = torch.zeros(1, 2).double()
-    told = agent.tell(state, X, torch.full((1, 1), torch.nan).double())
-    assert float(told.Y) == -1e6
-    with pytest.raises(InputDataError, match="cannot be attached"):
-        agent.attach(state, X, X[:, :1])
 
 
 # ------------------------------------------------------------------ the same as JSON

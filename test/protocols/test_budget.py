@@ -17,11 +17,11 @@ from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following, paper_settings
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.studies import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.studies import PrivateUCB
 from test.cases import in_rounds, uniform
 
 SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
