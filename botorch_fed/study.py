@@ -692,12 +692,13 @@ def _space(top: _Table) -> SearchSpace:
         )
     parameters = tuple(_parameter(table, name) for name in table.values)
     outcome = top.table("outcome")
-    outcome.only(("centre", "scale", "minimize"), {"center": "unknown key. Write centre."})
+    outcome.only(("centre", "scale", "minimize", "name"), {"center": "unknown key. Write centre."})
     with outcome.blamed():
         scales = Outcome(
             centre=outcome.get("centre", float, "centre = 0.9", 0.0),
             scale=outcome.get("scale", float, "scale = 0.1", 1.0),
             minimize=outcome.get("minimize", bool, "minimize = true", False),
+            name=outcome.get("name", str, 'name = "yield"', "objective"),
         )
     return SearchSpace(parameters, scales)
 
