@@ -245,8 +245,9 @@ def check_ledgers(case: str, out: Path, result: RunResult) -> None:
         if case in ("fed-gp threshold, agents' noise", "fed-gp secret noise"):
             assert state.ledger.releases == state.draws == said["sums"]
         if case == "private-ucb local":
-            assert state.releases == 4
-            assert state.ledger.releases == 1  # a record is in one increment
+            memory = state.aggregation
+            assert memory.sent == 4
+            assert memory.ledger.releases == 1  # a record is in one increment
         assert len(site.observations()) == len(result.history("ann")[0])
 
 

@@ -116,9 +116,10 @@ def test_a_bandit_asks_nobody_more_often_than_its_budget(
     budget: int, batch: int, rounds: int, expected: list[int]
 ) -> None:
     made = PrivateUCB(budget=budget, batch=batch, noise_multiplier=1.0, noise=NOISE)
-    server = made.server(SPACE, NAMES)
-    assert (server.rounds, made.rounds_for(NAMES)) == (rounds, rounds)
-    assert server.participations == budget
+    terms = made.server(SPACE, NAMES).terms
+    stream: Any = terms.aggregation
+    assert (stream.rounds(terms), made.rounds_for(NAMES)) == (rounds, rounds)
+    assert stream.participations(terms) == budget
     result = played(made)
     assert counts(result) == expected
     assert made.evaluations_for(NAMES) == sum(expected)
