@@ -42,6 +42,7 @@ ROOMS: dict[str, set[str]] = {
         "space",
         "models",
         "acquisition",
+        "privacy",
         "protocols",
         "federation",
     },

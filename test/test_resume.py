@@ -38,7 +38,6 @@ from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.drive import drive
 from botorch_fed.protocols.fed_gp import CONTEXT, FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import FileStore, MemoryBlobs
@@ -46,6 +45,7 @@ from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.run import RunResult, make_agent, run
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.studies import PrivateUCB
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 
@@ -245,8 +245,9 @@ def check_ledgers(case: str, out: Path, result: RunResult) -> None:
         if case in ("fed-gp threshold, agents' noise", "fed-gp secret noise"):
             assert state.ledger.releases == state.draws == said["sums"]
         if case == "private-ucb local":
-            assert state.releases == 4
-            assert state.ledger.releases == 1  # a record is in one increment
+            memory = state.aggregation
+            assert memory.sent == 4
+            assert memory.ledger.releases == 1  # a record is in one increment
         assert len(site.observations()) == len(result.history("ann")[0])
 
 

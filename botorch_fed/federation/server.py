@@ -11,11 +11,14 @@ from typing import Any
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.errors import MessageError
+from botorch_fed.federation.disclosure import Price, Sees
 from botorch_fed.federation.terms import Party, Resources, Terms
 from botorch_fed.models import FeatureMap
-from botorch_fed.privacy import Guarantee
+from botorch_fed.privacy import Entry, Guarantee
 from botorch_fed.protocols.base import AgentId, Outbox
 from botorch_fed.wire.codec import content_hash, encode
+
+_ORDERS = "orders"  # in the cache: of which state, and themselves
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -81,6 +84,20 @@ class FederatedServer:
         """What a report needs: the promise and what was paid."""
         return self.terms.aggregation.account(self.hub, state)
 
+    @property
+    def sees(self) -> Sees | None:
+        """Who sees what."""
+        return self.terms.aggregation.sees(self.hub.terms)
+
+    @property
+    def price(self) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self.terms.aggregation.price(self.hub.terms)
+
+    def paid(self, state: Any) -> tuple[Entry, ...]:
+        """All payments so far of the unit that has paid most."""
+        return self.terms.aggregation.paid(self.hub, state)
+
     # -------------------------------------------------------------- the rounds
 
     def start(self) -> Any:
@@ -89,7 +106,7 @@ class FederatedServer:
 
     def outbox(self, state: Any) -> Outbox | None:
         """The orders of the round, with the terms and what was released; None at the end."""
-        orders = self.terms.aggregation.orders(self.hub, state)
+        orders = self._orders(state)
         if orders is None:
             return None
         released = self.terms.aggregation.broadcasts(self.hub, state)
@@ -97,10 +114,18 @@ class FederatedServer:
 
     def check(self, state: Any, sender: AgentId, message: Any) -> None:
         """Raise `MessageError` unless a reply was asked for and can be combined."""
-        orders = self.terms.aggregation.orders(self.hub, state) or {}
+        orders = self._orders(state) or {}
         if sender not in orders:
             raise MessageError("A reply that nobody asked for.")
         self.terms.aggregation.check(self.hub, state, sender, message, orders[sender])
+
+    def _orders(self, state: Any) -> Mapping[AgentId, Any] | None:
+        """The orders of a state, worked out once for all replies of a round."""
+        known, orders = self.resources.cache.get(_ORDERS, (None, None))
+        if known is not state:
+            orders = self.terms.aggregation.orders(self.hub, state)
+            self.resources.cache[_ORDERS] = state, orders
+        return orders
 
     def step(self, state: Any, inbox: Mapping[AgentId, Any]) -> Any:
         """The state after a round; an agent that is not in the inbox did not answer."""

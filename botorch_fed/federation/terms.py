@@ -29,8 +29,9 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import MessageError
+from botorch_fed.federation.disclosure import Price, Sees
 from botorch_fed.models import FeatureMap
-from botorch_fed.privacy import Guarantee, Ledger, LedgerFile, NoiseSource, OSNoise
+from botorch_fed.privacy import Entry, Guarantee, Ledger, LedgerFile, NoiseSource, OSNoise
 from botorch_fed.protocols.base import MAX_NAME, AgentId
 from botorch_fed.protocols.store import MemoryStore, Store
 from botorch_fed.protocols.transfer_search import check_active, check_default, first_points
@@ -197,6 +198,7 @@ class Search:
     memory_type: ClassVar[type | None] = None
     needs_outcome: ClassVar[bool] = False  # a message is about the evaluation just made, alone
     has_basis: ClassVar[bool] = True
+    snaps: ClassVar[bool] = True  # the agent moves its points to those that can be evaluated
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` unless the search goes with the terms."""
@@ -314,6 +316,19 @@ class Aggregation:
 
     def account(self, hub: Party, state: Any) -> dict[str, Any] | None:
         """What was promised and paid, for a report; None where nothing is promised."""
+        price = self.price(hub.terms)
+        return None if price is None else price.account(self.paid(hub, state))
+
+    def paid(self, hub: Party, state: Any) -> tuple[Entry, ...]:
+        """All payments so far of the unit that has paid most."""
+        return ()
+
+    def price(self, terms: Terms) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return None
+
+    def sees(self, terms: Terms) -> Sees | None:
+        """Who sees what; None of an aggregation that does not say."""
         return None
 
     # -------------------------------------------------------------- a site

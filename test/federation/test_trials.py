@@ -18,9 +18,7 @@ from botorch_fed.federation.log import FileLog, Log
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.protocols.base import Reply
 from botorch_fed.protocols.fts import FTS
-from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.wire.codec import decode
@@ -273,17 +271,6 @@ def test_a_result_says_where_evaluations_fail() -> None:
     assert row["where"].endswith("elsewhere 0 of " + str(12 - row["failed"]))
     table = result.to_dataframe()
     assert table[table.status == "failed"].heat.min() > 0.6 * 200 + 50 - 1e-9
-
-
-def test_a_failed_action_of_a_bandit_counts_as_the_worst() -> None:
-    study = PrivateUCB(budget=1, trust="none")
-    agent = study.agent("a", OVEN, 0, MemoryBlobs())
-    state = agent.start()
-    X = torch.zeros(1, 2).double()
-    told = agent.tell(state, X, torch.full((1, 1), torch.nan).double())
-    assert float(told.Y) == -1e6
-    with pytest.raises(InputDataError, match="cannot be attached"):
-        agent.attach(state, X, X[:, :1])
 
 
 # ------------------------------------------------------------------ the same as JSON

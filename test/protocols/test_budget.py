@@ -17,11 +17,11 @@ from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following, paper_settings
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.studies import PrivateUCB
 from test.cases import in_rounds, uniform
 
 SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
@@ -116,9 +116,10 @@ def test_a_bandit_asks_nobody_more_often_than_its_budget(
     budget: int, batch: int, rounds: int, expected: list[int]
 ) -> None:
     made = PrivateUCB(budget=budget, batch=batch, noise_multiplier=1.0, noise=NOISE)
-    server = made.server(SPACE, NAMES)
-    assert (server.rounds, made.rounds_for(NAMES)) == (rounds, rounds)
-    assert server.participations == budget
+    terms = made.server(SPACE, NAMES).terms
+    stream: Any = terms.aggregation
+    assert (stream.rounds(terms), made.rounds_for(NAMES)) == (rounds, rounds)
+    assert stream.participations(terms) == budget
     result = played(made)
     assert counts(result) == expected
     assert made.evaluations_for(NAMES) == sum(expected)

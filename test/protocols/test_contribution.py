@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from botorch_fed.protocols import dp_fts_de, fed_gp, fts, private_ucb
+from botorch_fed.aggregation.stream import Play
+from botorch_fed.federation.terms import Contribution, Order
+from botorch_fed.protocols import dp_fts_de, fed_gp, fts
 from botorch_fed.protocols.contribution import carries
 
 SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
@@ -27,8 +29,10 @@ SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
         (fed_gp.Upload(None, True), False),
         (fed_gp.Order("query", 3, 0, ("a", "b"), contribute=True), False),
         (fed_gp.Keys(0, ({"a": b"part"},)), True),
-        (private_ucb.Query(1, None), False),
-        (private_ucb.Query(1, SOME.unsqueeze(0)), True),
+        (Order(1, "next", True), False),
+        (Play(1, "next", True, SOME.unsqueeze(0)), True),
+        (Contribution(SOME), True),
+        (Contribution(None), False),
         (fts.Upload(NONE), False),
         ((1, "two", True, None), False),
         ([0.0], True),

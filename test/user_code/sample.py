@@ -47,12 +47,12 @@ from botorch_fed.protocols.base import Agent, AgentId, Objective, Outbox, Pendin
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.store import Blobs
 from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, Study, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.studies import PrivateUCB
 from botorch_fed.test_functions import SyntheticGPAgents
 
 SPACE = SearchSpace(
