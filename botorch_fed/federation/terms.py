@@ -190,6 +190,7 @@ class Search:
     memory_type: ClassVar[type | None] = None
     needs_outcome: ClassVar[bool] = False  # a message is about the evaluation just made, alone
     has_basis: ClassVar[bool] = True
+    begins_anyway: ClassVar[bool] = False  # first points are made whatever the site has observed
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` unless the search goes with the terms."""
@@ -205,6 +206,10 @@ class Search:
     def size(self, terms: Terms) -> int:
         """How many numbers a message has; 0 for a search that says nothing."""
         return 0
+
+    def norm(self, terms: Terms) -> float | None:
+        """The Euclidean norm that a message is to be clipped to; None if none is known."""
+        return None
 
     def message(self, view: View) -> Tensor | None:
         """What the site says, `size` numbers; None for nothing."""
