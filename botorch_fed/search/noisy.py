@@ -40,7 +40,7 @@ from botorch_fed.models import FeatureMap, PriorFunction
 from botorch_fed.models.earned_prior import projection, reference_features
 from botorch_fed.protocols.own_step import untried
 from botorch_fed.protocols.transfer_search import MIN_OWN, Advice, TransferSearch
-from botorch_fed.search.releases import Noisy
+from botorch_fed.search.releases import Noisy, Rows
 
 MIN_RELIABILITY = 0.2  # reached by one of five averages that are nothing but noise (20 numbers)
 EARLY = 0.15  # correlation of two messages, early in a search, of sites with much in common
@@ -252,6 +252,14 @@ class VectorSearch(Search):
     """A search whose messages are vectors over the shared basis, to be clipped and added up."""
 
     num_regions: int = 1  # a release has a row for each
+
+    def check_terms(self, terms: Terms) -> None:
+        """Raise `InputDataError` for an aggregation that adds nothing up."""
+        if Rows in terms.aggregation.broadcast_types:
+            raise InputDataError(
+                f"{type(self).__name__} reads noisy sums, and {type(terms.aggregation).__name__} "
+                "passes the messages of each agent on: use NoisySum, or TransferRows."
+            )
 
     def size(self, terms: Terms) -> int:
         """As many numbers as the basis has functions."""

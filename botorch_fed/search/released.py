@@ -293,6 +293,7 @@ class ReleaseSearch(VectorSearch):
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` for gains without an own model, where anything is released."""
+        super().check_terms(terms)
         regions_of(self.num_regions, terms.space.dim)  # refuses numbers that make no regions
         sends = getattr(terms.aggregation, "releases", None) != ()
         if sends and self.messages.kind == "gain" and self.strategy.own == "random":
