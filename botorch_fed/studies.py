@@ -104,7 +104,7 @@ class Federation:
     num_initial: int | None = None
     default: Mapping[str, Value] | None = None
     active: tuple[AgentId, ...] | None = None
-    data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     q: int = 1
     candidates: Tensor | None = None
     initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
