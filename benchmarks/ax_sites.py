@@ -93,9 +93,9 @@ def federation_of(row: str, problem: SklearnTuning, clients: list[Client], **opt
     named = {f"site{n}": client for n, client in enumerate(clients)}
     design = spread_design(problem.space, tuple(named), INITIAL, seed=options["seed"])
     protocol = (
-        FTS(rounds=TRIALS, strategy=Strategy(), every=1, initial_design=design)
+        FTS(budget=TRIALS, strategy=Strategy(), every=1, initial_design=design)
         if row == "fts"
-        else FedGP(rounds=TRIALS - INITIAL, search=RegionSearch(), initial_design=design)
+        else FedGP(budget=TRIALS, search=RegionSearch(), initial_design=design)
     )
     return AxFederation(protocol, named, space=problem.space, seed=options["seed"])
 

@@ -40,11 +40,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from botorch_fed.engines.flower import FlowerExchange
 from botorch_fed.engines.site_process import Background, SiteProcess
 from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.protocols.base import AgentId, secrets_in, with_stores
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileBlobs, FileJournal, FileStore
+from botorch_fed.protocols.store import FileBlobs, FileStore
 from botorch_fed.run import RunResult, host, make_agent, site_result
-from botorch_fed.study import NamedObjective, StudyFile, open_books, read_study
+from botorch_fed.study import BY_HAND, NamedObjective, StudyFile, open_books, read_study
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -224,7 +226,8 @@ class Hub:
             quorum: The least number of replies with which a round may go on.
             retries: How often a round below it is asked again before the run stops.
             keys: The hub's folder of those that `make_keys` made; needed once.
-            watch: Called with the number of finished rounds when it has changed.
+            watch: Called with the number of evaluations that each site has been asked for, when it
+                has changed.
 
         Raises:
             DeployError: The run stopped; the message says why. What is in `out` is good.
@@ -282,10 +285,10 @@ class Hub:
         """Until Flower says that the run is over, or it has told its outcome."""
         seen, looks, misses = -1, 0, 0
         while not outcome.exists():
-            rounds = _rounds(log)
-            if watch is not None and rounds != seen:
-                watch(rounds)
-                seen = rounds
+            done = _evaluations(log)
+            if watch is not None and done != seen:
+                watch(done)
+                seen = done
             looks += 1
             if looks % 20 == 0:
                 try:
@@ -411,27 +414,22 @@ class SiteFolder:
             raise DeployError(
                 f"{self.folder} is no site's folder. Make one: botorch-fed site init {self.folder}"
             )
-        study.load()
+        by_hand = study.objective == BY_HAND
+        if not by_hand:
+            study.load()
+        objective = None if by_hand else Background(NamedObjective(study, name), patience)
         home = self.home(study)
-        store = FileStore(home)
         blobs = FileBlobs(home / "broadcasts")
         secrets = FileStore(home / "secrets")
         if keys is not None:
             _copy_keys(keys, secrets)
         protocol = with_stores(study.study(), study.agents, lambda _: secrets)
         agent = make_agent(protocol, name, study.space, study.seed, blobs)
-        journal = FileJournal(home / "journal")
+        log = FileLog(home, SITE_EVENTS)
         try:
-            return Site(
-                name,
-                agent,
-                Background(NamedObjective(study, name), patience),
-                run=study.fingerprint,
-                store=store,
-                journal=journal,
-            )
+            return Site(name, agent, objective, run=study.fingerprint, log=log)
         except BaseException:
-            journal.close()
+            log.close()
             raise
 
     def command(self, hub: str, certificates: str | Path, port: int) -> list[str]:
@@ -506,12 +504,10 @@ class SiteFolder:
                 f"{self.folder} has no study of these settings: is {study.path} the file that "
                 "`site start` was given, unchanged?"
             )
-        journal = FileJournal(self.home(study) / "journal")
-        try:
+        with self.site(study, name) as site:
             kind = type(study.study()).__name__
-            return site_result(kind, study.space, study.seed, name, list(journal))
-        finally:
-            journal.close()
+            seen = list(site.observations())
+            return site_result(kind, study.space, study.seed, name, seen, budget=study.budget)
 
 
 def make_keys(study: StudyFile, folder: str | Path) -> None:
@@ -634,13 +630,13 @@ def _check_address(address: str) -> None:
         raise DeployError(f"The hub's address is NAME:PORT, got {address!r}.")
 
 
-def _rounds(path: Path) -> int:
-    """How many rounds the file of rounds knows."""
+def _evaluations(path: Path) -> int:
+    """How many evaluations each site has been asked for, as the file of rounds knows."""
     if not path.exists():
         return 0
     last = path.read_text().rstrip("\n").rpartition("\n")[2]
     try:
-        return int(json.loads(last)["round"])
+        return int(json.loads(last)["evaluations"])
     except (json.JSONDecodeError, KeyError):
         return 0
 

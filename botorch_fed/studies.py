@@ -347,7 +347,7 @@ class DPFTSDE(Budgeted, Federation):
             `Following` random ones in its own region.
 
     Example:
-        >>> result = run(DPFTSDE(budget=23, epsilon=2.0), Landmine(), seed=0)
+        >>> result = run(DPFTSDE(budget=23, epsilon=2.0), SklearnTuning(4), seed=0)
         >>> result.privacy["epsilon"] <= 2.0
         True
     """
@@ -417,6 +417,10 @@ class DPFTSDE(Budgeted, Federation):
 
     def _rounds(self, names: tuple[AgentId, ...]) -> int:
         return math.ceil(self.rounds_for(names) / self.q)
+
+    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
+        """How many evaluations a site has been asked for when the server is in a state, at most."""
+        return min(self.budget, self.initial_for(names) + self.q * (state.t - 1)) if state.t else 0
 
     def _check_releases(self, names: tuple[AgentId, ...]) -> None:
         """Refuse a plan of which nothing is left; an empty one is the user's own."""
@@ -491,9 +495,8 @@ class DPFTSDE(Budgeted, Federation):
 
     def make_basis(self, space: SearchSpace) -> FeatureMap:
         """A small basis, for the default search on the scale of the own model."""
-        phi, offsets = default_private_features(space), space.log_offsets
-        warped = self._transfers and bool((offsets > 0).any())
-        return WarpedFeatures(phi, offsets) if warped else phi
+        phi = default_private_features(space)
+        return WarpedFeatures.around(phi, space.log_offsets) if self._transfers else phi
 
     def terms(self, space: SearchSpace, names: tuple[AgentId, ...] = ()) -> Terms:
         """What all parties agree upon; with a roster also how many rounds there are."""

@@ -6,8 +6,12 @@ nobody but the site's own user can connect to it.
 
 On the socket a message is a list of byte strings, each after its length:
 
-    to the site      [request, broadcast, broadcast, ...]
+    to the site      [b"wait" or b"defer", request, broadcast, broadcast, ...]
     from the site    [answer] or, if the site has failed, nothing: b"" and an end
+    to the site      [b"verb", JSON]      of the trial service, see `verbs`
+    from the site    [JSON]
+
+After ``b"defer"`` a request is answered without an evaluation that is not finished.
 
 Words of an error never leave the process: they are in its log.
 """
@@ -26,6 +30,7 @@ from pathlib import Path
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.engines.verbs import perform_json
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.protocols.base import MAX_BROADCASTS, Objective, Pending, Request
 from botorch_fed.protocols.site import FRAME_BYTES, Site
@@ -85,16 +90,23 @@ class SiteProcess:
                     logger.warning("site %r: a request was given up: %s", self.site.name, error)
 
     def _answer(self, connection: socket.socket) -> None:
-        parts = receive(connection, MAX_BROADCASTS + 1, 2 * self._max_bytes + FRAME_BYTES)
-        if not parts:
-            raise MessageError("A message on the socket begins with a request, got none.")
-        send(connection, [self.respond(parts[0], parts[1:])])
+        parts = receive(connection, MAX_BROADCASTS + 2, 2 * self._max_bytes + FRAME_BYTES)
+        kind, rest = (parts[0], parts[1:]) if len(parts) > 1 else (b"", [])
+        if kind == b"verb":
+            send(connection, [perform_json(self.site, rest[0])])
+        elif kind in (b"wait", b"defer"):
+            send(connection, [self.respond(rest[0], rest[1:], defer=kind == b"defer")])
+        else:
+            raise MessageError(
+                'Expected a message that begins with "wait", "defer" or "verb", and what it is '
+                f"about; got {len(parts)} parts."
+            )
 
-    def respond(self, request: bytes, blobs: Sequence[bytes] = ()) -> bytes:
+    def respond(self, request: bytes, blobs: Sequence[bytes] = (), *, defer: bool = False) -> bytes:
         """The answer to a request that came with broadcasts; empty if the site has failed."""
         try:
             self._take(request, blobs)
-            return self.site.respond(request)
+            return self.site.respond(request, defer=defer)
         except Exception:  # whatever the objective raises; the words stay here
             logger.exception("site %r has failed in a request", self.site.name)
             return b""
@@ -130,7 +142,7 @@ class SiteProcess:
         """Stop listening and release the site's files."""
         self._socket.close()
         self.path.unlink(missing_ok=True)
-        self.site.journal.close()
+        self.site.log.close()
 
     def __enter__(self) -> SiteProcess:
         return self

@@ -8,8 +8,6 @@ r"""Federated Bayesian optimisation with a shared sparse Gaussian process [FBOFe
     Upload     agent -> server  the protected contribution to a sum            see the channel
     Sealed     server -> agent  the sum, still protected                       who holds keys
     Opened     server -> agent  the sum                                        server, all agents
-    Centres    agent -> server  clusters of its inputs, for ``"clustered"``    server
-    Support    server -> agent  support points made of them                    all agents
 
 Round 0 is the start, rounds 1 to `T` are one query of every active agent each. After a round the
 agents' contributions are added (`privacy.aggregation`), at most one sum a round, shared by all.
@@ -30,13 +28,6 @@ sampling on either. `RegionSearch` is for one function that all agents share.
 (`transfer_search.first_points`) in round 0, before any sum, the users' default configuration first
 if the setup has one. With ``num_initial=0`` they evaluate
 nothing then and go in round 1 where the others' sum is largest: right where most have data.
-
-*A support set that follows the data* (`SupportSearch.rule`) is agreed upon before the first sum of
-summaries, in rounds :math:`-R..-1`; the first of them is then the start. With ``"sums"`` these are
-`R` sums like all others, broadcast for good: everybody works out the support set from them. With
-``"clustered"`` it is one exchange in which agents send centres in the clear; a run with a mechanism
-refuses that. Who is absent is left out. A channel counts its sums from 0: that of round `t` is
-number `R + t`.
 
 *A joint key* (`ThresholdCKKSChannel`) belongs to a roster. A member that does not answer costs
 a new epoch with the others, three exchanges, then the interrupted round goes on: nobody
@@ -81,6 +72,15 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.federation.disclosure import (
+    ADDRESSEE,
+    EVERYBODY,
+    Price,
+    Reader,
+    Reveals,
+    Row,
+    Sees,
+)
 from botorch_fed.models import FeatureMap
 from botorch_fed.privacy import (
     Adjacency,
@@ -108,9 +108,11 @@ from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import NoiseSource
 from botorch_fed.protocols import mean_search, region_search, support_search
 from botorch_fed.protocols.base import MAX_NAME, AgentId, Outbox, Pending
-from botorch_fed.protocols.dp_fts_de import check_promise
+from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
+from botorch_fed.protocols.dp_fts_de import check_promise, quiet_server
 from botorch_fed.protocols.mean_search import MeanSearch
 from botorch_fed.protocols.own_step import (
+    answered,
     check_data,
     check_designs,
     check_public_points,
@@ -140,7 +142,6 @@ logger = logging.getLogger(__name__)
 Search = MeanSearch | SupportSearch | RegionSearch
 Step = Literal["rest", "key", "start", "query", "resend", "share"]
 MAX_KEY_BYTES = 2**24
-MAX_CLUSTER = 10**9  # inputs in one of an agent's clusters
 MIN_TOGETHER = 2  # agents under a joint key: alone one would open one's own contribution
 MAX_SUMS = 2 * 10**6  # of a run
 BACKLOG = 16  # sums that the server keeps for who was away,
@@ -210,17 +211,6 @@ class Setup:
     def _searches(self) -> list[Search]:
         return [one for one in (self.support, self.region, self.mean) if one is not None]
 
-    @property
-    def lead(self) -> int:
-        """How many rounds about the support set precede round 0."""
-        return 0 if self.support is None or self.rounds == 0 else self.support.lead
-
-    @property
-    def clusters(self) -> SupportSearch | None:
-        """The search if agents are to send centres in the clear: only if the setup says so."""
-        search = self.support
-        return search if search is not None and search.rule == "clustered" and self.lead else None
-
 
 @dataclass(frozen=True)
 class Order:
@@ -228,7 +218,7 @@ class Order:
 
     Attributes:
         step: The step.
-        t: The round it belongs to; negative while the support set is made.
+        t: The round it belongs to.
         epoch: The number of the epoch.
         roster: Who takes part in it.
         phase: Of the set-up, for a key.
@@ -273,21 +263,6 @@ class Opened:
     previous: int = -1
 
 
-@dataclass(frozen=True, eq=False)
-class Support:
-    """Support points that were made of agents' centres: `k x d`."""
-
-    points: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Centres:
-    """Clusters of an agent's inputs, in the clear: `n x d` centres and `n` sizes."""
-
-    points: Tensor = field(repr=False)
-    sizes: Tensor = field(repr=False)
-
-
 @dataclass(frozen=True)
 class Word:
     """A part of a joint key or of an opening; None if the agent has lost its key."""
@@ -321,7 +296,7 @@ class FedGPAgentState:
         setup: Hash of the `Setup`.
         keys: Hash of the `Keys`, if there are any.
         sealed: Hash of the `Sealed` sum that is to be opened together.
-        queried_t: The last round in which it was queried; before the first, below all rounds.
+        queried_t: The last round in which it was queried; -1 before the first.
         X: Own points in the unit cube, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
         plan: The plan of the next sum.
@@ -330,12 +305,11 @@ class FedGPAgentState:
         total_t: and
         count: of how many contributions;
         mine: the own one on the grid, empty if it is not among them.
-        support: The support points in force, `k x d`; empty while they are public.
-        support_from: Hashes of the broadcasts they were made from.
         drawn: The last contribution on the grid, noise included, and
-        drawn_t: its round, negative before the first summary.
+        drawn_t: its round, negative before the first.
         draws: How many contributions it has drawn.
         ledger: What this site has paid.
+        failed: Points whose evaluation failed, `n x d`.
     """
 
     t: int
@@ -353,12 +327,11 @@ class FedGPAgentState:
     total_t: int
     count: int
     mine: Tensor = field(repr=False)
-    support: Tensor
-    support_from: tuple[str, ...]
     drawn: Tensor = field(repr=False)
     drawn_t: int
     draws: int
     ledger: Ledger
+    failed: Tensor = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -401,6 +374,7 @@ class FedGPAgent:
 
     state_type = FedGPAgentState
     accepts = (Order,)
+    defers = True
 
     def __post_init__(self) -> None:
         check_public_points(self.candidates, self.initial_design, self.space.dim)
@@ -435,7 +409,7 @@ class FedGPAgent:
             setup="",
             keys=None,
             sealed=None,
-            queried_t=-MAX_SUMS,
+            queried_t=-1,
             X=X,
             Y=Y,
             plan=None,
@@ -444,12 +418,11 @@ class FedGPAgent:
             total_t=-1,
             count=0,
             mine=none.long(),
-            support=none,
-            support_from=(),
             drawn=none.long(),
             drawn_t=-1,
             draws=0,
             ledger=self.ledger,
+            failed=X[:0],
         )
 
     def check(self, state: FedGPAgentState, request: Order, broadcasts: tuple[str, ...]) -> None:
@@ -457,7 +430,7 @@ class FedGPAgent:
         if not broadcasts:
             raise MessageError("Expected a setup.")
         setup = _setup(self.blobs, broadcasts[0])
-        if len(broadcasts) > 3 + setup.lead + BACKLOG:
+        if len(broadcasts) > 3 + BACKLOG:
             raise MessageError(f"Expected a setup, keys and sums, got {len(broadcasts)}.")
         if setup.space.fingerprint != self.space.fingerprint:
             raise MessageError(
@@ -470,17 +443,15 @@ class FedGPAgent:
             raise MessageError("This site, or a member of the roster, is no agent of the setup.")
         if len(set(request.roster)) < len(request.roster):
             raise MessageError("The roster names an agent twice.")
-        if not -setup.lead <= request.t <= setup.rounds or not 0 <= request.epoch < 2**63:
+        if not 0 <= request.t <= setup.rounds or not 0 <= request.epoch < 2**63:
             raise MessageError(
-                f"Rounds lie in {-setup.lead}..{setup.rounds} and epochs from 0, got round "
-                f"{request.t} and epoch {request.epoch}."
+                f"Expected 0 <= round <= {setup.rounds} and epoch >= 0, got round {request.t} and "
+                f"epoch {request.epoch}."
             )
         if request.t < 1 and request.step == "query":
-            raise MessageError("Round 0 and what precedes it are the start, nobody is queried.")
-        if request.t != -setup.lead and request.step == "start":
-            raise MessageError(f"The start is in round {-setup.lead}, not in {request.t}.")
-        if request.t < 0 and setup.clusters is not None and request.step not in ("key", "start"):
-            raise MessageError("There is no sum before round 0 of a run that clusters.")
+            raise MessageError("Round 0 is the start, nobody is queried.")
+        if request.t != 0 and request.step == "start":
+            raise MessageError(f"The start is in round 0, not in {request.t}.")
         self._check_progress(state, request)
         channel = self.private_sum.channel
         if setup.fingerprint != channel.fingerprint.hex():
@@ -490,11 +461,10 @@ class FedGPAgent:
                 f"There are {len(setup.agents)} agents, the channel is for "
                 f"{channel.grid.num_agents}."
             )
-        wanted = contribution_size(setup.search, self.space.dim, setup.rounds)
-        if wanted != channel.grid.dim:
+        if setup.search.size(self.space.dim) != channel.grid.dim:
             raise MessageError("The search's contributions do not fit the grid of the channel.")
         try:
-            _check_search(setup.search, self.space.dim, self.private_sum, self.require is not None)
+            _check_search(setup.search, self.space.dim, self.private_sum)
         except InputDataError as error:
             raise MessageError(str(error)) from error
         self._check_promise(setup)
@@ -508,9 +478,7 @@ class FedGPAgent:
             raise MessageError("This site is not on the roster of the epoch.")
         loaded = self._loaded(broadcasts[1:])
         for _, blob in loaded:
-            if isinstance(blob, Support):
-                self._check_points(setup, blob.points)
-            elif isinstance(blob, Keys):
+            if isinstance(blob, Keys):
                 if blob.epoch != request.epoch:
                     raise MessageError(
                         f"Keys of epoch {blob.epoch} came with a request of epoch {request.epoch}."
@@ -519,9 +487,6 @@ class FedGPAgent:
                 self._check_sum(setup, blob)
                 if isinstance(blob, Sealed):
                     self._check_sealed(request, blob)
-        support = _about_support(request, loaded)
-        if state.drawn_t >= 0 and request.step in _FOR_ALL and support != state.support_from:
-            raise MessageError("The support set has changed during the run.")
 
     def _check_sealed(self, request: Order, sealed: Sealed) -> None:
         """A sealed sum comes to be opened together, or to who can open it."""
@@ -563,21 +528,12 @@ class FedGPAgent:
                 f"site's mechanism give {own.epsilon:.4g}."
             )
 
-    def _check_points(self, setup: Setup, points: Tensor) -> None:
-        search = setup.clusters
-        if search is None:
-            raise MessageError("The setup knows of no support points from the server.")
-        shape = (search.support_size, self.space.dim)
-        if points.shape != shape or not _in_cube(points):
-            raise MessageError(f"Support points are {shape[0]} x {shape[1]}, in the unit cube.")
-
     def _check_sum(self, setup: Setup, found: Sealed | Opened) -> None:
-        least = 0 if setup.clusters is not None else -setup.lead
         members, agents = found.members, setup.agents
         known = len(set(members)) == len(members) > 0 and set(members) <= set(agents)
-        if not least <= found.t <= setup.rounds or not known:
+        if not 0 <= found.t <= setup.rounds or not known:
             raise MessageError(
-                f"A sum is of one of the rounds {least}..{setup.rounds} and of 1 to "
+                f"A sum is of one of the rounds 0..{setup.rounds} and of 1 to "
                 f"{len(agents)} agents of the setup, got round {found.t} and {len(members)} agents."
             )
         if isinstance(found, Sealed):
@@ -601,11 +557,7 @@ class FedGPAgent:
             epoch = Epoch(setup.run, last.epoch, last.roster)
             self.private_sum.channel.forget(epoch, self.name, self.secrets)
         loaded = self._loaded(broadcasts[1:])
-        support = _about_support(request, loaded)
-        found = {type(blob): digest for digest, blob in loaded if digest not in support}
-        if request.step in _FOR_ALL and support != state.support_from:
-            points = self._support(setup, support)
-            state = replace(state, support=points, support_from=support)
+        found = {type(blob): digest for digest, blob in loaded}
         state = replace(
             state,
             step=request.step,
@@ -621,50 +573,24 @@ class FedGPAgent:
             state = replace(state, plan=plan)
         newest = -1
         if request.step != "share":
-            sums = [blob for _, blob in loaded if isinstance(blob, Opened | Sealed) and blob.t >= 0]
+            sums = [blob for _, blob in loaded if isinstance(blob, Opened | Sealed)]
             for blob in sorted(sums, key=lambda blob: blob.t):
                 newest = blob.t
                 state = self._learned(state, setup, blob)
-        following, queried = state.plan, request.step in _FOR_ALL
+        following, queried = state.plan, request.step in ("start", "query", "resend")
         in_step = following is not None and following.t < request.t and newest == state.total_t
         if following is not None and in_step and queried:  # nothing was opened: the plan waits
             state = replace(state, plan=replace(following, t=request.t))
         return state
 
     def _loaded(self, digests: tuple[str, ...]) -> list[tuple[str, Any]]:
-        kinds = (Keys, Sealed, Opened, Support)
+        kinds = (Keys, Sealed, Opened)
         return [(digest, self.blobs.load(digest, *kinds)) for digest in digests]
-
-    def _support(self, setup: Setup, digests: tuple[str, ...]) -> Tensor:
-        """The support points that broadcasts lead to: the same for everybody."""
-        search = setup.search
-        assert isinstance(search, SupportSearch)
-        points = support_search.public_support(search, self.space.dim)
-        for digest in digests:
-            found = self.blobs.load(digest, Support, Sealed, Opened)
-            if isinstance(found, Support):
-                return found.points
-            try:
-                total = found.total if isinstance(found, Opened) else self._open(setup, found)
-            except MessageError:  # somebody has spoilt it: the step is left out, by all alike
-                logger.warning("agent %r can not open a step of the support set", self.name)
-                continue
-            points = support_search.moved_support(points, total, self.private_sum.mechanism)
-        return points
-
-    def _search(self, setup: Setup, state: FedGPAgentState, t: int) -> SupportSearch:
-        """The search with the support set of the sum of round `t`."""
-        search = setup.search
-        assert isinstance(search, SupportSearch)
-        grown = support_search.grown(search, max(t, 0), setup.rounds)
-        return support_search.with_support(grown, state.support)
 
     def _open(self, setup: Setup, sealed: Sealed) -> Tensor:
         channel = self.private_sum.channel
         order = Epoch(setup.run, sealed.epoch, setup.agents)
-        integers = channel.open(
-            sealed.total, {}, epoch=order, round=setup.lead + sealed.t, secrets=self.secrets
-        )
+        integers = channel.open(sealed.total, {}, epoch=order, round=sealed.t, secrets=self.secrets)
         return channel.grid.to_values(integers)
 
     def _learned(
@@ -694,8 +620,14 @@ class FedGPAgent:
         state = replace(state, total=total, total_t=t, count=count, mine=mine)
         return replace(state, plan=seen.following, seen=plan)
 
-    def ask(self, state: FedGPAgentState) -> Tensor | Pending | None:
+    def wants(self, state: FedGPAgentState) -> bool:
+        """Whether the start or a query is still to be made."""
+        return state.step == "query" or (state.step == "start" and len(self._design(state)) > 0)
+
+    def ask(self, state: FedGPAgentState, pending: Tensor | None = None) -> Tensor | Pending | None:
         """The initial points `n x d`, the next one `1 x d`, or None if nothing is to be done."""
+        if pending is not None and len(pending):
+            return None
         if state.step == "start":
             design = self._design(state)
             return design if len(design) else None
@@ -742,7 +674,6 @@ class FedGPAgent:
             return self._listed(point, state)
         assert state.order is not None
         t, shared = state.order.t, None
-        search = self._search(setup, state, state.total_t)
         if state.total_t >= 0:
             try:
                 shared = _support_view(search, self.space.dim, state.total, self.private_sum)
@@ -779,6 +710,7 @@ class FedGPAgent:
             advice,
             chosen=state.X[:0],
             candidates=self.candidates,
+            failed=state.failed,
             stream=stream,
         )
 
@@ -810,31 +742,47 @@ class FedGPAgent:
     def _together(self, setup: Setup, t: int) -> bool:
         """Whether round `t` uses the shared model: the coin."""
         assert isinstance(setup.search, SupportSearch)
-        seed = 0 if setup.search.coin == "shared" else self.seed
-        return setup.search.together(t, generator(seed, "coin", t))
+        return setup.search.together(t, generator(self.seed, "coin", t))
+
+    def left(self, state: FedGPAgentState, pending: int) -> int:
+        """One query at a time, or the points of the start."""
+        if pending or not self.wants(state):
+            return 0
+        return 1 if state.step == "query" else len(self._design(state))
 
     def tell(self, state: FedGPAgentState, X: Tensor, Y: Tensor) -> FedGPAgentState:
         """The state after a query; needs no broadcast, so that a late value can always be told."""
-        return replace(
+        X, Y, failed = answered(X, Y)
+        state = replace(
             state,
             t=state.t + (state.step == "query"),
             step="rest",
-            X=torch.cat([state.X, X]),
-            Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
+            failed=torch.cat([state.failed, failed]),
         )
+        return self._with(state, X, Y)
 
-    def reply(self, state: FedGPAgentState) -> tuple[FedGPAgentState, Word | Upload | Centres]:
+    def attach(self, state: FedGPAgentState, X: Tensor, Y: Tensor) -> FedGPAgentState:
+        """The state with more data; refused where noise is added, which was chosen without them."""
+        if self.private_sum.mechanism is not None:
+            raise InputDataError(
+                "A private sum takes the data of its start and of its queries: results that exist "
+                "already are passed to the study as data=…."
+            )
+        return self._with(state, X, Y)
+
+    def _with(self, state: FedGPAgentState, X: Tensor, Y: Tensor) -> FedGPAgentState:
+        Y = self.space.outcome.to_public(Y)
+        return replace(state, X=torch.cat([state.X, X]), Y=torch.cat([state.Y, Y]))
+
+    def reply(self, state: FedGPAgentState) -> tuple[FedGPAgentState, Word | Upload]:
         """A part of the joint key, of an opening, or a contribution."""
         order = state.order
         assert order is not None
-        state = replace(state, step="rest")
+        if not self.wants(state):
+            state = replace(state, step="rest")
         setup = _setup(self.blobs, state.setup)
         channel = self.private_sum.channel
         wanted = self._wants(setup, order.t + 1)
-        if order.t < 0 and order.step == "start" and setup.clusters is not None:
-            if not order.contribute or not len(state.X):
-                return state, Upload(None, wanted)
-            return state, Centres(*support_search.own_clusters(setup.clusters, state.X))
         if self.name not in order.roster:
             return state, Upload(None, wanted, self._able(setup, state, order))
         epoch = Epoch(setup.run, order.epoch, order.roster)
@@ -850,7 +798,7 @@ class FedGPAgent:
                 word = channel.share(
                     sealed.total,
                     epoch=epoch,
-                    round=setup.lead + order.t,
+                    round=order.t,
                     me=self.name,
                     secrets=self.secrets,
                 )
@@ -872,7 +820,7 @@ class FedGPAgent:
             data = channel.protect(
                 state.drawn,
                 epoch=epoch,
-                round=setup.lead + order.t,
+                round=order.t,
                 me=self.name,
                 key=key,
                 secrets=self.secrets,
@@ -942,15 +890,10 @@ class FedGPAgent:
             assert state.plan is not None
             values = region_search.contribution(setup.search, state.plan, X, Y)
         elif isinstance(mechanism, DistributedRecordSum):
-            phi = support_search.feature_map(self._search(setup, state, t), self.space.dim)
+            phi = support_search.feature_map(setup.search, self.space.dim)
             return support_search.records(phi, X, Y, mechanism)
-        elif t < 0:
-            Z = state.support
-            if not len(Z):
-                Z = support_search.public_support(setup.search, self.space.dim)
-            values = support_search.support_sums(setup.search, X, Z, mechanism)
         else:
-            values = support_search.contribution(self._search(setup, state, t), X, Y)
+            values = support_search.contribution(setup.search, X, Y)
         if len(values) < grid.dim:
             values = torch.cat([values, values.new_zeros(grid.dim - len(values))])
         largest = float(values.abs().max())
@@ -972,52 +915,17 @@ _ADDS: dict[type[Search], str] = {
     SupportSearch: "a summary of its data on support points",
     RegionSearch: "summaries of its data in a region",
 }
-_FOR_ALL = ("start", "query", "resend")  # steps that name what the support set is made from
 
 
-def _about_support(request: Order, loaded: list[tuple[str, Any]]) -> tuple[str, ...]:
-    """Hashes of the broadcasts that the support set is made from."""
-    if request.step not in _FOR_ALL:
-        return ()
-    return tuple(
-        digest
-        for digest, blob in loaded
-        if isinstance(blob, Support) or (isinstance(blob, Opened | Sealed) and blob.t < 0)
-    )
-
-
-def _in_cube(points: Tensor) -> bool:
-    inside = (points >= 0) & (points <= 1)  # not a number compares as False
-    return points.dtype == torch.float64 and bool(inside.all())
-
-
-def _check_search(search: Search, dim: int, private_sum: PrivateSum, private: bool) -> None:
-    """Raise `InputDataError` unless the search, and its rule of the support set, fit the sums."""
+def _check_search(search: Search, dim: int, private_sum: PrivateSum) -> None:
+    """Raise `InputDataError` unless the search fits the sums."""
     mechanism = private_sum.mechanism
     if not isinstance(search, SupportSearch):
         if mechanism is not None:
             raise InputDataError(_NO_NOISE[type(search)])
         return
-    k = search.support_size
     if any(len(point) != dim for point in search.support):
         raise InputDataError(f"Support points need {dim} coordinates each.")
-    if search.rule == "clustered" and (private or mechanism is not None):
-        raise InputDataError(
-            'With rule="clustered" agents send centres of their inputs in the clear, which no '
-            'privacy guarantee covers: use rule="sums" or "public".'
-        )
-    if isinstance(mechanism, DistributedRecordSum) and (
-        search.rule == "sums" or search.support_growth
-    ):
-        raise InputDataError(
-            "A DistributedRecordSum adds records of one fixed support set: use a mechanism for "
-            'agents with rule="sums" or a support set that grows.'
-        )
-    if search.rule == "sums" and k * (dim + 1) > search.size(dim):
-        raise InputDataError(
-            f"A step of k-means adds {k * (dim + 1)} numbers, a summary has {search.size(dim)}: "
-            f"take support_size={2 * dim - 1} or more."
-        )
 
 
 @lru_cache(maxsize=16)
@@ -1074,7 +982,7 @@ class FedGPServerState:
     """What the server keeps.
 
     Attributes:
-        t: The round; negative while the support set is made.
+        t: The round.
         stage: What is asked next. In ``"query"`` the active agents evaluate and the others
             contribute what they have, in ``"resend"`` nobody evaluates.
         epoch: The number of the epoch.
@@ -1089,9 +997,6 @@ class FedGPServerState:
         lost: Who was left out of an epoch for not answering, and is out still.
         back: Who answered the last query, is able to contribute, and is not on the roster.
         returned: Who was lost and has been taken back in: once lost again, it is not.
-        steps: The sums that the support set is made from, in order: opened, or
-        closed_steps: sealed, for agents that open themselves.
-        points: The support set, if it was made of centres.
         sums: How many sums were opened.
         asked: How often contributions were asked for.
         rekeys: How many epochs followed the first.
@@ -1113,19 +1018,10 @@ class FedGPServerState:
     lost: tuple[AgentId, ...]
     back: tuple[AgentId, ...]
     returned: tuple[AgentId, ...]
-    steps: tuple[Opened, ...]
-    closed_steps: tuple[Sealed, ...]
-    points: Support | None
     sums: int
     asked: int
     rekeys: int
     ledger: Ledger
-
-    @property
-    def about_support(self) -> tuple[Opened | Sealed | Support, ...]:
-        """What the support set is made from: a broadcast each."""
-        points = () if self.points is None else (self.points,)
-        return (*self.steps, *self.closed_steps, *points)
 
     @property
     def last(self) -> Opened | Sealed | None:
@@ -1159,7 +1055,7 @@ class FedGPServer:
     _joint: list[tuple[Any, bytes]] = field(default_factory=list, repr=False)  # words, their key
 
     state_type = FedGPServerState
-    accepts = (Word, Upload, Centres)
+    accepts = (Word, Upload)
 
     def __post_init__(self) -> None:
         if self.setup.promise is not None:
@@ -1170,8 +1066,8 @@ class FedGPServer:
                 f"{self.private_sum.channel.grid.num_agents}: give it more."
             )
         dim = self.setup.space.dim
-        _check_search(self.setup.search, dim, self.private_sum, False)
-        wanted = contribution_size(self.setup.search, dim, self.setup.rounds)
+        _check_search(self.setup.search, dim, self.private_sum)
+        wanted = self.setup.search.size(dim)
         if self.private_sum.channel.grid.dim != wanted:
             raise InputDataError(
                 f"A contribution has {wanted} numbers, the grid of the channel "
@@ -1223,54 +1119,138 @@ class FedGPServer:
     def _promised_setup(self) -> Setup:
         return replace(self.setup, promise=self.promise)
 
-    @property
-    def _learned_by(self) -> str:
-        words = self.private_sum.learned_by
-        if self.setup.clusters is not None:
-            words += "; the server reads centres of every agent's inputs"
-        return words
-
-    @property
-    def _adds(self) -> str:
-        """What an agent contributes to a sum, in words."""
-        numbers = self.private_sum.channel.grid.dim
-        return f"{_ADDS[type(self.setup.search)]}, {numbers} numbers"
-
     def privacy(self, state: FedGPServerState) -> dict[str, Any]:
-        """What a report needs: who learns what, the promise, and what was released."""
+        """What a report needs: the promise, what was paid, and what was released."""
         common = {
             "channel": type(self.private_sum.channel).__name__,
-            "learned_by": self._learned_by,
-            "adds": self._adds,
             "sums": state.sums,
             "rekeys": state.rekeys,
         }
-        mechanism = self.private_sum.mechanism
-        if mechanism is None:
+        if self.price is None:
             return {"mechanism": "none", "private": False, **common}
-        assert self.promise is not None
-        spent = _guarantee(
-            mechanism.event, state.asked, self.delta, mechanism.adjacency, mechanism.unit
+        return {**self.price.account(self.paid(state)), **common}
+
+    def paid(self, state: FedGPServerState) -> tuple[Entry, ...]:
+        """All payments so far, each site's own where the agents add the noise."""
+        mechanism = self.private_sum.mechanism
+        if mechanism is None or not state.asked:
+            return ()
+        return (Entry(mechanism.event, state.asked, "sums"),)
+
+    @cached_property
+    def price(self) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        mechanism, at = self.private_sum.mechanism, self.private_sum.noise_at
+        if mechanism is None or self.promise is None:
+            return None
+        if isinstance(mechanism, GaussianSum):
+            noise_std = float(mechanism.noise_std[0])
+        else:
+            noise_std = mechanism.noise_scale if at == "server" else mechanism.noise_std
+        return Price(
+            guarantee=self.promise,
+            event=mechanism.event,
+            payments=self.setup.sums,
+            releases=self.setup.sums,
+            mechanism=type(mechanism).__name__,
+            settings=repr(mechanism),
+            noise_std=noise_std,
+            trust=self.sees.trust,
+            paid_at="hub" if at == "server" else "site",
         )
-        return {
-            "epsilon": spent.epsilon,
-            "delta": spent.delta,
-            "adjacency": spent.adjacency,
-            "unit": spent.unit,
-            "accountant": spent.accountant,
-            "private": self.noise_private,
-            "releases": state.sums,
-            "promised_epsilon": self.promise.epsilon,
-            "mechanism": repr(mechanism),
-            **common,
-        }
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        channel = self.private_sum.channel
+        settings = "search space, search settings, grid, channel and the promise"
+        rows = [
+            Row.of(Setup, "server", settings, EVERYBODY),
+            Row.of(Order, "server", "what to do, in which round and with whom", ADDRESSEE),
+        ]
+        if channel.setup_phases:
+            word = "a part of the joint key, or a share in the decryption of a sum"
+            rows += [
+                Row.of(Keys, "server", "all agents' parts of the joint key", EVERYBODY),
+                Row.of(Word, "agent", word, ("server",)),
+            ]
+        return Sees(
+            rows=(*rows, *self._sum_rows),
+            trust=self._trust,
+            limits=self._limits,
+        )
+
+    @property
+    def _sums_planned(self) -> bool:
+        """Whether any sum can be opened."""
+        search = self.setup.search
+        ever = not isinstance(search, SupportSearch) or search.ever_together
+        return ever and self.setup.sums > 0 and self.setup.rounds > 0
+
+    @property
+    def _sum_rows(self) -> tuple[Row, ...]:
+        """Contributions and sums."""
+        channel, at = self.private_sum.channel, self.private_sum.noise_at
+        if not self._sums_planned:
+            return (Row.of(Upload, "agent", "an acknowledgement without data", ("server",)),)
+        what = f"{_ADDS[type(self.setup.search)]}, {channel.grid.dim} numbers"
+        readers: tuple[Reader, ...] = ()
+        if channel.server_sees_contributions:
+            share = ", with its own share of the noise only" if at == "agent" else ""
+            content, readers = f"each agent's contribution to a sum: {what}{share}", ("server",)
+        else:
+            content = f"each agent's encrypted contribution to a sum: {what}"
+        upload = Row.of(Upload, "agent", content, readers, "data")
+        reveals: Reveals = "data" if at == "none" else "noisy data"
+        total = f"the {'noisy ' if at != 'none' else ''}sum, and who contributed"
+        if channel.opened_by == "agents":
+            return upload, Row.of(Sealed, "server", total, ("agents",), reveals)
+        opened = Row.of(Opened, "server", total, EVERYBODY, reveals)
+        if channel.open_phases:
+            sealed = Row.of(Sealed, "server", "a sum that is still encrypted", ())
+            return upload, sealed, opened
+        return upload, opened
+
+    @property
+    def _trust(self) -> str:
+        channel, at = self.private_sum.channel, self.private_sum.noise_at
+        if not self._sums_planned:
+            return "No sum is opened: no party has to be trusted."
+        if channel.opened_by == "agents":
+            reader = (
+                "The server is trusted not to obtain the key that every agent holds, which "
+                "decrypts contributions too"
+            )
+        elif channel.server_sees_contributions:
+            reader = "The server is trusted with every contribution"
+        else:
+            reader = "The server is trusted to follow the protocol and not with contributions"
+        if at == "none":
+            return f"{reader}; all agents are trusted with the sum."
+        if at == "server":
+            return f"{reader} and adds the noise; the guarantee is against all other agents."
+        against = "all other agents"
+        if not channel.server_sees_contributions and channel.opened_by == "server":
+            against = "the server and all other agents"
+        return f"{reader}; agents add the noise, and the guarantee is against {against}."
+
+    @property
+    def _limits(self) -> tuple[str, ...]:
+        if not self._sums_planned or self.private_sum.noise_at != "none":
+            return ()
+        return (
+            "Encryption hides contributions and not their sum: the difference of two sums shows "
+            "what has changed, and of two agents each learns the contribution of the other."
+            if not self.private_sum.channel.server_sees_contributions
+            else "The difference of two sums shows what has changed between them.",
+        )
 
     # -------------------------------------------------------------- the rounds
 
     def start(self) -> FedGPServerState:
         """The state before the start."""
         return FedGPServerState(
-            t=-self.setup.lead,
+            t=0,
             stage="key" if self._together else "query",
             epoch=0,
             roster=self.setup.agents,
@@ -1285,9 +1265,6 @@ class FedGPServer:
             lost=(),
             back=(),
             returned=(),
-            steps=(),
-            closed_steps=(),
-            points=None,
             sums=0,
             asked=0,
             rekeys=0,
@@ -1309,7 +1286,6 @@ class FedGPServer:
             assert state.sealed is not None
             order = Order("share", **common)
             return Outbox(dict.fromkeys(state.roster, order), (*broadcasts, state.sealed))
-        broadcasts += state.about_support
         broadcasts += (*state.missed, *state.closed_missed)
         if state.last is not None:
             broadcasts += (state.last,)
@@ -1319,7 +1295,7 @@ class FedGPServer:
         step: Literal["start", "query"] = "query" if state.t > 0 else "start"
         order = Order(step, contribute=self._adding(state), **common)
         orders = dict.fromkeys(self.setup.agents, order)
-        if self.active is not None and (step == "query" or self.setup.lead == 0):
+        if self.active is not None:
             orders = dict.fromkeys(self.active, order)
             done = [name for name in self.setup.agents if name not in orders]
             if order.contribute:  # with what they have
@@ -1333,10 +1309,6 @@ class FedGPServer:
         if len(state.roster) < _least(self.private_sum):  # noise would not suffice: nobody pays
             return False
         search = self.setup.search
-        if state.t < 0:
-            return True
-        if isinstance(search, SupportSearch) and search.coin == "shared":
-            return search.together(state.t + 1, generator(0, "coin", state.t + 1))
         return not isinstance(search, SupportSearch) or search.ever_together
 
     def _affordable(self, state: FedGPServerState) -> bool:
@@ -1344,14 +1316,9 @@ class FedGPServer:
         used = state.sums if self.private_sum.mechanism is None else state.asked
         return used < self.setup.sums
 
-    def check(
-        self, state: FedGPServerState, sender: AgentId, message: Word | Upload | Centres
-    ) -> None:
+    def check(self, state: FedGPServerState, sender: AgentId, message: Word | Upload) -> None:
         """Raise `MessageError` unless a message fits the step and can be added."""
-        if isinstance(message, Centres):
-            self._check_centres(state, message)
-            return
-        channel, number = self.private_sum.channel, self.setup.lead + state.t
+        channel = self.private_sum.channel
         expected = Word if state.stage in ("key", "share") else Upload
         if not isinstance(message, expected):
             raise MessageError(f"Expected a {expected.__name__}, got a {type(message).__name__}.")
@@ -1370,15 +1337,15 @@ class FedGPServer:
             channel.check_share(
                 message.data,
                 epoch=epoch,
-                round=number,
+                round=state.t,
                 sender=sender,
                 total=self._total(state),
             )
-        elif self._clustering(state) or not (state.stage == "resend" or self._adding(state)):
+        elif not (state.stage == "resend" or self._adding(state)):
             raise MessageError("A contribution that nobody asked for.")
         else:
             key = self._joint_key(state, epoch)
-            channel.check(message.data, epoch=epoch, round=number, sender=sender, key=key)
+            channel.check(message.data, epoch=epoch, round=state.t, sender=sender, key=key)
 
     def _joint_key(self, state: FedGPServerState, epoch: Epoch) -> bytes:
         """The key of the epoch, worked out once."""
@@ -1389,58 +1356,14 @@ class FedGPServer:
             self._joint[:] = [(state.heard, key)]
         return self._joint[0][1]
 
-    def _check_centres(self, state: FedGPServerState, message: Centres) -> None:
-        if not self._clustering(state):
-            raise MessageError("Centres that nobody asked for.")
-        search, dim = self.setup.clusters, self.setup.space.dim
-        assert search is not None
-        points, sizes, most = message.points, message.sizes, search.support_size
-        if points.dim() != 2 or not 1 <= len(points) <= most or points.shape[1] != dim:
-            raise MessageError(f"Centres are up to {most} x {dim}, got {tuple(points.shape)}.")
-        if sizes.shape != points.shape[:1] or sizes.dtype != torch.float64:
-            raise MessageError(f"{len(points)} centres have as many sizes, as float64.")
-        if not _in_cube(points) or not bool(((sizes >= 0) & (sizes <= MAX_CLUSTER)).all()):
-            raise MessageError(f"Centres lie in the unit cube, sizes in 0..{MAX_CLUSTER}.")
-
-    def _clustering(self, state: FedGPServerState) -> bool:
-        """Whether agents are asked for centres, with the start."""
-        asked = state.t < 0 and state.stage == "query" and self._adding(state)
-        return asked and self.setup.clusters is not None
-
-    def _clustered(
-        self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload | Centres]
-    ) -> FedGPServerState:
-        """The support set from the centres of those who answered."""
-        found = [said for said in inbox.values() if isinstance(said, Centres)]
-        search, points = self.setup.clusters, None
-        assert search is not None
-        if found:
-            centres = torch.cat([said.points for said in found])
-            points = support_search.joint_clusters(
-                search, centres, torch.cat([said.sizes for said in found])
-            )
-        if points is None:
-            logger.warning("too few centres arrived: the support set stays public")
-            return self._next(state)
-        return self._next(replace(state, points=Support(points)))
-
     def _total(self, state: FedGPServerState) -> bytes:
         assert state.closed is not None
         return state.closed.total
 
     def step(
-        self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload | Centres]
-    ) -> FedGPServerState:
-        """Add, open, or begin a new epoch without those who were lost."""
-        if self._clustering(state):
-            return self._clustered(state, inbox)
-        return self._added_up(
-            state, {name: said for name, said in inbox.items() if not isinstance(said, Centres)}
-        )
-
-    def _added_up(
         self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload]
     ) -> FedGPServerState:
+        """Add, open, or begin a new epoch without those who were lost."""
         given = {
             agent: inbox[agent].data
             for agent in state.roster
@@ -1511,12 +1434,9 @@ class FedGPServer:
         return state.resend or (wanted and self._adding(state))
 
     def _next(self, state: FedGPServerState) -> FedGPServerState:
-        """The next round: a query, or up to round 0 of a longer start, a sum without one."""
-        t = state.t + 1
-        after = replace(state, t=t, stage="query", sealed=None, resend=False)
-        if t > 0:
-            return self._taken_back(after)
-        return replace(after, stage="resend") if self._adding(after) else self._next(after)
+        """The next round: a query."""
+        after = replace(state, t=state.t + 1, stage="query", sealed=None, resend=False)
+        return self._taken_back(after)
 
     def _prepared(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
         heard = (*state.heard, parts)
@@ -1562,7 +1482,7 @@ class FedGPServer:
         return replace(state, roster=roster, stage="key", resend=interrupted, rekeys=rekeys)
 
     def _added(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
-        channel, number = self.private_sum.channel, self.setup.lead + state.t
+        channel = self.private_sum.channel
         if not parts or len(parts) < _least(self.private_sum):
             logger.warning("round %d: %d contributions are too few", state.t, len(parts))
             return self._next(state)
@@ -1570,7 +1490,7 @@ class FedGPServer:
         if self.private_sum.noise_at == "server":
             return self._noised(state, parts, epoch)
         try:
-            total = channel.add(parts, epoch=epoch, round=number)
+            total = channel.add(parts, epoch=epoch, round=state.t)
         except (MessageError, ProtocolError) as error:
             logger.warning("round %d can not be added: %s", state.t, error)
             return self._renewed(state, state.roster) if self._together else self._next(state)
@@ -1580,7 +1500,7 @@ class FedGPServer:
         if channel.open_phases:
             sealed = replace(closed, total=channel.request(total))
             return replace(state, closed=closed, sealed=sealed, stage="share")
-        integers = channel.open(total, {}, epoch=epoch, round=number)
+        integers = channel.open(total, {}, epoch=epoch, round=state.t)
         return self._opened(state, integers, tuple(parts))
 
     def _noised(
@@ -1590,7 +1510,7 @@ class FedGPServer:
             values, ledger = self.private_sum.release(
                 parts,
                 epoch=epoch,
-                round=self.setup.lead + state.t,
+                round=state.t,
                 ledger=state.ledger,
                 noise=self.noise,
                 path=("sum", state.t),
@@ -1605,7 +1525,7 @@ class FedGPServer:
         epoch = Epoch(self.setup.run, state.epoch, state.roster)
         try:
             integers = self.private_sum.channel.open(
-                self._total(state), parts, epoch=epoch, round=self.setup.lead + state.t
+                self._total(state), parts, epoch=epoch, round=state.t
             )
         except (MessageError, ProtocolError) as error:
             logger.warning("the sum of round %d does not open: %s", state.t, error)
@@ -1623,12 +1543,8 @@ class FedGPServer:
         """With a sum that was opened, or that agents can open."""
         state = replace(state, sums=state.sums + 1)
         if isinstance(found, Sealed):
-            if found.t < 0:
-                return self._next(replace(state, closed_steps=(*state.closed_steps, found)))
             sealed = self._unread(state, state.closed_missed, state.closed)
             return self._next(replace(state, closed=found, closed_missed=sealed))
-        if found.t < 0:
-            return self._next(replace(state, steps=(*state.steps, found)))
         opened = self._unread(state, state.missed, state.opened)
         return self._next(replace(state, opened=found, missed=opened))
 
@@ -1670,13 +1586,6 @@ def _round_of(last: Opened | Sealed | None) -> int:
     return -1 if last is None else last.t
 
 
-def contribution_size(search: Search, dim: int, rounds: int = 0) -> int:
-    """How many numbers an agent contributes to a sum, the largest of so many rounds."""
-    if isinstance(search, SupportSearch):
-        search = support_search.grown(search, max(rounds - 1, 0), rounds)
-    return search.size(dim)
-
-
 def _ledger(private_sum: PrivateSum) -> Ledger:
     """An empty one that can pay for the sums."""
     mechanism = private_sum.mechanism
@@ -1691,11 +1600,13 @@ ChannelKind = Literal["plain", "ckks", "threshold"]
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FedGP:
+class FedGP(Budgeted):
     """FBO-FedGP as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many queries each agent makes, `T`.
+        budget: How many evaluations each active agent makes, the initial ones included. The number
+            of rounds is ``T = budget - initial points``, of the agent that lacks most of them; one
+            that has data for some evaluates fewer.
         search: How points are found; default `TransferSearch`. Or `SupportSearch`, `RegionSearch`.
         feature_map: The shared basis of `TransferSearch`, public; default features of a public SE
             kernel (`transfer_search.default_feature_map`).
@@ -1703,8 +1614,7 @@ class FedGP:
         mechanism: Makes the mechanism from the size of a contribution and the number of agents;
             None for no privacy guarantee.
         noise_at: Who adds the noise.
-        sums: The most sums that are opened; default one a round, and one for each step of k-means
-            where the support set is made that way; see also `active`.
+        sums: The most sums that are opened; default one a round; see also `active`.
         num_initial: How many points an agent without data evaluates first; default 3 with
             `TransferSearch`, or where `data` are given to some none but the `default`, and 4
             otherwise.
@@ -1736,10 +1646,10 @@ class FedGP:
     all agents trust calls `provision` before, once: a machine that reaches all stores.
 
     Example:
-        >>> result = run(FedGP(rounds=5, channel="plain"), SyntheticGPAgents(3), seed=0)
+        >>> result = run(FedGP(budget=8, channel="plain"), SyntheticGPAgents(3), seed=0)
     """
 
-    rounds: int
+    budget: int
     search: TransferSearch | SupportSearch | RegionSearch = TransferSearch()  # noqa: RUF009 - frozen
     feature_map: FeatureMap | None = None
     channel: ChannelKind = "threshold"
@@ -1764,6 +1674,9 @@ class FedGP:
     _made: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # of these settings
 
     def __post_init__(self) -> None:
+        self._check_budget()
+        if not self.data:
+            self._check_sums(())  # with data it depends on who takes part, see `server`
         if self.channel not in get_args(ChannelKind):
             raise InputDataError(
                 f"channel is one of {get_args(ChannelKind)}, got {self.channel!r}."
@@ -1790,6 +1703,23 @@ class FedGP:
         if not isinstance(self.search, TransferSearch):
             return 4
         return int(self.default is not None) if self.data else MIN_OWN
+
+    def _check_sums(self, names: tuple[AgentId, ...]) -> None:
+        """Refuse a study that never adds anything, unless its search does without."""
+        rounds, initial, search = self.rounds_for(names), self.initial_for(names), self.search
+        if isinstance(search, SupportSearch) and not search.ever_together:
+            return
+        if self.sums == 0:
+            raise InputDataError("sums = 0 opens no sum: leave it out, or write sums = 1 or more.")
+        if not rounds:
+            raise no_round(self.budget, initial, 'search=SupportSearch(models="local")')
+
+    def initial_for(self, names: tuple[AgentId, ...]) -> int:
+        """The points of round 0: the initial design, or what an agent lacks of `starts`."""
+        if self.initial_design is not None:
+            return self.starts
+        counts = {name: len(X) for name, (X, _) in self.data.items()}
+        return missing_points(self.starts, names, self.active, counts)
 
     def public_search(self, space: SearchSpace) -> Search:
         """What all agents must know of the search."""
@@ -1818,7 +1748,7 @@ class FedGP:
         server = self._stores(None)
         if server.get(CONTEXT) is not None:
             return
-        channel, secret = CKKSChannel.generate(self._grid(space, len(self._names))[1])
+        channel, secret = CKKSChannel.generate(self._grid(space, self._names)[1])
         for name in self._names:
             store = self._secrets(name)
             store.delete(CONTEXT)
@@ -1848,13 +1778,13 @@ class FedGP:
         return context
 
     def _private_sum(
-        self, space: SearchSpace, num_agents: int, store: Secrets | None
+        self, space: SearchSpace, names: tuple[AgentId, ...], store: Secrets | None
     ) -> PrivateSum:
         """What bounds, noises and carries the contributions; the same object for all agents."""
         context = self._key(store) if self.channel == "ckks" else b""
-        key = (space.fingerprint, num_agents, context)
+        key = (space.fingerprint, names, context)
         if key not in self._made:
-            mechanism, grid = self._grid(space, num_agents)
+            mechanism, grid = self._grid(space, names)
             channel: Channel
             if self.channel == "plain":
                 channel = PlainChannel(grid)
@@ -1868,24 +1798,24 @@ class FedGP:
         made: PrivateSum = self._made[key]
         return made
 
-    def _grid(self, space: SearchSpace, num_agents: int) -> tuple[Any, PublicGrid]:
+    def _grid(self, space: SearchSpace, names: tuple[AgentId, ...]) -> tuple[Any, PublicGrid]:
         """The mechanism, and the grid on which contributions are added."""
-        search = self.public_search(space)
-        size = contribution_size(search, space.dim, self.rounds)
+        search, num_agents, rounds = self.public_search(space), len(names), self.rounds_for(names)
+        size = search.size(space.dim)
         mechanism, grid = None, None
         if self.mechanism is not None:
             mechanism = self.mechanism(size, num_agents)
             grid = getattr(mechanism, "grid", None)
             given = max((len(X) for X, _ in self.data.values()), default=0)
             start = self.starts if self.initial_design is None else given + self.starts
-            most = max(given, start) + self.rounds
+            most = max(given, start) + rounds
             if isinstance(mechanism, DistributedRecordSum) and mechanism.max_records < most:
                 raise InputDataError(
                     f"Agents have up to {most} records, the mechanism has room for "
                     f"{mechanism.max_records}."
                 )
         if grid is None:
-            bound = search.bound(self.starts + self.rounds)
+            bound = search.bound(self.starts + rounds)
             usual = 2.0 ** (math.ceil(math.log2(num_agents)) - 51)
             if isinstance(search, MeanSearch):
                 usual = search.precision(num_agents)
@@ -1901,13 +1831,15 @@ class FedGP:
         if self._names and self._names != names:
             raise InputDataError("with_stores was told of other agents than the server.")
         check_designs(self.initial_design, names)
+        self._check_sums(names)
+        if not isinstance(self.search, TransferSearch) or self.search.listen:
+            note_one_site(names)
         store = None if self._stores is None else self._stores(None)
-        private_sum = self._private_sum(space, len(names), store)
-        self._made["agents"] = len(names)
+        private_sum = self._private_sum(space, names, store)
+        self._made["names"] = names
         search = self.public_search(space)
-        steps = search.lead if isinstance(search, SupportSearch) and search.rule == "sums" else 0
         active = None if self.active is None or set(self.active) == set(names) else self.active
-        usual = self.rounds + steps
+        usual = rounds = self.rounds_for(names)
         if active is not None and isinstance(search, MeanSearch):
             usual = min(usual, 1)
         sums = usual if self.sums is None else self.sums
@@ -1918,7 +1850,7 @@ class FedGP:
             region=search if isinstance(search, RegionSearch) else None,
             mean=search if isinstance(search, MeanSearch) else None,
             agents=names,
-            rounds=self.rounds,
+            rounds=rounds,
             num_initial=self.starts,
             channel=type(private_sum.channel).__name__,
             fingerprint=private_sum.channel.fingerprint.hex(),
@@ -1937,18 +1869,37 @@ class FedGP:
             active=active,
         )
 
+    def alone(self) -> FedGP:
+        """The baseline of comparisons: the same agents, which do not use the sums."""
+        return replace(
+            self,
+            search=TransferSearch(listen=False),
+            channel="plain",
+            mechanism=None,
+            noise_at="none",
+            require=None,
+        )
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        sees: Sees = quiet_server(self, space, names).sees
+        return sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        price: Price | None = quiet_server(self, space, names).price
+        return price
+
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FedGPAgent:
         """An agent of a study."""
-        num_agents = len(self._names) or self._made.get("agents", 0)
-        if not num_agents:
+        names = self._names or self._made.get("names", ())
+        if not names:
             raise InputDataError(
-                "An agent's part depends on how many agents there are: call with_stores first, or "
+                "An agent's part depends on who takes part: call with_stores first, or "
                 "server in the same process."
             )
         secrets = self._secrets(name)
-        private_sum = self._private_sum(
-            space, num_agents, None if self._stores is None else secrets
-        )
+        private_sum = self._private_sum(space, names, None if self._stores is None else secrets)
         channel = private_sum.channel
         if (  # one process plays all parts
             isinstance(channel, CKKSChannel)

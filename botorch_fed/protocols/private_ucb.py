@@ -66,7 +66,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from secrets import token_hex
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import torch
 from botorch.acquisition.analytic import LogExpectedImprovement
@@ -76,10 +76,12 @@ from torch import Tensor
 from botorch_fed.acquisition import AdditiveGrid, private_ucb_width
 from botorch_fed.acquisition.optimize import ascend
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     AdditiveFeatures,
     BasisGP,
     FeatureMap,
+    LogWarp,
     Summary,
     WeightPosterior,
     feature_map_from_tensors,
@@ -88,13 +90,13 @@ from botorch_fed.models import (
     noise_shift,
     repair_total,
 )
-from botorch_fed.models.features import log_unwarp
 from botorch_fed.privacy import (
     Adjacency,
     BlockRelease,
     BlockState,
     BlockSum,
     Budget,
+    Entry,
     Event,
     Guarantee,
     Ledger,
@@ -111,15 +113,17 @@ from botorch_fed.privacy import (
 )
 from botorch_fed.privacy.tree import Factorization
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.dp_fts_de import (
     _BooksElsewhere,
     default_private_features,
     reference_points,
 )
-from botorch_fed.protocols.fts import check_agreement, received_features
+from botorch_fed.protocols.fts import FTS, check_agreement, received_features
 from botorch_fed.protocols.own_step import check_points, random_point, tensor_hash
 from botorch_fed.protocols.site import STATE_BYTES
 from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore, Store
+from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
@@ -133,6 +137,7 @@ Mechanism = PrefixSum | LocalGaussian | BlockSum
 DecisionSets = Callable[[int], Tensor]  # a round to `K x d` points of the unit cube
 
 MAX_ROUNDS = 10**8
+MAX_OUTCOME = 1e6  # on the public scale: no public range is wider
 MAX_NUMBER = 1e15  # of what is released: beyond it nothing is a sum of clipped statistics
 MAX_NOISE = 64.0  # standard deviations that noise never exceeds
 NUM_RAW = 1000  # points of the cube that are looked at
@@ -170,8 +175,6 @@ class Setup:
             ``"shift"``.
         height: Of the floor, see `models.repair.noise_floor`.
         inflate: Whether the posterior knows of the noise in the moment. Not with a shift.
-        perturb: How much of the moment's noise is drawn anew for each action, as a share of its
-            standard deviation: without it, an unlucky sum leads to the same wrong place for long.
         norm_bound: `B` of the theorem, whose width then takes the place of `exploration`; 0 for
             the constant. For ``"ucb"`` with a ``"shift"``.
         promise: What the whole run reveals about one unit at most; None if it is not private.
@@ -192,7 +195,6 @@ class Setup:
     psd: PSD
     height: float
     inflate: bool
-    perturb: float
     norm_bound: float
     promise: Guarantee | None
 
@@ -217,16 +219,8 @@ class Setup:
             raise InputDataError(f"There must be 1 to 10^8 rounds, got {self.horizon}.")
         if self.inflate and self.psd == "shift":
             raise InputDataError('inflate needs eigenvectors, psd="shift" has none: use "floor".')
-        if not (0 <= self.perturb <= 1e3 and 0 <= self.norm_bound <= 1e6):
-            raise InputDataError(
-                "perturb must lie between 0 and 1,000 and norm_bound between 0 and 1e6, got "
-                f"{self.perturb} and {self.norm_bound}."
-            )
-        if self.perturb and self.inflate:
-            raise InputDataError(
-                "A posterior that knows of the noise in the moment is not to be perturbed by it: "
-                "give perturb or inflate."
-            )
+        if not 0 <= self.norm_bound <= 1e6:
+            raise InputDataError(f"norm_bound must lie between 0 and 1e6, got {self.norm_bound}.")
         if self.norm_bound and (self.acquisition, self.psd) != ("ucb", "shift"):
             raise InputDataError(
                 'The theorem is about acquisition="ucb" with psd="shift", got '
@@ -387,22 +381,6 @@ class _View:
     def of(cls, setup: Setup, phi: FeatureMap, parameters: Parameters) -> _View:
         return cls(setup, phi, *_posterior_of(setup, phi, parameters), parameters)
 
-    def perturbed(self, stream: Generator) -> _View:
-        """With a part of the moment's noise drawn anew; post-processing, like everything here."""
-        setup, std = self.setup, self.parameters.noise_std
-        if not setup.perturb or std == 0:
-            return self
-        posterior, m = self.posterior, self.phi.num_features
-        statistic, scale = setup.statistic_of(m), scale_of(self.phi)
-        std = statistic.moment_noise_std(std, noise_var=setup.noise_var, outputscale=scale)
-        draw = setup.perturb * std * stream.normal(m, 1)
-        half = torch.linalg.solve_triangular(posterior.chol, draw, upper=False)
-        return replace(
-            self,
-            total=replace(self.total, moment=self.total.moment + draw),
-            posterior=replace(posterior, half_mean=posterior.half_mean + half),
-        )
-
     def predict(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the latent function at `n x d` points, `n` each."""
         Phi = self.phi(X)
@@ -474,7 +452,6 @@ def _action(
     if view is None:
         point = random_point(space, arms, generator(seed, "arm", t))
         return point if arms is not None else space.snap(point)
-    view = view.perturbed(generator(seed, "perturb", t))
     score = view.score(arms, generator(seed, "score", t))
     if arms is not None:
         order = generator(seed, "ties", t).uniform(len(arms)).argsort(stable=True)
@@ -483,9 +460,7 @@ def _action(
             best = int(order[int(values.argmax())])
         return arms[best : best + 1].clone()
     raw = generator(seed, "point", t).uniform(NUM_RAW, space.dim)
-    offsets = space.log_offsets
-    if bool((offsets > 0).any()):
-        raw[1::2] = log_unwarp(raw[1::2], offsets)
+    raw[1::2] = LogWarp(space.log_offsets).untransform(raw[1::2])
     with torch.no_grad():
         values = score(raw)
     starts = raw[values.topk(NUM_STARTS).indices]
@@ -580,6 +555,7 @@ class PrivateUCBAgent:
 
     state_type = PrivateUCBAgentState
     accepts = (Query,)
+    defers = False
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit) or self.adjacency not in get_args(Adjacency):
@@ -697,9 +673,15 @@ class PrivateUCBAgent:
             ledger=ledger,
         )
 
-    def ask(self, state: PrivateUCBAgentState) -> Tensor | Pending | None:
-        """The action, `1 x d`, or None if it has been played."""
-        if state.step == "rest":
+    def wants(self, state: PrivateUCBAgentState) -> bool:
+        """Whether the action of the round is still to be played."""
+        return state.step == "query"
+
+    def ask(
+        self, state: PrivateUCBAgentState, pending: Tensor | None = None
+    ) -> Tensor | Pending | None:
+        """The action, `1 x d`, or None if it has been played or is being played."""
+        if state.step == "rest" or (pending is not None and len(pending)):
             return None
         if state.action is not None:
             return state.action
@@ -723,9 +705,24 @@ class PrivateUCBAgent:
         _check_arms(arms, self.space.dim, f"The decision set of round {t}")
         return arms.double()
 
+    def left(self, state: PrivateUCBAgentState, pending: int) -> int:
+        """One action at a time."""
+        return int(self.wants(state) and not pending)
+
     def tell(self, state: PrivateUCBAgentState, X: Tensor, Y: Tensor) -> PrivateUCBAgentState:
-        """The state after an action; needs no broadcast, so that a late value can be told."""
-        return replace(state, step="rest", X=X, Y=self.space.outcome.to_public(Y))
+        """The state after an action; needs no broadcast, so that a late value can be told.
+
+        An action that failed has the worst outcome there is, which is clipped to the public range.
+        """
+        Y = self.space.outcome.to_public(Y).nan_to_num(nan=-MAX_OUTCOME)
+        return replace(state, step="rest", X=X, Y=Y)
+
+    def attach(self, state: PrivateUCBAgentState, X: Tensor, Y: Tensor) -> PrivateUCBAgentState:
+        """Refused: what an agent has not played in a round is in no release."""
+        raise InputDataError(
+            "A private bandit learns from what is played in its rounds: results that exist already "
+            "cannot be attached."
+        )
 
     def reply(
         self, state: PrivateUCBAgentState
@@ -1030,7 +1027,7 @@ class PrivateUCBServer:
                 "centre 0, number of features and scale of the moment must agree."
             )
         if isinstance(mechanism, PrefixSum):
-            if mechanism.horizon < self.releases and not mechanism.doubling:
+            if mechanism.horizon < self.releases:
                 raise InputDataError(
                     f"{self.releases} sums are released, the mechanism has a horizon of "
                     f"{mechanism.horizon}: give it a longer one."
@@ -1160,26 +1157,103 @@ class PrivateUCBServer:
         """What a report needs: the promise, what was paid, and the signal beside the noise."""
         sums = 0 if state.parameters is None else state.parameters.count
         common = {"trust": self.trust, "outcomes": sums}
-        if self.mechanism is None or self.promise is None:
+        if self.price is None:
             return {"mechanism": "none", "private": False, **common}
-        if self.trust == "local":
-            so_far = most_participations(1, state.asked, len(self.agents))
-            spent = self._guarantee(so_far)
-        else:
-            spent = state.ledger.guarantee(delta=self.delta)
         return {
-            "epsilon": spent.epsilon,
-            "delta": spent.delta,
-            "adjacency": spent.adjacency,
-            "unit": spent.unit,
-            "accountant": spent.accountant,
-            "private": spent.private,
-            "releases": spent.releases,
-            "promised_epsilon": self.promise.epsilon,
-            "mechanism": repr(self.mechanism),
+            **self.price.account(self.paid(state)),
             "signal_to_noise": signal_to_noise(state.parameters),
             **common,
         }
+
+    def paid(self, state: PrivateUCBServerState) -> tuple[Entry, ...]:
+        """All payments so far of the unit that has paid most."""
+        if self.mechanism is None or self.trust != "local":
+            return state.ledger.entries
+        events = self._events(most_participations(1, state.asked, len(self.agents)))
+        return (Entry(events[0], len(events), "increments"),) if events else ()
+
+    @cached_property
+    def price(self) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        mechanism = self.mechanism
+        if mechanism is None or self.promise is None:
+            return None
+        releases = self.releases
+        if isinstance(mechanism, PrefixSum):
+            noise_std = mechanism.noise_std(releases)
+        elif isinstance(mechanism, LocalGaussian):
+            noise_std, releases = mechanism.noise_scale, self.rounds * self.batch
+        else:
+            noise_std = mechanism.noise_std
+        return Price(
+            guarantee=self.promise,
+            event=mechanism.event,
+            payments=len(self._events(self.participations)),
+            releases=releases,
+            mechanism=type(mechanism).__name__,
+            settings=repr(mechanism),
+            noise_std=noise_std,
+            trust=self.sees.trust,
+            paid_at="site" if self.trust == "local" else "hub",
+        )
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        D = self._statistic.dim
+        public, none = self.trust == "public", self.trust == "none"
+        query = Row.of(Query, "server", "the number of the round", ADDRESSEE)
+        if public:
+            action = "the round and the action to play, a function of earlier releases"
+            query = Row.of(Query, "server", action, EVERYBODY, "noisy data")
+        sent = {
+            "joint": (Record, "every record, an action and its outcome", "data"),
+            "local": (Increment, f"the statistics of a record with noise, {D} numbers", None),
+            "public": (Outcome, "the outcome of every public action", "data"),
+            "none": (Record, "every record, an action and its outcome", "data"),
+        }
+        kind, content, reveals = sent[self.trust]
+        of = "the outcomes of a block" if public else "the statistics of all records"
+        released = f"the {'' if none else 'noisy '}sum of {of}, {D} numbers"
+        if self.trust == "local":
+            released = f"the sum of all noisy statistics, {D} numbers"
+        trusted = {
+            "joint": "The server is trusted with every record and adds the noise; the guarantee "
+            "is against all others together, not against the server.",
+            "local": "No party is trusted: the guarantee is against the server as well.",
+            "public": "The server is trusted with every outcome and adds the noise; the guarantee "
+            "is for outcomes alone, against all others together, because actions are public.",
+            "none": "The server is trusted with every record and all agents with sums of them.",
+        }
+        return Sees(
+            rows=(
+                Row.of(
+                    Setup,
+                    "server",
+                    "search space, shared basis, rules of action and the promise",
+                    EVERYBODY,
+                ),
+                query,
+                Row.of(
+                    kind,
+                    "agent",
+                    content,
+                    ("server",),
+                    "noisy data" if reveals is None else "data",
+                ),
+                Row.of(
+                    Parameters,
+                    "server",
+                    f"{released}, from which all make the same posterior",
+                    EVERYBODY,
+                    "data" if none else "noisy data",
+                ),
+            ),
+            trust=trusted[self.trust],
+            stays="An agent's own data, actions and outcomes stay with the agent."
+            if self.trust == "local"
+            else "",
+        )
 
     def model(self, state: PrivateUCBServerState) -> BasisGP:
         """The posterior of the newest release, which anybody may have."""
@@ -1479,11 +1553,14 @@ def _missing(state: PrivateUCBServerState) -> ProtocolError:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PrivateUCB:
+class PrivateUCB(Budgeted):
     r"""Private GP-UCB as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many rounds there are, `T`.
+        budget: How many evaluations an agent makes at most. The number of rounds is
+            ``T = floor(budget * agents / batch)``, which is `budget` where all are asked in every
+            round. They are asked in turn: if `batch` does not divide ``budget * agents``, some
+            agents make one evaluation less.
         epsilon: What the whole run may reveal about one unit; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
         delta: Beside `epsilon`. The paper's 0.1 is no :math:`\delta`.
@@ -1498,8 +1575,7 @@ class PrivateUCB:
         acquisition: See `Setup`.
         psd: See `Setup`.
         height: See `Setup`.
-        inflate: See `Setup`; better than `perturb` with ``trust="local"``, where noise is large.
-        perturb: See `Setup`.
+        inflate: See `Setup`; of use with ``trust="local"``, where noise is large.
         norm_bound: See `Setup`.
         factorization: Of the running sums, see `privacy.tree`.
         adjacency: What a neighbouring world is.
@@ -1519,12 +1595,12 @@ class PrivateUCB:
     Example:
         >>> problem = KernelBandit(num_agents=4, seed=0)
         >>> arms = lambda name, t: problem.decision_set(int(name[5:]), t)
-        >>> result = run(PrivateUCB(rounds=64, epsilon=10, decision_sets=arms), problem, seed=0)
+        >>> result = run(PrivateUCB(budget=64, epsilon=10, decision_sets=arms), problem, seed=0)
         >>> result.privacy["epsilon"] <= 10
         True
     """
 
-    rounds: int
+    budget: int
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-5
@@ -1539,9 +1615,8 @@ class PrivateUCB:
     psd: PSD = "floor"
     height: float = 4.0
     inflate: bool = False
-    perturb: float = 0.0
     norm_bound: float = 0.0
-    factorization: Factorization | Tensor = "sqrt"
+    factorization: Factorization = "sqrt"
     adjacency: Adjacency = "replace-one"
     unit: Unit = "record"
     require: Budget | None = None
@@ -1555,9 +1630,10 @@ class PrivateUCB:
     final_release: bool = True
     _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
 
+    measure: ClassVar[Literal["cumulative"]] = "cumulative"
+
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise InputDataError(f"There must be at least one round, got {self.rounds}.")
+        self._check_budget()
         given = (self.epsilon is not None) + (self.noise_multiplier is not None)
         if given != (self.trust != "none"):
             raise InputDataError(
@@ -1569,6 +1645,28 @@ class PrivateUCB:
                 'With trust="public" the decision set is fixed and public: give candidates, or '
                 "nothing for the whole cube."
             )
+
+    def rounds_for(self, names: tuple[AgentId, ...]) -> int:
+        """As many rounds of `batch` agents as ask nobody more than `budget` times."""
+        if self.batch is None:
+            return self.budget
+        batch = max(1, min(self.batch, len(names)))  # the server refuses others
+        return self.budget * len(names) // batch
+
+    def evaluated(self, names: tuple[AgentId, ...], state: PrivateUCBServerState) -> int:
+        """How often an agent has been asked, in turn with the others."""
+        return most_participations(1, state.asked, len(names))
+
+    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int | str:
+        if self.batch is None:
+            return rounds
+        if not names:
+            return f"{rounds * self.batch} / the number of agents, rounded up"
+        return most_participations(rounds, self.batch, len(names))
+
+    def evaluations_for(self, names: tuple[AgentId, ...]) -> int:
+        """One evaluation of each agent that is asked in a round."""
+        return self.rounds_for(names) * (len(names) if self.batch is None else self.batch)
 
     def __getstate__(self) -> dict[str, Any]:
         books = None if self.books is None else _BooksElsewhere()
@@ -1591,7 +1689,8 @@ class PrivateUCB:
                 f"The feature map has {phi.input_dim} inputs, the search space {space.dim} columns."
             )
         batch = len(names) if self.batch is None else self.batch
-        participations = most_participations(self.rounds, batch, len(names))
+        rounds = self.rounds_for(names)
+        participations = most_participations(rounds, batch, len(names))
         z = self._noise_for(participations)
         setup = Setup(
             space=space,
@@ -1603,13 +1702,12 @@ class PrivateUCB:
             noise_multiplier=z,
             adjacency=self.adjacency,
             unit=self.unit,
-            horizon=self.rounds,
+            horizon=rounds,
             exploration=self.exploration,
             acquisition=self.acquisition,
             psd=self.psd,
             height=self.height,
             inflate=self.inflate,
-            perturb=self.perturb,
             norm_bound=self.norm_bound,
             promise=None,
         )
@@ -1673,13 +1771,26 @@ class PrivateUCB:
             num_features=phi.num_features,
             outcome_bound=setup.outcome_bound,
             moment_scale=setup.moment_scale,
-            horizon=max(1, self.rounds - (not self.final_release)),
+            horizon=max(1, setup.horizon - (not self.final_release)),
             noise_multiplier=setup.noise_multiplier,
             factorization=self.factorization,
             adjacency=setup.adjacency,
             unit=setup.unit,
             participations=participations if setup.unit == "agent" else 1,
         )
+
+    def alone(self) -> FTS:
+        """The baseline of comparisons: agents with models of their own, without messages."""
+        alone = FTS(budget=self.budget, every=0, strategy=TransferSearch(listen=False))
+        return replace(alone, candidates=self.candidates)
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self.server(space, names).price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> PrivateUCBAgent:
         """An agent of a study."""

@@ -331,8 +331,9 @@ class NoisyTransfer(VectorSearch):
             view.X,
             view.Y,
             advice,
-            chosen=view.avoid,
+            chosen=view.chosen,
             candidates=view.candidates,
+            failed=view.failed,
             stream=view.stream("point", view.n - view.first + 1),
         )
 

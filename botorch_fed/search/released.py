@@ -30,7 +30,6 @@ from botorch_fed.acquisition import Partition, ThompsonSampling, weight_path
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.federation.terms import OWN, Terms, View, remembered
 from botorch_fed.models import FeatureMap, OwnHyperparameters
-from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.own_step import OwnStrategy, random_point, untried
 from botorch_fed.protocols.transfer_search import reference_points
@@ -339,10 +338,12 @@ class ReleaseSearch(VectorSearch):
         partition = regions_of(self.num_regions, view.terms.space.dim)
         index = view.terms.agents.index(view.name)
         region = partition.assign(len(view.terms.agents))[index]
-        stream = view.stream("initial")
+        stream, count = view.stream("initial"), view.n + count
         if view.candidates is None:
-            return uniform_in(view.terms.space, partition, region, count, stream)
-        return candidates_in(view.candidates, partition, region, count, stream)
+            points = uniform_in(view.terms.space, partition, region, count, stream)
+        else:
+            points = candidates_in(view.candidates, partition, region, count, stream)
+        return points[view.n :]
 
     def point(self, view: View) -> Tensor:
         """The next point, `1 x d`."""
@@ -356,14 +357,16 @@ class ReleaseSearch(VectorSearch):
             return self._released_point(view, stream, 0.0)
         candidates = self._candidates(view, 0.0)
         if own is None or strategy.own == "random":
-            return random_point(view.terms.space, candidates, stream)
+            return random_point(view.terms.space, candidates, stream, view.failed)
         model = strategy.model(view.terms.space, view.X, view.Y, own)
         return strategy.maximizer(
-            strategy.acquisition(model, view.X, view.avoid, stream),
+            strategy.acquisition(model, view.X, view.chosen, stream),
             view.terms.space,
-            torch.cat([view.X, view.avoid]),
+            torch.cat([view.X, view.chosen]),
             candidates=candidates,
             stream=stream,
+            succeeded=view.X,
+            failed=view.failed,
         )
 
     def _released_point(self, view: View, stream: Generator, spread: float) -> Tensor:
@@ -376,9 +379,11 @@ class ReleaseSearch(VectorSearch):
             space.dim,
             generator=stream,
             candidates=self._candidates(view, spread),
-            offsets=strategy.offsets(space),
+            log_warp=strategy.log_warp(space),
             tried=_queried(view),
             min_distance=max(spread, strategy.min_distance),
+            failed=view.failed,
+            snap=space.snap,
             partition=partition,
             num_raw=strategy.num_raw,
             num_restarts=strategy.num_restarts,
@@ -392,11 +397,8 @@ class ReleaseSearch(VectorSearch):
         fresh, queried = untried(view.candidates, view.X), _queried(view)
         if spread == 0 or not len(queried):
             return fresh
-        offsets = self.strategy.offsets(view.terms.space)
-        here, there = fresh, queried
-        if offsets is not None:
-            here, there = log_warp(here, offsets), log_warp(there, offsets)
-        far = torch.cdist(here, there).amin(dim=-1) >= spread
+        warp = self.strategy.log_warp(view.terms.space)
+        far = torch.cdist(warp.transform(fresh), warp.transform(queried)).amin(dim=-1) >= spread
         return fresh[far] if bool(far.any()) else fresh
 
 

@@ -14,14 +14,15 @@ from botorch_fed.aggregation.noisy import NoisyState, NoisySum
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import AgentState, FederatedAgent
+from botorch_fed.federation.log import Log
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.terms import Contribution, Order, Resources, Search, Setup, Terms
 from botorch_fed.models import KLFeatures
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
 from botorch_fed.protocols.base import Exchanged, Objective, Outgoing, Reply, Request
 from botorch_fed.protocols.drive import Round, drive
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.site import SITE_EVENTS, Site
+from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.search.noisy import NoisyTransfer
 from botorch_fed.search.released import Following, ReleaseMessage, ReleaseSearch
@@ -65,6 +66,9 @@ def history(n: int, *, seed: int = 0) -> tuple[Tensor, Tensor]:
     return X, hill(X) + 0.05 * normal(n, 1, seed=seed)
 
 
+FAILED = torch.full((1, 1), torch.nan, dtype=torch.float64)
+
+
 def quiet(weights: Tensor, made: int = 0, num_agents: float = 3) -> Noisy:
     """A release without noise."""
     return Noisy(made, weights, torch.zeros(len(weights), dtype=torch.float64), num_agents)
@@ -82,7 +86,7 @@ class Silence:
 # ------------------------------------------------------------------ a federation
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Somebody pulled the plug."""
 
 
@@ -96,8 +100,7 @@ class Federation:
     absent: Callable[[str, int], bool] | None = None
 
     def __post_init__(self) -> None:
-        self.stores = {name: MemoryStore() for name in self.objectives}
-        self.journals = {name: Journal() for name in self.objectives}
+        self.logs = {name: Log(SITE_EVENTS) for name in self.objectives}
         self.rounds: list[Round] = []
         self.traffic: list[bytes] = []
         self.requests: list[list[Order]] = []
@@ -114,9 +117,7 @@ class Federation:
         self.sites = {}
         for i, (name, objective) in enumerate(self.objectives.items()):
             agent = self.study.agent(name, self.space, i, MemoryBlobs())
-            self.sites[name] = Site(
-                name, agent, objective, store=self.stores[name], journal=self.journals[name]
-            )
+            self.sites[name] = Site(name, agent, objective, log=self.logs[name])
 
     @property
     def plan(self) -> Any:

@@ -160,13 +160,13 @@ def test_public_settings() -> None:
     with pytest.raises(InputDataError, match="2 inputs, the search space 1"):
         MeanSearch.over(SearchSpace((Parameter.real("a", 0.0, 1.0),)), PHI)
     with pytest.raises(InputDataError, match="TransferSearch's"):
-        FedGP(rounds=1, search=RegionSearch(), feature_map=PHI)
+        FedGP(budget=5, search=RegionSearch(), feature_map=PHI)
     protocol = study(ONE, feature_map=PHI)
     assert protocol.server(SQUARE, NAMES).setup.mean == SEARCH
 
 
 def test_the_default_is_the_mean_search() -> None:
-    protocol = FedGP(rounds=3)
+    protocol = FedGP(budget=6)
     setup = protocol.server(SQUARE, NAMES).setup
     assert isinstance(setup.search, MeanSearch)
     assert setup.num_initial == MIN_OWN
@@ -382,7 +382,7 @@ def test_sites_that_are_done_answer_and_do_not_query(channel: Any) -> None:
     assert (last.t, last.members) == (2, NAMES)  # in every round, with what they have
     once = finished(study(ONE, **settings))
     assert once.end.sums == 1  # the difference of two would be what cem has added
-    assert [round_.heard for round_ in once.rounds][-3:] == [("cem",)] * 3
+    assert [round_.replied for round_ in once.rounds][-3:] == [("cem",)] * 3
     assert once.counts() == {"ann": 12, "bob": 12, "cem": 3}
 
 

@@ -38,7 +38,7 @@ from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.studies import DPFTSDE
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, quadrature, random_fourier, uniform
-from test.federation.dp import PHI, SQUARE, hill, history, put
+from test.federation.dp import FAILED, PHI, SQUARE, hill, history, put
 
 FOUR = SearchSpace(tuple(Parameter.real(name, 0.0, 1.0) for name in "abcd"))
 KL = default_private_features(FOUR)
@@ -396,12 +396,7 @@ def test_a_newcomer_without_a_reliable_release_is_dealt_points() -> None:
         point = reader.asked(state)
         assert torch.equal(point, dealt_design(SQUARE, 0, 40, 3)[index : index + 1])
         # A dealt point that fails is not dealt again.
-        told = index != 1
-        state = (
-            reader.agent.tell(state, point, hill(point))
-            if told
-            else reader.agent.fail(state, point)
-        )
+        state = reader.agent.tell(state, point, FAILED if index == 1 else hill(point))
         state = reader.told(state, loud(0.0))
     told_something = Reader(loud(100.0), options=options)
     assert not torch.equal(told_something.point, dealt_design(SQUARE, 0, 40, 1))

@@ -34,6 +34,7 @@ from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, uniform
 from test.federation.dp import (
+    FAILED,
     FOLLOW,
     MIXED_SPACE,
     NAMES,
@@ -140,7 +141,7 @@ def test_following_stops_where_the_strategy_says() -> None:
 def test_a_failed_or_pending_point_is_a_look_too() -> None:
     desk = Desk(normal(1, M, seed=1))
     first = desk.points()
-    failed = desk.asked(desk.agent.fail(desk.state, first), desk.weights)
+    failed = desk.asked(desk.agent.tell(desk.state, first, FAILED), desk.weights)
     waiting = desk.agent.ask(desk.state, pending=first)
     assert isinstance(waiting, Tensor)
     for second in (desk.points(failed), waiting):
