@@ -63,6 +63,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.models import resident_peak
+from benchmarks.papers.published.settings import paper_settings
 from benchmarks.privacy_mutants import CASES, MUTANTS, VARIANTS, audited, installed
 from benchmarks.problems.landmine import Landmine
 from benchmarks.processes import in_own_process, in_this_process
@@ -78,18 +79,9 @@ from botorch_fed.privacy import (
     PoissonSampling,
 )
 from botorch_fed.privacy.hazmat.noise import lattice_gaussian
-from botorch_fed.protocols.dp_fts_de import (
-    DPFTSDE,
-    DPFTSDEAgent,
-    DPFTSDEAgentState,
-    DPFTSDEServer,
-    Setup,
-    Upload,
-    make_message,
-    paper_settings,
-)
 from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.rng import generator
+from botorch_fed.studies import DPFTSDE
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 from botorch_fed.wire.codec import encode

@@ -518,20 +518,18 @@ class DPFTSDE(Budgeted, Federation):
             note_one_site(names)
         return super().server(space, names)
 
-    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees | None:
         """Who sees what."""
-        return self._noisy_sum.sees(self.terms(space, names))
+        terms = self.terms(space, names)
+        return terms.aggregation.sees(terms)
 
     def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
         """What a run costs in privacy; None without noise."""
-        return self._noisy_sum.price(self.terms(space, names))
-
-    @property
-    def _noisy_sum(self) -> NoisySum:
-        found = self.make_aggregation()
-        if not isinstance(found, NoisySum):
-            raise InputDataError(f"Expected a NoisySum, got {type(found).__name__}.")
-        return found
+        terms = self.terms(space, names)
+        price = terms.aggregation.price(terms)
+        if price is None:
+            return None
+        return replace(price, guarantee=replace(price.guarantee, private=self.noise.private))
 
     def alone(self) -> DPFTSDE:
         """The baseline of comparisons: the same agents without messages, noise or payments."""

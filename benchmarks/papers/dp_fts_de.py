@@ -64,6 +64,7 @@ from benchmarks.papers.fleet import (
     watched,
 )
 from benchmarks.papers.ledger import Line, Results, at_checkpoints, holm, interval, versions
+from benchmarks.papers.published.settings import paper_following, paper_settings
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, tabulate
 from benchmarks.problems import ActivityRecognition, Landmine, WriterDigits
 from botorch_fed.acquisition import (
@@ -85,19 +86,16 @@ from botorch_fed.models import (
     WarpedFeatures,
 )
 from botorch_fed.privacy import InsecureSeededNoise, PoissonSampling, SignalWarning, epsilon
-from botorch_fed.protocols.dp_fts_de import (
-    DPFTSDE,
-    Following,
+from botorch_fed.protocols.transfer_search import (
+    TransferSearch,
     default_private_features,
-    paper_following,
-    paper_settings,
     reference_points,
-    suggested_clip_norm,
 )
-from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import run
+from botorch_fed.search.released import Following, suggested_clip_norm
 from botorch_fed.space import Outcome, SearchSpace
+from botorch_fed.studies import DPFTSDE
 from botorch_fed.test_functions import FederatedTestProblem, SklearnTuning, SyntheticGPAgents
 
 SEED = 20260102

@@ -38,18 +38,10 @@ from botorch_fed.models.directions import canonical
 from botorch_fed.privacy import Ledger, Release, SignalWarning, clip, simulated_clip_share
 from botorch_fed.privacy.hazmat.noise import normal
 from botorch_fed.protocols.base import AgentId
-from botorch_fed.protocols.dp_fts_de import (
-    DPFTSDE,
-    DPFTSDEServer,
-    DPFTSDEServerState,
-    Following,
-    Setup,
-    Upload,
-    _projection,
-    expected_gain,
-)
 from botorch_fed.rng import Generator, generator
+from botorch_fed.search.released import Following, expected_gain
 from botorch_fed.space import SearchSpace
+from botorch_fed.studies import DPFTSDE
 
 NUM_FEATURES = 128  # of the prior part of own samples, at most
 MIN_VARIANCE = 1e-10  # of a posterior, as in GPyTorch

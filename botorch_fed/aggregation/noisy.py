@@ -64,6 +64,7 @@ from botorch_fed.privacy import (
     Adjacency,
     Budget,
     CorrelatedGaussianSum,
+    Entry,
     Event,
     FixedSizeSampling,
     GaussianMechanism,
@@ -257,17 +258,23 @@ class NoisySum(Aggregation):
 
     def account(self, hub: Party, state: NoisyState) -> dict[str, Any]:
         """What a report needs: the promise, what was paid, the noise and the signal beside it."""
-        plan, price = self.plan(hub.terms), self.price(hub.terms)
-        if price is None:
+        plan, account = self.plan(hub.terms), super().account(hub, state)
+        if account is None:
             return {"mechanism": "none", "private": False, "releases": len(plan.releases)}
-        assert hub.terms.promise is not None
-        price = replace(price, guarantee=hub.terms.promise)
         return {
-            **price.account(state.ledger.entries),
+            **account,
             "exhausted": state.exhausted,
             "signal_to_noise": state.signal.tolist(),
             **({"signal": plan.signal_words} if plan.outlook is not None else {}),
         }
+
+    def paid(self, hub: Party, state: NoisyState) -> tuple[Entry, ...]:
+        """All payments of this run, which are those of every agent."""
+        return state.ledger.entries
+
+    def signal_words(self, hub: Party) -> str:
+        """What is expected of the releases, and why they are withheld."""
+        return self.plan(hub.terms).signal_words
 
     def price(self, terms: Terms) -> Price | None:
         """What a run costs in privacy; None without noise."""
@@ -276,7 +283,7 @@ class NoisySum(Aggregation):
             return None
         mechanism = plan.mechanism(plan.releases[0]) if plan.releases else None
         return Price(
-            guarantee=plan.promise,
+            guarantee=plan.promise if terms.promise is None else terms.promise,
             event=plan.event,
             payments=len(plan.releases),
             releases=len(plan.releases),

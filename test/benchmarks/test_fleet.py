@@ -9,20 +9,16 @@ import torch
 from botorch.exceptions.errors import InputDataError
 
 from benchmarks.papers.fleet import Fleet, FleetResult, agent, messages_without_data
+from benchmarks.papers.published.settings import paper_following
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, domain
 from botorch_fed.acquisition import Constant, Polynomial, SoftmaxSchedule
 from botorch_fed.models import LogWarp, OwnHyperparameters
 from botorch_fed.privacy import InsecureSeededNoise, OSNoise, PoissonSampling
-from botorch_fed.protocols.dp_fts_de import (
-    DPFTSDE,
-    DPFTSDEServer,
-    Following,
-    Upload,
-    paper_following,
-)
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.released import Following
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.studies import DPFTSDE
 
 AGENTS = 6
 ROUNDS = 5

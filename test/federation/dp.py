@@ -17,11 +17,12 @@ from botorch_fed.federation.agent import AgentState, FederatedAgent
 from botorch_fed.federation.log import Log
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.terms import Contribution, Order, Resources, Search, Setup, Terms
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import KLFeatures
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
 from botorch_fed.protocols.base import Exchanged, Objective, Outgoing, Reply, Request
 from botorch_fed.protocols.drive import Round, drive
-from botorch_fed.protocols.site import SITE_EVENTS, Site
+from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.search.noisy import NoisyTransfer

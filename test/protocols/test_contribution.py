@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from botorch_fed.protocols import dp_fts_de, fed_gp, fts, private_ucb
+from botorch_fed.federation.terms import Contribution
+from botorch_fed.protocols import fed_gp, fts, private_ucb
 from botorch_fed.protocols.contribution import carries
 
 SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
@@ -19,8 +20,8 @@ SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
         (fts.Upload(SOME), True),
         (fts.Upload(None), False),
         (fts.Query(query=True, upload=True), False),
-        (dp_fts_de.Upload(SOME), True),
-        (dp_fts_de.Upload(None), False),
+        (Contribution(SOME), True),
+        (Contribution(None), False),
         (fed_gp.Word(b"key"), True),
         (fed_gp.Word(None), False),
         (fed_gp.Upload(b"sum", True), True),
