@@ -57,8 +57,8 @@ from torch import Tensor
 
 from benchmarks.papers.fleet import (
     Fleet,
-    SimulatedServer,
     Table,
+    Watched,
     agent,
     agent_seed,
     watched,
@@ -93,7 +93,7 @@ from botorch_fed.protocols.transfer_search import (
 )
 from botorch_fed.rng import generator
 from botorch_fed.run import run
-from botorch_fed.search.released import Following, suggested_clip_norm
+from botorch_fed.search.released import Following, ReleaseMessage, suggested_clip_norm
 from botorch_fed.space import Outcome, SearchSpace
 from botorch_fed.studies import DPFTSDE
 from botorch_fed.test_functions import FederatedTestProblem, SklearnTuning, SyntheticGPAgents
@@ -338,7 +338,7 @@ def cosines(seed: int) -> FeatureMap:
 @cache
 def fitting_norm(message: Any) -> float:
     """A clip norm for messages on those features, from public quantities."""
-    return suggested_clip_norm(cosines(0), message, 10, noise_var=NOISE_VAR)
+    return suggested_clip_norm(cosines(0), ReleaseMessage(message, noise_var=NOISE_VAR), 10)
 
 
 def de(
@@ -640,26 +640,27 @@ def classical_epsilon(q: float, z: float, releases: int, delta: float) -> float 
     return round(spent.epsilon, 4)
 
 
-def privacy_of(server: SimulatedServer, ratios: Sequence[float]) -> Line:
+def privacy_of(watched: Watched, ratios: Sequence[float]) -> Line:
     """What a run cost and how much of its releases was signal."""
-    promise, z = server.promise, server.noise_multiplier
+    plan, sampling = watched.plan, watched.aggregation.sampling
+    promise, z = watched.server.promise, plan.multiplier
     line: Line = {
-        "releases": len(server.releases),
-        "features": server._feature_map.num_features,
-        "clip_norm": round(server.setup.clip_norm, 4),
-        "clipped": round(server.clip_share(), 5),
+        "releases": len(plan.releases),
+        "features": watched.server.feature_map.num_features,
+        "clip_norm": round(plan.clip_norm, 4),
+        "clipped": round(watched.clip_share(), 5),
     }
-    if promise is None or z is None or not server.releases:
+    if promise is None or z is None or not plan.releases:
         return {**line, "epsilon": None, "snr": None}
-    assert isinstance(server.sampling, PoissonSampling)
-    q = server.sampling.rate
+    assert isinstance(sampling, PoissonSampling)
+    q = sampling.rate
     return {
         **line,
         "q": q,
         "z": round(z, 5),
-        "noise": server.noise_kind,
+        "noise": watched.aggregation.noise_kind,
         "epsilon": round(promise.epsilon, 4),
-        "moments_epsilon": classical_epsilon(q, z, len(server.releases), promise.delta),
+        "moments_epsilon": classical_epsilon(q, z, len(plan.releases), promise.delta),
         "delta": round(promise.delta, 7),
         "adjacency": promise.adjacency,
         "unit": promise.unit,
@@ -699,7 +700,7 @@ def table_run(entry: str, row: str, starts: int, seed: int, *, rounds: int | Non
         "best": at_checkpoints(result.best.mean(dim=0)),
         "regret": at_checkpoints(result.regret.mean(dim=0)),
         "cumulative": at_checkpoints(result.cumulative_regret.mean(dim=0), 4),
-        **privacy_of(fleet.server, result.signal_to_noise),
+        **privacy_of(fleet.watched, result.signal_to_noise),
         "cpu_seconds": round(result.cpu_seconds, 2),
         "versions": versions(),
     }

@@ -381,7 +381,7 @@ class NoisySum(Aggregation):
                     self.trim,
                 )
                 return after
-            clean = plan.plain(state.t, given)
+            clean = self._plain(hub, state.t, given)
             silence = torch.zeros(len(clean)).double()
             return replace(after, released=plan.noisy(state.t, clean, silence))
         try:
@@ -402,6 +402,9 @@ class NoisySum(Aggregation):
             ledger=ledger,
             signal=torch.cat([state.signal, release.signal_to_noise.unsqueeze(0)]),
         )
+
+    def _plain(self, hub: Party, t: int, given: Mapping[int, Tensor]) -> Tensor:
+        return self.plan(hub.terms).plain(t, given)
 
     def _release(
         self, hub: Party, state: NoisyState, given: Mapping[int, Tensor]

@@ -180,7 +180,7 @@ def gain_message(
         ridge: :math:`\lambda`.
         norm: Of the message.
     """
-    reference, projection = _projection(feature_map, ridge)
+    reference, projection = gain_projection(feature_map, ridge)
     with torch.no_grad():
         best = model.posterior(tried).mean.max()
         posterior = model.posterior(reference)
@@ -201,7 +201,7 @@ def expected_gain(mean: Tensor, std: Tensor, best: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=16)
-def _projection(feature_map: FeatureMap, ridge: float) -> tuple[Tensor, Tensor]:
+def gain_projection(feature_map: FeatureMap, ridge: float) -> tuple[Tensor, Tensor]:
     """Reference points `R x d`, and the matrix `M x R` from values there to weights."""
     reference = reference_points(feature_map.input_dim)
     Phi = feature_map(reference)
