@@ -338,6 +338,7 @@ def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) ->
     return WarpedFeatures.around(phi, space.log_offsets)
 
 
+@lru_cache(maxsize=4)
 def default_private_features(
     space: SearchSpace, *, num_features: int = FEW_FEATURES, lengthscale: float | None = None
 ) -> FeatureMap:
