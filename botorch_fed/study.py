@@ -506,12 +506,7 @@ class NamedObjective:
 
     def _value(self, function: Callable[..., float], point: Mapping[str, Value]) -> float:
         said = f"The objective {self.study.objective} of agent {self.agent!r}"
-        try:
-            value = function(self.agent, **point)
-        except Exception as error:
-            raise ObjectiveError(
-                f"{said} raised {type(error).__name__}: {error} (--debug shows where)."
-            ) from error
+        value = function(self.agent, **point)
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -1263,7 +1258,12 @@ def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
 
 
 def run_study(
-    study: StudyFile, *, out: Path | None, resume: bool = False, progress: bool = True
+    study: StudyFile,
+    *,
+    out: Path | None,
+    resume: bool = False,
+    progress: bool = True,
+    raise_errors: bool = False,
 ) -> RunResult:
     """Run a study file.
 
@@ -1272,6 +1272,7 @@ def run_study(
         out: The folder that keeps the run, or None.
         resume: Go on with the run in `out`.
         progress: Whether to show progress, on a terminal.
+        raise_errors: As in `run`.
 
     Raises:
         StudyError: The objective cannot be found, or the run cannot be resumed.
@@ -1298,6 +1299,7 @@ def run_study(
             resume=resume,
             workers=study.workers,
             progress=progress,
+            raise_errors=raise_errors,
         )
     finally:
         if books is not None:

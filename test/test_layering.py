@@ -46,8 +46,17 @@ ROOMS: dict[str, set[str]] = {
         "protocols",
         "federation",
     },
-    "aggregation": {"errors", "rng", "models", "privacy", "wire", "protocols", "federation"}
-    | {"search"},
+    "aggregation": {
+        "errors",
+        "rng",
+        "models",
+        "acquisition",
+        "privacy",
+        "wire",
+        "protocols",
+        "federation",
+        "search",
+    },
     "studies": {
         "errors",
         "rng",
@@ -62,7 +71,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "engines": {"errors", "federation", "protocols", "wire"},
     "test_functions": {"errors", "rng", "space"},
-    "report": {"errors", "privacy", "run", "space"},
+    "report": {"errors", "federation", "privacy", "run", "space"},
     "run": {"errors", "rng", "space", "wire", "federation", "protocols", "engines"}
     | {"test_functions"},
     "ax_adapter": {

@@ -80,6 +80,11 @@ class FederatedServer:
             f"budget={self.terms.budget}, {promise})"
         )
 
+    @property
+    def signal_words(self) -> str:
+        """What a plan says of signal and noise; empty if there is nothing to say."""
+        return self.terms.aggregation.signal_words(self.hub)
+
     def privacy(self, state: Any) -> dict[str, Any] | None:
         """What a report needs: the promise and what was paid."""
         return self.terms.aggregation.account(self.hub, state)

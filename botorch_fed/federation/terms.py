@@ -199,6 +199,7 @@ class Search:
     needs_outcome: ClassVar[bool] = False  # a message is about the evaluation just made, alone
     has_basis: ClassVar[bool] = True
     snaps: ClassVar[bool] = True  # the agent moves its points to those that can be evaluated
+    begins_anyway: ClassVar[bool] = False  # first points are made whatever the site has observed
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` unless the search goes with the terms."""
@@ -214,6 +215,10 @@ class Search:
     def size(self, terms: Terms) -> int:
         """How many numbers a message has; 0 for a search that says nothing."""
         return 0
+
+    def norm(self, terms: Terms) -> float | None:
+        """The Euclidean norm that a message is to be clipped to; None if none is known."""
+        return None
 
     def message(self, view: View) -> Tensor | None:
         """What the site says, `size` numbers; None for nothing."""
@@ -313,6 +318,10 @@ class Aggregation:
     def promise(self, hub: Party) -> Guarantee | None:
         """What the whole run reveals at most; None without noise."""
         return None
+
+    def signal_words(self, hub: Party) -> str:
+        """What a plan says of signal and noise; empty if there is nothing to say."""
+        return ""
 
     def account(self, hub: Party, state: Any) -> dict[str, Any] | None:
         """What was promised and paid, for a report; None where nothing is promised."""

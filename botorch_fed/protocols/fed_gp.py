@@ -62,6 +62,7 @@ from __future__ import annotations
 import hashlib
 import logging
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -91,6 +92,7 @@ from botorch_fed.privacy import (
     Guarantee,
     Ledger,
     OSNoise,
+    SignalWarning,
     Unit,
     compose,
 )
@@ -109,7 +111,6 @@ from botorch_fed.privacy.hazmat.noise import NoiseSource
 from botorch_fed.protocols import mean_search, region_search, support_search
 from botorch_fed.protocols.base import MAX_NAME, AgentId, Outbox, Pending
 from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
-from botorch_fed.protocols.dp_fts_de import check_promise, quiet_server
 from botorch_fed.protocols.mean_search import MeanSearch
 from botorch_fed.protocols.own_step import (
     answered,
@@ -1597,6 +1598,32 @@ def _ledger(private_sum: PrivateSum) -> Ledger:
 # ------------------------------------------------------------------ a federation for `run`
 
 ChannelKind = Literal["plain", "ckks", "threshold"]
+
+
+def check_promise(promise: Guarantee | None, require: Budget | None) -> None:
+    """Raise `MessageError` unless a server promises as much privacy as a site requires."""
+    if require is None:
+        return
+    wanted = f"({require.epsilon:g}, {require.delta:g})"
+    if promise is None or not promise.private:
+        raise MessageError(f"This site requires {wanted}-DP, the server promises none.")
+    if promise.unit != "agent":
+        raise MessageError(
+            f"This site requires {wanted}-DP for all that it sends, the server promises it per "
+            f"{promise.unit}."
+        )
+    if promise.epsilon > require.epsilon or promise.delta > require.delta:
+        raise MessageError(
+            f"This site requires {wanted}-DP, the server promises "
+            f"({promise.epsilon:.4g}, {promise.delta:.4g})."
+        )
+
+
+def quiet_server(study: Any, space: SearchSpace, names: tuple[AgentId, ...]) -> Any:
+    """The server of a study that is only asked what it says: the run's own server warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SignalWarning)
+        return study.server(space, names)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

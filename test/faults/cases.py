@@ -15,17 +15,16 @@ from botorch_fed.acquisition import Constant
 from botorch_fed.models import RandomFourierFeatures
 from botorch_fed.privacy import Budget, GaussianSum, OSNoise
 from botorch_fed.privacy.distributed import DistributedGaussianSum
-from botorch_fed.protocols import dp_fts_de, fed_gp
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study
-from botorch_fed.search.releases import Parameters
+from botorch_fed.search.released import Following
+from botorch_fed.search.releases import Noisy, Parameters
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import PrivateUCB
+from botorch_fed.studies import DPFTSDE, PrivateUCB
 from test.cases import se, uniform
 
 NAMES = ("ann", "bob", "cem")
@@ -124,7 +123,7 @@ def cases() -> dict[str, Case]:
                 noise=OSNoise(),
             ),
             books=True,
-            noisy=(dp_fts_de.Released,),
+            noisy=(Noisy,),
         ),
         "dp-fts-de-own-mean": Case(
             DPFTSDE(
@@ -137,7 +136,7 @@ def cases() -> dict[str, Case]:
                 noise=OSNoise(),
             ),
             books=True,
-            noisy=(dp_fts_de.Released,),
+            noisy=(Noisy,),
         ),
         "ucb-joint": Case(
             _ucb("joint"), books=True, noisy=(Parameters,), once=True, keeps_data=False

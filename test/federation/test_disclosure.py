@@ -37,14 +37,15 @@ from botorch_fed.privacy import (
 from botorch_fed.privacy.channels import Epoch
 from botorch_fed.protocols import base
 from botorch_fed.protocols.base import Outbox
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fed_gp import FedGP, Upload
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import RunResult, run
-from botorch_fed.studies import PrivateUCB
+from botorch_fed.search.released import Following
+from botorch_fed.studies import DPFTSDE, PrivateUCB
 from botorch_fed.wire.codec import decode
+from test.federation.dp import plan_of
 from test.federation.wire import NAMES, SPACE, Recorded, bowl, recorded, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
@@ -98,12 +99,6 @@ STUDIES: dict[str, Callable[[], Any]] = {
     "fed-gp, threshold": lambda: FedGP(budget=5, channel="threshold"),
     "fed-gp, region": lambda: FedGP(
         budget=5, num_initial=2, channel="plain", search=RegionSearch(num_inducing=4)
-    ),
-    "fed-gp, clustered": lambda: FedGP(
-        budget=6,
-        num_initial=4,
-        channel="plain",
-        search=SupportSearch(rule="clustered", models="global", **QUICK),
     ),
     "fed-gp, agents' noise, plain": lambda: FedGP(
         **NOISY, channel="plain", mechanism=distributed, noise_at="agent"
@@ -314,8 +309,12 @@ def mechanism_of(server: Any) -> Any:
 @pytest.mark.parametrize(
     ("name", "kind", "noise"),
     [
-        ("dp-fts-de", "CorrelatedGaussianSum", lambda s: s.mechanism(0).noise_std.max()),
-        ("dp-fts-de, as published", "WeightedGaussianSum", lambda s: s.mechanism(0).noise_std[0]),
+        ("dp-fts-de", "CorrelatedGaussianSum", lambda s: plan_of(s).mechanism(0).noise_std.max()),
+        (
+            "dp-fts-de, as published",
+            "WeightedGaussianSum",
+            lambda s: plan_of(s).mechanism(0).noise_std[0],
+        ),
         ("dp-fts-de, nothing released", "none", lambda s: 0.0),
         (
             "fed-gp, server's noise",

@@ -243,7 +243,7 @@ def test_a_run_goes_on_through_failures_and_lists_them() -> None:
         return (X.sum() / 2).reshape(1, 1)
 
     names = ("north", "south")
-    result = run(FTS(rounds=9), dict.fromkeys(names, fragile), seed=0, space=OVEN, progress=False)
+    result = run(FTS(budget=9), dict.fromkeys(names, fragile), seed=0, space=OVEN, progress=False)
     for name in names:
         rows = [row for row in result.records if row["agent"] == name]
         assert len(rows) == 9
@@ -253,6 +253,24 @@ def test_a_run_goes_on_through_failures_and_lists_them() -> None:
         assert len(result.history(name)[0]) == 9 - len(failed)
         points = [tuple(row["x"]) for row in rows]
         assert len(set(points)) == len(points)  # a failed point is not asked again
+
+
+def test_a_result_says_where_evaluations_fail() -> None:
+    def fragile(X: Tensor) -> Tensor:
+        if float(X[0, 0]) > 0.6:
+            raise RuntimeError("it has burnt")
+        return X.sum().reshape(1, 1)
+
+    objectives = {"north": fragile, "south": bowl}
+    result = run(FTS(budget=12), objectives, seed=0, space=OVEN, progress=False)
+    (row,) = result.failures()
+    assert row["site"] == "north"
+    assert row["evaluations"] == 12
+    assert row["reasons"] == {"RuntimeError: it has burnt": row["failed"]}
+    assert row["where"].startswith("heat >= ")
+    assert row["where"].endswith("elsewhere 0 of " + str(12 - row["failed"]))
+    table = result.to_dataframe()
+    assert table[table.status == "failed"].heat.min() > 0.6 * 200 + 50 - 1e-9
 
 
 # ------------------------------------------------------------------ the same as JSON

@@ -9,7 +9,7 @@ import torch
 
 from botorch_fed.aggregation.stream import Play
 from botorch_fed.federation.terms import Contribution, Order
-from botorch_fed.protocols import dp_fts_de, fed_gp, fts
+from botorch_fed.protocols import fed_gp, fts
 from botorch_fed.protocols.contribution import carries
 
 SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
@@ -21,8 +21,8 @@ SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
         (fts.Upload(SOME), True),
         (fts.Upload(None), False),
         (fts.Query(query=True, upload=True), False),
-        (dp_fts_de.Upload(SOME), True),
-        (dp_fts_de.Upload(None), False),
+        (Contribution(SOME), True),
+        (Contribution(None), False),
         (fed_gp.Word(b"key"), True),
         (fed_gp.Word(None), False),
         (fed_gp.Upload(b"sum", True), True),
@@ -31,8 +31,6 @@ SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
         (fed_gp.Keys(0, ({"a": b"part"},)), True),
         (Order(1, "next", True), False),
         (Play(1, "next", True, SOME.unsqueeze(0)), True),
-        (Contribution(SOME), True),
-        (Contribution(None), False),
         (fts.Upload(NONE), False),
         ((1, "two", True, None), False),
         ([0.0], True),

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from botorch_fed.federation.server import FederatedServer
 from botorch_fed.models import KLFeatures, feature_map_from_tensors
 from botorch_fed.protocols import transfer_search
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, default_private_features
 from botorch_fed.protocols.fts import FTS, Strategy, default_feature_map
-from botorch_fed.protocols.transfer_search import TransferSearch
+from botorch_fed.protocols.transfer_search import TransferSearch, default_private_features
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import PrivateUCB
+from botorch_fed.studies import DPFTSDE, PrivateUCB
 
 # Frozen: what the published seeds and points give. Another value here is another seeded run.
 PRIVATE = {
@@ -121,6 +121,7 @@ def test_protocols_send_these_maps() -> None:
         (PrivateUCB(budget=4, epsilon=9.0), private),
     )
     for study, phi in of_study:
-        server: Any = study.server(space, names)  # type: ignore[attr-defined]
-        sent = server.setup.features if hasattr(server, "setup") else server.terms.setup.basis
+        server: Any = study.server(space, names)
+        hub = isinstance(server, FederatedServer)
+        sent = server.hub.terms.setup.basis if hub else server.setup.features
         assert feature_map_from_tensors(sent).fingerprint == phi.fingerprint
