@@ -18,10 +18,7 @@ from botorch_fed.protocols.fts import FTS, Strategy  # noqa: E402
 from botorch_fed.protocols.region_search import RegionSearch  # noqa: E402
 from botorch_fed.protocols.support_search import SupportSearch  # noqa: E402
 from botorch_fed.space import Parameter, SearchSpace  # noqa: E402
-from botorch_fed.studies import (
-    DPFTSDE,
-    PrivateUCB,
-)
+from botorch_fed.studies import DPFTSDE, PrivateUCB  # noqa: E402
 
 PAGE = Path(__file__).parent / "who_sees_what.rst"
 AGENTS, BUDGET = 40, 12
