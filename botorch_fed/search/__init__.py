@@ -4,4 +4,5 @@ releases    what an aggregation hands to searches
 messages    weight vectors and summaries, and searches that read the rows of others
 thompson    federated Thompson sampling as published, and messages as a prior
 ensemble    the baselines RGPE and TAF
+bandit      one action in a round, from the posterior that everybody has
 """

@@ -1146,3 +1146,25 @@ def test_the_study_and_the_stream_count_the_same_rounds(settings: dict[str, Any]
     assert stream.rounds(server.terms) * stream.per_round(server.terms) == one.evaluations_for(
         NAMES
     )
+
+
+def test_orders_are_worked_out_once_for_all_replies_of_a_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    calls = 0
+    real = Stream.orders
+
+    def counted(self: Any, hub: Any, state: Any) -> Any:
+        nonlocal calls
+        calls += 1
+        return real(self, hub, state)
+
+    monkeypatch.setattr(Stream, "orders", counted)
+    server = server_of("none")
+    state = server.start()
+    server.outbox(state)
+    for name in NAMES:
+        server.check(state, name, Contribution(RECORD))
+    assert calls == 1
+    assert server.outbox(server.step(state, {})) is not None
+    assert calls == 2
