@@ -14,6 +14,7 @@ import math
 import resource
 import signal
 import struct
+import sys
 import time
 import warnings
 from collections import Counter
@@ -641,15 +642,26 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
                 return "broadcast of a round that there is not"
             if why := numbers_of(weights, [len(agents), *weights[1][1:]], -1e6, 1e6):
                 return why
-        if kind == "Released":
-            if content[0] < 0:
+        if kind == "Noisy":
+            made_at, sums, noise, num_agents = content
+            if made_at < 0:
                 return "broadcast of a round that there is not"
-            if why := numbers_of(content[2], content[1][1][:1], 0.0, math.inf):
+            if num_agents != len(NAMES):
+                return "broadcast of another roster"
+            if why := numbers_of(sums, sums[1], -1e6, 1e6):
+                return why
+            if why := numbers_of(noise, sums[1][:1], 0.0, math.inf):
                 return why
         if kind == "Parameters" and not (0 <= content[0] < fields[0] and content[3] >= 0):
             return "broadcast of a round that there is not"
         if kind == "Opened" and not (0 <= content[0] <= ROUNDS and _some(content[2])):
             return "broadcast of a round that there is not, or of nobody"
+    if one.case.startswith("dp-fts-de"):
+        t, evaluate, _ = fields
+        if t <= (-1 if one.last is None else one.last[2][0]):
+            return "stale round"
+        if evaluate == "first" and t > 0:
+            return "a start that is too late"
     if one.case.startswith("ucb"):
         t, evaluate, contribute, *X = fields
         before = 0 if one.last is None else one.last[2][0]
@@ -717,11 +729,15 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
         if not order[1]:
             return "a vector that nobody asked for"
         return _judge_report(fields[0], one.server._feature_map)
-    if one.case in ("fts", "dp-fts-de", "dp-fts-de-own-mean"):
+    if one.case == "fts":
         if not order[1]:
             return "a vector that nobody asked for"
-        most = 1e6 if one.case.startswith("fts") else math.inf
-        return numbers_of(fields[0], [one.server._feature_map.num_features], -most, most)
+        return numbers_of(fields[0], [one.server._feature_map.num_features], -1e6, 1e6)
+    if one.case.startswith("dp-fts-de"):
+        if not order[2]:
+            return "a vector that nobody asked for"
+        most = sys.float_info.max
+        return numbers_of(fields[0], [one.server.feature_map.num_features], -most, most)
     if valid[2][0] is None:
         return "a contribution that nobody asked for"
     return _judge_payload(one, fields[0], valid[2][0])
