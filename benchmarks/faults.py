@@ -60,11 +60,11 @@ from rich.table import Table
 
 from benchmarks.papers.ledger import Line, Results, at_checkpoints, nothing_kept, versions
 from botorch_fed.acquisition import Constant
-from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, Study, run
 from botorch_fed.search.released import Following
-from botorch_fed.studies import DPFTSDE
+from botorch_fed.search.thompson import Strategy
+from botorch_fed.studies import DPFTSDE, FTS
 from botorch_fed.test_functions import SyntheticGPAgents
 from test.faults.cases import cases
 from test.faults.fuzz import Findings, fuzz, recorded
@@ -175,8 +175,8 @@ def study(protocol: str, points: torch.Tensor) -> Study:
     """A cheap one: own steps are random."""
     cheap: dict[str, Any] = {"own": "random", "schedule": Constant(0.5)}
     if protocol == "fts":
-        strategy, every = Strategy(prior_until=0, **cheap), min(5, ROUNDS)
-        return FTS(budget=ROUNDS, every=every, candidates=points, strategy=strategy)
+        strategy = Strategy(prior_until=0, **cheap)
+        return FTS(budget=ROUNDS, every=min(5, ROUNDS), candidates=points, strategy=strategy)
     return DPFTSDE(
         budget=ROUNDS + 3,
         epsilon=2.0,

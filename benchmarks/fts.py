@@ -4,7 +4,7 @@
 
 All times are CPU time of this process on one thread, not wall time. Agents hold 50 observations,
 made by their own Thompson sampling, and messages of M = 100 numbers from agents with related
-functions; every query goes through `FTSAgent.ask`. Keys of ``--json``, in two dimensions:
+functions; every query goes through `FederatedAgent.ask`. Keys of ``--json``, in two dimensions:
 
     query_ms                   one query with 50 messages, mean of an own and a received step, at
                                1,000 points and 20 restarts; without the fit of hyperparameters
@@ -65,28 +65,24 @@ from benchmarks.processes import in_own_process, in_this_process
 from botorch_fed.acquisition import Constant
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.engines.inprocess import InProcess
+from botorch_fed.federation.agent import AgentState, FederatedAgent
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.terms import Order, Terms
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import RandomFourierFeatures, StationaryKernel, fit_own_gp, own_gp
-from botorch_fed.protocols import fts, own_step
+from botorch_fed.protocols import own_step
 from botorch_fed.protocols.base import Outbox, Pending
 from botorch_fed.protocols.drive import drive
-from botorch_fed.protocols.fts import (
-    FTS,
-    FTSAgent,
-    FTSAgentState,
-    FTSServer,
-    MessageKind,
-    Query,
-    Received,
-    Setup,
-    Strategy,
-    default_feature_map,
-    make_message,
-)
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileJournal, FileStore, MemoryBlobs
+from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
+from botorch_fed.search import thompson
+from botorch_fed.search.messages import Message, MessageKind
+from botorch_fed.search.releases import Rows as Received
+from botorch_fed.search.thompson import Strategy, ThompsonSearch
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.studies import FTS, default_feature_map
 from botorch_fed.wire.codec import encode
 
 NUM_DATA, NUM_MESSAGES = 50, 50
@@ -101,6 +97,7 @@ RECEIVED = replace(OWN, schedule=Constant(1e-12))
 PRIOR = Strategy()
 HISTORY = replace(OWN, num_raw=128, num_restarts=4)  # how an agent came by its data, cheaply
 RANDOM = replace(OWN, own="random")  # random points and messages
+QUERY = Order(1, "next", False)
 
 Array = NDArray[np.float64]
 
@@ -158,49 +155,46 @@ class Federation:
         noise = self._stream("noise", n, len(X)).normal(len(X), 1)
         return self._features(X) @ self._weights[n, :, None] + NOISE_STD * noise
 
-    def received(self, kind: MessageKind, count: int) -> tuple[Setup, Received]:
-        """The setup, and messages of the first `count` others."""
-        setup = Setup.make(self.space, self.phi, message=kind)
-        messages = []
+    def study(self, strategy: Strategy, kind: MessageKind = "mean", **options: Any) -> FTS:
+        """The study of all agents."""
+        given = {"feature_map": self.phi, "message": kind, "every": 1, **options}
+        return FTS(budget=1000, strategy=strategy, **given)
+
+    def received(self, kind: MessageKind, count: int) -> Received:
+        """Messages of the first `count` others."""
+        made_by, messages = Message(kind), []
         for n in range(1, count + 1):
             X = self._stream("points", n).uniform(NUM_DATA, self.space.dim)
             stream = self._stream("message", n)
-            messages.append(make_message(setup, self.phi, X, self.observe(n, X), generator=stream))
+            messages.append(made_by.make(self.phi, X, self.observe(n, X), generator=stream))
         names = tuple(f"other{n}" for n in range(1, count + 1))
-        return setup, Received(names, (0,) * count, torch.stack(messages))
+        return Received(names, (0,) * count, torch.stack(messages))
 
     def starts(self, count: int) -> tuple[Tensor, Tensor]:
         X = self._stream("starts").uniform(count, self.space.dim)
         return X, self.observe(0, X)
 
-    def history(self) -> FTSAgentState:
+    def history(self) -> AgentState:
         """The state of agent 0 after fifty observations, 47 of its own Thompson sampling."""
         blobs = MemoryBlobs()
-        setup = Setup.make(self.space, self.phi)
-        address = (blobs.put(encode(setup)),)
-        agent = FTSAgent(
-            name="me",
-            space=self.space,
-            seed=self.seed,
-            strategy=HISTORY,
-            data=self.starts(3),
-            blobs=blobs,
-        )
+        study = self.study(HISTORY, data={"me": self.starts(3)})
+        address = (blobs.put(encode(study.terms(self.space, ("me",)).setup)),)
+        agent = study.agent("me", self.space, self.seed, blobs)
         state = agent.start()
         for _ in range(NUM_DATA - 3):
-            state = agent.receive(state, Query(query=True, upload=False), address)
+            state = agent.receive(state, QUERY, address)
             X = agent.ask(state)
             assert isinstance(X, Tensor)
             state = agent.tell(state, X, self.observe(0, X))
-        return replace(state, setup="")
+        return replace(state, broadcasts=())
 
 
 @dataclass(frozen=True)
 class ReadyQuery:
     """An agent that holds 50 observations and messages, about to query."""
 
-    agent: FTSAgent
-    state: FTSAgentState
+    agent: FederatedAgent
+    state: AgentState
 
     def __call__(self) -> Tensor:
         point = self.agent.ask(self.state)
@@ -211,23 +205,18 @@ class ReadyQuery:
 def ready(
     federation: Federation,
     strategy: Strategy,
-    state: FTSAgentState,
-    setup: Setup,
+    state: AgentState,
+    kind: MessageKind,
     received: Received,
 ) -> ReadyQuery:
     """An agent that a request for a query has reached."""
     blobs = MemoryBlobs(max_bytes=LARGE)
+    study = federation.study(strategy, kind)
+    setup = study.terms(federation.space, ("me", *received.agents)).setup
     addresses = blobs.put(encode(setup)), blobs.put(encode(received, max_bytes=LARGE))
-    agent = FTSAgent(
-        name="me",
-        space=federation.space,
-        seed=federation.seed,
-        strategy=strategy,
-        blobs=blobs,
-    )
-    request = Query(query=True, upload=False)
-    agent.check(state, request, addresses)
-    return ReadyQuery(agent, agent.receive(state, request, addresses))
+    agent = study.agent("me", federation.space, federation.seed, blobs)
+    agent.check(state, QUERY, addresses)
+    return ReadyQuery(agent, agent.receive(state, QUERY, addresses))
 
 
 # ------------------------------------------------------------------ one query
@@ -262,9 +251,9 @@ def one_query(d: int, seeds: int, repeats: int) -> Iterator[tuple[str, float, fl
         federation = Federation(d, seed)
         state = federation.history()
         messages = federation.received("mean", NUM_MESSAGES)
-        queries = {row: ready(federation, s, state, *messages) for row, s in STEPS.items()}
+        queries = {row: ready(federation, s, state, "mean", messages) for row, s in STEPS.items()}
         works: dict[Any, Callable[[], object]] = dict(queries)
-        works[FIT] = partial(fit_own_gp, state.X, state.Y, start=state.own)
+        works[FIT] = partial(fit_own_gp, state.X, state.Y, start=state.search.own)
         works.update(botorch_rows(state))
         for row, ms in interleaved(works, repeats).items():
             yield row, ms, None
@@ -284,15 +273,15 @@ def fit_share(query: ReadyQuery) -> float:
         finally:
             spent.append(1e3 * (time.process_time() - start))
 
-    with patch.object(fts, "fit_own_gp", timed):
+    with patch.object(thompson, "fit_own_gp", timed):
         query()
     return sum(spent)
 
 
-def botorch_rows(state: FTSAgentState) -> dict[str, Callable[[], object]]:
+def botorch_rows(state: AgentState) -> dict[str, Callable[[], object]]:
     """The own step as BoTorch offers it: the same model, raw points and restarts."""
-    assert state.own is not None
-    model = own_gp(state.X, state.Y, state.own)
+    assert state.search.own is not None
+    model = own_gp(state.X, state.Y, state.search.own)
     d = state.X.shape[-1]
     bounds = torch.stack([torch.zeros(d), torch.ones(d)]).double()
 
@@ -337,8 +326,11 @@ def against_direct(
 
     DIRECT may come close to earlier points, so here the query may too.
     """
-    free = replace(query.agent.strategy, min_distance=0.0)
-    query = replace(query, agent=replace(query.agent, strategy=free))
+    search = query.agent.terms.search
+    assert isinstance(search, ThompsonSearch)
+    free = replace(search, strategy=replace(search.strategy, min_distance=0.0))
+    terms: Terms = replace(query.agent.terms, search=free)
+    query = replace(query, agent=replace(query.agent, terms=terms))
     found: list[Any] = []
 
     def recorded(acquisition: Any, *args: Any, **options: Any) -> Any:
@@ -464,11 +456,11 @@ def growth(sizes: tuple[int, ...], repeats: int) -> dict[str, dict[int, float]]:
         works: dict[Any, Callable[[], object]] = {}
         once: dict[Any, Callable[[], object]] = {}
         for row, (strategy, kind) in rows.items():
-            setup, everyone = federation.received(kind, sizes[-1])
+            everyone = federation.received(kind, sizes[-1])
             for N in sizes:
                 names, made = everyone.agents[:N], everyone.made[:N]
                 received = Received(names, made, everyone.weights[:N])
-                query = ready(federation, strategy, state, setup, received)
+                query = ready(federation, strategy, state, kind, received)
                 works[row, N] = query
                 if row in ("own step", "rgpe", "taf"):
                     once[ONCE.format(kind), N] = partial(take_in, query)
@@ -481,13 +473,12 @@ def growth(sizes: tuple[int, ...], repeats: int) -> dict[str, dict[int, float]]:
 
 def take_in(query: ReadyQuery) -> None:
     """What a site does once with a broadcast: decode and check it."""
-    assert query.state.received is not None
-    addresses = query.state.setup, query.state.received
+    addresses = query.state.broadcasts
     fresh = MemoryBlobs(max_bytes=LARGE)
     for address in addresses:
         fresh.put(query.agent.blobs.get(address))
     agent = replace(query.agent, blobs=fresh)
-    agent.check(agent.start(), Query(query=True, upload=False), addresses)
+    agent.check(agent.start(), QUERY, addresses)
 
 
 def slope(curve: dict[int, float]) -> float:
@@ -505,6 +496,7 @@ class Timed:
         self._agent = agent
         self.seconds = 0.0
         self.state_type, self.accepts, self.blobs = agent.state_type, agent.accepts, agent.blobs
+        self.space, self.defers = agent.space, agent.defers
 
     @property
     def fingerprint(self) -> str:
@@ -538,6 +530,11 @@ class Nodding:
     state_type = Nod
     accepts = (Nod,)
     fingerprint = "nodding"
+    defers = True
+
+    @property
+    def space(self) -> SearchSpace:
+        return unit_space(2)
 
     def start(self) -> Nod:
         return Nod(0)
@@ -547,7 +544,13 @@ class Nodding:
     def receive(self, state: Nod, request: Nod, broadcasts: tuple[str, ...]) -> Nod:
         return Nod(1)
 
-    def ask(self, state: Nod) -> Tensor | Pending | None:
+    def wants(self, state: Nod) -> bool:
+        return state.t > 0
+
+    def left(self, state: Nod, pending: int) -> int:
+        return state.t - pending
+
+    def ask(self, state: Nod, pending: Tensor | None = None) -> Tensor | Pending | None:
         return torch.full((1, 2), 0.5).double() if state.t else None
 
     def tell(self, state: Nod, X: Tensor, Y: Tensor) -> Nod:
@@ -595,23 +598,20 @@ def engine_overhead(agents: int, rounds: int, *, nodding: bool, files: bool) -> 
         made: list[Any] = [Nodding(blobs) for _ in names]
     else:
         space = unit_space(2)
-        setup = Setup.make(space, default_feature_map(space))
-        server = FTSServer(setup=setup, agents=names, rounds=rounds)
-        made = []
+        data = {}
         for n, name in enumerate(names):
             X = generator(SEED, "engine", n).uniform(NUM_DATA, 2)
-            data = X, X.sin().sum(dim=-1, keepdim=True)
-            made.append(
-                FTSAgent(name=name, space=space, seed=n, strategy=RANDOM, data=data, blobs=blobs)
-            )
+            data[name] = X, X.sin().sum(dim=-1, keepdim=True)
+        study = FTS(budget=rounds, strategy=RANDOM, data=data)
+        server = study.server(space, names)
+        made = [study.agent(name, space, n, blobs) for n, name in enumerate(names)]
     timed = [Timed(agent) for agent in made]
     with store(files) as folder:
         sites = []
         for name, agent in zip(names, timed, strict=True):
             kept: dict[str, Any] = {}
             if folder is not None:
-                kept["store"] = FileStore(folder / name)
-                kept["journal"] = FileJournal(folder / name / "journal")
+                kept["log"] = FileLog(folder / name, SITE_EVENTS)
             sites.append(Site(name, agent, nothing, **kept))
         with InProcess(sites) as engine:
             total = cpu_ms(lambda: drive(server, engine))
@@ -638,7 +638,7 @@ def engine_rows(rounds: int, sizes: tuple[int, ...]) -> dict[str, float]:
             few = max(3, rounds * sizes[0] // agents)
             row = f"{name}, {agents:,} agents"
             rows[row] = engine_overhead(agents, few, nodding=nodding, files=False)
-    row = f"FTS, {sizes[0]} agents, records and journals in files"
+    row = f"FTS, {sizes[0]} agents, logs in files"
     rows[row] = engine_overhead(sizes[0], rounds, nodding=False, files=True)
     return rows
 

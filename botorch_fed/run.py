@@ -1024,7 +1024,7 @@ class _Watch:
         if values:
             self._best = min(values) if self._minimize else max(values)
             words.append(f"best {self._best:.4g}")
-        said = {} if self._account is None else self._account(round_.state)
+        said = (None if self._account is None else self._account(round_.state)) or {}
         if "epsilon" in said:
             warning = "" if said["private"] else " (seeded noise, not private)"
             words.append(f"epsilon {said['epsilon']:.3g}{warning}")

@@ -8,6 +8,7 @@ PrivateUCB   private bandits: `BanditSearch` on sums of records
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -79,6 +80,8 @@ from botorch_fed.search.released import RIDGE, Following, ReleaseMessage, Releas
 from botorch_fed.search.thompson import Strategy, ThompsonSearch
 from botorch_fed.space import SearchSpace, Value
 
+logger = logging.getLogger(__name__)
+
 LENGTHSCALE = 0.2  # of a published strategy's shared basis, in two dimensions of the unit cube
 NUM_FEATURES = 100
 RELEASES = (0, 4)  # of own means, which are averaged
@@ -87,13 +90,13 @@ FIRST_POINTS = 10  # with `Following`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class Federation:
+class Federation(Budgeted):
     """Any search with any aggregation as a study: the settings of all agents and of the server.
 
     Args:
-        budget: How many evaluations each agent makes, its first ones included.
-        search: What agents say, and where they look.
-        aggregation: Who is asked for what, and how messages become releases.
+        budget: How many evaluations each active agent makes, its first points included.
+        search: What agents say, and where they look; default `TransferRows`.
+        aggregation: Who is asked for what, and how messages become releases; default `Relay`.
         feature_map: The shared basis, for a search that has one; default
             `transfer_search.default_feature_map`.
         num_initial: How many first points an agent without data is dealt, where nobody has said
@@ -102,7 +105,7 @@ class Federation:
             agent without data evaluates it first, as the first of `num_initial` points.
         active: Who evaluates; default all.
         data: What agents have observed before, by name, as in `FederatedAgent`.
-        q: Points per query.
+        q: Points per query; if it does not divide the budget, the last query has fewer.
         candidates: The only points that can be evaluated, `K x d`.
         initial_design: Public points that every agent evaluates first, or its own points by name:
             `own_step.spread_design` makes them.
@@ -125,18 +128,66 @@ class Federation:
     initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
     _made: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # of these settings
 
+    def __post_init__(self) -> None:
+        self._check_budget()
+        self._check_starts()
+        self._check_silence()
+
+    # -------------------------------------------------------------- its budget
+
     @property
     def rounds(self) -> int:
-        """How many queries each agent makes."""
-        return -(-self.budget // self.q)
+        """How many queries each agent makes after the points that are asked for together."""
+        return self.rounds_for(())
+
+    def rounds_for(self, names: tuple[AgentId, ...]) -> int:
+        """How many queries of `q` points follow; the last one may have fewer."""
+        return -(-super().rounds_for(names) // self.q)
+
+    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
+        """How many evaluations a site has been asked for when the server is in a state, at most."""
+        if not state.t:
+            return 0
+        return min(self.budget, self.initial_for(names) + self.q * (state.t - 1))
+
+    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int | str:
+        return max(rounds, -(-self._starts // self.q)) * self.q
+
+    @property
+    def _starts(self) -> int:
+        """How many first points are asked for; of the default as many as the budget has room."""
+        design = self.initial_design
+        if isinstance(design, Mapping):
+            return max(map(len, design.values()), default=0)
+        return (self.num_initial or 0) if design is None else len(design)
+
+    def _check_starts(self) -> None:
+        if self.q < 1:
+            raise InputDataError(f"Expected q >= 1 points per query, got {self.q}.")
+        if self._starts > self.budget:
+            raise InputDataError(
+                f"budget = {self.budget} has no room for {self._starts} initial points: write "
+                f"budget = {self._starts} or more, or fewer initial points (num_initial)."
+            )
+
+    def _check_silence(self) -> None:
+        """Refuse a study in which nothing would ever be sent, unless sites search alone."""
+        search = self.make_search()
+        if search.alone or search.least is None:
+            return
+        begun = any(len(X) >= search.least for X, _ in self.data.values())
+        why = self.make_aggregation().silent(self.rounds, begun)
+        if why:
+            raise InputDataError(
+                f"No message would ever be sent: {why} Sites that search alone on purpose have "
+                "strategy=TransferSearch(listen=False)."
+            )
 
     # -------------------------------------------------------------- what a study decides
 
     def make_search(self) -> Search:
         """The search."""
-        if self.search is None:
-            raise InputDataError("Expected a search, got none: give one, e.g. TransferRows().")
-        return self.search
+        return TransferRows() if self.search is None else self.search
 
     def make_aggregation(self) -> Aggregation:
         """The aggregation."""
@@ -185,7 +236,21 @@ class Federation:
         if unknown:
             raise InputDataError(f"Data or weights of agents that are no agents: {unknown[:8]}.")
         check_designs(self.initial_design, names)
+        self._note(names)
         return FederatedServer(terms=self.terms(space, names), resources=self.hub_resources())
+
+    def _note(self, names: tuple[AgentId, ...]) -> None:
+        """Log warnings where nobody would read messages, or send one."""
+        search = self.make_search()
+        if search.alone or search.least is None:
+            return
+        note_one_site(names)
+        if self.budget < search.least and not self.data:
+            logger.warning(
+                "nothing will be sent: a first message needs %d observations, the budget is %d",
+                search.least,
+                self.budget,
+            )
 
     @property
     def _named(self) -> set[AgentId]:
@@ -219,13 +284,40 @@ class Federation:
             blobs=blobs,
         )
 
+    # -------------------------------------------------------------- what a reader needs
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self.server(space, names).price
+
+    def alone(self) -> Federation:
+        """The baseline of comparisons: agents with the default search and without messages."""
+        return FTS(
+            budget=self.budget,
+            strategy=TransferSearch(listen=False),
+            every=0,
+            num_initial=self.num_initial,
+            default=self.default,
+            active=self.active,
+            data=self.data,
+            q=self.q,
+            candidates=self.candidates,
+            initial_design=self.initial_design,
+        )
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FTS(Federation):
     r"""Federated Thompson sampling: messages are relayed, and agents trust each other and the hub.
 
+    See `search.messages`, `search.thompson` and `aggregation.relay`.
+
     Args:
-        budget: How many evaluations each agent makes, its first ones included.
+        budget: How many evaluations each active agent makes, its first points included.
         strategy: How agents use messages and data.
         message: What agents send, see `search.messages`; default what the strategy needs.
         noise_var: Noise variance that messages are made with, on the public scale.
@@ -238,15 +330,18 @@ class FTS(Federation):
         feature_map: The shared basis; default random Fourier features of a public SE kernel.
         num_initial: How many first points an agent without data is dealt, where nobody has said
             anything yet; default 3, or none for a published strategy.
-        default: As in `Federation`, with `TransferSearch`, and instead of an `initial_design`.
-        active: Who evaluates; default all.
+        default: The configuration that users have had so far, a value for each parameter: every
+            agent without data evaluates it first, as the first of `num_initial` points, and can
+            only gain on it. With `TransferSearch`, and instead of an `initial_design`.
+        active: Who evaluates; default all. The others give a message before the start.
         data: What agents have observed before, by name, as in `FederatedAgent`.
-        q: Points per query.
+        q: Points per query; if it does not divide the budget, the last query has fewer.
         candidates: The only points that can be evaluated, `K x d`.
-        initial_design: Public points that every agent evaluates first, or its own points by name.
+        initial_design: Public points that every agent evaluates first, or its own points by name:
+            `own_step.spread_design` makes them.
 
     Example:
-        >>> result = run(FTS(budget=20), Landmine(), seed=0)
+        >>> result = run(FTS(budget=20), SklearnTuning(4), seed=0)
     """
 
     strategy: TransferSearch | Strategy = TransferSearch()  # noqa: RUF009 - frozen
@@ -259,6 +354,7 @@ class FTS(Federation):
     def __post_init__(self) -> None:
         has_design = self.initial_design is not None
         check_start(self.default, transfers=self._transfers, has_design=has_design)
+        super().__post_init__()
 
     @property
     def _transfers(self) -> bool:
@@ -294,13 +390,20 @@ class FTS(Federation):
             return self.aggregation
         return Relay(int(self._transfers) if self.every is None else self.every)
 
+    def alone(self) -> FTS:
+        """The baseline of comparisons: the same agents without messages."""
+        strategy = TransferSearch(listen=False)
+        return replace(
+            self, every=0, message=None, strategy=strategy, search=None, aggregation=None
+        )
+
     def make_basis(self, space: SearchSpace) -> FeatureMap:
         """Features of a public SE kernel, of another length scale for a published strategy."""
         return super().make_basis(space) if self._transfers else default_feature_map(space)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DPFTSDE(Budgeted, Federation):
+class DPFTSDE(Federation):
     """Differentially private federated Thompson sampling: a trusted server releases noisy sums.
 
     By default agents average the releases and take them, as loud as they are reliable, as the prior
@@ -533,7 +636,7 @@ class DPFTSDE(Budgeted, Federation):
             note_one_site(names)
         return super().server(space, names)
 
-    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees | None:
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
         """Who sees what."""
         terms = self.terms(space, names)
         return terms.aggregation.sees(terms)
@@ -572,7 +675,7 @@ class DPFTSDE(Budgeted, Federation):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PrivateUCB(Budgeted, Federation):
+class PrivateUCB(Federation):
     r"""Private GP-UCB as a study, see `aggregation.stream` and `search.bandit`.
 
     Args:
@@ -793,7 +896,7 @@ class PrivateUCB(Budgeted, Federation):
         strategy = TransferSearch(listen=False)
         return FTS(budget=self.budget, every=0, strategy=strategy, candidates=self.candidates)
 
-    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees | None:
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
         """Who sees what."""
         return self.server(space, names).sees
 
@@ -814,5 +917,4 @@ def default_feature_map(space: SearchSpace, *, num_features: int = NUM_FEATURES)
     """
     stream = generator(0, "features")
     phi = RandomFourierFeatures.draw(default_kernel(space.dim), num_features, generator=stream)
-    offsets = space.log_offsets
-    return WarpedFeatures(phi, offsets) if bool((offsets > 0).any()) else phi
+    return WarpedFeatures.around(phi, space.log_offsets)

@@ -34,6 +34,8 @@ ROOMS: dict[str, set[str]] = {
         "acquisition",
         "privacy",
         "wire",
+        "search",
+        "studies",
     },
     "federation": {"errors", "rng", "space", "models", "privacy", "wire", "protocols"},
     "search": {
@@ -96,6 +98,7 @@ ROOMS: dict[str, set[str]] = {
         "run",
         "test_functions",
         "federation",
+        "studies",
     },
     "deploy": {"errors", "engines", "federation", "protocols", "run", "study"},
     "flower_app": {"deploy"},

@@ -36,7 +36,6 @@ from botorch_fed.privacy.mechanisms import GaussianSum
 from botorch_fed.protocols.base import KeepsSecrets, secrets_in, site_folder, with_stores
 from botorch_fed.protocols.drive import drive
 from botorch_fed.protocols.fed_gp import CONTEXT, FedGP
-from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import FileStore, MemoryBlobs
@@ -44,8 +43,9 @@ from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.run import RunResult, make_agent, run
 from botorch_fed.search.released import Following
+from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import DPFTSDE, PrivateUCB
+from botorch_fed.studies import DPFTSDE, FTS, PrivateUCB
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 

@@ -28,13 +28,13 @@ from botorch_fed.errors import ObjectiveError, ProtocolError
 from botorch_fed.privacy import InsecureSeededNoise, compose
 from botorch_fed.protocols.base import Pending
 from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.store import FileStore
 from botorch_fed.rng import Generator, generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.released import Following
+from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import DPFTSDE
+from botorch_fed.studies import DPFTSDE, FTS
 from botorch_fed.test_functions import FederatedTestProblem, SyntheticGPAgents
 
 SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
@@ -345,7 +345,7 @@ def test_a_table_of_trials() -> None:
     assert isinstance(table, pandas.DataFrame)
     assert list(table.columns) == [
         *("site", "trial", "status", *SPACE.names),
-        *("value", "true", "regret", "query", "round"),
+        *("value", "true", "regret", "reason", "query", "round"),
     ]
     assert len(table) == 12 + 10
     mine = table[table.site == "agent1"]

@@ -25,13 +25,12 @@ from botorch_fed.models import (
 )
 from botorch_fed.privacy import DistributedGaussianSum, GaussianSum
 from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.fts import FTS, default_feature_map, default_kernel
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import DPFTSDE, PrivateUCB
+from botorch_fed.studies import DPFTSDE, FTS, PrivateUCB, default_feature_map, default_kernel
 from botorch_fed.study import (
     ObjectiveError,
     StudyError,

@@ -2,7 +2,7 @@
 
     python -m benchmarks.papers.fts ENTRY [--repeats N] [--rows ROW …]   run what is missing
     python -m benchmarks.papers.fts ENTRY --summary [--json]             from the committed results
-    python -m benchmarks.papers.fts --smoke      every row for two queries, of what needs no data
+    python -m benchmarks.papers.fts --smoke      every row for three queries, of what needs no data
 
     landmine          Figs. 2, 3, 5, 6: 29 fields; decision-function AUC at tolerance 1e-6
     landmine-tol      the same at libsvm's default tolerance
@@ -69,23 +69,21 @@ from benchmarks.papers.published.settings import paper_strategy
 from benchmarks.papers.tabulated import Tabulated, made_up, tabulate
 from benchmarks.problems import ActivityRecognition, Landmine
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
+from botorch_fed.federation.agent import FederatedAgent
+from botorch_fed.federation.terms import Search, View
 from botorch_fed.models import (
     OwnHyperparameters,
     RandomFourierFeatures,
     StationaryKernel,
 )
 from botorch_fed.protocols.base import AgentId
-from botorch_fed.protocols.fts import (
-    FTS,
-    FTSAgent,
-    FTSAgentState,
-    Strategy,
-)
 from botorch_fed.protocols.store import Blobs
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study, run
+from botorch_fed.search.thompson import Strategy, ThompsonMemory, ThompsonSearch
 from botorch_fed.space import Outcome, SearchSpace
+from botorch_fed.studies import FTS
 from botorch_fed.test_functions import FederatedTestProblem, SklearnTuning, SyntheticGPAgents
 
 CACHE = Path(os.environ.get("BOTORCH_FED_CACHE", Path(__file__).parent.parent / ".cache"))
@@ -204,11 +202,18 @@ class _OneActive(FTS):
     Messages do not depend on that model, so the results are the same, sooner.
     """
 
-    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:
+    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FederatedAgent:
         made = super().agent(name, space, seed, blobs)
-        if self.active is None or name in self.active or isinstance(made.strategy, TransferSearch):
+        search = made.terms.search
+        if self.active is None or name in self.active or not isinstance(search, ThompsonSearch):
             return made
-        return replace(made, strategy=replace(made.strategy, own="random"))
+        return _with_strategy(made, replace(search.strategy, own="random"))
+
+
+def _with_strategy(agent: FederatedAgent, strategy: Strategy) -> FederatedAgent:
+    search = agent.terms.search
+    assert isinstance(search, ThompsonSearch)
+    return replace(agent, terms=replace(agent.terms, search=replace(search, strategy=strategy)))
 
 
 def rows(
@@ -304,12 +309,12 @@ class _Growing(FTS):
     target: AgentId
     designs: Data
 
-    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:
+    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FederatedAgent:
         made = super().agent(name, space, seed, blobs)
         if name == self.target:
             return made
-        alone = replace(ALONE, own="random")
-        return replace(made, strategy=alone, initial_design=self.designs[name][0])
+        alone = _with_strategy(made, replace(ALONE, own="random"))
+        return replace(alone, initial_design=self.designs[name][0])
 
 
 GROWING = {"har-growing": "har", "har-dp-growing": "har-dp"}
@@ -358,22 +363,24 @@ MIXED = replace(ALONE, schedule=Polynomial(0.5))
 FASTER = replace(MIXED, schedule=InverseSquare())
 
 
-class _KnownAgent(FTSAgent):
-    """An agent that knows the kernel and the noise of its function."""
+@dataclass(frozen=True, kw_only=True)
+class _KnownSearch(ThompsonSearch):
+    """A search of an agent that knows the kernel and the noise of its function."""
 
-    def _fitted(self, state: FTSAgentState) -> FTSAgentState:
-        scale = self.space.outcome.scale
+    def told(self, view: View) -> ThompsonMemory:
+        scale = view.terms.space.outcome.scale
         lengthscale = torch.full((1,), LENGTHSCALE, dtype=torch.float64)
-        known = OwnHyperparameters(lengthscale, 1.0, 0.01 / scale**2, 0.0, len(state.X))
-        return replace(state, own=known)
+        known = OwnHyperparameters(lengthscale, 1.0, 0.01 / scale**2, 0.0, len(view.X))
+        assert isinstance(view.memory, ThompsonMemory)
+        return replace(view.memory, own=known)
 
 
 class _Known(_OneActive):
     """A study whose agents know the kernel and the noise of their functions."""
 
-    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:
-        made = super().agent(name, space, seed, blobs)
-        return _KnownAgent(**{f.name: getattr(made, f.name) for f in fields(made)})
+    def make_search(self) -> Search:
+        made = super().make_search()
+        return _KnownSearch(**{f.name: getattr(made, f.name) for f in fields(made)})
 
 
 def synthetic_rows() -> dict[str, tuple[type[FTS], dict[str, Any]]]:
@@ -810,11 +817,11 @@ def work_of(entry: str) -> Callable[..., Line]:
     return partial(growing_run if entry in GROWING else one_run, entry)
 
 
-SMOKE = {"QUERIES": 2, "OTHERS": 5, "GROWTH": 2, "NUM_OTHERS": 2}
+SMOKE = {"QUERIES": 3, "OTHERS": 5, "GROWTH": 2, "NUM_OTHERS": 2}
 
 
 def smoke() -> None:
-    """Every row of all kinds of entries for two queries; nothing is kept."""
+    """Every row of all kinds of entries for three queries; nothing is kept."""
     once = argparse.Namespace(repeats=1, starts=1, targets=1, rows=None)
     with (
         tempfile.TemporaryDirectory() as folder,

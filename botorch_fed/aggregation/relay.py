@@ -22,7 +22,8 @@ import torch
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.errors import MessageError
-from botorch_fed.federation.terms import Aggregation, Contribution, Order, Party, Terms
+from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Reveals, Row, Sees
+from botorch_fed.federation.terms import Aggregation, Contribution, Order, Party, Setup, Terms
 from botorch_fed.protocols.base import AgentId
 from botorch_fed.search.releases import Rows
 
@@ -96,3 +97,32 @@ class Relay(Aggregation):
                 raise MessageError(f"Rounds count from 0, got {min(rows.made)}.")
             for row in rows.weights:
                 terms.search.check(terms, row)
+
+    def sees(self, terms: Terms) -> Sees:
+        """Who sees what."""
+        search = terms.search
+        sent = f"each agent's message: {search.content(terms)}"
+        said: Reveals = "nothing" if search.least is None else "data"
+        newest = "the newest message of every agent, by name"
+        return Sees(
+            rows=(
+                Row.of(Setup, "server", "search space, shared basis and settings", EVERYBODY),
+                Row.of(Order, "server", "whether to query and whether to send", ADDRESSEE),
+                Row.of(Contribution, "agent", sent, ("server",), said),
+                Row.of(Rows, "server", newest, EVERYBODY, said),
+            ),
+            trust="The server and all agents are trusted with every message.",
+            limits=search.limits(terms),
+        )
+
+    def silent(self, queries: int, begun: bool) -> str:
+        """Why no message would ever be sent, and what to write; empty if one would be."""
+        if begun or 0 < self.every <= queries:
+            return ""
+        why = f"every = {self.every} is more than the {queries} rounds"
+        if not self.every:
+            why = "every = 0 asks for messages before the start alone"
+        return (
+            f"{why}, and no site has the data for one before the start. Write every = 1, or give "
+            "data."
+        )

@@ -11,11 +11,14 @@ all protocols share. `Price.spent` adds up payments, whatever state or log they 
 
 from __future__ import annotations
 
+import inspect
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self, get_args, get_type_hints
 
 from botorch.exceptions.errors import InputDataError
+from torch import Tensor
 
 from botorch_fed.privacy.accounting import (
     Adjacency,
@@ -175,6 +178,52 @@ class Sees:
         """What `to_dict` made, or JSON has made of it."""
         rows = (Row(**{**row, "readers": tuple(row["readers"])}) for row in values["rows"])
         return cls(tuple(rows), values["trust"], values["stays"], tuple(values["limits"]))
+
+
+def derived_rows(
+    setup: type,
+    orders: Iterable[type],
+    replies: Iterable[type],
+    broadcasts: Iterable[type],
+    *,
+    silent: bool,
+) -> tuple[Row, ...]:
+    """The rows of messages that no mechanism hides: their contents are what their classes say.
+
+    Args:
+        setup: The class of the first broadcast.
+        orders: Those of what a server asks of one agent.
+        replies: Those of what an agent replies.
+        broadcasts: Those of the other broadcasts.
+        silent: Whether agents say nothing, so that no message reveals data.
+    """
+    said: Reveals = "nothing" if silent else "data"
+    rows = [Row.of(setup, "server", "the terms and the shared basis", EVERYBODY)]
+    for kind in orders:
+        reveals = said if _has_numbers(kind) else "nothing"
+        rows.append(Row.of(kind, "server", _content(kind), ADDRESSEE, reveals))
+    for kind in replies:
+        rows.append(Row.of(kind, "agent", f"of each agent: {_content(kind)}", ("server",), said))
+    for kind in broadcasts:
+        rows.append(Row.of(kind, "server", _content(kind), EVERYBODY, said))
+    return tuple(rows)
+
+
+def _content(kind: type) -> str:
+    """A class in the words of its docstring, up to the end of the first clause."""
+    text = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
+    first = re.split(r"[.;:](?: |$)", text)[0]
+    if not first or first.startswith(f"{kind.__name__}("):  # which dataclasses make themselves
+        return f"a {kind.__name__}"
+    return first[0].lower() + first[1:]
+
+
+def _has_numbers(kind: type) -> bool:
+    """Whether a message can hold what somebody has measured, and not settings alone."""
+    words = " ".join(map(str, get_type_hints(kind).values()))
+    return any(name in words for name in ("Tensor", "bytes", "float")) or Tensor in (
+        get_type_hints(kind).values()
+    )
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from typing import Any
 from botorch_fed.errors import FederatedError
 
 PROTOCOLS: dict[str, str] = {
-    "fts": "botorch_fed.protocols.fts:FTS",
+    "fts": "botorch_fed.studies:FTS",
     "dp-fts-de": "botorch_fed.studies:DPFTSDE",
     "fed-gp": "botorch_fed.protocols.fed_gp:FedGP",
     "private-ucb": "botorch_fed.studies:PrivateUCB",

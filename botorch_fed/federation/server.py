@@ -90,7 +90,7 @@ class FederatedServer:
         return self.terms.aggregation.account(self.hub, state)
 
     @property
-    def sees(self) -> Sees | None:
+    def sees(self) -> Sees:
         """Who sees what."""
         return self.terms.aggregation.sees(self.hub.terms)
 

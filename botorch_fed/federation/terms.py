@@ -29,7 +29,7 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import MessageError
-from botorch_fed.federation.disclosure import Price, Sees
+from botorch_fed.federation.disclosure import Price, Sees, derived_rows
 from botorch_fed.models import FeatureMap
 from botorch_fed.privacy import Entry, Guarantee, Ledger, LedgerFile, NoiseSource, OSNoise
 from botorch_fed.protocols.base import MAX_NAME, AgentId
@@ -228,6 +228,24 @@ class Search:
         """Raise `MessageError` unless a message has the right shape and finite, bounded numbers."""
         check_vector(message, self.size(terms), "A message")
 
+    @property
+    def least(self) -> int | None:
+        """How many observations a first message needs; None of a search without messages."""
+        return None if type(self).message is Search.message else 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether sites search without messages on purpose."""
+        return self.least is None
+
+    def content(self, terms: Terms) -> str:
+        """What a message holds: a noun phrase."""
+        return f"{self.size(terms)} numbers" if self.least else "nothing"
+
+    def limits(self, terms: Terms) -> tuple[str, ...]:
+        """What a message does not hide: sentences."""
+        return ("A message is a function of the agent's data.",) if self.least else ()
+
     def listens(self, view: View) -> bool:
         """Whether the site wants a release for its next query."""
         return True
@@ -336,9 +354,28 @@ class Aggregation:
         """What a run costs in privacy; None without noise."""
         return None
 
-    def sees(self, terms: Terms) -> Sees | None:
-        """Who sees what; None of an aggregation that does not say."""
-        return None
+    def sees(self, terms: Terms) -> Sees:
+        """Who sees what; derived from the types of messages, as if nothing were hidden."""
+        return Sees(
+            rows=derived_rows(
+                Setup,
+                self.order_types,
+                self.reply_types,
+                self.broadcast_types,
+                silent=terms.search.least is None,
+            ),
+            trust="The server and all agents are trusted with every message.",
+            limits=terms.search.limits(terms),
+        )
+
+    def silent(self, queries: int, begun: bool) -> str:
+        """Why no message would ever be sent, and what to write; empty if one would be.
+
+        Args:
+            queries: How many queries each site makes.
+            begun: Whether a site has the data for a message before its first query.
+        """
+        return ""
 
     # -------------------------------------------------------------- a site
 

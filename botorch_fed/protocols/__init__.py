@@ -4,5 +4,4 @@ base      Agent, Server, and the frames around their messages
 store     what must survive a crash: observations, records, secrets, broadcasts
 site      Site.respond: one request in, one reply out, whatever happens in between
 drive     drive: the server's loop
-fts       federated Thompson sampling; RGPE and TAF on the same messages
 """

@@ -32,9 +32,9 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import MessageError
+from botorch_fed.federation.agent import received_basis
 from botorch_fed.models import FeatureMap, feature_map_from_tensors
 from botorch_fed.models.earned_prior import reference_features
-from botorch_fed.protocols.fts import received_features
 from botorch_fed.protocols.transfer_search import (
     MAX_SPREAD,
     Advice,
@@ -111,7 +111,7 @@ def feature_map(search: MeanSearch) -> FeatureMap:
 
 def check_received(search: MeanSearch, space: SearchSpace) -> None:
     """Raise `MessageError` unless the basis that a server sent is one over this space."""
-    if received_features(search.features, space).input_dim != space.dim:
+    if received_basis(search.features, space).input_dim != space.dim:
         raise MessageError("The shared basis is over another number of inputs.")
 
 

@@ -30,6 +30,7 @@ from botorch_fed.models import (
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.base import AgentId
 from botorch_fed.protocols.transfer_search import (
+    MIN_OWN,
     Advice,
     TransferSearch,
     bounded,
@@ -42,6 +43,11 @@ from botorch_fed.search.releases import Rows
 NOISE_VAR = 0.05  # that messages are made with by default, on the public scale
 MessageKind = Literal["own_mean", "sample", "mean", "summary", "summary_and_incumbent"]
 SUMMARIES = ("summary", "summary_and_incumbent")
+SAID: dict[str, str] = {  # of a message, in words
+    "own_mean": "the mean function of its own model",
+    "mean": "the posterior mean of its weights",
+    "sample": "a posterior sample of its weights",
+}
 
 
 # ------------------------------------------------------------------ messages
@@ -206,6 +212,19 @@ class RowSearch(Search):
         """Raise `MessageError` unless others can use a message."""
         self.messages.check(terms.feature_map, message)
 
+    def content(self, terms: Terms) -> str:
+        """What a message holds."""
+        M, kind = terms.feature_map.num_features, self.messages.kind
+        if kind in SAID:
+            return f"{SAID[kind]}, {M} numbers"
+        best = " and the best observed value" if kind == "summary_and_incumbent" else ""
+        return f"a summary of its data, {M * (M + 3) // 2} numbers{best}"
+
+    def limits(self, terms: Terms) -> tuple[str, ...]:
+        """What a message does not hide."""
+        more = "From a summary of fewer observations than features the data can be recovered."
+        return (*super().limits(terms), *([more] if self.messages.kind in SUMMARIES else []))
+
     def message(self, view: View) -> Tensor | None:
         """A function of all data of the site."""
         stream = view.stream("message", view.query)
@@ -257,6 +276,16 @@ class TransferRows(RowSearch):
                 f"TransferSearch does not go with messages of kind {self.messages.kind!r}: leave "
                 "message out."
             )
+
+    @property
+    def least(self) -> int:
+        """How many observations a first message needs: those of an own model."""
+        return MIN_OWN if self.messages.kind == "own_mean" else 1
+
+    @property
+    def alone(self) -> bool:
+        """Whether sites do not listen."""
+        return not self.strategy.listen
 
     def message(self, view: View) -> Tensor | None:
         """The mean of the own model and the weights of its trusts, or a published message."""

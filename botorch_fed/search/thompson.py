@@ -6,8 +6,8 @@ the own model.
 
 Differs from the paper: one map of inputs and outcomes for all (`SearchSpace`), so that messages
 mean the same thing; shared features with public hyperparameters that were chosen for transfer; own
-steps pathwise with the exact kernel; hyperparameters of the own model have priors. `paper_strategy`
-and ``kind="sample"`` are the paper's.
+steps pathwise with the exact kernel; hyperparameters of the own model have priors. The paper's
+settings are ``benchmarks/papers/published/settings.py`` with ``kind="sample"``.
 
 .. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
    sampling. NeurIPS 2020. https://arxiv.org/abs/2010.10154
@@ -25,7 +25,7 @@ from botorch.exceptions.errors import InputDataError
 from botorch.models import SingleTaskGP
 from torch import Tensor
 
-from botorch_fed.acquisition import InverseSquare, MixingSchedule, ThompsonSampling, weight_path
+from botorch_fed.acquisition import Constant, ThompsonSampling, weight_path
 from botorch_fed.federation.terms import OWN, Terms, View
 from botorch_fed.models import (
     FeatureMap,
@@ -74,19 +74,6 @@ class Strategy(OwnStrategy):
             raise InputDataError("prior_until counts from 0.")
 
 
-def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
-    """What an agent does in [Dai2020FTS]_."""
-    return Strategy(
-        schedule=InverseSquare() if schedule is None else schedule,
-        prior_until=0,
-        own="thompson",
-        warp=False,
-        paper_gp=True,
-        min_distance=0.0,
-        num_features=200,
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class ThompsonMemory:
     """What a site remembers.
@@ -124,6 +111,13 @@ class ThompsonSearch(RowSearch):
             )
         if transfer == "taf" and kind != "summary_and_incumbent":
             raise InputDataError("TAF needs messages of kind 'summary_and_incumbent'.")
+
+    @property
+    def alone(self) -> bool:
+        """Whether no query ever uses a message."""
+        how = self.strategy
+        never = isinstance(how.schedule, Constant) and how.schedule.p == 1
+        return how.transfer == "mixture" and how.prior_until == 0 and never
 
     # -------------------------------------------------------------- what it remembers
 

@@ -33,9 +33,9 @@ from benchmarks.transfer_tasks import (
     sobol,
     suite,
 )
-from botorch_fed.protocols.fts import FTS
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter
+from botorch_fed.studies import FTS
 
 needs_data = pytest.mark.skipif(
     "BOTORCH_FED_DATA" not in os.environ, reason="BOTORCH_FED_DATA is not set"

@@ -17,15 +17,15 @@ from botorch_fed.privacy import Budget, GaussianSum, OSNoise
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.protocols import fed_gp
 from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study
 from botorch_fed.search.released import Following
 from botorch_fed.search.releases import Noisy, Parameters
+from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import DPFTSDE, PrivateUCB
+from botorch_fed.studies import DPFTSDE, FTS, PrivateUCB
 from test.cases import se, uniform
 
 NAMES = ("ann", "bob", "cem")

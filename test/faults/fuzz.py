@@ -634,7 +634,7 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
     held = {**one.blobs, **made.blobs}
     blobs = [read(held[digest]) for digest in frame[6] if digest in held]
     for kind, content in ((blob[1], blob[2]) for blob in blobs):
-        if kind == "Received":
+        if kind == "Rows":
             agents, rounds, weights = content
             if len(agents) != len(rounds) or len(set(agents)) < len(agents):
                 return "mis-sized broadcast"
@@ -725,14 +725,12 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
     if one.case == "ucb-local":
         return numbers_of(fields[0], valid[2][0][1], -1e15, 1e15)
     order = body_of(one.outgoing.requests[one.agent])[2]
-    if one.case == "fts-search":
-        if not order[1]:
+    if one.case in ("fts", "fts-search"):
+        if not order[2]:
             return "a vector that nobody asked for"
-        return _judge_report(fields[0], one.server._feature_map)
-    if one.case == "fts":
-        if not order[1]:
-            return "a vector that nobody asked for"
-        return numbers_of(fields[0], [one.server._feature_map.num_features], -1e6, 1e6)
+        if one.case == "fts-search":
+            return _judge_report(fields[0], one.server.feature_map)
+        return numbers_of(fields[0], [one.server.feature_map.num_features], -1e6, 1e6)
     if one.case.startswith("dp-fts-de"):
         if not order[2]:
             return "a vector that nobody asked for"

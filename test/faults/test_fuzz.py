@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
+from botorch_fed.aggregation.relay import Relay
 from botorch_fed.aggregation.stream import JointStream, LocalStream, PublicStream, Stream
+from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.privacy.channels import Channel
 from botorch_fed.protocols import drive as drive_module
-from botorch_fed.protocols import fts
 from botorch_fed.protocols.base import Request
 from botorch_fed.protocols.fed_gp import FedGPServer
-from botorch_fed.protocols.fts import FTSAgent, FTSServer
 from botorch_fed.protocols.site import Site
 from botorch_fed.wire import codec
 from test.faults import fuzz as module
@@ -56,8 +56,8 @@ def test_mutants_of_orders(traffic: Traffic) -> None:
 def test_every_kind_of_message_is_recorded(traffic: Traffic) -> None:
     names = {module.read(body)[1] for _, body in traffic.bodies}
     blobs = {module.read(blob)[1] for one in traffic.visits for blob in one.blobs.values()}
-    assert names == {"Query", "Order", "Play", "Upload", "Contribution", "Word"}
-    assert blobs >= {"Setup", "Received", "Noisy", "Parameters", "Keys", "Sealed", "Opened"}
+    assert names == {"Order", "Play", "Upload", "Contribution", "Word"}
+    assert blobs >= {"Setup", "Rows", "Noisy", "Parameters", "Keys", "Sealed", "Opened"}
 
 
 def test_valid_messages_are_accepted(traffic: Traffic) -> None:
@@ -79,7 +79,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 
 DEFECTS: dict[str, tuple[str, Any, str, Callable[..., Any], str]] = {
-    "fts server": ("fts", FTSServer, "check", nothing, "mis-sized"),
+    "fts server": ("fts", FederatedServer, "check", nothing, "mis-sized"),
     "dp server": ("dp-fts-de", FederatedServer, "check", nothing, "mis-sized"),
     "joint server": ("ucb-joint", JointStream, "check_values", nothing, "out of range"),
     "local server": ("ucb-local", LocalStream, "check_values", nothing, "mis-sized"),
@@ -93,7 +93,7 @@ DEFECTS: dict[str, tuple[str, Any, str, Callable[..., Any], str]] = {
         lambda self, payload, *_: memoryview(payload)[module.HEADER.size :],
         "payload of another",
     ),
-    "broadcast": ("fts", fts, "_received", lambda blobs, d, s: blobs.load(d, fts.Received), ""),
+    "broadcast": ("fts", Relay, "check_published", nothing, ""),
     "release": ("ucb-joint", Stream, "check_published", nothing, "broadcast"),
 }
 
@@ -157,7 +157,7 @@ def test_a_site_that_takes_old_rounds_is_noticed(monkeypatch: pytest.MonkeyPatch
 
 def test_a_server_that_stops_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     traffic = recorded(("fts",))
-    monkeypatch.setattr(FTSServer, "check", nothing)
+    monkeypatch.setattr(FederatedServer, "check", nothing)
     assert searched(traffic, lambda found: bool(found.crashes)).crashes
 
 
@@ -165,5 +165,5 @@ def test_a_site_that_hangs_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     traffic = recorded(("fts",))
     traffic.returns = []
     monkeypatch.setattr(module, "PATIENCE", 0.05)
-    monkeypatch.setattr(FTSAgent, "check", lambda *_: time.sleep(30))
+    monkeypatch.setattr(FederatedAgent, "check", lambda *_: time.sleep(30))
     assert fuzz(traffic, 40).hung > 0

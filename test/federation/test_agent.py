@@ -78,7 +78,7 @@ class Desk:
 # ------------------------------------------------------------------ evaluations
 
 
-@pytest.mark.parametrize(("budget", "q"), [(6, 1), (7, 3), (2, 3), (0, 1)])
+@pytest.mark.parametrize(("budget", "q"), [(6, 1), (7, 3), (2, 3), (1, 1)])
 def test_the_budget_counts_evaluations(budget: int, q: int) -> None:
     objectives: dict[str, Objective] = dict.fromkeys(NAMES, hill)
     result = run(study(budget=budget, q=q), objectives, seed=0, space=SQUARE)

@@ -38,12 +38,12 @@ from botorch_fed.privacy.channels import Epoch
 from botorch_fed.protocols import base
 from botorch_fed.protocols.base import Outbox
 from botorch_fed.protocols.fed_gp import FedGP, Upload
-from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.released import Following
-from botorch_fed.studies import DPFTSDE, PrivateUCB
+from botorch_fed.search.thompson import Strategy
+from botorch_fed.studies import DPFTSDE, FTS, PrivateUCB
 from botorch_fed.wire.codec import decode
 from test.federation.dp import plan_of
 from test.federation.wire import NAMES, SPACE, Recorded, bowl, recorded, refused

@@ -13,13 +13,16 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from benchmarks.papers.published.settings import paper_strategy
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
 from botorch_fed.aggregation.relay import RelayState
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import MAX_FEATURES, AgentState, FederatedAgent
+from botorch_fed.federation.log import Log
 from botorch_fed.federation.terms import Contribution, Order
-from botorch_fed.models import FeatureMap, WeightPosterior, fit_own_gp, summarize
+from botorch_fed.federation.trial import SITE_EVENTS
+from botorch_fed.models import FeatureMap, LogWarp, WeightPosterior, fit_own_gp, summarize
 from botorch_fed.protocols.base import (
     Exchanged,
     Objective,
@@ -31,18 +34,13 @@ from botorch_fed.protocols.base import (
 from botorch_fed.protocols.drive import Round, ServerRecord, drive
 from botorch_fed.protocols.own_step import spread_design
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import TransferSearch, report_size
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.search.messages import Message, MessageKind
 from botorch_fed.search.releases import Rows
-from botorch_fed.search.thompson import (
-    RESIDUAL_PRIOR,
-    Strategy,
-    paper_strategy,
-    prior_model,
-)
+from botorch_fed.search.thompson import RESIDUAL_PRIOR, Strategy, prior_model
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import decode, encode
@@ -57,6 +55,7 @@ M = PHI.num_features
 SMALL = Strategy(num_raw=64, num_restarts=4, num_features=64)
 # Of a received message whenever there is an unused one: p_t is positive, but never reached.
 RECEIVED = replace(SMALL, prior_until=0, schedule=Constant(1e-12))
+FLAT = LogWarp(torch.zeros(2).double())  # the scale of the unit cube
 COLLECT, QUERY = Order(0, "nothing", True), Order(1, "next", False)
 ALONE = replace(SMALL, prior_until=0, schedule=Constant(1.0))
 RANDOM = replace(ALONE, own="random")
@@ -98,8 +97,7 @@ class Federation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.stores = {name: MemoryStore() for name in self.objectives}
-        self.journals = {name: Journal() for name in self.objectives}
+        self.logs = {name: Log(SITE_EVENTS) for name in self.objectives}
         self.rounds: list[Round] = []
         self.traffic: list[bytes] = []
         self.records: list[bytes] = []
@@ -114,9 +112,7 @@ class Federation:
         for i, (name, objective) in enumerate(self.objectives.items()):
             space = self.site_spaces.get(name, self.space)
             agent = self.study.agent(name, space, 100 * self.seed + i, MemoryBlobs())
-            self.sites[name] = Site(
-                name, agent, objective, store=self.stores[name], journal=self.journals[name]
-            )
+            self.sites[name] = Site(name, agent, objective, log=self.logs[name])
 
     def exchange(self, outgoing: Outgoing) -> Exchanged:
         self.traffic += [*outgoing.requests.values(), *outgoing.blobs.values()]
@@ -166,7 +162,8 @@ class Federation:
 
 def study(strategy: AnyStrategy = SMALL, **options: Any) -> FTS:
     given = {"feature_map": PHI, "strategy": strategy, **options}
-    return FTS(budget=given.pop("rounds", 3) * given.get("q", 1), **given)
+    budget = given.pop("rounds", 3) * given.get("q", 1)
+    return FTS(**{"budget": budget, **given})
 
 
 def with_data(n: int = 8, f: Objective = hill) -> dict[str, tuple[Tensor, Tensor]]:
@@ -224,7 +221,7 @@ def test_a_seeded_run_twice_gives_identical_bytes(which: int) -> None:
     assert finished(strategy, **options).result() == first
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Somebody pulled the plug."""
 
 
@@ -314,7 +311,8 @@ def test_messages_are_the_only_thing_that_crosses(strategy: AnyStrategy, kind: s
             scalars = torch.tensor([own.outputscale, own.noise_var, own.mean], dtype=torch.float64)
             private |= patterns(own.lengthscale, scalars)
     for site in federation.sites.values():
-        private |= patterns(*(seen.Y for seen in site.journal), *(s.X for s in site.journal))
+        seen = site.observations()
+        private |= patterns(*(o.Y for o in seen), *(o.X for o in seen))
     assert len(private) > 100
     for data in federation.traffic:
         assert not [pattern for pattern in private if pattern in data]
@@ -485,7 +483,7 @@ def test_only_the_active_agents_query() -> None:
     received = federation.end.received
     assert received is not None
     assert received.made == (0, 3, 0)
-    assert all(round_.heard == ("bob",) for round_ in federation.rounds[1:])
+    assert all(round_.replied == ("bob",) for round_ in federation.rounds[1:])
 
 
 def test_agents_without_data() -> None:
@@ -498,14 +496,18 @@ def test_agents_without_data() -> None:
 
 
 def test_nobody_has_data() -> None:
-    federation = finished(MIXED, data={})
-    assert federation.end.received is None
+    federation = finished(MIXED, data={}, every=3)  # nobody hears anything before the last round
+    assert federation.end.received is not None
+    assert federation.end.received.made == (3, 3, 3)
     for name in NAMES:
         assert len(federation.sites[name].state.X) == 3
 
 
 def test_no_rounds_is_a_collection() -> None:
-    federation = finished(MIXED, rounds=0)
+    federation = Federation(study(MIXED, data=with_data()))
+    terms = replace(federation.server.terms, budget=0)
+    federation.server = replace(federation.server, terms=terms)
+    federation.drive()
     assert federation.end.t == 1
     assert federation.end.received is not None
 
@@ -552,7 +554,8 @@ class Desk:
     options: dict[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        options = {"budget": 1000, "feature_map": PHI, "message": self.kind, **self.options}
+        given = {"budget": 1000, "feature_map": PHI, "message": self.kind, "every": 1}
+        options = {**given, **self.options}
         if "data" in options:
             options["data"] = {"ann": options["data"]}
         self.study = FTS(strategy=self.strategy, **options)
@@ -746,7 +749,7 @@ def test_the_prior_first_then_the_coin() -> None:
 def test_the_prior_model_starts_at_the_messages_and_follows_the_data(n: int) -> None:
     X, Y = history(n)
     weights = torch.stack([message("mean", 30 + i, seed=i) for i in range(4)])
-    model = prior_model(PHI, weights, X, Y)
+    model = prior_model(PHI, weights, X, Y, log_warp=FLAT)
     with torch.no_grad():
         posterior = model.posterior(X)
         error = (posterior.mean - Y).square().mean()
@@ -768,7 +771,7 @@ def test_the_prior_model_is_fitted_to_the_spread_of_the_messages() -> None:
         prior_covariance=Phi @ torch.cov(weights.mT) @ Phi.mT,
         outputscale_prior=RESIDUAL_PRIOR,
     )
-    model = prior_model(PHI, weights, X, Y)
+    model = prior_model(PHI, weights, X, Y, log_warp=FLAT)
     assert model.mean_module.constant == pytest.approx(known.mean, rel=1e-6)
     assert float(model.likelihood.noise) == pytest.approx(known.noise_var, rel=1e-5)
     residual = known.outputscale + torch.zeros(3).double()  # at one point each
@@ -975,7 +978,7 @@ def test_another_search_space_is_refused_and_no_data_leave() -> None:
     federation = Federation(study(SEARCH, data=with_data()), site_spaces={"bob": others})
     federation.drive()
     assert federation.failures("bob") == ["invalid"] * 4
-    assert federation.sites["bob"].journal.empty
+    assert not federation.sites["bob"].trials()
     assert len(federation.sites["bob"].state.X) == 8  # and what it has, it keeps
     assert federation.end.received is not None
     assert federation.end.received.agents == ("ann", "cem")
@@ -1017,7 +1020,7 @@ def test_numbers_that_are_none_never_arrive(value: float) -> None:
     weights = torch.full((M,), value).double()
     with pytest.raises(MessageError, match="finite"):
         encode(Contribution(weights))
-    server = study().server(SQUARE, NAMES)
+    server = study(every=1).server(SQUARE, NAMES)
     with pytest.raises(MessageError, match="exceeds"):
         server.check(server.start(), "bob", Contribution(weights))
 
@@ -1092,8 +1095,8 @@ def test_received_rows_must_fit_their_names() -> None:
 def test_a_basis_over_other_inputs_is_refused() -> None:
     line = SearchSpace(SQUARE.parameters[:1])
     with pytest.raises(InputDataError, match="2 inputs"):
-        study().server(line, NAMES)
-    site = study(feature_map=None).agent("ann", line, 0, MemoryBlobs())
+        study(every=1).server(line, NAMES)
+    site = study(feature_map=None, every=1).agent("ann", line, 0, MemoryBlobs())
     theirs = replace(site.terms.setup, agents=NAMES, basis=PHI.to_tensors())
     blob = site.blobs.put(encode(theirs))
     with pytest.raises(MessageError, match="2 inputs"):
@@ -1180,11 +1183,13 @@ def agent(
 ) -> FederatedAgent:
     if "data" in o:
         o["data"] = {name: o["data"]}
-    return study(**{"strategy": SEARCH, **o}).agent(name, space, seed, MemoryBlobs())
+    return study(**{"strategy": SEARCH, "every": 1, "budget": 4, **o}).agent(
+        name, space, seed, MemoryBlobs()
+    )
 
 
 def test_bad_settings() -> None:
-    with pytest.raises(InputDataError, match="<= q <="):
+    with pytest.raises(InputDataError, match="q >= 1"):
         agent(q=0)
     with pytest.raises(InputDataError, match="unit cube"):
         agent(candidates=2 + uniform(3, 2))
@@ -1213,11 +1218,13 @@ def test_bad_settings() -> None:
     with pytest.raises(InputDataError, match="decrease"):
         Strategy(schedule=lambda t: 1 / t)
     with pytest.raises(InputDataError, match="no agents"):
-        study(active=("zoe",)).server(SQUARE, NAMES)
+        study(active=("zoe",), every=1).server(SQUARE, NAMES)
     with pytest.raises(InputDataError, match="must differ"):
-        study().server(SQUARE, ("a", "a"))
+        study(every=1).server(SQUARE, ("a", "a"))
+    with pytest.raises(InputDataError, match="Expected budget >= 1"):
+        study(rounds=-1, every=1)
     with pytest.raises(InputDataError, match="<= budget <="):
-        study(rounds=-1).server(SQUARE, NAMES)
+        replace(study(every=1).terms(SQUARE, NAMES), budget=-1)
 
 
 @pytest.mark.parametrize("weight", [torch.nan, torch.inf])
@@ -1252,10 +1259,12 @@ def test_fingerprints_tell_settings_apart() -> None:
         agent(space=SearchSpace(SQUARE.parameters, Outcome(minimize=True))),
     ]
     assert len({mine.fingerprint, *(other.fingerprint for other in others)}) == 9
-    server = study().server(SQUARE, NAMES)
-    changed = [study(every=2), study(active=("ann",)), study(noise_var=0.1), study(beta=2.0)]
+    server = study(every=1).server(SQUARE, NAMES)
+    options = ({"active": ("ann",)}, {"noise_var": 0.1}, {"beta": 2.0}, {"every": 2})
+    changed = [study(**{"every": 1, **given}) for given in options]
     assert len({server.fingerprint, *(s.server(SQUARE, NAMES).fingerprint for s in changed)}) == 5
-    assert study(rounds=9).server(SQUARE, NAMES).fingerprint == server.fingerprint  # may go on
+    longer = study(rounds=9, every=1)
+    assert longer.server(SQUARE, NAMES).fingerprint == server.fingerprint  # may go on
 
 
 # ------------------------------------------------------------------ the paper, and what it is for

@@ -38,9 +38,9 @@ def test_a_name_is_a_class_and_so_is_its_path(name: str) -> None:
     [
         ("ftz", r"Expected one of fts, .*or module:Name of a study class, got 'ftz'"),
         ("nowhere_at_all:Study", r"ModuleNotFoundError.*Install its package"),
-        ("botorch_fed.protocols.fts:Nothing", "AttributeError"),
-        ("botorch_fed.protocols.fts:Setup", "without server, agent, sees, price"),
-        ("botorch_fed.protocols.fts:default_kernel", "Expected a dataclass with server"),
+        ("botorch_fed.studies:Nothing", "AttributeError"),
+        ("botorch_fed.studies:FederatedAgent", "without server, agent, sees, price"),
+        ("botorch_fed.studies:default_kernel", "Expected a dataclass with server"),
     ],
 )
 def test_a_name_that_is_no_study_class(name: str, said: str) -> None:
@@ -130,7 +130,7 @@ OWN = '''
 
 from dataclasses import dataclass
 
-from botorch_fed.protocols.fts import FTS
+from botorch_fed.studies import FTS
 
 
 @dataclass(frozen=True, kw_only=True)

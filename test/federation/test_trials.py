@@ -17,10 +17,10 @@ from botorch_fed.errors import ObjectiveError, ProtocolError
 from botorch_fed.federation.log import FileLog, Log
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.protocols.base import Reply
-from botorch_fed.protocols.fts import FTS
 from botorch_fed.protocols.site import Site
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import decode
 from test.protocols.search import Best, BoxAgent
 from test.protocols.test_site import Home, bowl, code

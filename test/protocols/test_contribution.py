@@ -9,7 +9,7 @@ import torch
 
 from botorch_fed.aggregation.stream import Play
 from botorch_fed.federation.terms import Contribution, Order
-from botorch_fed.protocols import fed_gp, fts
+from botorch_fed.protocols import fed_gp
 from botorch_fed.protocols.contribution import carries
 
 SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
@@ -18,9 +18,6 @@ SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
 @pytest.mark.parametrize(
     ("message", "expected"),
     [
-        (fts.Upload(SOME), True),
-        (fts.Upload(None), False),
-        (fts.Query(query=True, upload=True), False),
         (Contribution(SOME), True),
         (Contribution(None), False),
         (fed_gp.Word(b"key"), True),
@@ -31,7 +28,7 @@ SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
         (fed_gp.Keys(0, ({"a": b"part"},)), True),
         (Order(1, "next", True), False),
         (Play(1, "next", True, SOME.unsqueeze(0)), True),
-        (fts.Upload(NONE), False),
+        (Contribution(NONE), False),
         ((1, "two", True, None), False),
         ([0.0], True),
     ],

@@ -11,13 +11,13 @@ from torch import Tensor
 
 from botorch_fed.errors import MessageError
 from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.protocols.transfer_search import MIN_OWN, dealt_design, first_points
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.released import Following
+from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import DPFTSDE
+from botorch_fed.studies import DPFTSDE, FTS
 from botorch_fed.wire.codec import decode, encode
 from test.cases import in_rounds, uniform
 
@@ -172,7 +172,7 @@ def test_a_default_beside_other_settings(protocol: str) -> None:
         study(protocol, **published[protocol])
 
 
-@pytest.mark.parametrize("protocol", ["fts", "fed-gp"])  # the house says it in words
+@pytest.mark.parametrize("protocol", ["fed-gp"])  # the house says it in words
 def test_a_received_default_is_checked(protocol: str) -> None:
     setup = setup_of(protocol)
     assert torch.equal(decode(encode(setup), type(setup)).default, POINT)

@@ -17,6 +17,7 @@ from botorch.exceptions.errors import InputDataError
 from botorch.models import SingleTaskGP
 from torch import Tensor
 
+from botorch_fed.federation.terms import Order
 from botorch_fed.models import RandomFourierFeatures, StationaryKernel
 from botorch_fed.models.earned_prior import (
     TRUSTS,
@@ -28,7 +29,6 @@ from botorch_fed.models.earned_prior import (
 )
 from botorch_fed.models.features import WarpedFeatures
 from botorch_fed.protocols.base import Objective
-from botorch_fed.protocols.fts import FTS, Query
 from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import (
     APART,
@@ -46,9 +46,10 @@ from botorch_fed.protocols.transfer_search import (
 )
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import encode
 from test.cases import normal, random_fourier, uniform
-from test.protocols.test_fts import NAMES, SQUARE, Federation, hill, patterns, valley
+from test.federation.test_fts import NAMES, SQUARE, Federation, hill, patterns, valley
 
 PHI = random_fourier()
 MIXED = SearchSpace((
@@ -690,16 +691,15 @@ def test_a_first_point_that_failed_is_not_dealt_again() -> None:
     study = FTS(budget=5)
     blobs = MemoryBlobs()
     agent = study.agent("bob", SQUARE, 0, blobs)
-    broadcasts = (blobs.put(encode(study.setup(SQUARE, NAMES))),)
+    broadcasts = (blobs.put(encode(study.terms(SQUARE, NAMES).setup)),)
     design = dealt_design(SQUARE, 1, 3, 5)
-    state, request = agent.start(), Query(query=True, upload=False)
+    state, request = agent.start(), Order(1, "next", False)
     for t in range(5):
         state = agent.receive(state, request, broadcasts)
         asked = agent.ask(state)
         assert isinstance(asked, Tensor)
         assert torch.equal(asked, design[t : t + 1])
-        # Of the first two nothing came back: the query was left out.
-        state = agent.tell(state, asked[t < 2 :], hill(asked)[t < 2 :])
+        state = agent.tell(state, asked, hill(asked) if t >= 2 else torch.full((1, 1), torch.nan))
 
 
 # ------------------------------------------------------------------ a federation
@@ -738,7 +738,7 @@ def test_sites_that_begin_with_nothing_hear_of_each_other() -> None:
     run = default_run()
     # Nobody has anything to say before MIN_OWN observations, and everybody has from then on.
     for t, states in enumerate(run.states[1:]):
-        heard = [state.received is not None for state in states.values()]
+        heard = [len(state.broadcasts) > 1 for state in states.values()]
         assert heard == [t > MIN_OWN] * 3
     received = run.end.received
     assert received is not None
@@ -830,11 +830,11 @@ def test_a_hostile_message_is_one_voice() -> None:
         run = federation(budget=4)
 
         def tamper(name: str, message: Any) -> Any:
-            if name != "bob" or message.weights is None:
+            if name != "bob" or message.values is None:
                 return message
-            loud = message.weights.clone()
+            loud = message.values.clone()
             loud[: -len(TRUSTS)] *= factor
-            return replace(message, weights=loud)
+            return replace(message, values=loud)
 
         run.tamper = tamper
         run.drive()

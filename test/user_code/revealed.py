@@ -25,10 +25,10 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.privacy.audit import audit
-from botorch_fed.protocols.fts import FTS
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import SearchSpace
+from botorch_fed.studies import FTS
 from botorch_fed.test_functions import SyntheticGPAgents
 
 
