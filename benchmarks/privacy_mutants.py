@@ -517,14 +517,12 @@ class StreamCase:
         make: The mechanism.
         world: What becomes of the canary under replacement: its outcome changes the sign ("sign"),
             and its features turn as well, by 60 degrees ("turn") or by 90 ("swap").
-        at: The step in which it comes, from 1 on: where a column of the encoder is largest.
         runs: Transcripts per world.
         increments: How many a client sends.
     """
 
     make: Callable[[], Stream]
     world: World = "sign"
-    at: int = 1
     runs: int = STREAM_RUNS
     increments: int = 2
 
@@ -533,7 +531,6 @@ class StreamCase:
 _OUTCOMES: dict[str, Any] = {"outcome_bound": 0.5, "centre": 0.2, "noise_multiplier": 2.0}
 _FEATURES: dict[str, Any] = {"num_features": 2, **_OUTCOMES}
 _ZEROED: dict[str, Any] = {"adjacency": "zero-out"}
-_BANDED = torch.eye(5, dtype=torch.float64) + 0.5 * torch.diag(torch.ones(4).double(), -1)
 # Rewards up to one and no other scale: a replaced record has turned by 60 degrees at the worst.
 _PUBLISHED: dict[str, Any] = {
     "num_features": 2,
@@ -545,23 +542,16 @@ _PUBLISHED: dict[str, Any] = {
 STREAM_CASES: dict[str, StreamCase] = {
     "root": StreamCase(lambda: PrefixSum(horizon=9, **_FEATURES)),
     "root, swapped": StreamCase(lambda: PrefixSum(horizon=9, **_FEATURES), "swap"),
-    "root, exact": StreamCase(
-        lambda: PrefixSum(horizon=6, factorization="sqrt-exact", **_FEATURES, **_ZEROED)
-    ),
+    "root, exact": StreamCase(lambda: PrefixSum(horizon=6, **_FEATURES, **_ZEROED)),
     "root, rewards up to 20": StreamCase(
         lambda: PrefixSum(horizon=9, **{**_FEATURES, "outcome_bound": 20.0}, moment_scale=1.0)
     ),
     "root, two records": StreamCase(
         lambda: PrefixSum(horizon=9, participations=2, unit="agent", **_FEATURES)
     ),
-    "root, doubling": StreamCase(lambda: PrefixSum(horizon=3, doubling=True, **_FEATURES), at=4),
     "tree": StreamCase(lambda: PrefixSum(horizon=8, factorization="tree", **_FEATURES)),
     "tree, zero-out": StreamCase(
         lambda: PrefixSum(horizon=7, factorization="tree", **_FEATURES, **_ZEROED)
-    ),
-    "honaker": StreamCase(lambda: PrefixSum(horizon=8, factorization="honaker", **_FEATURES)),
-    "a given matrix": StreamCase(
-        lambda: PrefixSum(horizon=5, factorization=_BANDED, **_FEATURES), "swap"
     ),
     "local": StreamCase(lambda: LocalGaussian(**_FEATURES)),
     "local, swapped": StreamCase(lambda: LocalGaussian(**_FEATURES), "swap"),
@@ -573,7 +563,6 @@ STREAM_CASES: dict[str, StreamCase] = {
     "blocks, zero-out": StreamCase(lambda: BlockSum(**_OUTCOMES, **_ZEROED)),
 }
 _BLOCKS = (3, 2)  # outcomes of each block; the canary is the first one
-_DOUBLED = 9  # steps of a stream that has been doubled once, from 3
 
 
 def audited_stream(case: str, *, seed: int = 0) -> AuditReport:
@@ -643,8 +632,8 @@ class StreamLaw:
         self.releases = len(labels)
         if isinstance(mechanism, PrefixSum):
             self.documented, self.charges = self.releases, 1
-            cov = _prefix_covariance(mechanism, self.releases)
-            weights = torch.tensor([float(t >= case.at) for t in labels]) * mechanism.participations
+            cov = _stream_covariance(mechanism.factorization, mechanism.horizon)
+            weights = torch.ones(len(labels)) * mechanism.participations
         elif isinstance(mechanism, LocalGaussian):
             self.documented, self.charges = case.increments, case.increments
             cov, weights = torch.eye(case.increments), torch.ones(case.increments)
@@ -742,8 +731,8 @@ class StreamLaw:
                 values.append(increment.values[0])
         elif isinstance(mechanism, PrefixSum):
             state, ledger = mechanism.start(ledger=ledger, noise=noise)
-            for t in range(1, 1 + (_DOUBLED if mechanism.doubling else mechanism.horizon)):
-                many = mechanism.participations if t == self.case.at and record is not None else 0
+            for t in range(1, 1 + mechanism.horizon):
+                many = mechanism.participations if t == 1 and record is not None else 0
                 rows = torch.zeros(0, 3) if record is None else record.expand(many, 3)
                 state, prefix = mechanism.step(state, rows, noise=noise, path=path)
                 labels.append(prefix.t)
@@ -762,31 +751,12 @@ class StreamLaw:
         return labels, values, ledger
 
 
-def _prefix_covariance(mechanism: PrefixSum, count: int) -> Tensor:
-    """That of the noise in the first sums, over the squared multiple of a unit's norm."""
-    name, horizon = mechanism.factorization, mechanism.horizon
-    if not mechanism.doubling:
-        return _stream_covariance(name, horizon)
-    whole = torch.zeros(count, count).double()
-    begin = 0
-    while begin < count:
-        part = _stream_covariance(name, horizon)
-        whole[begin : begin + horizon, begin : begin + horizon] += part
-        begin, horizon = begin + horizon, 2 * horizon
-        whole[begin:, begin:] += part[-1, -1]  # later sums have the last noise of this stream
-        whole[begin:, begin - len(part) : begin] += part[-1]
-        whole[begin - len(part) : begin, begin:] += part[-1][:, None]
-    return whole
-
-
-def _stream_covariance(name: str | Tensor, horizon: int) -> Tensor:
+def _stream_covariance(name: str, horizon: int) -> Tensor:
     """:math:`|C|^2 B B^T` by the formulas of the documentation."""
-    if isinstance(name, Tensor):
-        C = name
-    elif name in ("tree", "honaker"):
-        B = _dyadic(horizon, combined=name == "honaker")
+    if name == "tree":
+        B = _dyadic(horizon)
         return horizon.bit_length() * B @ B.T
-    elif name == "sqrt" and horizon > 8:
+    if horizon > 8:
         C = _toeplitz(_buffered_response(horizon))
     else:
         f = [1.0]
@@ -814,21 +784,12 @@ def _buffered_response(horizon: int) -> list[float]:
     return [1.0, *tail]
 
 
-def _dyadic(horizon: int, *, combined: bool) -> Tensor:
+def _dyadic(horizon: int) -> Tensor:
     """Which noise is in which prefix: `T' x nodes`."""
     nodes: dict[tuple[int, int], int] = {}
     for length in (2**k for k in range(horizon.bit_length())):
         for end in range(length, horizon + 1, length):
             nodes[end, length] = len(nodes)
-
-    def estimate(end: int, length: int) -> Tensor:
-        own = torch.zeros(len(nodes)).double()
-        own[nodes[end, length]] = 1.0
-        if not combined or length == 1:
-            return own
-        half = length // 2
-        share = 1 / sum(1 / part for part in (2**k for k in range(length.bit_length())))
-        return share * own + (1 - share) * (estimate(end - half, half) + estimate(end, half))
 
     rows = []
     for t in range(1, horizon + 1):
@@ -836,7 +797,7 @@ def _dyadic(horizon: int, *, combined: bool) -> Tensor:
         for length in (2**k for k in reversed(range(t.bit_length()))):
             if t & length:
                 end += length
-                row = row + estimate(end, length)
+                row[nodes[end, length]] = 1.0
         rows.append(row)
     return torch.stack(rows)
 
@@ -887,8 +848,7 @@ _LEMMA = "paper_local_noise(10.0, 0.1, self.outcome_bound)"
 _PAYS = "return Event(float(self.noise_multiplier))"
 
 _PREFIXES = tuple(case for case in STREAM_CASES if not case.startswith(("local", "block")))
-_NAMED = tuple(case for case in _PREFIXES if "matrix" not in case)
-_TREES = tuple(case for case in _PREFIXES if case.startswith(("tree", "honaker")))
+_TREES = tuple(case for case in _PREFIXES if case.startswith("tree"))
 _BUFFERED = ("root", "root, swapped", "root, rewards up to 20", "root, two records")
 _LOCALS = ("local", "local, swapped", "local, zero-out")
 _BOTH_BLOCKS = ("blocks", "blocks, zero-out")
@@ -991,14 +951,7 @@ STREAM_MUTANTS = (
         f"{_PREFIX}._scale",
         _SCALE,
         _SCALE.replace("factor.", "_named(self.factorization, factor.horizon // 2)."),
-        _NAMED,
-    ),
-    Mutant(
-        "a doubled stream with the noise of the first one",
-        f"{_PREFIX}._scale",
-        _SCALE,
-        _SCALE.replace("factor.", "self._factor."),
-        ("root, doubling",),
+        _PREFIXES,
     ),
     Mutant(
         "one participation paid for two",

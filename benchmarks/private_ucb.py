@@ -60,6 +60,7 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from benchmarks.factors import ExactRoot
 from benchmarks.privacy_mutants import STREAM_MUTANTS, audited_stream, installed
 from botorch_fed.models import RandomFourierFeatures, StationaryKernel, Summary, WeightPosterior
 from botorch_fed.models.features import FeatureMap, KLFeatures, QuadratureFourierFeatures
@@ -76,7 +77,6 @@ from botorch_fed.privacy import (
     paper_prefix_noise,
 )
 from botorch_fed.privacy.hazmat.noise import normal
-from botorch_fed.privacy.tree import Factorization
 from botorch_fed.rng import Generator, generator
 from botorch_fed.wire.codec import encode
 
@@ -85,7 +85,7 @@ EPSILON, DELTA = 1.0, 1e-5
 BOUND = 0.5  # rewards between 0 and 1 about a centre of one half
 NOISE_VAR, EXPLORATION = 0.25, 0.5
 SHORT = 1024  # the horizon at which forms of the noise are compared
-FACTORIZATIONS: tuple[Factorization, ...] = ("sqrt", "sqrt-exact", "honaker", "tree")
+FORMS_OF_NOISE = ("sqrt", "exact root", "tree")
 SIGNAL_STD, WAVE = 0.28, 0.4  # of a signal; the height of one that is not drawn
 SEED = 20260404
 TURNS, QUICK_TURNS = 100, 30  # rounds that are timed
@@ -117,21 +117,23 @@ Part = tuple[Figures, list[Table]]
 def stream(
     num_features: int,
     horizon: int,
-    factorization: Factorization = "sqrt",
+    factorization: str = "sqrt",
     *,
     epsilon: float = EPSILON,
     **statistic: float,
 ) -> PrefixSum:
-    """A stream of rewards between 0 and 1."""
-    return PrefixSum(
+    """A stream of rewards between 0 and 1, by a factorization or by the exact root."""
+    exact = factorization == "exact root"
+    kind: Any = ExactRoot if exact else partial(PrefixSum, factorization=factorization)
+    stream: PrefixSum = kind(
         num_features=num_features,
         outcome_bound=statistic.pop("outcome_bound", BOUND),
         centre=BOUND,
         horizon=horizon,
         noise_multiplier=2 / gaussian_mu(epsilon, DELTA),  # replaced, a record moves two norms
-        factorization=factorization,
         **statistic,
     )
+    return stream
 
 
 def started(mechanism: PrefixSum, noise: NoiseSource) -> PrefixState:
@@ -372,7 +374,7 @@ def compared(horizon: int, turns: int) -> tuple[Figures, Table]:
     """The last rounds of a stream with three forms of the noise, in turns."""
     rows: dict[str, Rounds] = {
         "ours, buffered": Ours(stream(NUM_FEATURES, horizon)),
-        "exact root": Ours(stream(NUM_FEATURES, horizon, "sqrt-exact")),
+        "exact root": Ours(stream(NUM_FEATURES, horizon, "exact root")),
         "NumPy, a tree": NumpyTree(stream(NUM_FEATURES, horizon, "tree")),
     }
     for one in rows.values():
@@ -420,7 +422,7 @@ def states(quick: bool) -> Part:
         seconds = time.process_time() - start
         megabytes = kept_megabytes(mechanism)
         largest = max(largest, megabytes)
-        exact = 8e-6 * mechanism.dim * (horizon + 3)  # all noise, the sum, its noise, closed noise
+        exact = 8e-6 * mechanism.dim * (horizon + 2)  # all noise, the sum and its noise
         table.add_row(f"{horizon:,}", f"{megabytes:.2f}", f"{exact:,.0f}", f"{seconds:.2f}")
     return {"noise_state_mb_m400": round(largest, 2)}, [table]
 
@@ -519,7 +521,7 @@ class Form:
         statistic: `outcome_bound` and `moment_scale` of its records where they are not the default.
     """
 
-    factorization: Factorization
+    factorization: str
     statistic: dict[str, float]
 
 
@@ -578,7 +580,7 @@ def errors(quick: bool) -> Part:
 # ------------------------------------------------------------------ noise in the sums
 
 
-def deviations(horizon: int, factorization: Factorization) -> list[float]:
+def deviations(horizon: int, factorization: str) -> list[float]:
     """Of the noise in all sums of a stream, over the multiplier times a record's norm."""
     mechanism = stream(NUM_FEATURES, horizon, factorization)
     unit = mechanism.noise_multiplier * mechanism.norm
@@ -593,7 +595,7 @@ def prefixes(quick: bool) -> Part:
         title="Deviation of the noise over the multiplier times a record's norm",
     )
     worst: dict[str, float] = {}
-    for name in FACTORIZATIONS:
+    for name in FORMS_OF_NOISE:
         found = [deviations(T, name) for T in horizons]
         worst[name] = max(found[-1])
         cells = (
@@ -602,7 +604,7 @@ def prefixes(quick: bool) -> Part:
         table.add_row(name, *cells)
     ratios = Table("horizon", "buffered / exact - 1", title="The last sum, which is the worst")
     for T in (64, SHORT, *(HORIZONS[1:2] if quick else HORIZONS[1:])):
-        buffered, exact = (stream(8, T, name).noise_std(T) for name in ("sqrt", "sqrt-exact"))
+        buffered, exact = (stream(8, T, name).noise_std(T) for name in ("sqrt", "exact root"))
         ratios.add_row(f"{T:,}", f"{buffered / exact - 1:.2e}")
     return {"prefix_std_worst_T1024": round(worst["sqrt"], 3)}, [table, ratios]
 

@@ -922,7 +922,7 @@ def _mechanism(
     }
     if budget is not None and "noise_multiplier" in table.values:
         raise table.error("noise_multiplier", "follows from [budget]: leave it out.")
-    sums = given.get("sums") or rounds + (search.lead if search.rule == "sums" else 0)
+    sums = given.get("sums") or rounds
     adjacency = settings.get("adjacency", "zero-out")
     with table.blamed():
         if budget is None:

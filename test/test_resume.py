@@ -53,7 +53,7 @@ SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0
 SEEDED = InsecureSeededNoise(7)
 REGION = RegionSearch(num_inducing=4, num_candidates=1, wait=1, num_raw=32)
 TOGETHER = SupportSearch(
-    support_size=4, num_raw=32, num_restarts=2, noise_var=1e-2, models="global", rule="sums"
+    support_size=4, num_raw=32, num_restarts=2, noise_var=1e-2, models="global"
 )
 OWN = {"num_raw": 32, "num_restarts": 2, "num_features": 32}
 
@@ -97,7 +97,7 @@ STUDIES: dict[str, Callable[[], Any]] = {
     "fed-gp plain": lambda: fed_gp(TransferSearch(), "plain"),
     "fed-gp ckks": lambda: fed_gp(TransferSearch(), "ckks"),
     "fed-gp plain, region": lambda: fed_gp(REGION, "plain"),
-    "fed-gp ckks, support sums": lambda: fed_gp(TOGETHER, "ckks"),
+    "fed-gp ckks, support": lambda: fed_gp(TOGETHER, "ckks"),
     "fed-gp threshold": lambda: fed_gp(TransferSearch(), "threshold"),
     "fed-gp threshold, region": lambda: fed_gp(REGION, "threshold"),
     "fed-gp threshold, agents' noise": lambda: fed_gp(TOGETHER, "threshold", **NOISY),

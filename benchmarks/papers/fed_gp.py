@@ -71,17 +71,17 @@ from scipy.stats import rankdata, wilcoxon
 from torch import Tensor
 
 from benchmarks.papers.ledger import Line, Results, holm, interval, versions
-from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, made_up, tabulate
-from botorch_fed.acquisition import Polynomial
-from botorch_fed.models import OwnHyperparameters, RandomFourierFeatures, fit_own_gp
-from botorch_fed.models.support import (
+from benchmarks.papers.published.support import (
     RawInputWarning,
     assign_sums,
     centres_from_sums,
     global_clustering,
     local_clustering,
-    sobol_support,
 )
+from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, made_up, tabulate
+from botorch_fed.acquisition import Polynomial
+from botorch_fed.models import OwnHyperparameters, RandomFourierFeatures, fit_own_gp
+from botorch_fed.models.support import sobol_support
 from botorch_fed.privacy import Budget, InsecureSeededNoise, SignalWarning
 from botorch_fed.privacy.distributed import DistributedGaussianSum, noise_multiplier_within
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
@@ -486,15 +486,9 @@ def ablation_rows() -> dict[str, Method]:
         ours["ours-no-quadratic"] = {"quadratic": False}
     published: dict[str, dict[str, Any]] = {
         "faithful": {},
-        "faithful-shared-coin": {"coin": "shared"},
-        "faithful-diverse": {"diverse": True},
         "faithful-pic": {"prediction": "pic"},
         "faithful-fitted": {"local": "fitted"},
         "faithful-128": {"support_size": 128},
-        "faithful-all": {
-            **{"coin": "shared", "diverse": True, "prediction": "pic", "local": "fitted"},
-            "support_size": 128,
-        },
     }
     return {
         **{name: searching(replace(OURS, **changes)) for name, changes in ours.items()},

@@ -12,7 +12,7 @@ ensemble    `RankingEnsemble` (RGPE)
 mixture     `LocalSharedMixture` of an agent's own model and a shared one
 pic         `PartiallyIndependentGP`: own data exactly, everybody else's through a summary
 repair      totals that noise has made inconsistent, made those of a posterior again
-support     where inducing points lie, and how many they are
+support     where inducing points lie
 """
 
 from botorch_fed.models.basis_gp import BasisGP
@@ -62,25 +62,12 @@ from botorch_fed.models.summary import (
     summarize,
 )
 from botorch_fed.models.support import (
-    Clustering,
-    RawInputWarning,
-    assign_sums,
-    centres_from_sums,
-    farthest_point_support,
-    global_clustering,
-    growing_support_size,
-    local_clustering,
-    log_support_size,
-    power_support_size,
-    scaled_support_size,
     sobol_support,
-    support_size_range,
 )
 
 __all__ = [
     "AdditiveFeatures",
     "BasisGP",
-    "Clustering",
     "EarnedPosterior",
     "FeatureMap",
     "InducingFeatures",
@@ -99,41 +86,30 @@ __all__ = [
     "QuadratureFourierFeatures",
     "RandomFourierFeatures",
     "RankingEnsemble",
-    "RawInputWarning",
     "StationaryKernel",
     "Summary",
     "WarpedFeatures",
     "WarpedKernel",
     "WeightPosterior",
-    "assign_sums",
-    "centres_from_sums",
     "default_hyperparameters",
     "draw_mixture_path",
     "draw_path",
-    "farthest_point_support",
     "feature_map_from_tensors",
     "fit_earned",
     "fit_local_gp",
     "fit_own_gp",
-    "global_clustering",
-    "growing_support_size",
-    "local_clustering",
     "log_evidence",
-    "log_support_size",
     "needs_fit",
     "noise_floor",
     "noise_norm_bound",
     "noise_shift",
     "own_gp",
-    "power_support_size",
     "profiled_evidence",
     "register_feature_map",
     "repair_total",
     "reweight",
     "sample_weights_dual",
-    "scaled_support_size",
     "sobol_support",
     "standardize",
     "summarize",
-    "support_size_range",
 ]

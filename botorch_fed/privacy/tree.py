@@ -12,15 +12,13 @@ where :math:`\|C\|` is the largest norm of a column and `n` is one unit's norm. 
 noise of prefix `t` has the standard deviation :math:`s\|B_t\|`. Relative to `z n`::
 
     factorization   ‖C‖²            worst prefix at T' = 64 / 1024   numbers kept
-    "sqrt"          as the next      2.39 / 3.27                     5 D, for any T'
-    "sqrt-exact"    Σ_{k<T'} f_k²    2.39 / 3.27                     t D
+    "sqrt"          Σ_{k<T'} f_k²    2.39 / 3.27                     5 D, for any T'
     "tree"          ⌊log₂T'⌋ + 1     6.48 / 10.5                     (⌊log₂T'⌋ + 1) D
-    "honaker"       ⌊log₂T'⌋ + 1     5.15 / 7.99                     (⌊log₂T'⌋ + 1) D
-    a matrix C      its own          its own                         t D
 
-"sqrt-exact" is :math:`B = C = A^{1/2}`, a Toeplitz matrix with :math:`f_0 = 1` and
-:math:`f_k = f_{k-1}(1 - 1/2k)` [Fichtenberger2023]_. "sqrt", the default, is its buffered form
-[McMahan2024]_: :math:`c_0 = 1, c_k = \sum_{j \le 4} \omega_j \theta_j^{k-1}`, with
+The square root :math:`B = C = A^{1/2}` is a Toeplitz matrix with :math:`f_0 = 1` and
+:math:`f_k = f_{k-1}(1 - 1/2k)` [Fichtenberger2023]_. "sqrt", the default, is this matrix for up to
+eight steps, and from nine on its buffered form [McMahan2024]_:
+:math:`c_0 = 1, c_k = \sum_{j \le 4} \omega_j \theta_j^{k-1}`, with
 
 .. math:: w = z - \sum_j \omega_j S_j, \qquad S_j \leftarrow \theta_j S_j + w, \qquad
           H \leftarrow H + w
@@ -28,8 +26,7 @@ noise of prefix `t` has the standard deviation :math:`s\|B_t\|`. Relative to `z 
 for a fresh normal `z` in each step: :math:`w = C^{-1}Z` and :math:`H = BZ`. The numbers are fitted
 to the horizon, once, and the worst prefix has 0.012 % more noise than the exact form's at
 T' = 1024, 0.13 % at 10^4, 1.5 % at 10^6. "tree" has independent noise in each dyadic node, and
-prefix `t` adds up the nodes of its binary digits; "honaker" also uses the noise of the nodes below
-[Honaker2015]_.
+prefix `t` adds up the nodes of its binary digits.
 
 **Trust.** Central: who calls `step` is a privatizer, sees the records, and keeps a `PrefixState`,
 which holds the sum and its noise separately: it is as secret as the records. What leaves is the
@@ -55,10 +52,6 @@ which is a Gaussian release of records that may depend on the rows before it, an
 distances of the rows add up to that of a column. Rounding in norms and recurrences is covered by
 :math:`2^{-30}` of the norm.
 
-**Doubling.** With `doubling=True` a stream that reaches its horizon keeps its last release and
-another of twice the length begins, with fresh noise. Every record is in one of them, at whose price
-all of them come (parallel composition); the noise of the finished ones stays in the sum.
-
 **Not covered.** A unit with more records than `participations`, which nothing here can notice:
 distances grow in proportion. The action that a release leads to is private towards everybody
 but the user whose own decision set it was chosen from. How many records a step has, and that a step
@@ -81,7 +74,6 @@ square of the reward is not needed, so it is not released.
    AISTATS 2021.
 .. [Fichtenberger2023] H. Fichtenberger, M. Henzinger, J. Upadhyay. Constant matters: fine-grained
    error bound on differentially private continual observation. ICML 2023.
-.. [Honaker2015] J. Honaker. Efficient use of differentially private binary trees. TPDP 2015.
 .. [McMahan2024] H. B. McMahan, K. Pillutla. An inversion theorem for buffered linear Toeplitz (BLT)
    matrices and applications to streaming differential privacy. 2024.
 """
@@ -116,14 +108,11 @@ _AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
 _Array = NDArray[np.float64]
 _Draw = Callable[[int], Tensor]  # so many rows of fresh standard normals
 
-Factorization = Literal["sqrt", "sqrt-exact", "tree", "honaker"]
+Factorization = Literal["sqrt", "tree"]
 
 _SLACK = 2.0**-30  # of the norm: its rounding, and that of factors and recurrences
 _EXACT = 8  # up to this horizon four buffers save nothing
 _LONGEST = 2**30  # steps of one stream
-_LONGEST_EXACT = 2**20  # if all their noise is kept
-_LOUDEST = 2.0**10  # of a row of B: noise of 2^30 steps, with more draws leave gaps
-_WRONG = 1e-9  # how far a given matrix may be from a factor of A
 
 
 # ------------------------------------------------------------------ what is kept and what leaves
@@ -138,13 +127,10 @@ class PrefixState:
     Attributes:
         mechanism: The fingerprint of the mechanism whose state it is.
         t: How many steps were taken.
-        stream: How many streams were closed before this one; see `doubling`.
         records: How many records the sum holds.
         step: The step of the lattice.
         total: The exact sum in its units: a `D` tensor of int64.
-        closed: The noise of closed streams in its units: a `D` tensor of int64.
-        closed_variance: Its variance.
-        noise: The noise of this stream over its scale: a `D` tensor.
+        noise: The noise of the sum over its scale: a `D` tensor.
         buffers: What later noise is made of: a `k x D` tensor.
         factor: The fitted numbers of "sqrt", a `2 x 4` tensor; else `2 x 0`.
         private: False if the noise came from a seed.
@@ -152,12 +138,9 @@ class PrefixState:
 
     mechanism: str
     t: int
-    stream: int
     records: int
     step: float
     total: Tensor
-    closed: Tensor
-    closed_variance: float
     noise: Tensor
     buffers: Tensor
     factor: Tensor
@@ -168,8 +151,6 @@ class PrefixState:
         if (
             len(dim) != 1
             or self.total.dtype != torch.int64
-            or self.closed.dtype != torch.int64
-            or self.closed.shape != dim
             or self.noise.shape != dim
             or self.noise.dtype != torch.float64
             or self.buffers.shape[1:] != dim
@@ -179,10 +160,10 @@ class PrefixState:
             or self.factor.dtype != torch.float64
         ):
             raise BotorchTensorDimensionError(
-                "A state needs `D` tensors of int64 (total, closed) and of float64 (noise), `k x "
-                "D` buffers and a `2 x j` factor of float64: take one that a mechanism returned."
+                "A state needs a `D` tensor of int64 (total), one of float64 (noise), `k x D` "
+                "buffers and a `2 x j` factor of float64: take one that a mechanism returned."
             )
-        if min(self.t, self.stream, self.records) < 0 or self.stream > 40:
+        if min(self.t, self.records) < 0:
             raise InputDataError("The counts of a state are not negative: it was tampered with.")
 
     def __repr__(self) -> str:
@@ -231,8 +212,7 @@ class PrefixSum:
         centre: The public middle of the range of outcomes.
         moment_scale: :math:`\kappa`; by default :math:`\sqrt2/Y`, for which the gram matrix costs
             the moment nothing under replace-one.
-        factorization: See the module; or a lower triangular `T' x T'` tensor `C`.
-        doubling: Whether a new stream begins at the horizon, instead of an error.
+        factorization: See the module.
         adjacency: "replace-one" or "zero-out", as in `privacy.accounting`.
         unit: Whose data are protected.
         participations: How many records of one unit are in the stream, at most.
@@ -256,8 +236,7 @@ class PrefixSum:
     noise_multiplier: float
     centre: float = 0.0
     moment_scale: float = None  # type: ignore[assignment]  # never None once constructed
-    factorization: Factorization | Tensor = "sqrt"
-    doubling: bool = False
+    factorization: Factorization = "sqrt"
     adjacency: Adjacency = "replace-one"
     unit: Unit = "record"
     participations: int = 1
@@ -266,8 +245,7 @@ class PrefixSum:
         _set_number(self, "noise_multiplier")
         for name in ("outcome_bound", "centre", "moment_scale"):
             object.__setattr__(self, name, getattr(self.statistic, name))
-        exact = isinstance(self.factorization, str) and self.factorization == "sqrt-exact"
-        _check_count("The horizon", self.horizon, _LONGEST_EXACT if exact else _LONGEST)
+        _check_count("The horizon", self.horizon, _LONGEST)
         _check_count("The number of participations", self.participations, _LONGEST)
         if self.adjacency not in get_args(Adjacency) or self.unit not in get_args(Unit):
             raise InputDataError(
@@ -278,9 +256,10 @@ class PrefixSum:
             raise InputDataError(
                 f"A noise multiplier must lie between 1e-6 and 1e9, got {self.noise_multiplier}."
             )
-        if not isinstance(self.doubling, bool):
-            raise InputDataError(f"doubling is True or False, got {self.doubling!r}.")
-        self._check_factorization()
+        if self.factorization not in get_args(Factorization):
+            raise InputDataError(
+                f"A factorization is one of {get_args(Factorization)}, got {self.factorization!r}."
+            )
         if self.norm > 1.5 * self._norm(0.0):
             raise InputDataError(
                 f"A noise multiplier of {self.noise_multiplier} in {self.dim} dimensions leaves no "
@@ -292,27 +271,6 @@ class PrefixSum:
                 f"One record in each of {self.horizon} steps exceeds the lattice: use a noise "
                 f"multiplier of at least {self.noise_multiplier * self.horizon / most:.2g}."
             )
-
-    def _check_factorization(self) -> None:
-        given = self.factorization
-        if not isinstance(given, Tensor):
-            if given not in get_args(Factorization):
-                raise InputDataError(
-                    f"A factorization is one of {get_args(Factorization)} or a lower triangular "
-                    f"tensor, got {given!r}."
-                )
-            return
-        if given.shape != (self.horizon, self.horizon):
-            raise BotorchTensorDimensionError(
-                f"A factor must be `{self.horizon} x {self.horizon}`, as the horizon says, got "
-                f"shape {tuple(given.shape)}."
-            )
-        if self.doubling:
-            raise InputDataError(
-                "A given matrix has one length: doubling needs a factorization by name."
-            )
-        object.__setattr__(self, "factorization", given.detach().cpu().double().clone())
-        _ = self._factor
 
     # Its parts.
 
@@ -333,13 +291,7 @@ class PrefixSum:
 
     @cached_property
     def _factor(self) -> _Factor:
-        return self._factor_of(0)
-
-    def _factor_of(self, stream: int) -> _Factor:
-        """The factor of a stream, in the order in which doubling begins them."""
-        if isinstance(self.factorization, Tensor):
-            return _Dense(self.horizon, self.factorization)
-        return _named(self.factorization, self.horizon << stream)
+        return _named(self.factorization, self.horizon)
 
     @property
     def event(self) -> Event:
@@ -363,7 +315,7 @@ class PrefixSum:
 
     @cached_property
     def noise_scale(self) -> float:
-        r""":math:`s = z\, n\, \|C\|`, of the first stream if there are several."""
+        r""":math:`s = z\, n\, \|C\|`."""
         return self._scale(self._factor, self.lattice)
 
     def _scale(self, factor: _Factor, step: float) -> float:
@@ -373,21 +325,15 @@ class PrefixSum:
         """The standard deviation of the noise in a number of the sum of the first `t` steps.
 
         Args:
-            t: From 0, where there is no noise, to the horizon; with doubling any number.
+            t: From 0, where there is no noise, to the horizon.
         """
         if isinstance(t, bool) or not isinstance(t, int) or t < 0:
             raise InputDataError(f"A number of steps must be an int from 0 on, got {t!r}.")
         self._check_horizon(t)
-        variance, stream = 0.0, 0
-        while self.doubling and t > (length := self.horizon << stream):
-            factor = self._factor_of(stream)
-            variance += (self._scale(factor, self.lattice) ** 2) * factor.row_square(length)
-            t, stream = t - length, stream + 1
-        factor = self._factor_of(stream)
-        return math.sqrt(variance + self._scale(factor, self.lattice) ** 2 * factor.row_square(t))
+        return math.sqrt(self.noise_scale**2 * self._factor.row_square(t))
 
     def matrices(self) -> tuple[Tensor, Tensor]:
-        """The factors of the first stream, `B` and `C`, for audits and tests.
+        """The factors `B` and `C`, for audits and tests.
 
         Returns:
             A `T' x N` and an `N x T'` tensor, `N` numbers of noise; their product is `A`.
@@ -429,12 +375,9 @@ class PrefixSum:
         state = PrefixState(
             mechanism=self._fingerprint,
             t=0,
-            stream=0,
             records=0,
             step=self.lattice,
             total=zero,
-            closed=zero.clone(),
-            closed_variance=0.0,
             noise=zero.double(),
             buffers=self._factor.empty(self.dim),
             factor=self._factor.numbers,
@@ -476,12 +419,11 @@ class PrefixSum:
                 f"A sum of {count} records exceeds the lattice: use a larger noise multiplier or "
                 "fewer records."
             )
-        state = self._opened(state)
         t = state.t + 1
         buffers, current = self._factor_in(state).advance(
             state.buffers,
             state.noise,
-            t - self._begin(state.stream),
+            t,
             lambda rows: normal(noise, rows, self.dim, path=(*path, "step", t)),
         )
         total = state.total + self.statistic.rounded_sum(records, state.step)
@@ -498,39 +440,16 @@ class PrefixSum:
         factor = self._factor_in(state)
         scale = self._scale(factor, state.step)
         rounded = (state.noise * (scale / state.step)).round_().to(torch.int64)
-        values = (state.total + state.closed + rounded).double() * state.step
-        t = state.t - self._begin(state.stream)
-        variance = state.closed_variance + scale**2 * factor.row_square(t)
-        return PrefixRelease(state.t, values, math.sqrt(variance), state.private, repr(self))
-
-    def _begin(self, stream: int) -> int:
-        """How many steps were taken before a stream."""
-        return self.horizon * (2**stream - 1)
-
-    def _opened(self, state: PrefixState) -> PrefixState:
-        """The state in whose stream the next step is."""
-        if state.t < self._begin(state.stream + 1):
-            return state
-        factor = self._factor_in(state)
-        scale = self._scale(factor, state.step)
-        rounded = (state.noise * (scale / state.step)).round_().to(torch.int64)
-        after = self._factor_of(state.stream + 1)
-        return replace(
-            state,
-            stream=state.stream + 1,
-            closed=state.closed + rounded,
-            closed_variance=state.closed_variance + scale**2 * factor.row_square(factor.horizon),
-            noise=torch.zeros_like(state.noise),
-            buffers=after.empty(self.dim),
-            factor=after.numbers,
-        )
+        values = (state.total + rounded).double() * state.step
+        std = math.sqrt(scale**2 * factor.row_square(state.t))
+        return PrefixRelease(state.t, values, std, state.private, repr(self))
 
     def _factor_in(self, state: PrefixState) -> _Factor:
         """The factor of a state's stream, with the numbers with which the stream began."""
         if not state.factor.shape[1]:
-            return self._factor_of(state.stream)
+            return self._factor
         omega, theta = state.factor.tolist()
-        return _buffered(self.horizon << state.stream, tuple(omega), tuple(theta))
+        return _buffered(self.horizon, tuple(omega), tuple(theta))
 
     # Checks and words.
 
@@ -538,10 +457,10 @@ class PrefixSum:
         return self.statistic.largest / step + 1
 
     def _check_horizon(self, t: int) -> None:
-        if t > self.horizon and not self.doubling:
+        if t > self.horizon:
             raise InputDataError(
                 f"The stream has a horizon of {self.horizon} steps and its noise is made for them: "
-                "choose a longer one in advance, or doubling=True if the length is not known."
+                "choose a longer one in advance."
             )
 
     def _check_state(self, state: PrefixState) -> None:
@@ -553,10 +472,6 @@ class PrefixSum:
 
     @cached_property
     def _fingerprint(self) -> str:
-        given = self.factorization
-        name = (
-            given if isinstance(given, str) else hashlib.sha256(given.numpy().tobytes()).hexdigest()
-        )
         settings = (
             self.num_features,
             float(self.outcome_bound).hex(),
@@ -564,8 +479,7 @@ class PrefixSum:
             float(self.moment_scale).hex(),
             self.horizon,
             float(self.noise_multiplier).hex(),
-            name,
-            self.doubling,
+            self.factorization,
             self.adjacency,
             self.unit,
             self.participations,
@@ -574,14 +488,12 @@ class PrefixSum:
 
     @cached_property
     def _words(self) -> str:
-        given = self.factorization
         words = (
             f"num_features={self.num_features}",
             f"outcome_bound={self.outcome_bound:g}",
             f"horizon={self.horizon}",
             f"noise_multiplier={self.noise_multiplier:g}",
-            f"factorization={'a given matrix' if isinstance(given, Tensor) else repr(given)}",
-            *(("doubling=True",) if self.doubling else ()),
+            f"factorization={self.factorization!r}",
             f"adjacency={self.adjacency!r}",
             f"unit={self.unit!r}",
             f"participations={self.participations}",
@@ -712,52 +624,28 @@ class _Buffered(_Factor):
         return (buffers * self.theta[:, None]).add_(w), noise + w
 
 
-class _Dense(_Factor):
-    """All the noise is kept: a lower triangular matrix, by default the square root of `A`."""
+class _Root(_Factor):
+    """The square root of `A`: all the noise is kept."""
 
-    def __init__(self, horizon: int, matrix: Tensor | None = None) -> None:
+    def __init__(self, horizon: int) -> None:
         super().__init__(horizon)
-        if matrix is None:
-            f = np.cumprod(np.concatenate([[1.0], 1 - 0.5 / np.arange(1, horizon)]))
-            self._response = torch.from_numpy(f)
-            self._squares = np.concatenate([[0.0], np.cumsum(f**2)])
-            self._column = math.sqrt(float(self._squares[-1]))
-            self._matrices = None
-            return
-        if not bool(matrix.isfinite().all()) or not torch.equal(matrix, matrix.tril()):
-            raise InputDataError("A factor must be finite and lower triangular.")
-        A = torch.ones_like(matrix).tril()
-        if bool((matrix.diagonal() == 0).any()):
-            raise InputDataError("A factor must be invertible: no zero on its diagonal.")
-        B = torch.linalg.solve_triangular(matrix, A, upper=False, left=False).tril()
-        if not float((B @ matrix - A).abs().max()) <= _WRONG:
-            raise InputDataError(
-                "A factor must be well conditioned: with this one, rounding changes the sums."
-            )
-        if float(B.norm(dim=1).max()) > _LOUDEST:
-            raise InputDataError(
-                "A factor must have columns of norms about one and be well conditioned: with this "
-                "one, the noise of some sum would be coarser than the lattice. Divide it by its "
-                "largest column norm; if that does not help, it is no good factor."
-            )
-        self._matrices = (B, matrix)
-        self._squares = np.concatenate([[0.0], B.square().sum(dim=1).numpy()])
-        self._column = float(matrix.norm(dim=0).max())
+        f = np.cumprod(np.concatenate([[1.0], 1 - 0.5 / np.arange(1, horizon)]))
+        self._response = torch.from_numpy(f)
+        self._squares = np.concatenate([[0.0], np.cumsum(f**2)])
 
     @property
     def column_norm(self) -> float:
-        return self._column
+        return math.sqrt(float(self._squares[-1]))
 
     def row_square(self, t: int) -> float:
         return float(self._squares[t])
 
     def encoder(self) -> Tensor:
-        return _toeplitz(self._response) if self._matrices is None else self._matrices[1]
+        return _toeplitz(self._response)
 
     def advance(self, buffers: Tensor, noise: Tensor, t: int, draw: _Draw) -> tuple[Tensor, Tensor]:
         buffers = torch.cat([buffers, draw(1)])
-        row = self._response[:t].flip(0) if self._matrices is None else self._matrices[0][t - 1, :t]
-        return buffers, row @ buffers
+        return buffers, self._response[:t].flip(0) @ buffers
 
 
 class _Tree(_Factor):
@@ -789,42 +677,6 @@ class _Tree(_Factor):
         buffers = buffers.clone()
         buffers[: _level(t)] = 0.0
         buffers[_level(t)] = draw(1)[0]
-        return buffers, buffers.sum(dim=0)
-
-
-class _Honaker(_Tree):
-    r"""A dyadic tree whose nodes are estimated from themselves and from the nodes below.
-
-    A node's own noise has variance 1 and its children's estimates together :math:`2 v_{l-1}`: their
-    best combination has :math:`v_l = 1/(1 + 1/2v_{l-1}) = 1/\sum_{k \le l} 2^{-k}` and gives the
-    node itself the weight :math:`v_l`.
-    """
-
-    @staticmethod
-    def _variance(level: int) -> float:
-        return 1 / (2 - 0.5**level)
-
-    def row_square(self, t: int) -> float:
-        return sum(self._variance(level) for level in range(t.bit_length()) if t >> level & 1)
-
-    def encoder(self) -> Tensor:
-        rows = [
-            _node(t, level, self.horizon)
-            for t in range(1, self.horizon + 1)
-            for level in range(_level(t) + 1)
-        ]
-        return torch.stack(rows)
-
-    def advance(self, buffers: Tensor, noise: Tensor, t: int, draw: _Draw) -> tuple[Tensor, Tensor]:
-        top = _level(t)
-        fresh = draw(top + 1)
-        estimate = fresh[0]
-        for level in range(1, top + 1):
-            own = self._variance(level)
-            estimate = own * fresh[level] + (1 - own) * (buffers[level - 1] + estimate)
-        buffers = buffers.clone()
-        buffers[:top] = 0.0
-        buffers[top] = estimate
         return buffers, buffers.sum(dim=0)
 
 
@@ -912,11 +764,7 @@ def _buffered(horizon: int, omega: tuple[float, ...], theta: tuple[float, ...]) 
 def _named(name: str, horizon: int) -> _Factor:
     if name == "tree":
         return _Tree(horizon)
-    if name == "honaker":
-        return _Honaker(horizon)
-    if name == "sqrt" and horizon > _EXACT:
-        return _buffered(horizon, *_fitted(horizon))
-    return _Dense(horizon)
+    return _buffered(horizon, *_fitted(horizon)) if horizon > _EXACT else _Root(horizon)
 
 
 def _check_count(what: str, value: Any, most: int) -> None:

@@ -8,8 +8,6 @@ r"""Federated Bayesian optimisation with a shared sparse Gaussian process [FBOFe
     Upload     agent -> server  the protected contribution to a sum            see the channel
     Sealed     server -> agent  the sum, still protected                       who holds keys
     Opened     server -> agent  the sum                                        server, all agents
-    Centres    agent -> server  clusters of its inputs, for ``"clustered"``    server
-    Support    server -> agent  support points made of them                    all agents
 
 Round 0 is the start, rounds 1 to `T` are one query of every active agent each. After a round the
 agents' contributions are added (`privacy.aggregation`), at most one sum a round, shared by all.
@@ -30,13 +28,6 @@ sampling on either. `RegionSearch` is for one function that all agents share.
 (`transfer_search.first_points`) in round 0, before any sum, the users' default configuration first
 if the setup has one. With ``num_initial=0`` they evaluate
 nothing then and go in round 1 where the others' sum is largest: right where most have data.
-
-*A support set that follows the data* (`SupportSearch.rule`) is agreed upon before the first sum of
-summaries, in rounds :math:`-R..-1`; the first of them is then the start. With ``"sums"`` these are
-`R` sums like all others, broadcast for good: everybody works out the support set from them. With
-``"clustered"`` it is one exchange in which agents send centres in the clear; a run with a mechanism
-refuses that. Who is absent is left out. A channel counts its sums from 0: that of round `t` is
-number `R + t`.
 
 *A joint key* (`ThresholdCKKSChannel`) belongs to a roster. A member that does not answer costs
 a new epoch with the others, three exchanges, then the interrupted round goes on: nobody
@@ -140,7 +131,6 @@ logger = logging.getLogger(__name__)
 Search = MeanSearch | SupportSearch | RegionSearch
 Step = Literal["rest", "key", "start", "query", "resend", "share"]
 MAX_KEY_BYTES = 2**24
-MAX_CLUSTER = 10**9  # inputs in one of an agent's clusters
 MIN_TOGETHER = 2  # agents under a joint key: alone one would open one's own contribution
 MAX_SUMS = 2 * 10**6  # of a run
 BACKLOG = 16  # sums that the server keeps for who was away,
@@ -210,17 +200,6 @@ class Setup:
     def _searches(self) -> list[Search]:
         return [one for one in (self.support, self.region, self.mean) if one is not None]
 
-    @property
-    def lead(self) -> int:
-        """How many rounds about the support set precede round 0."""
-        return 0 if self.support is None or self.rounds == 0 else self.support.lead
-
-    @property
-    def clusters(self) -> SupportSearch | None:
-        """The search if agents are to send centres in the clear: only if the setup says so."""
-        search = self.support
-        return search if search is not None and search.rule == "clustered" and self.lead else None
-
 
 @dataclass(frozen=True)
 class Order:
@@ -228,7 +207,7 @@ class Order:
 
     Attributes:
         step: The step.
-        t: The round it belongs to; negative while the support set is made.
+        t: The round it belongs to.
         epoch: The number of the epoch.
         roster: Who takes part in it.
         phase: Of the set-up, for a key.
@@ -273,21 +252,6 @@ class Opened:
     previous: int = -1
 
 
-@dataclass(frozen=True, eq=False)
-class Support:
-    """Support points that were made of agents' centres: `k x d`."""
-
-    points: Tensor
-
-
-@dataclass(frozen=True, eq=False)
-class Centres:
-    """Clusters of an agent's inputs, in the clear: `n x d` centres and `n` sizes."""
-
-    points: Tensor = field(repr=False)
-    sizes: Tensor = field(repr=False)
-
-
 @dataclass(frozen=True)
 class Word:
     """A part of a joint key or of an opening; None if the agent has lost its key."""
@@ -321,7 +285,7 @@ class FedGPAgentState:
         setup: Hash of the `Setup`.
         keys: Hash of the `Keys`, if there are any.
         sealed: Hash of the `Sealed` sum that is to be opened together.
-        queried_t: The last round in which it was queried; before the first, below all rounds.
+        queried_t: The last round in which it was queried; -1 before the first.
         X: Own points in the unit cube, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
         plan: The plan of the next sum.
@@ -330,10 +294,8 @@ class FedGPAgentState:
         total_t: and
         count: of how many contributions;
         mine: the own one on the grid, empty if it is not among them.
-        support: The support points in force, `k x d`; empty while they are public.
-        support_from: Hashes of the broadcasts they were made from.
         drawn: The last contribution on the grid, noise included, and
-        drawn_t: its round, negative before the first summary.
+        drawn_t: its round, negative before the first.
         draws: How many contributions it has drawn.
         ledger: What this site has paid.
     """
@@ -353,8 +315,6 @@ class FedGPAgentState:
     total_t: int
     count: int
     mine: Tensor = field(repr=False)
-    support: Tensor
-    support_from: tuple[str, ...]
     drawn: Tensor = field(repr=False)
     drawn_t: int
     draws: int
@@ -435,7 +395,7 @@ class FedGPAgent:
             setup="",
             keys=None,
             sealed=None,
-            queried_t=-MAX_SUMS,
+            queried_t=-1,
             X=X,
             Y=Y,
             plan=None,
@@ -444,8 +404,6 @@ class FedGPAgent:
             total_t=-1,
             count=0,
             mine=none.long(),
-            support=none,
-            support_from=(),
             drawn=none.long(),
             drawn_t=-1,
             draws=0,
@@ -457,7 +415,7 @@ class FedGPAgent:
         if not broadcasts:
             raise MessageError("Expected a setup.")
         setup = _setup(self.blobs, broadcasts[0])
-        if len(broadcasts) > 3 + setup.lead + BACKLOG:
+        if len(broadcasts) > 3 + BACKLOG:
             raise MessageError(f"Expected a setup, keys and sums, got {len(broadcasts)}.")
         if setup.space.fingerprint != self.space.fingerprint:
             raise MessageError(
@@ -470,17 +428,15 @@ class FedGPAgent:
             raise MessageError("This site, or a member of the roster, is no agent of the setup.")
         if len(set(request.roster)) < len(request.roster):
             raise MessageError("The roster names an agent twice.")
-        if not -setup.lead <= request.t <= setup.rounds or not 0 <= request.epoch < 2**63:
+        if not 0 <= request.t <= setup.rounds or not 0 <= request.epoch < 2**63:
             raise MessageError(
-                f"Rounds lie in {-setup.lead}..{setup.rounds} and epochs from 0, got round "
-                f"{request.t} and epoch {request.epoch}."
+                f"Expected 0 <= round <= {setup.rounds} and epoch >= 0, got round {request.t} and "
+                f"epoch {request.epoch}."
             )
         if request.t < 1 and request.step == "query":
-            raise MessageError("Round 0 and what precedes it are the start, nobody is queried.")
-        if request.t != -setup.lead and request.step == "start":
-            raise MessageError(f"The start is in round {-setup.lead}, not in {request.t}.")
-        if request.t < 0 and setup.clusters is not None and request.step not in ("key", "start"):
-            raise MessageError("There is no sum before round 0 of a run that clusters.")
+            raise MessageError("Round 0 is the start, nobody is queried.")
+        if request.t != 0 and request.step == "start":
+            raise MessageError(f"The start is in round 0, not in {request.t}.")
         self._check_progress(state, request)
         channel = self.private_sum.channel
         if setup.fingerprint != channel.fingerprint.hex():
@@ -490,11 +446,10 @@ class FedGPAgent:
                 f"There are {len(setup.agents)} agents, the channel is for "
                 f"{channel.grid.num_agents}."
             )
-        wanted = contribution_size(setup.search, self.space.dim, setup.rounds)
-        if wanted != channel.grid.dim:
+        if setup.search.size(self.space.dim) != channel.grid.dim:
             raise MessageError("The search's contributions do not fit the grid of the channel.")
         try:
-            _check_search(setup.search, self.space.dim, self.private_sum, self.require is not None)
+            _check_search(setup.search, self.space.dim, self.private_sum)
         except InputDataError as error:
             raise MessageError(str(error)) from error
         self._check_promise(setup)
@@ -508,9 +463,7 @@ class FedGPAgent:
             raise MessageError("This site is not on the roster of the epoch.")
         loaded = self._loaded(broadcasts[1:])
         for _, blob in loaded:
-            if isinstance(blob, Support):
-                self._check_points(setup, blob.points)
-            elif isinstance(blob, Keys):
+            if isinstance(blob, Keys):
                 if blob.epoch != request.epoch:
                     raise MessageError(
                         f"Keys of epoch {blob.epoch} came with a request of epoch {request.epoch}."
@@ -519,9 +472,6 @@ class FedGPAgent:
                 self._check_sum(setup, blob)
                 if isinstance(blob, Sealed):
                     self._check_sealed(request, blob)
-        support = _about_support(request, loaded)
-        if state.drawn_t >= 0 and request.step in _FOR_ALL and support != state.support_from:
-            raise MessageError("The support set has changed during the run.")
 
     def _check_sealed(self, request: Order, sealed: Sealed) -> None:
         """A sealed sum comes to be opened together, or to who can open it."""
@@ -563,21 +513,12 @@ class FedGPAgent:
                 f"site's mechanism give {own.epsilon:.4g}."
             )
 
-    def _check_points(self, setup: Setup, points: Tensor) -> None:
-        search = setup.clusters
-        if search is None:
-            raise MessageError("The setup knows of no support points from the server.")
-        shape = (search.support_size, self.space.dim)
-        if points.shape != shape or not _in_cube(points):
-            raise MessageError(f"Support points are {shape[0]} x {shape[1]}, in the unit cube.")
-
     def _check_sum(self, setup: Setup, found: Sealed | Opened) -> None:
-        least = 0 if setup.clusters is not None else -setup.lead
         members, agents = found.members, setup.agents
         known = len(set(members)) == len(members) > 0 and set(members) <= set(agents)
-        if not least <= found.t <= setup.rounds or not known:
+        if not 0 <= found.t <= setup.rounds or not known:
             raise MessageError(
-                f"A sum is of one of the rounds {least}..{setup.rounds} and of 1 to "
+                f"A sum is of one of the rounds 0..{setup.rounds} and of 1 to "
                 f"{len(agents)} agents of the setup, got round {found.t} and {len(members)} agents."
             )
         if isinstance(found, Sealed):
@@ -601,11 +542,7 @@ class FedGPAgent:
             epoch = Epoch(setup.run, last.epoch, last.roster)
             self.private_sum.channel.forget(epoch, self.name, self.secrets)
         loaded = self._loaded(broadcasts[1:])
-        support = _about_support(request, loaded)
-        found = {type(blob): digest for digest, blob in loaded if digest not in support}
-        if request.step in _FOR_ALL and support != state.support_from:
-            points = self._support(setup, support)
-            state = replace(state, support=points, support_from=support)
+        found = {type(blob): digest for digest, blob in loaded}
         state = replace(
             state,
             step=request.step,
@@ -621,50 +558,24 @@ class FedGPAgent:
             state = replace(state, plan=plan)
         newest = -1
         if request.step != "share":
-            sums = [blob for _, blob in loaded if isinstance(blob, Opened | Sealed) and blob.t >= 0]
+            sums = [blob for _, blob in loaded if isinstance(blob, Opened | Sealed)]
             for blob in sorted(sums, key=lambda blob: blob.t):
                 newest = blob.t
                 state = self._learned(state, setup, blob)
-        following, queried = state.plan, request.step in _FOR_ALL
+        following, queried = state.plan, request.step in ("start", "query", "resend")
         in_step = following is not None and following.t < request.t and newest == state.total_t
         if following is not None and in_step and queried:  # nothing was opened: the plan waits
             state = replace(state, plan=replace(following, t=request.t))
         return state
 
     def _loaded(self, digests: tuple[str, ...]) -> list[tuple[str, Any]]:
-        kinds = (Keys, Sealed, Opened, Support)
+        kinds = (Keys, Sealed, Opened)
         return [(digest, self.blobs.load(digest, *kinds)) for digest in digests]
-
-    def _support(self, setup: Setup, digests: tuple[str, ...]) -> Tensor:
-        """The support points that broadcasts lead to: the same for everybody."""
-        search = setup.search
-        assert isinstance(search, SupportSearch)
-        points = support_search.public_support(search, self.space.dim)
-        for digest in digests:
-            found = self.blobs.load(digest, Support, Sealed, Opened)
-            if isinstance(found, Support):
-                return found.points
-            try:
-                total = found.total if isinstance(found, Opened) else self._open(setup, found)
-            except MessageError:  # somebody has spoilt it: the step is left out, by all alike
-                logger.warning("agent %r can not open a step of the support set", self.name)
-                continue
-            points = support_search.moved_support(points, total, self.private_sum.mechanism)
-        return points
-
-    def _search(self, setup: Setup, state: FedGPAgentState, t: int) -> SupportSearch:
-        """The search with the support set of the sum of round `t`."""
-        search = setup.search
-        assert isinstance(search, SupportSearch)
-        grown = support_search.grown(search, max(t, 0), setup.rounds)
-        return support_search.with_support(grown, state.support)
 
     def _open(self, setup: Setup, sealed: Sealed) -> Tensor:
         channel = self.private_sum.channel
         order = Epoch(setup.run, sealed.epoch, setup.agents)
-        integers = channel.open(
-            sealed.total, {}, epoch=order, round=setup.lead + sealed.t, secrets=self.secrets
-        )
+        integers = channel.open(sealed.total, {}, epoch=order, round=sealed.t, secrets=self.secrets)
         return channel.grid.to_values(integers)
 
     def _learned(
@@ -742,7 +653,6 @@ class FedGPAgent:
             return self._listed(point, state)
         assert state.order is not None
         t, shared = state.order.t, None
-        search = self._search(setup, state, state.total_t)
         if state.total_t >= 0:
             try:
                 shared = _support_view(search, self.space.dim, state.total, self.private_sum)
@@ -810,8 +720,7 @@ class FedGPAgent:
     def _together(self, setup: Setup, t: int) -> bool:
         """Whether round `t` uses the shared model: the coin."""
         assert isinstance(setup.search, SupportSearch)
-        seed = 0 if setup.search.coin == "shared" else self.seed
-        return setup.search.together(t, generator(seed, "coin", t))
+        return setup.search.together(t, generator(self.seed, "coin", t))
 
     def tell(self, state: FedGPAgentState, X: Tensor, Y: Tensor) -> FedGPAgentState:
         """The state after a query; needs no broadcast, so that a late value can always be told."""
@@ -823,7 +732,7 @@ class FedGPAgent:
             Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
         )
 
-    def reply(self, state: FedGPAgentState) -> tuple[FedGPAgentState, Word | Upload | Centres]:
+    def reply(self, state: FedGPAgentState) -> tuple[FedGPAgentState, Word | Upload]:
         """A part of the joint key, of an opening, or a contribution."""
         order = state.order
         assert order is not None
@@ -831,10 +740,6 @@ class FedGPAgent:
         setup = _setup(self.blobs, state.setup)
         channel = self.private_sum.channel
         wanted = self._wants(setup, order.t + 1)
-        if order.t < 0 and order.step == "start" and setup.clusters is not None:
-            if not order.contribute or not len(state.X):
-                return state, Upload(None, wanted)
-            return state, Centres(*support_search.own_clusters(setup.clusters, state.X))
         if self.name not in order.roster:
             return state, Upload(None, wanted, self._able(setup, state, order))
         epoch = Epoch(setup.run, order.epoch, order.roster)
@@ -850,7 +755,7 @@ class FedGPAgent:
                 word = channel.share(
                     sealed.total,
                     epoch=epoch,
-                    round=setup.lead + order.t,
+                    round=order.t,
                     me=self.name,
                     secrets=self.secrets,
                 )
@@ -872,7 +777,7 @@ class FedGPAgent:
             data = channel.protect(
                 state.drawn,
                 epoch=epoch,
-                round=setup.lead + order.t,
+                round=order.t,
                 me=self.name,
                 key=key,
                 secrets=self.secrets,
@@ -942,15 +847,10 @@ class FedGPAgent:
             assert state.plan is not None
             values = region_search.contribution(setup.search, state.plan, X, Y)
         elif isinstance(mechanism, DistributedRecordSum):
-            phi = support_search.feature_map(self._search(setup, state, t), self.space.dim)
+            phi = support_search.feature_map(setup.search, self.space.dim)
             return support_search.records(phi, X, Y, mechanism)
-        elif t < 0:
-            Z = state.support
-            if not len(Z):
-                Z = support_search.public_support(setup.search, self.space.dim)
-            values = support_search.support_sums(setup.search, X, Z, mechanism)
         else:
-            values = support_search.contribution(self._search(setup, state, t), X, Y)
+            values = support_search.contribution(setup.search, X, Y)
         if len(values) < grid.dim:
             values = torch.cat([values, values.new_zeros(grid.dim - len(values))])
         largest = float(values.abs().max())
@@ -972,52 +872,17 @@ _ADDS: dict[type[Search], str] = {
     SupportSearch: "a summary of its data on support points",
     RegionSearch: "summaries of its data in a region",
 }
-_FOR_ALL = ("start", "query", "resend")  # steps that name what the support set is made from
 
 
-def _about_support(request: Order, loaded: list[tuple[str, Any]]) -> tuple[str, ...]:
-    """Hashes of the broadcasts that the support set is made from."""
-    if request.step not in _FOR_ALL:
-        return ()
-    return tuple(
-        digest
-        for digest, blob in loaded
-        if isinstance(blob, Support) or (isinstance(blob, Opened | Sealed) and blob.t < 0)
-    )
-
-
-def _in_cube(points: Tensor) -> bool:
-    inside = (points >= 0) & (points <= 1)  # not a number compares as False
-    return points.dtype == torch.float64 and bool(inside.all())
-
-
-def _check_search(search: Search, dim: int, private_sum: PrivateSum, private: bool) -> None:
-    """Raise `InputDataError` unless the search, and its rule of the support set, fit the sums."""
+def _check_search(search: Search, dim: int, private_sum: PrivateSum) -> None:
+    """Raise `InputDataError` unless the search fits the sums."""
     mechanism = private_sum.mechanism
     if not isinstance(search, SupportSearch):
         if mechanism is not None:
             raise InputDataError(_NO_NOISE[type(search)])
         return
-    k = search.support_size
     if any(len(point) != dim for point in search.support):
         raise InputDataError(f"Support points need {dim} coordinates each.")
-    if search.rule == "clustered" and (private or mechanism is not None):
-        raise InputDataError(
-            'With rule="clustered" agents send centres of their inputs in the clear, which no '
-            'privacy guarantee covers: use rule="sums" or "public".'
-        )
-    if isinstance(mechanism, DistributedRecordSum) and (
-        search.rule == "sums" or search.support_growth
-    ):
-        raise InputDataError(
-            "A DistributedRecordSum adds records of one fixed support set: use a mechanism for "
-            'agents with rule="sums" or a support set that grows.'
-        )
-    if search.rule == "sums" and k * (dim + 1) > search.size(dim):
-        raise InputDataError(
-            f"A step of k-means adds {k * (dim + 1)} numbers, a summary has {search.size(dim)}: "
-            f"take support_size={2 * dim - 1} or more."
-        )
 
 
 @lru_cache(maxsize=16)
@@ -1074,7 +939,7 @@ class FedGPServerState:
     """What the server keeps.
 
     Attributes:
-        t: The round; negative while the support set is made.
+        t: The round.
         stage: What is asked next. In ``"query"`` the active agents evaluate and the others
             contribute what they have, in ``"resend"`` nobody evaluates.
         epoch: The number of the epoch.
@@ -1089,9 +954,6 @@ class FedGPServerState:
         lost: Who was left out of an epoch for not answering, and is out still.
         back: Who answered the last query, is able to contribute, and is not on the roster.
         returned: Who was lost and has been taken back in: once lost again, it is not.
-        steps: The sums that the support set is made from, in order: opened, or
-        closed_steps: sealed, for agents that open themselves.
-        points: The support set, if it was made of centres.
         sums: How many sums were opened.
         asked: How often contributions were asked for.
         rekeys: How many epochs followed the first.
@@ -1113,19 +975,10 @@ class FedGPServerState:
     lost: tuple[AgentId, ...]
     back: tuple[AgentId, ...]
     returned: tuple[AgentId, ...]
-    steps: tuple[Opened, ...]
-    closed_steps: tuple[Sealed, ...]
-    points: Support | None
     sums: int
     asked: int
     rekeys: int
     ledger: Ledger
-
-    @property
-    def about_support(self) -> tuple[Opened | Sealed | Support, ...]:
-        """What the support set is made from: a broadcast each."""
-        points = () if self.points is None else (self.points,)
-        return (*self.steps, *self.closed_steps, *points)
 
     @property
     def last(self) -> Opened | Sealed | None:
@@ -1159,7 +1012,7 @@ class FedGPServer:
     _joint: list[tuple[Any, bytes]] = field(default_factory=list, repr=False)  # words, their key
 
     state_type = FedGPServerState
-    accepts = (Word, Upload, Centres)
+    accepts = (Word, Upload)
 
     def __post_init__(self) -> None:
         if self.setup.promise is not None:
@@ -1170,8 +1023,8 @@ class FedGPServer:
                 f"{self.private_sum.channel.grid.num_agents}: give it more."
             )
         dim = self.setup.space.dim
-        _check_search(self.setup.search, dim, self.private_sum, False)
-        wanted = contribution_size(self.setup.search, dim, self.setup.rounds)
+        _check_search(self.setup.search, dim, self.private_sum)
+        wanted = self.setup.search.size(dim)
         if self.private_sum.channel.grid.dim != wanted:
             raise InputDataError(
                 f"A contribution has {wanted} numbers, the grid of the channel "
@@ -1224,13 +1077,6 @@ class FedGPServer:
         return replace(self.setup, promise=self.promise)
 
     @property
-    def _learned_by(self) -> str:
-        words = self.private_sum.learned_by
-        if self.setup.clusters is not None:
-            words += "; the server reads centres of every agent's inputs"
-        return words
-
-    @property
     def _adds(self) -> str:
         """What an agent contributes to a sum, in words."""
         numbers = self.private_sum.channel.grid.dim
@@ -1240,7 +1086,7 @@ class FedGPServer:
         """What a report needs: who learns what, the promise, and what was released."""
         common = {
             "channel": type(self.private_sum.channel).__name__,
-            "learned_by": self._learned_by,
+            "learned_by": self.private_sum.learned_by,
             "adds": self._adds,
             "sums": state.sums,
             "rekeys": state.rekeys,
@@ -1270,7 +1116,7 @@ class FedGPServer:
     def start(self) -> FedGPServerState:
         """The state before the start."""
         return FedGPServerState(
-            t=-self.setup.lead,
+            t=0,
             stage="key" if self._together else "query",
             epoch=0,
             roster=self.setup.agents,
@@ -1285,9 +1131,6 @@ class FedGPServer:
             lost=(),
             back=(),
             returned=(),
-            steps=(),
-            closed_steps=(),
-            points=None,
             sums=0,
             asked=0,
             rekeys=0,
@@ -1309,7 +1152,6 @@ class FedGPServer:
             assert state.sealed is not None
             order = Order("share", **common)
             return Outbox(dict.fromkeys(state.roster, order), (*broadcasts, state.sealed))
-        broadcasts += state.about_support
         broadcasts += (*state.missed, *state.closed_missed)
         if state.last is not None:
             broadcasts += (state.last,)
@@ -1319,7 +1161,7 @@ class FedGPServer:
         step: Literal["start", "query"] = "query" if state.t > 0 else "start"
         order = Order(step, contribute=self._adding(state), **common)
         orders = dict.fromkeys(self.setup.agents, order)
-        if self.active is not None and (step == "query" or self.setup.lead == 0):
+        if self.active is not None:
             orders = dict.fromkeys(self.active, order)
             done = [name for name in self.setup.agents if name not in orders]
             if order.contribute:  # with what they have
@@ -1333,10 +1175,6 @@ class FedGPServer:
         if len(state.roster) < _least(self.private_sum):  # noise would not suffice: nobody pays
             return False
         search = self.setup.search
-        if state.t < 0:
-            return True
-        if isinstance(search, SupportSearch) and search.coin == "shared":
-            return search.together(state.t + 1, generator(0, "coin", state.t + 1))
         return not isinstance(search, SupportSearch) or search.ever_together
 
     def _affordable(self, state: FedGPServerState) -> bool:
@@ -1344,14 +1182,9 @@ class FedGPServer:
         used = state.sums if self.private_sum.mechanism is None else state.asked
         return used < self.setup.sums
 
-    def check(
-        self, state: FedGPServerState, sender: AgentId, message: Word | Upload | Centres
-    ) -> None:
+    def check(self, state: FedGPServerState, sender: AgentId, message: Word | Upload) -> None:
         """Raise `MessageError` unless a message fits the step and can be added."""
-        if isinstance(message, Centres):
-            self._check_centres(state, message)
-            return
-        channel, number = self.private_sum.channel, self.setup.lead + state.t
+        channel = self.private_sum.channel
         expected = Word if state.stage in ("key", "share") else Upload
         if not isinstance(message, expected):
             raise MessageError(f"Expected a {expected.__name__}, got a {type(message).__name__}.")
@@ -1370,15 +1203,15 @@ class FedGPServer:
             channel.check_share(
                 message.data,
                 epoch=epoch,
-                round=number,
+                round=state.t,
                 sender=sender,
                 total=self._total(state),
             )
-        elif self._clustering(state) or not (state.stage == "resend" or self._adding(state)):
+        elif not (state.stage == "resend" or self._adding(state)):
             raise MessageError("A contribution that nobody asked for.")
         else:
             key = self._joint_key(state, epoch)
-            channel.check(message.data, epoch=epoch, round=number, sender=sender, key=key)
+            channel.check(message.data, epoch=epoch, round=state.t, sender=sender, key=key)
 
     def _joint_key(self, state: FedGPServerState, epoch: Epoch) -> bytes:
         """The key of the epoch, worked out once."""
@@ -1389,58 +1222,14 @@ class FedGPServer:
             self._joint[:] = [(state.heard, key)]
         return self._joint[0][1]
 
-    def _check_centres(self, state: FedGPServerState, message: Centres) -> None:
-        if not self._clustering(state):
-            raise MessageError("Centres that nobody asked for.")
-        search, dim = self.setup.clusters, self.setup.space.dim
-        assert search is not None
-        points, sizes, most = message.points, message.sizes, search.support_size
-        if points.dim() != 2 or not 1 <= len(points) <= most or points.shape[1] != dim:
-            raise MessageError(f"Centres are up to {most} x {dim}, got {tuple(points.shape)}.")
-        if sizes.shape != points.shape[:1] or sizes.dtype != torch.float64:
-            raise MessageError(f"{len(points)} centres have as many sizes, as float64.")
-        if not _in_cube(points) or not bool(((sizes >= 0) & (sizes <= MAX_CLUSTER)).all()):
-            raise MessageError(f"Centres lie in the unit cube, sizes in 0..{MAX_CLUSTER}.")
-
-    def _clustering(self, state: FedGPServerState) -> bool:
-        """Whether agents are asked for centres, with the start."""
-        asked = state.t < 0 and state.stage == "query" and self._adding(state)
-        return asked and self.setup.clusters is not None
-
-    def _clustered(
-        self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload | Centres]
-    ) -> FedGPServerState:
-        """The support set from the centres of those who answered."""
-        found = [said for said in inbox.values() if isinstance(said, Centres)]
-        search, points = self.setup.clusters, None
-        assert search is not None
-        if found:
-            centres = torch.cat([said.points for said in found])
-            points = support_search.joint_clusters(
-                search, centres, torch.cat([said.sizes for said in found])
-            )
-        if points is None:
-            logger.warning("too few centres arrived: the support set stays public")
-            return self._next(state)
-        return self._next(replace(state, points=Support(points)))
-
     def _total(self, state: FedGPServerState) -> bytes:
         assert state.closed is not None
         return state.closed.total
 
     def step(
-        self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload | Centres]
-    ) -> FedGPServerState:
-        """Add, open, or begin a new epoch without those who were lost."""
-        if self._clustering(state):
-            return self._clustered(state, inbox)
-        return self._added_up(
-            state, {name: said for name, said in inbox.items() if not isinstance(said, Centres)}
-        )
-
-    def _added_up(
         self, state: FedGPServerState, inbox: Mapping[AgentId, Word | Upload]
     ) -> FedGPServerState:
+        """Add, open, or begin a new epoch without those who were lost."""
         given = {
             agent: inbox[agent].data
             for agent in state.roster
@@ -1511,12 +1300,9 @@ class FedGPServer:
         return state.resend or (wanted and self._adding(state))
 
     def _next(self, state: FedGPServerState) -> FedGPServerState:
-        """The next round: a query, or up to round 0 of a longer start, a sum without one."""
-        t = state.t + 1
-        after = replace(state, t=t, stage="query", sealed=None, resend=False)
-        if t > 0:
-            return self._taken_back(after)
-        return replace(after, stage="resend") if self._adding(after) else self._next(after)
+        """The next round: a query."""
+        after = replace(state, t=state.t + 1, stage="query", sealed=None, resend=False)
+        return self._taken_back(after)
 
     def _prepared(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
         heard = (*state.heard, parts)
@@ -1562,7 +1348,7 @@ class FedGPServer:
         return replace(state, roster=roster, stage="key", resend=interrupted, rekeys=rekeys)
 
     def _added(self, state: FedGPServerState, parts: dict[AgentId, bytes]) -> FedGPServerState:
-        channel, number = self.private_sum.channel, self.setup.lead + state.t
+        channel = self.private_sum.channel
         if not parts or len(parts) < _least(self.private_sum):
             logger.warning("round %d: %d contributions are too few", state.t, len(parts))
             return self._next(state)
@@ -1570,7 +1356,7 @@ class FedGPServer:
         if self.private_sum.noise_at == "server":
             return self._noised(state, parts, epoch)
         try:
-            total = channel.add(parts, epoch=epoch, round=number)
+            total = channel.add(parts, epoch=epoch, round=state.t)
         except (MessageError, ProtocolError) as error:
             logger.warning("round %d can not be added: %s", state.t, error)
             return self._renewed(state, state.roster) if self._together else self._next(state)
@@ -1580,7 +1366,7 @@ class FedGPServer:
         if channel.open_phases:
             sealed = replace(closed, total=channel.request(total))
             return replace(state, closed=closed, sealed=sealed, stage="share")
-        integers = channel.open(total, {}, epoch=epoch, round=number)
+        integers = channel.open(total, {}, epoch=epoch, round=state.t)
         return self._opened(state, integers, tuple(parts))
 
     def _noised(
@@ -1590,7 +1376,7 @@ class FedGPServer:
             values, ledger = self.private_sum.release(
                 parts,
                 epoch=epoch,
-                round=self.setup.lead + state.t,
+                round=state.t,
                 ledger=state.ledger,
                 noise=self.noise,
                 path=("sum", state.t),
@@ -1605,7 +1391,7 @@ class FedGPServer:
         epoch = Epoch(self.setup.run, state.epoch, state.roster)
         try:
             integers = self.private_sum.channel.open(
-                self._total(state), parts, epoch=epoch, round=self.setup.lead + state.t
+                self._total(state), parts, epoch=epoch, round=state.t
             )
         except (MessageError, ProtocolError) as error:
             logger.warning("the sum of round %d does not open: %s", state.t, error)
@@ -1623,12 +1409,8 @@ class FedGPServer:
         """With a sum that was opened, or that agents can open."""
         state = replace(state, sums=state.sums + 1)
         if isinstance(found, Sealed):
-            if found.t < 0:
-                return self._next(replace(state, closed_steps=(*state.closed_steps, found)))
             sealed = self._unread(state, state.closed_missed, state.closed)
             return self._next(replace(state, closed=found, closed_missed=sealed))
-        if found.t < 0:
-            return self._next(replace(state, steps=(*state.steps, found)))
         opened = self._unread(state, state.missed, state.opened)
         return self._next(replace(state, opened=found, missed=opened))
 
@@ -1670,13 +1452,6 @@ def _round_of(last: Opened | Sealed | None) -> int:
     return -1 if last is None else last.t
 
 
-def contribution_size(search: Search, dim: int, rounds: int = 0) -> int:
-    """How many numbers an agent contributes to a sum, the largest of so many rounds."""
-    if isinstance(search, SupportSearch):
-        search = support_search.grown(search, max(rounds - 1, 0), rounds)
-    return search.size(dim)
-
-
 def _ledger(private_sum: PrivateSum) -> Ledger:
     """An empty one that can pay for the sums."""
     mechanism = private_sum.mechanism
@@ -1703,8 +1478,7 @@ class FedGP:
         mechanism: Makes the mechanism from the size of a contribution and the number of agents;
             None for no privacy guarantee.
         noise_at: Who adds the noise.
-        sums: The most sums that are opened; default one a round, and one for each step of k-means
-            where the support set is made that way; see also `active`.
+        sums: The most sums that are opened; default one a round; see also `active`.
         num_initial: How many points an agent without data evaluates first; default 3 with
             `TransferSearch`, or where `data` are given to some none but the `default`, and 4
             otherwise.
@@ -1871,7 +1645,7 @@ class FedGP:
     def _grid(self, space: SearchSpace, num_agents: int) -> tuple[Any, PublicGrid]:
         """The mechanism, and the grid on which contributions are added."""
         search = self.public_search(space)
-        size = contribution_size(search, space.dim, self.rounds)
+        size = search.size(space.dim)
         mechanism, grid = None, None
         if self.mechanism is not None:
             mechanism = self.mechanism(size, num_agents)
@@ -1905,9 +1679,8 @@ class FedGP:
         private_sum = self._private_sum(space, len(names), store)
         self._made["agents"] = len(names)
         search = self.public_search(space)
-        steps = search.lead if isinstance(search, SupportSearch) and search.rule == "sums" else 0
         active = None if self.active is None or set(self.active) == set(names) else self.active
-        usual = self.rounds + steps
+        usual = self.rounds
         if active is not None and isinstance(search, MeanSearch):
             usual = min(usual, 1)
         sums = usual if self.sums is None else self.sums

@@ -170,8 +170,6 @@ class Setup:
             ``"shift"``.
         height: Of the floor, see `models.repair.noise_floor`.
         inflate: Whether the posterior knows of the noise in the moment. Not with a shift.
-        perturb: How much of the moment's noise is drawn anew for each action, as a share of its
-            standard deviation: without it, an unlucky sum leads to the same wrong place for long.
         norm_bound: `B` of the theorem, whose width then takes the place of `exploration`; 0 for
             the constant. For ``"ucb"`` with a ``"shift"``.
         promise: What the whole run reveals about one unit at most; None if it is not private.
@@ -192,7 +190,6 @@ class Setup:
     psd: PSD
     height: float
     inflate: bool
-    perturb: float
     norm_bound: float
     promise: Guarantee | None
 
@@ -217,16 +214,8 @@ class Setup:
             raise InputDataError(f"There must be 1 to 10^8 rounds, got {self.horizon}.")
         if self.inflate and self.psd == "shift":
             raise InputDataError('inflate needs eigenvectors, psd="shift" has none: use "floor".')
-        if not (0 <= self.perturb <= 1e3 and 0 <= self.norm_bound <= 1e6):
-            raise InputDataError(
-                "perturb must lie between 0 and 1,000 and norm_bound between 0 and 1e6, got "
-                f"{self.perturb} and {self.norm_bound}."
-            )
-        if self.perturb and self.inflate:
-            raise InputDataError(
-                "A posterior that knows of the noise in the moment is not to be perturbed by it: "
-                "give perturb or inflate."
-            )
+        if not 0 <= self.norm_bound <= 1e6:
+            raise InputDataError(f"norm_bound must lie between 0 and 1e6, got {self.norm_bound}.")
         if self.norm_bound and (self.acquisition, self.psd) != ("ucb", "shift"):
             raise InputDataError(
                 'The theorem is about acquisition="ucb" with psd="shift", got '
@@ -387,22 +376,6 @@ class _View:
     def of(cls, setup: Setup, phi: FeatureMap, parameters: Parameters) -> _View:
         return cls(setup, phi, *_posterior_of(setup, phi, parameters), parameters)
 
-    def perturbed(self, stream: Generator) -> _View:
-        """With a part of the moment's noise drawn anew; post-processing, like everything here."""
-        setup, std = self.setup, self.parameters.noise_std
-        if not setup.perturb or std == 0:
-            return self
-        posterior, m = self.posterior, self.phi.num_features
-        statistic, scale = setup.statistic_of(m), scale_of(self.phi)
-        std = statistic.moment_noise_std(std, noise_var=setup.noise_var, outputscale=scale)
-        draw = setup.perturb * std * stream.normal(m, 1)
-        half = torch.linalg.solve_triangular(posterior.chol, draw, upper=False)
-        return replace(
-            self,
-            total=replace(self.total, moment=self.total.moment + draw),
-            posterior=replace(posterior, half_mean=posterior.half_mean + half),
-        )
-
     def predict(self, X: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and standard deviation of the latent function at `n x d` points, `n` each."""
         Phi = self.phi(X)
@@ -474,7 +447,6 @@ def _action(
     if view is None:
         point = random_point(space, arms, generator(seed, "arm", t))
         return point if arms is not None else space.snap(point)
-    view = view.perturbed(generator(seed, "perturb", t))
     score = view.score(arms, generator(seed, "score", t))
     if arms is not None:
         order = generator(seed, "ties", t).uniform(len(arms)).argsort(stable=True)
@@ -1030,7 +1002,7 @@ class PrivateUCBServer:
                 "centre 0, number of features and scale of the moment must agree."
             )
         if isinstance(mechanism, PrefixSum):
-            if mechanism.horizon < self.releases and not mechanism.doubling:
+            if mechanism.horizon < self.releases:
                 raise InputDataError(
                     f"{self.releases} sums are released, the mechanism has a horizon of "
                     f"{mechanism.horizon}: give it a longer one."
@@ -1498,8 +1470,7 @@ class PrivateUCB:
         acquisition: See `Setup`.
         psd: See `Setup`.
         height: See `Setup`.
-        inflate: See `Setup`; better than `perturb` with ``trust="local"``, where noise is large.
-        perturb: See `Setup`.
+        inflate: See `Setup`; of use with ``trust="local"``, where noise is large.
         norm_bound: See `Setup`.
         factorization: Of the running sums, see `privacy.tree`.
         adjacency: What a neighbouring world is.
@@ -1539,9 +1510,8 @@ class PrivateUCB:
     psd: PSD = "floor"
     height: float = 4.0
     inflate: bool = False
-    perturb: float = 0.0
     norm_bound: float = 0.0
-    factorization: Factorization | Tensor = "sqrt"
+    factorization: Factorization = "sqrt"
     adjacency: Adjacency = "replace-one"
     unit: Unit = "record"
     require: Budget | None = None
@@ -1609,7 +1579,6 @@ class PrivateUCB:
             psd=self.psd,
             height=self.height,
             inflate=self.inflate,
-            perturb=self.perturb,
             norm_bound=self.norm_bound,
             promise=None,
         )

@@ -4,26 +4,11 @@ An agent with data :math:`D_i` contributes the whitened dPITC summary
 :math:`(W_i^\top W_i, W_i^\top r_i)` of `models.summary`; the sum is the shared model. In round `t`
 an agent uses its own model with probability :math:`p_t`, and the shared one otherwise.
 
-Beyond the paper, each an option: `prediction="pic"` (own data enter the shared model exactly),
-`coin="shared"` (one coin for all: fewer sums are opened), `diverse` (in a shared step every agent
-follows its own draw from the shared posterior, instead of all going to the same point),
-`local="fitted"` (the own model's hyperparameters are fitted to own data, which nobody sees), and a
-support set that follows the data by sums (``rule="sums"``) or grows (`support_growth`).
+Beyond the paper, each an option: `prediction="pic"` (own data enter the shared model exactly) and
+`local="fitted"` (the own model's hyperparameters are fitted to own data, which nobody sees).
 
-    rule         where support points lie                 what that reveals
-    public       Sobol points, or those given             nothing
-    clustered    Algorithm 1: centres of all agents'      the server reads every agent's centres
-                 clusters                                 and sizes; all agents read the result
-    sums         k-means from the public points           the sums of each step: per cell, how
-                                                          many inputs, and where on average
-
-*Clustered* is for replication. An agent makes as many clusters as there are support points, or as
-many as it has inputs :math:`|D_i|`: a cluster of one input is that input, and with
-:math:`k = |D_i|` all of them are sent raw, whatever is encrypted later.
-
-*Sums* go through the channel and the mechanism of all other sums, so that with a mechanism each
-step is one more release. An agent's counts and sums are then scaled to the clip norm: every agent
-weighs the same, and centres, which are quotients, need no scale.
+The support set is public: Sobol points, or those that the setup names. A support set made of the
+agents' inputs is a release of its own; the paper's Algorithm 1 sends inputs in the clear.
 
 The kernel is public. A length scale that was fitted to private data and shared would be a release.
 """
@@ -32,7 +17,6 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -75,15 +59,7 @@ from botorch_fed.models.numerics import cholesky, solve_rows
 from botorch_fed.models.pic import PartiallyIndependentGP
 from botorch_fed.models.repair import repair_total
 from botorch_fed.models.summary import WeightPosterior
-from botorch_fed.models.support import (
-    RawInputWarning,
-    assign_sums,
-    centres_from_sums,
-    global_clustering,
-    growing_support_size,
-    local_clustering,
-    sobol_support,
-)
+from botorch_fed.models.support import sobol_support
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.protocols.own_step import random_point
 from botorch_fed.rng import Generator, generator
@@ -92,10 +68,7 @@ from botorch_fed.space import SearchSpace
 logger = logging.getLogger(__name__)
 
 Acquisition = Literal["ucb", "ei", "pi", "ts"]
-Rule = Literal["public", "clustered", "sums"]
 _JITTER = 1e-8
-_MAX_SUPPORT_ROUNDS = 16
-_BELIEVED = 4.0  # standard deviations of the noise, from which on a noisy cell moves
 MAX_RAW = 2**14  # random points that an optimiser looks at,
 MAX_RESTARTS = 64  # and how many of them it improves
 MIN_DISTANCE = 1e-3  # of a point from one's own earlier ones, in the unit cube
@@ -111,17 +84,12 @@ class SupportSearch:
         noise_var: Noise variance on that scale.
         support_size: Size of the support set: public Sobol points,
         support: unless it is given, as a tuple of points.
-        rule: How support points follow the data, if they do.
-        support_rounds: The steps of k-means for ``"sums"``.
-        support_growth: How many public points are added every :math:`\sqrt{T}` rounds.
         decay: The `c` of :math:`p_t = 1 - t^{-c}`, the probability of an own step in round `t`.
         models: ``"mixture"``, or only one of them.
-        coin: Whether every agent throws its own coin, or one is thrown for all.
         acquisition: What is maximised, on either model.
         beta: Of the upper confidence bound, :math:`\mu + \sqrt{\beta} \sigma`.
         local: The own model's hyperparameters: the public ones, or fitted.
         prediction: Whether one's own data enter the shared model exactly.
-        diverse: Whether agents follow their own draws in a shared step.
         num_raw: Random points that the optimiser looks at.
         num_restarts: How many of the best of them it improves.
     """
@@ -131,17 +99,12 @@ class SupportSearch:
     noise_var: float = 1e-4
     support_size: int = 32
     support: tuple[tuple[float, ...], ...] = ()
-    rule: Rule = "public"
-    support_rounds: int = 2
-    support_growth: int = 0
     decay: float = 0.5
     models: Literal["mixture", "local", "global"] = "mixture"
-    coin: Literal["own", "shared"] = "shared"
     acquisition: Acquisition = "ucb"
     beta: float = 1.0
     local: Literal["public", "fitted"] = "public"
     prediction: Literal["pitc", "pic"] = "pic"
-    diverse: bool = True
     num_raw: int = 256
     num_restarts: int = 3
 
@@ -158,14 +121,6 @@ class SupportSearch:
             raise InputDataError(
                 f"support has {len(self.support)} points, support_size is {self.support_size}."
             )
-        if self.rule not in get_args(Rule) or not 1 <= self.support_rounds <= _MAX_SUPPORT_ROUNDS:
-            raise InputDataError(
-                f"rule is one of {get_args(Rule)}, support_rounds 1..{_MAX_SUPPORT_ROUNDS}."
-            )
-        if not 0 <= self.support_growth <= 1024:
-            raise InputDataError(f"support_growth lies in 0..1024, got {self.support_growth}.")
-        if self.support_growth and (self.rule != "public" or self.support):
-            raise InputDataError("Only a support set of public Sobol points can grow.")
         if self.acquisition not in get_args(Acquisition) or not 0 <= self.beta <= 1e6:
             raise InputDataError(f"acquisition is one of {get_args(Acquisition)}, beta 0 or more.")
         check_effort(self.num_raw, self.num_restarts)
@@ -183,13 +138,6 @@ class SupportSearch:
     def ever_together(self) -> bool:
         """Whether any round uses the shared model."""
         return self.models != "local"
-
-    @property
-    def lead(self) -> int:
-        """How many exchanges about the support set precede the first summary."""
-        if not self.ever_together:
-            return 0
-        return {"public": 0, "clustered": 1, "sums": self.support_rounds}[self.rule]
 
     def together(self, t: int, coin: Generator) -> bool:
         """Whether round `t`, counted from 1, uses the shared model."""
@@ -217,11 +165,8 @@ def check_effort(num_raw: int, num_restarts: int) -> None:
 
 
 def paper_search(**changes: Any) -> SupportSearch:
-    """The published search: own coins, PITC, everybody at the same point in a shared round."""
-    published = SupportSearch(
-        support_size=8, coin="own", prediction="pitc", diverse=False, local="public"
-    )
-    return replace(published, **changes)
+    """The published search: PITC, so that all go to the same point in a shared step."""
+    return replace(SupportSearch(support_size=8, prediction="pitc"), **changes)
 
 
 # ------------------------------------------------------------------ the support set
@@ -235,79 +180,6 @@ def public_support(search: SupportSearch, dim: int) -> Tensor:
     if Z.shape[-1] != dim:
         raise InputDataError(f"Support points need {dim} coordinates, got {Z.shape[-1]}.")
     return Z
-
-
-@lru_cache(maxsize=32)
-def grown(search: SupportSearch, t: int, rounds: int) -> SupportSearch:
-    """The search whose support set has the size of the sum of round `t`: a public schedule."""
-    if not search.support_growth:
-        return search
-    step = search.support_growth
-    size = growing_support_size(search.support_size, t, max(rounds, 1), step=step)
-    return replace(search, support_size=size, support_growth=0)
-
-
-def with_support(search: SupportSearch, Z: Tensor) -> SupportSearch:
-    """The search with these support points, `k x d`; with none it is as it was.
-
-    A copy of another point, such as a corner to which noise has led twice, makes room for a public
-    one.
-    """
-    return search if not len(Z) else _with_support(search, _Bytes(Z))
-
-
-@lru_cache(maxsize=8)
-def _with_support(search: SupportSearch, Z: _Bytes) -> SupportSearch:
-    k, dim = Z.tensor.shape
-    rows = torch.cat([Z.tensor, sobol_support(dim, 2 * k)]).tolist()
-    return replace(search, support=tuple(dict.fromkeys(map(tuple, rows)))[:k])
-
-
-def own_clusters(search: SupportSearch, X: Tensor) -> tuple[Tensor, Tensor]:
-    """Algorithm 1, an agent's part: centres and sizes. **They leak**, see the module.
-
-    Args:
-        search: The public settings.
-        X: Own points, `n x d`, at least one.
-
-    Returns:
-        A `k x d` and a `k` tensor, with `k` the smaller of `n` and `support_size`.
-    """
-    with warnings.catch_warnings():  # who chose this rule has been told
-        warnings.simplefilter("ignore", RawInputWarning)
-        clusters = local_clustering(
-            X, min(search.support_size, len(X)), generator=generator(0, "support", "local")
-        )
-    return clusters.centres.clamp(0.0, 1.0), clusters.sizes
-
-
-def joint_clusters(search: SupportSearch, centres: Tensor, sizes: Tensor) -> Tensor | None:
-    """Algorithm 1, the server's part: support points `k x d`; None if there are too few centres."""
-    if int((sizes > 0).sum()) < search.support_size:
-        return None
-    stream = generator(0, "support", "global")
-    clusters = global_clustering(centres, sizes, search.support_size, generator=stream)
-    return clusters.centres.clamp(0.0, 1.0)
-
-
-def support_sums(search: SupportSearch, X: Tensor, Z: Tensor, mechanism: Any) -> Tensor:
-    """What an agent adds to a step of k-means from centres `Z`: sums and counts, `k(d + 1)`."""
-    sums, counts = assign_sums(X, Z)
-    values = torch.cat([sums.flatten(), counts])
-    norm = float(values.norm())
-    if mechanism is None or norm == 0:
-        return values
-    return values * (float(mechanism.clip_norm) / norm)
-
-
-def moved_support(Z: Tensor, total: Tensor, mechanism: Any) -> Tensor:
-    """Where a sum of `support_sums`, padded or not, moves the centres `Z`."""
-    k, d = Z.shape
-    sums, counts = total[: k * d].reshape(k, d), total[k * d : k * (d + 1)]
-    if mechanism is None:
-        return centres_from_sums(sums, counts, Z)
-    least = _BELIEVED * float(torch.as_tensor(mechanism.noise_std).max())
-    return centres_from_sums(sums, counts, Z, min_count=least)
 
 
 # ------------------------------------------------------------------ contributions and sums
@@ -419,7 +291,7 @@ def point(
         random = random_point(space, candidates, stream)
         return random if candidates is not None else space.snap(random)
     pic = use_shared and search.prediction == "pic" and own is not None and len(X) > 0
-    draws = search.acquisition == "ts" or (use_shared and search.diverse)
+    draws = search.acquisition == "ts"
     if use_shared and not pic and not draws:
         stream = generator(0, "shared point", t)  # all agents find the same maximum
     if not draws and not pic:

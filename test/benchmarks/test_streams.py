@@ -67,9 +67,7 @@ def test_the_canary_moves_a_transcript_as_far_as_is_paid_for(case: str) -> None:
     law = StreamLaw(STREAM_CASES[case])
     replaced = law.mechanism.adjacency == "replace-one"
     claimed = (2 if replaced else 1) * math.sqrt(law.charges) / law.multiplier
-    # Nodes that only Honaker's estimates look at are not in the release as such.
-    least = 0.9 if case == "honaker" else 1 - 1e-6
-    assert least * claimed <= law.size <= claimed * (1 + 1e-12)
+    assert (1 - 1e-6) * claimed <= law.size <= claimed * (1 + 1e-12)
 
 
 @pytest.mark.parametrize("case", [c for c in STREAM_CASES if not c.startswith(("local", "block"))])

@@ -24,11 +24,10 @@ from botorch_fed.privacy.channels import CKKSChannel, Epoch, PlainChannel
 from botorch_fed.privacy.distributed import DistributedGaussianSum, DistributedRecordSum
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
-from botorch_fed.protocols import fed_gp, support_search
+from botorch_fed.protocols import fed_gp
 from botorch_fed.protocols.base import Objective, Outbox, Outgoing, Reply, Request
 from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.fed_gp import (
-    Centres,
     FedGP,
     FedGPAgent,
     FedGPServerState,
@@ -37,7 +36,6 @@ from botorch_fed.protocols.fed_gp import (
     Order,
     Sealed,
     Setup,
-    Support,
     Upload,
     Word,
 )
@@ -61,7 +59,7 @@ SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.
 REGION = RegionSearch(num_inducing=4, num_candidates=1, wait=1, num_raw=32)
 SUPPORT = SupportSearch(support_size=4, num_raw=32, num_restarts=2, noise_var=1e-2)
 PAPER = paper_search(support_size=4, num_raw=32, num_restarts=2, noise_var=1e-2)
-GLOBAL = replace(PAPER, models="global", coin="shared")
+GLOBAL = replace(PAPER, models="global")
 SEARCHES: dict[str, Any] = {
     "mean": TransferSearch(),
     "region": REGION,
@@ -132,7 +130,7 @@ class Between:
     inboxes: list[dict[str, Any]] = field(default_factory=list)
     watch: Callable[[FedGPServerState, Mapping[str, Any]], None] = lambda state, inbox: None
     state_type: Any = FedGPServerState
-    accepts: Any = (Word, Upload, Centres)
+    accepts: Any = (Word, Upload)
 
     @property
     def fingerprint(self) -> str:
@@ -204,7 +202,7 @@ class Federation:
         replies = dict(exchanged.replies)
         for name, data in replies.items():
             reply = decode(data, Reply)
-            said = decode(reply.body, Word, Upload, Centres)
+            said = decode(reply.body, Word, Upload)
             told = self.tamper(name, orders[name], said)
             replies[name] = encode(
                 replace(reply, body=told if isinstance(told, bytes) else encode(told))
@@ -328,15 +326,6 @@ def test_one_sum_a_round_at_most() -> None:
     assert federation.end.rekeys == 0
     # Three exchanges for the key, two for each round with a sum, one for the last.
     assert len(federation.rounds) == 3 + 2 * 4 + 1
-
-
-def test_a_shared_coin_opens_the_sums_of_the_public_schedule() -> None:
-    search = replace(PAPER, coin="shared")
-    shared = [search.together(t, generator(0, "coin", t)) for t in range(1, 9)]
-    federation = finished(study(search, rounds=8))
-    assert federation.end.sums == sum(shared)
-    own = finished(study(PAPER, rounds=8))
-    assert sum(shared) < own.end.sums <= 8
 
 
 def test_own_models_need_no_sum() -> None:
@@ -664,15 +653,6 @@ def test_a_round_without_a_sum_does_not_end_them() -> None:
     assert all(torch.equal(plan.centre, plans[0].centre) for plan in plans)
 
 
-def test_who_was_away_throws_the_coin_of_the_round() -> None:
-    federation = finished(
-        study(replace(PAPER, coin="shared"), rounds=6),
-        absent=lambda name, order: name == "bob" and order.t == 2,
-    )
-    asked = [inbox for inbox in federation.server.inboxes if len(inbox) == 3]
-    assert all(len({said.wanted for said in inbox.values()}) == 1 for inbox in asked)
-
-
 def test_keys_of_a_past_epoch_are_forgotten() -> None:
     lost: list[str] = []
 
@@ -780,7 +760,7 @@ def test_states_do_not_grow_with_the_rounds() -> None:
 def test_a_private_run(channel: Any, mechanism: Any) -> None:
     protocol = study(GLOBAL, channel=channel, mechanism=mechanism, noise_at="agent")
     if mechanism is records:
-        protocol = replace(protocol, search=replace(GLOBAL, prediction="pic", diverse=True))
+        protocol = replace(protocol, search=replace(GLOBAL, prediction="pic"))
     federation = Federation(protocol)
     paid: list[int] = []
 
@@ -1157,12 +1137,13 @@ LIES: dict[str, Callable[[Outbox], Outbox]] = {
     "nobody": lambda box: sums(box, lambda one: replace(one, members=())),
     "stranger": lambda box: sums(box, lambda one: replace(one, members=("ann", "eve"))),
     "sealed": lambda box: sums(box, lambda one: Sealed(one.t, 0, b"no sum", one.members)),
+    "before": lambda box: sums(box, lambda one: replace(one, t=-1)),
 }
 
 
 @pytest.mark.parametrize("how", LIES)
 def test_agents_refuse_a_lying_server(how: str) -> None:
-    about_sums = how in ("size", "shape", "type", "nobody", "stranger", "sealed")
+    about_sums = how in ("size", "shape", "type", "nobody", "stranger", "sealed", "before")
     federation = Federation(study(GLOBAL if about_sums else REGION))
     lied: list[int] = []
 
@@ -1285,307 +1266,6 @@ def test_a_second_sum_of_one_round_is_not_opened() -> None:
     federation.drive()
     assert [share is not None for share in shares] == [True] * 3 + [False] * 3
     assert federation.end.t == 4
-
-
-# ------------------------------------------------------------------ support sets that follow data
-
-SUMS = replace(GLOBAL, rule="sums")
-CLUSTERED = replace(GLOBAL, rule="clustered")
-
-
-def support_of(federation: Federation) -> list[Tensor]:
-    return [site.state.support for site in federation.sites.values()]
-
-
-def centres_sent(federation: Federation) -> list[Any]:
-    return [
-        said
-        for inbox in federation.server.inboxes
-        for said in inbox.values()
-        if isinstance(said, Centres)
-    ]
-
-
-def test_lloyd_over_the_channel_is_lloyd_on_all_data() -> None:
-    federation = finished(study(replace(SUMS, support_rounds=3), rounds=1))
-    X = torch.cat([site.state.X[:3] for site in federation.sites.values()])
-    expected = support_search.public_support(SUMS, 2)
-    for _ in range(3):
-        labels = torch.cdist(X, expected).argmin(dim=-1)
-        for cell in labels.unique().tolist():
-            expected[cell] = X[labels == cell].mean(dim=0)
-    for points in support_of(federation):
-        assert torch.allclose(points, expected, atol=1e-9)
-    assert [found.t for found in federation.end.about_support] == [-3, -2, -1]  # type: ignore[union-attr]
-    assert not centres_sent(federation)
-
-
-@pytest.mark.parametrize("which", ["sums", "clustered"])
-def test_support_phase_over_every_channel(which: Any) -> None:
-    # Own coins: nobody may want the sum of round 0.
-    search = replace(PAPER, rule=which)
-    result = ran(study(search, rounds=2))
-    for channel in ("threshold", "ckks"):
-        assert trace(ran(study(search, channel=channel, rounds=2))) == trace(result)
-    assert trace(result) != trace(ran(study(PAPER, rounds=2)))
-    federation = finished(study(search, channel="threshold", rounds=1))
-    assert federation.end.rekeys == 0
-    assert set(federation.counts().values()) == {4}
-    first, *others = support_of(federation)
-    assert first.shape == (4, 2)
-    assert all(torch.equal(first, points) for points in others)
-    # Nobody evaluates twice, and centres cross once, only where the setup says so.
-    assert len(centres_sent(federation)) == (3 if which == "clustered" else 0)
-    told = [order.step for orders in federation.orders for order in orders.values()]
-    assert told.count("start") == 3
-    assert told.count("query") == 3
-
-
-def test_algorithm_1_sends_inputs_and_says_so() -> None:
-    federation = finished(study(CLUSTERED))  # 3 points, support_size 4: every cluster is a point
-    for said, site in zip(centres_sent(federation), federation.sites.values(), strict=True):
-        assert {tuple(x) for x in said.points.tolist()} == {
-            tuple(x) for x in site.state.X[:3].tolist()
-        }
-        assert said.sizes.sum() == 3
-    made = federation.server.honest
-    assert "centres of every agent" in made.privacy(federation.end)["learned_by"]
-    assert "centres" not in study(SUMS).server(SQUARE, NAMES).privacy(federation.end)["learned_by"]
-
-
-@pytest.mark.parametrize("mechanism", [gaussian, trusted])
-def test_private_support_sums_are_paid_like_all_others(mechanism: Any) -> None:
-    noise_at: Any = "server" if mechanism is trusted else "agent"
-    channel: Any = "plain" if mechanism is trusted else "threshold"
-    protocol = study(SUMS, channel=channel, mechanism=mechanism, noise_at=noise_at)
-    federation = finished(protocol)
-    assert federation.end.sums == 5  # two steps of k-means and three rounds
-    assert federation.end.asked == 5
-    event = federation.server.honest.private_sum.mechanism.event
-    assert federation.server.honest.promise.epsilon == compose([event] * 5, delta=1e-5).epsilon
-    ledgers = [site.state.ledger for site in federation.sites.values()]
-    if mechanism is trusted:
-        ledgers = [federation.end.ledger]
-    assert [ledger.releases for ledger in ledgers] == [5] * len(ledgers)
-    first, *others = support_of(federation)
-    assert all(torch.equal(first, points) for points in others)
-    # Noise is as large as an agent is allowed to be: with three of them hardly a cell moves.
-    quiet = study(
-        SUMS,
-        rounds=1,
-        mechanism=lambda dim, M: gaussian(dim, M, noise_multiplier=1e-3),
-        noise_at="agent",
-    )
-    assert not torch.equal(support_of(finished(quiet))[0], support_search.public_support(SUMS, 2))
-
-
-def test_a_promise_that_ends_during_the_support_phase() -> None:
-    federation = finished(study(SUMS, mechanism=gaussian, noise_at="agent", sums=1))
-    assert federation.end.sums == 1
-    assert len(federation.end.about_support) == 1
-    assert all(site.state.ledger.releases == 1 for site in federation.sites.values())
-    assert set(federation.counts().values()) == {6}
-
-
-@pytest.mark.parametrize("which", ["sums", "clustered"])
-@pytest.mark.parametrize("when", [-2, -1, 0])
-def test_who_is_absent_while_the_support_set_is_made(which: str, when: int) -> None:
-    search = SUMS if which == "sums" else CLUSTERED
-    first = -2 if which == "sums" else -1
-
-    def absent(name: str, order: Order) -> bool:
-        return name == "bob" and order.t == max(when, first) and order.step != "key"
-
-    for channel in ("plain", "threshold"):
-        federation = finished(study(search, channel=channel, rounds=1), absent=absent)
-        missed_start = max(when, first) == first
-        expected = {"ann": 4, "bob": 1 if missed_start else 4, "cem": 4}
-        assert federation.counts() == expected
-        assert federation.end.sums == (3 if which == "sums" else 1)
-        points = support_of(federation)
-        assert len(points[0]) == 4
-        assert torch.equal(points[0], points[1])  # who comes back has the support set as well
-        if channel == "threshold" and which == "sums":
-            assert federation.end.rekeys == 1
-            assert "bob" not in federation.end.roster
-
-
-def test_nobody_sends_centres() -> None:
-    federation = finished(
-        study(CLUSTERED), absent=lambda name, order: order.t == -1 and name != "cem"
-    )
-    assert federation.end.about_support == ()  # three centres make no four clusters
-    assert federation.end.sums == 3
-    assert all(not len(points) for points in support_of(federation))
-
-
-BAD_CENTRES: dict[str, Callable[[Centres], Any]] = {
-    "nan": lambda said: replace(said, points=said.points * torch.nan),
-    "outside": lambda said: replace(said, points=said.points + 1),
-    "many": lambda said: Centres(said.points.repeat(2, 1), said.sizes.repeat(2)),
-    "none": lambda said: Centres(said.points[:0], said.sizes[:0]),
-    "flat": lambda said: replace(said, points=said.points.flatten()),
-    "dim": lambda said: replace(said, points=said.points[:, :1]),
-    "dtype": lambda said: replace(said, points=said.points.float()),
-    "negative": lambda said: replace(said, sizes=-said.sizes),
-    "nan sizes": lambda said: replace(said, sizes=said.sizes * torch.nan),
-    "huge": lambda said: replace(said, sizes=said.sizes * 1e12),
-    "fewer sizes": lambda said: replace(said, sizes=said.sizes[:-1]),
-    "upload": lambda said: Upload(b"centres", True),
-}
-
-
-def test_hostile_centres() -> None:
-    server = study(CLUSTERED).server(SQUARE, NAMES)
-    good = Centres(uniform(3, 2), torch.tensor([1.0, 2.0, 0.0], dtype=torch.float64))
-    server.check(server.start(), "bob", good)
-    for change in BAD_CENTRES.values():
-        with pytest.raises(MessageError):
-            server.check(server.start(), "bob", change(good))
-    federation = finished(
-        study(CLUSTERED, rounds=1),
-        tamper=lambda name, order, said: (
-            BAD_CENTRES["outside"](said) if name == "bob" and order.t < 0 else said
-        ),
-    )
-    assert federation.codes("bob") == {"malformed"}
-    assert isinstance(federation.end.points, Support)
-    assert federation.end.sums == 1
-
-
-def test_centres_that_nobody_asked_for() -> None:
-    points = uniform(3, 2)
-    said = Centres(points, torch.ones(3).double())
-    for search in (SUMS, GLOBAL, CLUSTERED):
-        federation = finished(
-            study(search, rounds=1),
-            tamper=lambda name, order, told: said if name == "bob" and order.t == 0 else told,
-        )
-        assert federation.codes("bob") == {"malformed"}
-
-
-def instead(box: Outbox, old: type, new: Any) -> Outbox:
-    return replace(
-        box, broadcasts=tuple(new(one) if isinstance(one, old) else one for one in box.broadcasts)
-    )
-
-
-SUPPORT_LIES: dict[str, tuple[SupportSearch, Callable[[Outbox], Outbox]]] = {
-    "size": (CLUSTERED, lambda box: instead(box, Support, lambda one: Support(one.points[:3]))),
-    "outside": (CLUSTERED, lambda box: instead(box, Support, lambda one: Support(one.points - 2))),
-    "changed": (CLUSTERED, lambda box: instead(box, Support, lambda one: Support(1 - one.points))),
-    "dropped": (CLUSTERED, lambda box: replace(box, broadcasts=(box.broadcasts[0],))),
-    "sum": (CLUSTERED, lambda box: replace(box, broadcasts=(*box.broadcasts, early(GLOBAL)))),
-    "points": (
-        SUMS,
-        lambda box: replace(box, broadcasts=(*box.broadcasts, Support(uniform(4, 2)))),
-    ),
-    "too early": (
-        SUMS,
-        lambda box: replace(box, broadcasts=(*box.broadcasts[:2], replace(early(SUMS), t=-3))),
-    ),
-    "public": (GLOBAL, lambda box: replace(box, broadcasts=(*box.broadcasts, early(GLOBAL)))),
-}
-
-
-def early(search: SupportSearch) -> Opened:
-    return Opened(-1, torch.zeros(search.size(2)).double(), NAMES)
-
-
-@pytest.mark.parametrize("how", SUPPORT_LIES)
-def test_agents_refuse_a_server_that_lies_about_the_support_set(how: str) -> None:
-    search, lie = SUPPORT_LIES[how]
-    federation = Federation(study(search, rounds=2))
-    federation.server.lie = lambda state, box: lie(box) if state.t == 1 else box
-    federation.drive()
-    for name in NAMES:
-        assert federation.codes(name) == {"invalid"}
-    assert federation.counts() == dict.fromkeys(NAMES, 4)
-
-
-@pytest.mark.parametrize("step", ["query", "resend"])
-def test_agents_refuse_steps_that_no_start_has(step: Any) -> None:
-    federation = Federation(study(CLUSTERED, rounds=1))
-    federation.server.lie = lambda state, box: orders(box, step=step, t=-1) if state.t == 1 else box
-    federation.drive()
-    assert all(federation.codes(name) == {"invalid"} for name in NAMES)
-
-
-def test_agents_that_require_privacy_send_no_centres() -> None:
-    protocol = study(
-        SUMS, mechanism=gaussian, noise_at="agent", noise=OSNoise(), require=Budget(1e3, 1e-3)
-    )
-    federation = Federation(protocol)
-    federation.server.lie = lambda state, box: setups(
-        box, lambda setup: replace(setup, support=CLUSTERED)
-    )
-    with pytest.raises(ProtocolError, match="refuse to begin"):
-        federation.drive()
-    assert not centres_sent(federation)
-
-
-def test_support_rules_that_do_not_go_together() -> None:
-    with pytest.raises(InputDataError, match="in the clear"):
-        study(CLUSTERED, mechanism=gaussian, noise_at="agent").server(SQUARE, NAMES)
-    grows = replace(GLOBAL, support_growth=2)
-    for search in (SUMS, grows):
-        with pytest.raises(InputDataError, match="fixed support set"):
-            study(search, mechanism=records, noise_at="agent").server(SQUARE, NAMES)
-    small = replace(SUMS, support_size=2)
-    with pytest.raises(InputDataError, match="support_size=3 or more"):
-        study(small).server(SQUARE, NAMES)
-    study(replace(SUMS, support_size=3)).server(SQUARE, NAMES)
-    for changes in ({"rule": "sums"}, {"support": ((0.5, 0.5),), "support_size": 1}):
-        with pytest.raises(InputDataError, match="can grow"):
-            replace(GLOBAL, support_growth=2, **changes)
-
-
-def test_own_models_need_no_support_phase() -> None:
-    for rule in ("sums", "clustered"):
-        federation = finished(study(replace(SUMS, rule=rule, models="local")))
-        assert federation.end.sums == 0
-        assert not centres_sent(federation)
-        assert len(federation.rounds) == 4
-
-
-def test_a_support_phase_goes_on_after_a_crash(tmp_path: Path) -> None:
-    calls = 0
-
-    def stopped(name: str, serial: int) -> bool:
-        nonlocal calls
-        calls += 1
-        if calls > len(NAMES) * 2:
-            raise RuntimeError("the plug")
-        return False
-
-    with pytest.raises(RuntimeError, match="the plug"):
-        ran(study(SUMS), out=tmp_path / "run", absent=stopped)
-    again = ran(study(SUMS), out=tmp_path / "run", resume=True)
-    assert trace(again) == trace(ran(study(SUMS)))
-
-
-@pytest.mark.parametrize("private", [False, True])
-def test_a_support_set_that_grows(private: bool) -> None:
-    search = replace(SUPPORT, models="global", support_growth=3)
-    options: dict[str, Any] = {"rounds": 4}
-    if private:
-        options |= {"mechanism": gaussian, "noise_at": "agent"}
-    federation = finished(study(search, **options))
-    # Four points in rounds 0 and 1, three more in rounds 2 and 3.
-    largest = replace(SUPPORT, support_size=7).size(2)
-    totals = {
-        state.opened.t: state.opened.total for state in federation.server.states if state.opened
-    }
-    assert {len(total) for total in totals.values()} == {largest}
-    if not private:
-        used = [int(totals[t].count_nonzero()) for t in range(4)]
-        assert used == [SUPPORT.size(2)] * 2 + [largest] * 2
-    assert federation.end.sums == 4
-    assert set(federation.counts().values()) == {7}
-    if not private:
-        assert trace(ran(study(search, **options))) == trace(
-            ran(study(search, channel="threshold", **options))
-        )
 
 
 # ------------------------------------------------------------------ settings

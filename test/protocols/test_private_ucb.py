@@ -509,25 +509,6 @@ def test_expected_improvement_is_that_over_the_best_mean(noise_std: float) -> No
     assert torch.equal(point[0], arms[value.argmax()])
 
 
-def test_a_perturbed_score_is_that_of_a_moment_with_fresh_noise() -> None:
-    setup, found = setup_of(perturb=0.7, rounds=40), parameters(noise_std=0.5)
-    total = private_summary(setup, PHI, found)
-    t = 0.5 * math.sqrt(SCALE) / NOISE_VAR / setup.moment_scale
-    points = []
-    for step in range(2, 40):
-        fresh = generator(5, "perturb", step).normal(M, 1)
-        moved = replace(total, moment=total.moment + 0.7 * t * fresh)
-        model = BasisGP.from_summary(moved, feature_map=PHI)
-        arms = sets("ann", step, 40)
-        with torch.no_grad():
-            values = UpperConfidenceBound(model, beta=setup.exploration**2)(arms.unsqueeze(-2))
-        agent = an_agent(seed=5, decision_sets=partial(sets, "ann", count=40))
-        points.append(asked(setup, found, agent, t=step))
-        assert torch.equal(points[-1][0], arms[values.argmax()])
-    exact = asked(setup, parameters(), an_agent(candidates=ARMS))  # nothing to perturb
-    assert torch.equal(exact, asked(setup_of(), parameters(), an_agent(candidates=ARMS)))
-
-
 @pytest.mark.parametrize("noise_std", [0.0, 0.3])
 def test_the_theorems_width_is_that_of_the_shifted_matrix(noise_std: float) -> None:
     setup = setup_of(psd="shift", norm_bound=1.5)
@@ -1099,16 +1080,6 @@ def test_a_made_up_basis_does_not_silence_a_site_by_its_arms() -> None:
         assert bool(phi(point).isfinite().all())
 
 
-def test_improvement_is_that_of_the_perturbed_mean() -> None:
-    setup = setup_of(acquisition="ei", perturb=3.0)
-    view = _View.of(setup, PHI, parameters(noise_std=0.5))
-    other = view.perturbed(generator(0, "draw"))
-    X = sets("ann", 2, 40)
-    mean = BasisGP.from_summary(other.total, feature_map=PHI).posterior(X).mean[:, 0]
-    torch.testing.assert_close(mean.detach(), other.predict(X)[0].detach())
-    assert float((mean - view.predict(X)[0]).abs().max()) > 1e-3
-
-
 def test_blocks_end_before_the_last_release() -> None:
     options: dict[str, Any] = {"rounds": 6, "batch": 2, "most_per_block": 100}
     made = study("public", final_release=False, noise_multiplier=100.0, **options)
@@ -1415,8 +1386,6 @@ def test_who_has_decision_sets_of_its_own_plays_nothing_that_others_choose() -> 
         {"acquisition": "pi"},
         {"psd": "hope"},
         {"psd": "shift", "inflate": True},
-        {"perturb": -1.0},
-        {"perturb": 0.5, "inflate": True},
         {"norm_bound": 1.0},
         {"norm_bound": 1.0, "psd": "shift", "acquisition": "ei"},
         {"noise_var": 0.0},
@@ -1461,7 +1430,6 @@ def test_a_server_wants_the_mechanism_of_its_setup() -> None:
     ):
         with pytest.raises(InputDataError, match=words):
             replace(server, **changes)
-    replace(server, mechanism=replace(short, doubling=True))
     once = replace(server.mechanism, unit="agent")
     agents = Ledger("replace-one", "agent")
     with pytest.raises(InputDataError, match="participations"):

@@ -18,7 +18,6 @@ from torch import Tensor
 
 from botorch_fed.models import OwnHyperparameters, own_gp
 from botorch_fed.models.pic import PartiallyIndependentGP
-from botorch_fed.privacy import GaussianSum
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
 from botorch_fed.protocols import support_search
@@ -28,16 +27,9 @@ from botorch_fed.protocols.support_search import (
     SupportView,
     contribution,
     feature_map,
-    grown,
-    joint_clusters,
-    moved_support,
-    own_clusters,
     paper_search,
     point,
-    public_support,
-    support_sums,
     view,
-    with_support,
 )
 from botorch_fed.rng import generator
 from botorch_fed.space import Parameter, SearchSpace
@@ -172,8 +164,8 @@ def test_a_point_maximises_what_is_maximised() -> None:
         assert float(score(at)) >= best - 1e-6
 
 
-def test_in_a_shared_step_all_go_to_the_same_point_unless_they_are_diverse() -> None:
-    for search, same in ((PAPER, True), (replace(PAPER, diverse=True), False)):
+def test_in_a_shared_step_all_go_to_the_same_point_unless_they_draw() -> None:
+    for search, same in ((PAPER, True), (replace(PAPER, acquisition="ts"), False)):
         points = [
             point(
                 search,
@@ -234,7 +226,7 @@ def test_pic_with_a_noisy_sum() -> None:
     values = [mechanism.grid.to_values(part) for part in (sum(parts[1:], parts[0]), parts[0])]
     seen = view(OURS, 2, values[0], mechanism)
     for acquisition in ("ts", "ei"):
-        search = replace(OURS, acquisition=acquisition, diverse=False)
+        search = replace(OURS, acquisition=acquisition)
         assert found(search, shared=seen, own=values[1]).shape == (1, 2)
     eigenvalues = torch.linalg.eigvalsh(seen.summary.gram)
     assert float(eigenvalues.min()) >= -1e-9 * float(eigenvalues.max())
@@ -251,7 +243,7 @@ def test_without_data_and_without_a_sum_a_point_is_random_and_can_be_evaluated()
     assert bool((listed == at).all(dim=-1).any())
 
 
-@pytest.mark.parametrize("search", [PAPER, OURS, replace(OURS, diverse=False)])
+@pytest.mark.parametrize("search", [PAPER, OURS, replace(OURS, acquisition="ts")])
 @pytest.mark.parametrize("together", [True, False])
 def test_points_of_lists_and_of_steps(search: SupportSearch, together: bool) -> None:
     listed = uniform(20, 2, seed=4)
@@ -295,8 +287,6 @@ def test_a_schedule_that_the_proof_does_not_cover(decay: float) -> None:
         {"num_raw": 10**9},
         {"num_restarts": 500},
         {"support_size": 10**6},
-        {"support_growth": 10**6},
-        {"support_rounds": 10**6},
         {"support_size": 1, "support": ((float("nan"), 0.5),)},
         {"support_size": 1, "support": ((1e300, 0.5),)},
     ],
@@ -317,64 +307,3 @@ def test_the_coin() -> None:
         only = replace(coin, models=models)
         assert only.ever_together == always
         assert {only.together(t, generator(0, "coin", t)) for t in (1, 5, 9)} == {always}
-
-
-# ------------------------------------------------------------------ support sets that follow data
-
-
-@pytest.mark.parametrize(
-    "changes", [{"rule": "none"}, {"support_rounds": 0}, {"support_growth": -1}]
-)
-def test_rules_that_there_are_not(changes: dict[str, Any]) -> None:
-    with pytest.raises(InputDataError, match=next(iter(changes))):
-        replace(OURS, **changes)
-
-
-def test_private_support_sums_have_the_norm_of_the_mechanism() -> None:
-    Z, X = uniform(4, 2, seed=1), uniform(7, 2)
-    mechanism = GaussianSum(dim=14, num_agents=9, clip_norm=5.0, noise_multiplier=0.5, weight=1.0)
-    exact = support_sums(OURS, X, Z, None)
-    scaled = support_sums(OURS, X, Z, mechanism)
-    assert exact[8:].sum() == 7
-    assert float(scaled.norm()) == pytest.approx(5.0)
-    assert torch.allclose(scaled / scaled.norm(), exact / exact.norm())
-    assert not support_sums(OURS, X[:0], Z, mechanism).any()
-    # Centres need no scale, and a cell that noise alone could have filled stays.
-    clear = 1e3 * exact
-    assert torch.allclose(moved_support(Z, clear, mechanism), moved_support(Z, exact, None))
-    assert torch.equal(moved_support(Z, 1e-3 * exact, mechanism), Z)
-    padded = torch.cat([exact, torch.zeros(2).double()])
-    assert torch.equal(moved_support(Z, padded, None), moved_support(Z, exact, None))
-
-
-def test_copies_of_support_points_make_room_for_public_ones() -> None:
-    Z = torch.tensor([[1.0, 1.0], [0.2, 0.3], [1.0, 1.0]], dtype=torch.float64)
-    search = with_support(replace(OURS, support_size=3), Z)
-    assert search.support[:2] == ((1.0, 1.0), (0.2, 0.3))
-    assert search.support[2] == tuple(public_support(OURS, 2)[0].tolist())
-    assert with_support(search, Z[:2].repeat(2, 1)[1:]).support[2] != (0.2, 0.3)
-    assert view(search, 2, contribution(search, *data(0)), None).summary.num_features == 3
-
-
-def test_a_grown_set_begins_with_the_smaller_one() -> None:
-    search = replace(OURS, support_growth=4)
-    sizes = [grown(search, t, 9).support_size for t in range(9)]
-    assert sizes == [8] * 3 + [12] * 3 + [16] * 3
-    first, last = (public_support(grown(search, t, 9), 2) for t in (0, 8))
-    assert torch.equal(first, last[:8])
-    assert grown(OURS, 8, 9) is OURS
-
-
-def test_clusters_of_few_points_are_the_points() -> None:
-    X = uniform(3, 2)
-    centres, sizes = own_clusters(OURS, X)
-    assert {tuple(x) for x in centres.tolist()} == {tuple(x) for x in X.tolist()}
-    assert sizes.tolist() == [1.0] * 3
-    assert joint_clusters(OURS, centres, sizes) is None
-    many, counts = uniform(9, 2), torch.ones(9).double()
-    found = joint_clusters(OURS, many, counts)
-    assert found is not None
-    assert found.shape == (8, 2)
-    backwards = joint_clusters(OURS, many.flip(0), counts)
-    assert backwards is not None
-    assert torch.equal(found, backwards)

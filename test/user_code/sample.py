@@ -159,7 +159,7 @@ def protocols() -> list[RunResult]:
             noise_at="server",
             noise=InsecureSeededNoise(0),
         ),
-        PrivateUCB(rounds=2, epsilon=20.0, noise=InsecureSeededNoise(0), perturb=0.1),
+        PrivateUCB(rounds=2, epsilon=20.0, noise=InsecureSeededNoise(0)),
     ]
     return [run(study, problem, seed=0, progress=False) for study in studies]
 

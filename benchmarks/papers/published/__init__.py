@@ -1,0 +1,1 @@
+"""What the papers published, exactly: settings and parts that replications import."""
