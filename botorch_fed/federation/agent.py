@@ -283,7 +283,11 @@ class FederatedAgent:
         """What leaves the site: a function of all its data, as the aggregation makes it."""
         terms = self._terms(state.broadcasts)
         view = self._view(state, terms)
-        party = replace(self._party(state, terms), listens=terms.search.listens(view))
+        party = replace(
+            self._party(state, terms),
+            listens=terms.search.listens(view),
+            published=self._published(terms, state.broadcasts),
+        )
         memory, reply = terms.aggregation.contribute(
             party, state.order, lambda: self._message(view)
         )

@@ -249,6 +249,7 @@ class Party:
         resources: The party's own.
         memory: At a site, what its side of the aggregation remembers.
         listens: At a site, whether its search wants a release.
+        published: At a site that replies, the broadcasts of its last request beside the setup.
     """
 
     terms: Terms
@@ -256,6 +257,7 @@ class Party:
     resources: Resources
     memory: Any = None
     listens: bool = True
+    published: tuple[Any, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,326 @@
+r"""Who sees what, and what it costs: the one source of plans, reports, the CLI and documentation.
+
+    Row      one kind of message: its sender, its content, who can read it, what that reveals
+    Sees     all rows of a study, what stays with an agent, whom one has to trust, limits
+    Price    the guarantee of a whole run, the mechanism behind it, its payments, and who pays
+
+A server has `sees` and `price`, worked out from its settings before anything is evaluated; a study
+has the methods ``sees(space, names)`` and ``price(space, names)``. `FRAMES` are the envelopes that
+all protocols share. `Price.spent` adds up payments, whatever state or log they come from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Literal, Self, get_args
+
+from botorch.exceptions.errors import InputDataError
+
+from botorch_fed.privacy.accounting import (
+    Adjacency,
+    Entry,
+    Event,
+    Guarantee,
+    Ledger,
+    LedgerFile,
+    Unit,
+    compose,
+)
+
+Party = Literal["server", "agent"]
+Reader = Literal["server", "agents", "agent"]
+Reveals = Literal["nothing", "data", "noisy data"]
+PaidAt = Literal["hub", "site"]
+
+EVERYBODY: tuple[Reader, ...] = ("server", "agents")
+ADDRESSEE: tuple[Reader, ...] = ("server", "agent")
+OWN_DATA = "An agent's own data and the parameters that it evaluates stay with the agent."
+NO_GUARANTEE = "There is no privacy guarantee."
+_READERS = {"server": "the server", "agents": "all agents", "agent": "the agent it is sent to"}
+
+
+@dataclass(frozen=True)
+class Row:
+    """One kind of message.
+
+    Attributes:
+        message: The name of its class.
+        sender: Who sends it.
+        content: What it holds: a noun phrase.
+        readers: Who can read the content: the server, all agents, or only the agent that it is
+            sent to. An agent can read what it sends; nobody is named for a content that is
+            encrypted and that no party can decrypt alone.
+        reveals: What the content is a function of, besides public settings and earlier releases:
+            nothing, agents' data, or agents' data with the noise of a mechanism.
+    """
+
+    message: str
+    sender: Party
+    content: str
+    readers: tuple[Reader, ...]
+    reveals: Reveals = "nothing"
+
+    def __post_init__(self) -> None:
+        if self.sender not in get_args(Party) or self.reveals not in get_args(Reveals):
+            raise InputDataError(
+                f"Expected a sender of {get_args(Party)} and reveals of {get_args(Reveals)}, got "
+                f"{self.sender!r} and {self.reveals!r}."
+            )
+        if not set(self.readers) <= set(get_args(Reader)):
+            raise InputDataError(f"Expected readers of {get_args(Reader)}, got {self.readers}.")
+
+    @classmethod
+    def of(
+        cls,
+        kind: type,
+        sender: Party,
+        content: str,
+        readers: Iterable[Reader],
+        reveals: Reveals = "nothing",
+    ) -> Self:
+        """The row of a class of messages."""
+        return cls(kind.__name__, sender, content, tuple(readers), reveals)
+
+    @property
+    def who(self) -> str:
+        """The readers, in words."""
+        return " and ".join(_READERS[reader] for reader in self.readers) or "no party alone"
+
+    def __str__(self) -> str:
+        verb = "read" if self.who == "all agents" or len(self.readers) > 1 else "reads"
+        verb = verb if self.readers else "can read"
+        return f"{self.who[0].upper()}{self.who[1:]} {verb} {self.content}."
+
+
+FRAMES: tuple[Row, ...] = (
+    Row(
+        "Request",
+        "server",
+        "the names of run and agent, the number of the exchange and the hashes of broadcasts, "
+        "around a message",
+        ("server", "agent"),
+    ),
+    Row("Reply", "agent", "the hash of the request, around a message", ("server",)),
+    Row(
+        "Refusal",
+        "agent",
+        "the reason why there is no reply, such as an evaluation that has not ended",
+        ("server",),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Sees:
+    """Who sees what in a study.
+
+    Attributes:
+        rows: All kinds of messages that can travel.
+        trust: Whom one has to trust with what, and with noise whom the guarantee is against: one
+            sentence.
+        stays: What no message holds: one sentence, or empty.
+        limits: What is not hidden: sentences.
+    """
+
+    rows: tuple[Row, ...]
+    trust: str
+    stays: str = OWN_DATA
+    limits: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        names = [row.message for row in self.rows]
+        if len(set(names)) < len(names):
+            raise InputDataError(f"Expected one row for each kind of message, got {names}.")
+
+    @property
+    def sentences(self) -> tuple[str, ...]:
+        """What stays, what is read by whom, and the trust, without rows that reveal nothing."""
+        said = [str(row) for row in self.rows if row.reveals != "nothing"]
+        none = [NO_GUARANTEE] if said and not self.noisy else []
+        return (*([self.stays] if self.stays else []), *said, self.trust, *none, *self.limits)
+
+    @property
+    def noisy(self) -> bool:
+        """Whether a mechanism adds noise to anything that travels."""
+        return any(row.reveals == "noisy data" for row in self.rows)
+
+    @property
+    def encrypted(self) -> bool:
+        """Whether anything travels that no party can read alone."""
+        return any(not row.readers for row in self.rows)
+
+    def row(self, message: str) -> Row:
+        """The row of a kind of message."""
+        for row in self.rows:
+            if row.message == message:
+                return row
+        raise InputDataError(
+            f"Expected a message of {[row.message for row in self.rows]}, got {message!r}."
+        )
+
+    def read_by(self, reader: Reader) -> tuple[Row, ...]:
+        """What a reader learns of agents' data."""
+        return tuple(r for r in self.rows if reader in r.readers and r.reveals != "nothing")
+
+    def __str__(self) -> str:
+        return "\n".join(self.sentences)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """What `to_dict` made, or JSON has made of it."""
+        rows = (Row(**{**row, "readers": tuple(row["readers"])}) for row in values["rows"])
+        return cls(tuple(rows), values["trust"], values["stays"], tuple(values["limits"]))
+
+
+@dataclass(frozen=True)
+class Price:
+    """What a run costs in privacy, planned before anything is evaluated.
+
+    Attributes:
+        guarantee: What the whole run reveals about one unit at most; what a site's `require` is
+            compared with.
+        event: What one payment is for.
+        payments: How many payments one unit makes at most.
+        releases: How many noisy values are planned.
+        mechanism: The class of the mechanism; "none" if nothing is released.
+        settings: Its settings, in words, for a reader.
+        noise_std: The standard deviation of the noise in a number of the first release, in its
+            noisiest row; of running sums, in the last one.
+        trust: Whom one has to trust with what: one sentence.
+        paid_at: Whose ledger pays: the hub's, or each site's own.
+    """
+
+    guarantee: Guarantee
+    event: Event
+    payments: int
+    releases: int
+    mechanism: str
+    settings: str
+    noise_std: float
+    trust: str
+    paid_at: PaidAt
+
+    @property
+    def epsilon(self) -> float:
+        """Of the whole run, an upper bound."""
+        return self.guarantee.epsilon
+
+    @property
+    def delta(self) -> float:
+        """The probability beside epsilon."""
+        return self.guarantee.delta
+
+    @property
+    def unit(self) -> Unit:
+        """Whose contribution is protected."""
+        return self.guarantee.unit
+
+    @property
+    def adjacency(self) -> Adjacency:
+        """What a neighbouring world is."""
+        return self.guarantee.adjacency
+
+    @property
+    def noise_multiplier(self) -> float:
+        """The noise of one payment over the norm of one unit's contribution."""
+        return self.event.noise_multiplier
+
+    def spent(self, paid: Ledger | LedgerFile | Iterable[Event | Entry]) -> Guarantee:
+        """What payments so far reveal about one unit.
+
+        Args:
+            paid: What a server's ``paid(state)`` says, the payments of a log, or a ledger.
+        """
+        if isinstance(paid, LedgerFile):
+            paid = paid.ledger
+        found = list(paid.entries if isinstance(paid, Ledger) else paid)
+        private = all(one.private for one in found if isinstance(one, Entry))
+        composed = compose(found, delta=self.delta, adjacency=self.adjacency, unit=self.unit)
+        return replace(composed, private=private and self.guarantee.private)
+
+    def account(self, paid: Iterable[Entry]) -> dict[str, Any]:
+        """What a result says of privacy: plain values, for JSON."""
+        entries = tuple(paid)
+        spent = self.spent(entries)
+        return {
+            "epsilon": spent.epsilon,
+            "delta": spent.delta,
+            "adjacency": spent.adjacency,
+            "unit": spent.unit,
+            "accountant": spent.accountant,
+            "private": spent.private,
+            "releases": spent.releases,
+            "promised_epsilon": self.epsilon,
+            "planned_releases": self.releases,
+            "mechanism": self.mechanism,
+            "settings": self.settings,
+            "noise_multiplier": self.noise_multiplier,
+            "noise_std": self.noise_std,
+            "paid_at": self.paid_at,
+            "paid": [_plain(entry) for entry in entries],
+        }
+
+    def __str__(self) -> str:
+        if not self.releases:
+            return f"{self.guarantee}: nothing is released"
+        return (
+            f"{self.guarantee}; {self.mechanism} with noise multiplier "
+            f"{self.noise_multiplier:.4g}, paid by {_PAYERS[self.paid_at]}"
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """What `to_dict` made, or JSON has made of it."""
+        guarantee, event = Guarantee(**values["guarantee"]), Event(**values["event"])
+        return cls(**{**values, "guarantee": guarantee, "event": event})
+
+
+def disclosed(
+    study: Any, server: Any, space: Any, names: tuple[str, ...]
+) -> tuple[Sees | None, Price | None]:
+    """What a server says of itself, or else its study; None of a study that says nothing."""
+    if hasattr(server, "sees") and hasattr(server, "price"):
+        return server.sees, server.price
+    if hasattr(study, "sees") and hasattr(study, "price"):
+        return study.sees(space, names), study.price(space, names)
+    return None, None
+
+
+_PAYERS = {"hub": "the hub's ledger", "site": "each site's own ledger"}
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    return {"event": asdict(entry.event), "count": entry.count, "private": entry.private}
+
+
+def entries_of(account: Mapping[str, Any]) -> tuple[Entry, ...]:
+    """The payments that an account of `Price.account` lists."""
+    return tuple(
+        Entry(Event(**row["event"]), row["count"], "", row["private"])
+        for row in account.get("paid", ())
+    )
+
+
+def total_count(entries: Iterable[Entry]) -> int:
+    """How many payments entries are."""
+    return sum(entry.count for entry in entries)
+
+
+def first_payments(entries: Iterable[Entry], count: int) -> tuple[Entry, ...]:
+    """The first so many payments of some entries."""
+    found: list[Entry] = []
+    for entry in entries:
+        taken = min(entry.count, count)
+        if taken:
+            found.append(replace(entry, count=taken))
+        count -= taken
+    return tuple(found)
