@@ -232,6 +232,8 @@ class SecureSum(Aggregation):
         if self.channel == "threshold" and num_agents < MIN_TOGETHER:
             raise InputDataError("A joint key needs two agents or more.")
         mechanism, grid = self._made(terms)
+        if isinstance(mechanism, DistributedRecordSum):
+            self._check_records(terms, mechanism)
         if num_agents > grid.num_agents:
             raise InputDataError(
                 f"There are {num_agents} agents, the grid of the channel is for {grid.num_agents}: "
@@ -245,8 +247,6 @@ class SecureSum(Aggregation):
         _private_sum(mechanism, grid, "plain", self.noise_at, b"")
         if self.channel == "threshold":
             _private_sum(mechanism, grid, "threshold", self.noise_at, b"")
-        if isinstance(mechanism, DistributedRecordSum):
-            self._check_records(terms, mechanism)
         self._check_promise(terms, mechanism)
 
     def _check_records(self, terms: Terms, mechanism: DistributedRecordSum) -> None:
