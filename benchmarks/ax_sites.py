@@ -49,10 +49,10 @@ from scipy.stats import wilcoxon
 
 from benchmarks.papers.ledger import Line, Results, holm, interval, nothing_kept, versions
 from botorch_fed.ax_adapter import AxFederation, RoundOpen
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.own_step import spread_design
-from botorch_fed.protocols.region_search import RegionSearch
+from botorch_fed.search.region import RegionSearch
+from botorch_fed.studies import FedGP
 from botorch_fed.test_functions import SklearnTuning
 
 ROWS = ("ax", "fts", "fed_gp")
@@ -93,9 +93,9 @@ def federation_of(row: str, problem: SklearnTuning, clients: list[Client], **opt
     named = {f"site{n}": client for n, client in enumerate(clients)}
     design = spread_design(problem.space, tuple(named), INITIAL, seed=options["seed"])
     protocol = (
-        FTS(rounds=TRIALS, strategy=Strategy(), every=1, initial_design=design)
+        FTS(budget=TRIALS, strategy=Strategy(), every=1, initial_design=design)
         if row == "fts"
-        else FedGP(rounds=TRIALS - INITIAL, search=RegionSearch(), initial_design=design)
+        else FedGP(budget=TRIALS, search=RegionSearch(), initial_design=design)
     )
     return AxFederation(protocol, named, space=problem.space, seed=options["seed"])
 

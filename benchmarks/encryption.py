@@ -392,11 +392,11 @@ def search_seconds(
     num_agents: int, size: int | None, rounds: int, channel: str = "threshold"
 ) -> float:
     """CPU seconds of a search without its objectives': the published one, or that in a region."""
-    from botorch_fed.protocols.fed_gp import FedGP
-    from botorch_fed.protocols.region_search import RegionSearch
-    from botorch_fed.protocols.support_search import paper_search
+    from benchmarks.papers.published.settings import paper_search
     from botorch_fed.run import run
+    from botorch_fed.search.region import RegionSearch
     from botorch_fed.space import Parameter, SearchSpace
+    from botorch_fed.studies import FedGP
 
     spent = 0.0
 
@@ -408,7 +408,7 @@ def search_seconds(
         return Y
 
     study = FedGP(
-        rounds=rounds,
+        budget=rounds + 4,  # and the initial points
         search=RegionSearch() if size is None else paper_search(support_size=size),
         channel=channel,  # type: ignore[arg-type]
     )

@@ -175,9 +175,9 @@ def study(protocol: str, points: torch.Tensor) -> Study:
     cheap: dict[str, Any] = {"own": "random", "schedule": Constant(0.5)}
     if protocol == "fts":
         strategy = Strategy(prior_until=0, **cheap)
-        return FTS(rounds=ROUNDS, every=5, candidates=points, strategy=strategy)
+        return FTS(budget=ROUNDS, every=5, candidates=points, strategy=strategy)
     return DPFTSDE(
-        rounds=ROUNDS,
+        budget=ROUNDS + 3,
         epsilon=2.0,
         message="mean",
         num_initial=3,
@@ -210,7 +210,7 @@ def absent_agents(protocol: str, dropout: float, seed: int) -> Line:
         result = run(
             study(protocol, problem.points), problem, seed=seed, absent=absent, progress=False
         )
-    heard = sum(row["heard"] for row in result.rounds)
+    heard = sum(row["replied"] for row in result.rounds)
     return {
         "rounds": max(row["round"] for row in result.rounds) - 1,
         "heard": round(heard / len(result.rounds), 4),

@@ -1,6 +1,6 @@
 r"""What a round over Flower costs, against Flower itself, and how many bytes it takes.
 
-    python -m benchmarks.flower [--json] [--rounds N | --smoke] [--only time,bytes]
+    python -m benchmarks.flower [--json] [--budget N | --smoke] [--only time,bytes]
 
 Parts for ``--only``, and their keys of ``--json``:
 
@@ -47,10 +47,10 @@ from botorch_fed import deploy
 from botorch_fed.deploy import DeployError, Hub, SiteFolder
 from botorch_fed.engines.flower import POLL, FlowerExchange
 from botorch_fed.protocols.base import Exchanged, Outgoing
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import host, run
+from botorch_fed.search.support import SupportSearch
+from botorch_fed.studies import FedGP
 from botorch_fed.study import read_study
 from botorch_fed.test_functions import SyntheticGPAgents
 
@@ -61,7 +61,7 @@ NUMBERS = 100
 STUDY = """
 objective = "nothing:score"
 agents = {agents}
-rounds = {rounds}
+budget = {budget}
 seed = 0
 [space]
 x = {{ type = "real", lower = 0, upper = 1 }}
@@ -135,7 +135,7 @@ def _empty(grid: Any, nodes: list[int]) -> None:
 # ------------------------------------------------------------------ around it
 
 
-def measure_time(rounds: int) -> dict[str, float]:
+def measure_time(budget: int) -> dict[str, float]:
     """Set up a federation, run the app, take it down."""
     home = Path(tempfile.mkdtemp())
     home.chmod(0o700)
@@ -152,7 +152,7 @@ def measure_time(rounds: int) -> dict[str, float]:
             )
 
     try:
-        (home / "study.toml").write_text(STUDY.format(rounds=rounds, agents=json.dumps(SITES)))
+        (home / "study.toml").write_text(STUDY.format(budget=budget, agents=json.dumps(SITES)))
         (home / "nothing.py").write_text(OBJECTIVE)
         hub = Hub.create(home / "hub", "localhost", port := deploy.free_port())
         start("hub", "start", "hub", "--host", "127.0.0.1")
@@ -168,7 +168,7 @@ def measure_time(rounds: int) -> dict[str, float]:
         config = {"folder": str(hub.folder), "study": str(home / "study.toml"), "out": str(home)}
         pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
         hub._flwr("run", str(app), deploy.CONNECTION, "-c", pairs, "--format", "json")
-        _until(lambda: (home / "times.json").exists(), 60.0 * rounds)
+        _until(lambda: (home / "times.json").exists(), 60.0 * budget)
         times = json.loads((home / "times.json").read_text())
     finally:
         for process in reversed(running):
@@ -211,12 +211,12 @@ def _until(ready: Any, seconds: float = 180.0) -> None:
 def measure_bytes() -> dict[str, float]:
     """Of rounds in process, from the third on: messages have been made and are received."""
     problem = SyntheticGPAgents(3, seed=0)
-    fts = run(FTS(rounds=6, strategy=Strategy(), every=1), problem, seed=0, progress=False)
+    fts = run(FTS(budget=6, strategy=Strategy(), every=1), problem, seed=0, progress=False)
     rows = [row for row in fts.rounds if 3 <= row["round"] <= 6]
     up = statistics.mean(row["bytes_up"] for row in rows)
     down = statistics.mean(row["bytes_down"] for row in rows)
     search = SupportSearch(support_size=32)
-    fed_gp = run(FedGP(rounds=4, search=search, num_initial=2), problem, seed=0, progress=False)
+    fed_gp = run(FedGP(budget=6, search=search, num_initial=2), problem, seed=0, progress=False)
     by_round = {row["round"]: row for row in fed_gp.rounds if row["agent"] == "agent0"}
     key = [by_round[t]["bytes_up"] for t in (1, 2, 3)] + [by_round[4]["bytes_down"]]
     last = max(by_round)
@@ -236,21 +236,21 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--budget", type=int, default=ROUNDS)
     parser.add_argument("--only", default="time,bytes")
     parser.add_argument("--smoke", action="store_true", help="does everything run?")
     options = parser.parse_args()
     with patch.dict(globals(), {"SITES": SITES[:1]} if options.smoke else {}):
-        show(measured(options.only, 1 if options.smoke else options.rounds), options.json)
+        show(measured(options.only, 1 if options.smoke else options.budget), options.json)
 
 
-def measured(parts: str, rounds: int) -> dict[str, float]:
+def measured(parts: str, budget: int) -> dict[str, float]:
     """The figures of some parts."""
     found: dict[str, float] = {}
     if "bytes" in parts:
         found |= measure_bytes()
     if "time" in parts:
-        found |= measure_time(rounds)
+        found |= measure_time(budget)
     return {key: round(value, 3) for key, value in found.items()}
 
 

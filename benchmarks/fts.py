@@ -655,7 +655,7 @@ def many_agents(agents: int, rounds: int) -> RunResult:
         data[f"agent{n}"] = X, X.sin().sum(dim=-1, keepdim=True)
         objectives[f"agent{n}"] = nothing
     study = FTS(
-        rounds=rounds,
+        budget=rounds,
         strategy=RANDOM,
         data=data,
         candidates=generator(SEED, "candidates").uniform(64, 2),

@@ -64,6 +64,7 @@ from torch import Tensor
 
 from benchmarks.models import resident_peak
 from benchmarks.privacy_mutants import CASES, MUTANTS, VARIANTS, audited, installed
+from benchmarks.problems.landmine import Landmine
 from benchmarks.processes import in_own_process, in_this_process
 from botorch_fed.acquisition import Partition, ThompsonSampling, weight_path
 from botorch_fed.acquisition.optimize import maximize
@@ -90,7 +91,6 @@ from botorch_fed.protocols.dp_fts_de import (
 from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.rng import generator
 from botorch_fed.test_functions.base import FederatedTestProblem
-from botorch_fed.test_functions.landmine import Landmine
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 from botorch_fed.wire.codec import encode
 
@@ -500,13 +500,14 @@ def without_data(
 def signals(quick: bool) -> Part:
     agents_of = problem()
     paper = paper_settings(agents_of.space.dim)
-    own = DPFTSDE(rounds=paper.rounds, epsilon=2.0)
+    rounds = paper.rounds_for(())
+    own = DPFTSDE(budget=rounds + 3, epsilon=2.0)
     ours, published = "default", "as published"
     few = 2 if quick else 4
     correlated = replace(paper, noise_kind="correlated")
     rows: dict[str, tuple[DPFTSDE, int]] = {
         ours: (own, few),
-        published: (paper, few if quick else paper.rounds),
+        published: (paper, few if quick else rounds),
         "first releases": (paper, few),
         "correlated noise": (correlated, few),
         "also q = 1": (replace(correlated, sampling=PoissonSampling(1.0)), few),

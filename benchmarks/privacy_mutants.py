@@ -29,6 +29,7 @@ import torch
 from scipy.special import ndtri
 from torch import Tensor
 
+from benchmarks.papers.published.noise import paper_local_noise, paper_prefix_noise
 from botorch_fed.privacy.accounting import Event, Ledger, gaussian_mu
 from botorch_fed.privacy.audit import (
     CURVE,
@@ -56,7 +57,7 @@ from botorch_fed.privacy.mechanisms import (
     SignalWarning,
     WeightedGaussianSum,
 )
-from botorch_fed.privacy.tree import PrefixSum, paper_prefix_noise
+from botorch_fed.privacy.tree import PrefixSum
 
 # The same for every case, healthy or mutated; the canary and the thresholds are the audit's own.
 RUNS = 600
@@ -844,7 +845,7 @@ _INCREMENT = (
 _SUMMED = "total = self.statistic.rounded_sum(records, step).double() * step"
 _PARTIAL = "return replace(state, count=count, total=total), None"
 _BLOCK_PATH = 'where = (*path, "block", block)'
-_LEMMA = "paper_local_noise(10.0, 0.1, self.outcome_bound)"
+_LEMMA = repr(paper_local_noise(10.0, 0.1, _PUBLISHED["outcome_bound"]))
 _PAYS = "return Event(float(self.noise_multiplier))"
 
 _PREFIXES = tuple(case for case in STREAM_CASES if not case.startswith(("local", "block")))

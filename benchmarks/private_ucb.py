@@ -61,6 +61,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.factors import ExactRoot
+from benchmarks.papers.published.noise import paper_prefix_noise
 from benchmarks.privacy_mutants import STREAM_MUTANTS, audited_stream, installed
 from botorch_fed.models import RandomFourierFeatures, StationaryKernel, Summary, WeightPosterior
 from botorch_fed.models.features import FeatureMap, KLFeatures, QuadratureFourierFeatures
@@ -74,7 +75,6 @@ from botorch_fed.privacy import (
     PrefixState,
     PrefixSum,
     gaussian_mu,
-    paper_prefix_noise,
 )
 from botorch_fed.privacy.hazmat.noise import normal
 from botorch_fed.rng import Generator, generator

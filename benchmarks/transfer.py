@@ -76,11 +76,11 @@ from benchmarks.transfer_summary import (
 from benchmarks.transfer_tasks import TASKS, Task, make
 from botorch_fed.privacy.mechanisms import SignalWarning
 from botorch_fed.protocols.dp_fts_de import DPFTSDE
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, Study, run
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.studies import FedGP
 from botorch_fed.test_functions.base import FederatedTestProblem
 
 HOME = Path(__file__).parent
@@ -101,13 +101,16 @@ StudyOf = Callable[[Task, int, Starts], Study]
 
 
 def _fts(task: Task, seed: int, starts: Starts) -> Study:
-    rounds = task.starts + task.queries  # a start is a round's query
-    return FTS(rounds=rounds, candidates=task.candidates, initial_design=starts)
+    budget = task.starts + task.queries
+    return FTS(budget=budget, candidates=task.candidates, initial_design=starts)
 
 
 def _fedgp(task: Task, seed: int, starts: Starts, channel: Any = "plain") -> Study:
     return FedGP(
-        rounds=task.queries, channel=channel, candidates=task.candidates, initial_design=starts
+        budget=task.starts + task.queries,
+        channel=channel,
+        candidates=task.candidates,
+        initial_design=starts,
     )
 
 
@@ -117,7 +120,7 @@ def _fedgp_encrypted(task: Task, seed: int, starts: Starts) -> Study:
 
 def _dp_fts_de(task: Task, seed: int, starts: Starts) -> Study:
     return DPFTSDE(
-        rounds=task.queries,
+        budget=task.starts + task.queries,
         epsilon=2.0,
         delta=1e-5,
         candidates=task.candidates,
@@ -142,14 +145,14 @@ STUDIES: dict[str, StudyOf] = {
 def _late_fts(task: Task, newcomer: str, others: Histories) -> Study:
     """Those who are done send one message before the start."""
     return FTS(
-        rounds=task.queries, active=(newcomer,), data=dict(others), candidates=task.candidates
+        budget=task.queries, active=(newcomer,), data=dict(others), candidates=task.candidates
     )
 
 
 def _late_fedgp(task: Task, newcomer: str, others: Histories, channel: Any = "plain") -> Study:
     """One sum, at the start: those who are done have no more to say."""
     return FedGP(
-        rounds=task.queries,
+        budget=task.queries,
         channel=channel,
         active=(newcomer,),
         data=others,

@@ -36,10 +36,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmarks.problems import activity, digits, landmine, risk
+from benchmarks.problems.data import load_arrays
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.test_functions import activity, digits, landmine, risk
-from botorch_fed.test_functions.data import load_arrays
 from botorch_fed.test_functions.sklearn_tuning import deal_rows
 
 Matrix = NDArray[np.float64]

@@ -72,11 +72,11 @@ from scipy.optimize import minimize
 from scipy.stats import rankdata
 from torch import Tensor
 
+from benchmarks.problems.cec2005 import CEC2005
 from benchmarks.transfer_builders import RECIPES, Recipe
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.test_functions.base import AgentProblem, FederatedTestProblem, check_points
-from botorch_fed.test_functions.cec2005 import CEC2005
 
 Function = Callable[[Tensor], Tensor]  # n x d points of the unit cube to n values
 

@@ -1,22 +1,20 @@
 r"""Ax experiments as sites of a federation, and our models inside Ax's modular BoTorch.
 
-*Door A*. A site whose black box is an Ax experiment takes part in any protocol. Rounds and trials
-meet in `AxSite`, which is a `Site` whose objective is the experiment itself:
+*Door A*. A site whose black box is an Ax experiment takes part in any protocol. `AxSite` is a
+`Site` whose trials are answered by the experiment's:
 
-    agent asks for a point   the site's node proposes it as the experiment's next trial
-    trial is running         the objective answers `Pending()`, the round waits
-    trial is completed       its value is the objective's, as the metric has it (`Outcome` has
-                             the sign)
-    trial has failed         nothing is told, the same point is a new trial, up to `attempts`
-    abandoned, stopped, or   the query is left out: the site takes part in the round without it
-    failed too often
-    everybody else's trials  own data (attached by hand, Sobol's, of an earlier run): taken in when
-                             the next request comes
+    Ax asks for a trial      the site's node gives it an open trial of the site, or a new one
+    a trial is completed     the site is told its value, as the metric has it (`Outcome` has the
+                             sign)
+    a trial has failed       the same point is a new trial, up to `attempts`; then the site's trial
+                             has failed, and its point is not asked again
+    abandoned or stopped     the site's trial has failed
+    everybody else's trials  attached as own data (attached by hand, Sobol's, of an earlier run)
 
-Which trial belongs to which request stands in the trial's generator run, thus in Ax's own JSON. The
-node in that JSON is a name only; what the site must not lose lies in its store and journal. After a
-crash the same point is asked for again, unless its trial exists. A snapshot of Ax that is older
-than the site's files can have lost a trial: save it before it is told, or restore the newest.
+Several trials may be open at a time. Which trial of the site one of Ax's belongs to stands in the
+latter's generator run, thus in Ax's own JSON. The node in that JSON is a name only; what the site
+must not lose lies in its log. A snapshot of Ax that is older than the log can have lost a trial:
+its point is proposed again.
 
 `AxFederation` puts several such sites and the server into one process. There is no loop and no
 thread: whenever a client asks for a trial, rounds are exchanged as far as completed trials reach.
@@ -36,11 +34,9 @@ at once.
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import logging
 import math
-import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -70,8 +66,10 @@ from botorch_fed.acquisition import (
     ThompsonSampling,
     weight_path,
 )
-from botorch_fed.engines.inprocess import InProcess
+from botorch_fed.engines.inprocess import InProcess, refusal_code
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.log import FileLog, Log
+from botorch_fed.federation.trial import MAX_VALUE, SITE_EVENTS
 from botorch_fed.models import (
     BasisGP,
     FeatureMap,
@@ -87,28 +85,16 @@ from botorch_fed.protocols.base import (
     Exchanged,
     KeepsSecrets,
     Outgoing,
-    Pending,
     Server,
     secrets_in,
     site_folder,
     with_stores,
 )
 from botorch_fed.protocols.drive import Round, drive, finished_rounds
-from botorch_fed.protocols.fed_gp import FedGPAgent
-from botorch_fed.protocols.fts import FTSAgent
-from botorch_fed.protocols.site import MAX_VALUE, STATE_BYTES, Site
-from botorch_fed.protocols.store import (
-    Blobs,
-    FileJournal,
-    FileStore,
-    Journal,
-    MemoryBlobs,
-    MemoryStore,
-    Store,
-)
+from botorch_fed.protocols.site import Site
+from botorch_fed.protocols.store import Blobs, FileStore, MemoryBlobs, MemoryStore, Store
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.wire.codec import decode, encode
 
 try:
     from ax.adapter.registry import Generators, MBM_X_trans
@@ -284,15 +270,6 @@ class _Arm:
     value: float
 
 
-@dataclass(frozen=True)
-class _Row:
-    """What has become of one point that the agent has asked for."""
-
-    point: TParameterization
-    status: Status
-    value: float
-
-
 def _arms(experiment: Experiment, metric: str) -> list[_Arm]:
     values = _values(experiment, metric)
     found = []
@@ -340,127 +317,20 @@ def _status(status: TrialStatus, value: float) -> Status:
 # ------------------------------------------------------------------ a site
 
 
-@dataclass(frozen=True, eq=False)
-class AxAgentState:
-    """An agent's state, and what it has got from the experiment besides.
+class _ReadingSite(Site):
+    """A site that reads its experiment before it answers a request."""
 
-    Attributes:
-        inner: The agent's own state, encoded.
-        taken: Arms that were taken in as own data.
-        requests: How many requests have come.
-    """
+    def __init__(self, read: Callable[[], None], *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self._read = read
 
-    inner: bytes = dataclasses.field(repr=False)
-    taken: tuple[str, ...]
-    requests: int
-
-
-class _AxAgent:
-    """An agent whose queries can be left out, and who takes in data of its experiment."""
-
-    state_type = AxAgentState
-
-    def __init__(self, inner: Agent[Any], site: AxSite) -> None:
-        self.inner = inner
-        self._site = site
-
-    @property
-    def accepts(self) -> tuple[type, ...]:
-        return self.inner.accepts
-
-    @property
-    def fingerprint(self) -> str:
-        return self.inner.fingerprint
-
-    @property
-    def blobs(self) -> Blobs:
-        return self.inner.blobs
-
-    def start(self) -> AxAgentState:
-        return AxAgentState(_packed(self.inner.start()), (), 0)
-
-    def check(self, state: AxAgentState, request: Any, broadcasts: tuple[str, ...]) -> None:
-        self.inner.check(self._opened(state), request, broadcasts)
-
-    def receive(
-        self, state: AxAgentState, request: Any, broadcasts: tuple[str, ...]
-    ) -> AxAgentState:
-        inner, taken = self._with_new_data(self._opened(state), state.taken)
-        inner = self.inner.receive(inner, request, broadcasts)
-        return AxAgentState(_packed(inner), taken, state.requests + 1)
-
-    def ask(self, state: AxAgentState) -> Tensor | Pending | None:
-        asked = self.inner.ask(self._opened(state))
-        if not isinstance(asked, Tensor):
-            return asked
-        rows = self._site.rows(asked, state.requests)
-        kept = [i for i, row in enumerate(rows) if row.status != "dropped"]
-        return asked[kept] if kept else None
-
-    def tell(self, state: AxAgentState, X: Tensor, Y: Tensor) -> AxAgentState:
-        return replace(state, inner=_packed(self.inner.tell(self._opened(state), X, Y)))
-
-    def reply(self, state: AxAgentState) -> tuple[AxAgentState, Any]:
-        inner = self._opened(state)
-        asked = self.inner.ask(inner)
-        if isinstance(asked, Tensor):  # a query without an answer: the agent is told nothing
-            inner = self.inner.tell(inner, asked[:0], asked[:0, :1])
-        inner, message = self.inner.reply(inner)
-        return replace(state, inner=_packed(inner)), message
-
-    def _opened(self, state: AxAgentState) -> Any:
-        return decode(state.inner, self.inner.state_type, max_bytes=STATE_BYTES)
-
-    def _with_new_data(self, inner: Any, taken: tuple[str, ...]) -> tuple[Any, tuple[str, ...]]:
-        """The state with the experiment's other completed trials among the own observations."""
-        new = [arm for arm in self._site.others() if arm.key not in taken]
-        if not new:
-            return inner, taken
-        taken = (*taken, *(arm.key for arm in new))
-        points, values = [], []
-        for arm in new:
-            try:
-                points.append(self._site.map.from_ax(dict(arm.parameters)))
-                values.append(arm.value)
-            except InputDataError:
-                logger.warning("trial %s of site %r is out of space", arm.key, self._site.name)
-        if not points:
-            return inner, taken
-        if not _takes_data(self.inner):
-            logger.warning(
-                "%r takes no data during a run: %d trials of its own are left out",
-                self._site.name,
-                len(points),
-            )
-            return inner, taken
-        Y = torch.tensor(values, dtype=torch.float64).unsqueeze(-1)
-        return _with_data(self.inner, inner, torch.cat(points), Y), taken
-
-
-def _takes_data(agent: object) -> bool:
-    """Whether an agent may get further observations: its guarantee must not count them."""
-    if isinstance(agent, FedGPAgent):
-        return agent.private_sum.mechanism is None
-    return isinstance(agent, FTSAgent)
-
-
-def _with_data(agent: Any, state: Any, X: Tensor, Y: Tensor) -> Any:
-    outcome: Outcome = agent.space.outcome
-    X = torch.cat([state.X, X])
-    Y = torch.cat([state.Y, outcome.to_public(Y)])
-    state = replace(state, X=X, Y=Y)
-    if isinstance(agent, FTSAgent):  # hyperparameters of the own model belong to data
-        fresh = replace(agent, data=(X, outcome.from_public(Y))).start()
-        state = replace(state, own=fresh.own)
-    return state
-
-
-def _packed(state: Any) -> bytes:
-    return encode(state, max_bytes=STATE_BYTES)
+    def respond(self, request: bytes, *, defer: bool = False) -> bytes:
+        self._read()
+        return super().respond(request, defer=defer)
 
 
 class AxSite:
-    """One agent whose objective is an Ax experiment.
+    """One agent whose trials are those of an Ax experiment.
 
     Any engine may ask `site` to respond; the experiment's trials come from `node`.
 
@@ -469,12 +339,11 @@ class AxSite:
         agent: The site's side of the protocol.
         space: The federation's search space.
         run: The run's name.
-        store: Where the record is kept; default in memory. Its own.
-        journal: Where observations are kept; default in memory.
-        attempts: How many trials of one point may fail before the query is left out.
+        log: What the site must not lose; default in memory. Its own.
+        attempts: How many trials of one point may fail before its evaluation has failed.
 
     Attributes:
-        key: The name by which nodes find the site; the same after a restart with the same store.
+        site: The site.
         finished: Whether the protocol is over, if the engine says so.
     """
 
@@ -485,29 +354,21 @@ class AxSite:
         space: SearchSpace,
         *,
         run: str = "run",
-        store: Store | None = None,
-        journal: Journal | None = None,
+        log: Log | None = None,
         attempts: int = 2,
     ) -> None:
         if attempts < 1:
             raise InputDataError(f"A point needs at least one attempt, got {attempts}.")
-        store = MemoryStore() if store is None else store
-        token = store.get("ax-site")
-        if token is None:
-            token = secrets.token_hex(8).encode()
-            store.put("ax-site", token)
         self.name = name
         self.space = space
-        self.key = f"{run}/{name}/{token.decode()}"
         self.finished = False
-        self.waiting = False
         self.exchange: Callable[[], object] | None = None  # goes on with the rounds, if it can
         self._attempts = attempts
         self._experiment: Experiment | None = None
         self._map: AxMap | None = None
-        self._asked: tuple[Tensor, int] | None = None
-        self._agent = _AxAgent(agent, self)
-        self.site = Site(name, self._agent, self._evaluated, run=run, store=store, journal=journal)
+        self._left_out: set[str] = set()  # arms that cannot be attached
+        self.site: Site = _ReadingSite(self._read_if_joined, name, agent, None, run=run, log=log)
+        self.key = f"{run}/{name}/{self.site.token}"
         _SITES[self.key] = self
 
     def __repr__(self) -> str:
@@ -559,59 +420,61 @@ class AxSite:
 
     # -------------------------------------------------------------- what trials say
 
-    def wanted(self) -> list[TParameterization]:
-        """Points that the agent waits for and that no trial is about."""
-        if self._asked is None:
-            return []
-        return [row.point for row in self.rows(*self._asked) if row.status == "wanted"]
+    def read(self) -> None:
+        """Tell the site what has become of its trials, and attach the experiment's others."""
+        fates = self._fates()
+        for number, (fate, value) in fates.items():
+            if fate == "done":
+                self.site.tell(number, value)
+            elif fate == "dropped":
+                self.site.fail(number, "its trial failed, or was abandoned or stopped")
+        for arm in self._all_arms():
+            if arm.status == "done" and (arm.tag is None or arm.tag[0] != self.key):
+                self._attach(arm)
 
-    def others(self) -> list[_Arm]:
-        """Completed arms that this site has not asked for."""
-        return [
-            arm
-            for arm in self._all_arms()
-            if arm.status == "done" and (arm.tag is None or arm.tag[0] != self.key)
-        ]
+    def _read_if_joined(self) -> None:
+        if self.joined:
+            self.read()
 
-    def rows(self, X: Tensor, request: int) -> list[_Row]:
-        """What has become of the points `q x d` of a request."""
-        arms = [arm for arm in self._all_arms() if arm.tag == (self.key, request)]
-        rows = []
-        for point in self.map.to_ax(X):
-            same = [arm for arm in arms if arm.parameters == point]
-            live = next((arm for arm in same if arm.status in ("done", "open")), None)
-            if live is not None:
-                arms.remove(live)  # equal points have a trial each
-                rows.append(_Row(point, live.status, live.value))
-                continue
-            failed = sum(arm.status == "failed" for arm in same)
-            over = failed >= self._attempts or any(arm.status == "dropped" for arm in same)
-            rows.append(_Row(point, "dropped" if over else "wanted", math.nan))
-        return rows
+    def wanted(self) -> list[int]:
+        """Trials of the site that are to be evaluated and that no trial of Ax is about."""
+        return [number for number, (fate, _) in self._fates().items() if fate == "wanted"]
+
+    def parameters(self, trial: int) -> TParameterization:
+        """The point of an open trial as Ax names it."""
+        (point,) = self.map.to_ax(self.site.point(trial))
+        return point
+
+    def _fates(self) -> dict[int, tuple[Status, float]]:
+        """What has become of the open trials, and the values of those that are done."""
+        arms: dict[int, list[_Arm]] = {}
+        for arm in self._all_arms():
+            if arm.tag is not None and arm.tag[0] == self.key:
+                arms.setdefault(arm.tag[1], []).append(arm)
+        return {trial.id: self._fate(arms.get(trial.id, [])) for trial in self.site.pending()}
+
+    def _fate(self, arms: Sequence[_Arm]) -> tuple[Status, float]:
+        for wanted in ("done", "open"):
+            for arm in arms:
+                if arm.status == wanted:
+                    return arm.status, arm.value
+        failed = sum(arm.status == "failed" for arm in arms)
+        over = failed >= self._attempts or any(arm.status == "dropped" for arm in arms)
+        return "dropped" if over else "wanted", math.nan
+
+    def _attach(self, arm: _Arm) -> None:
+        if arm.key in self._left_out:
+            return
+        try:
+            self.site.attach(self.map.from_ax(dict(arm.parameters)), arm.value, label=arm.key)
+        except InputDataError as error:
+            self._left_out.add(arm.key)
+            logger.warning("trial %s of site %r is left out: %s", arm.key, self.name, error)
 
     def _all_arms(self) -> list[_Arm]:
         metric = self.map.metric
         assert self._experiment is not None
         return _arms(self._experiment, metric)
-
-    def _evaluated(self, X: Tensor) -> Tensor | Pending:
-        """The objective: values of completed trials, or `Pending()`."""
-        request = self.site.state.requests
-        self._asked = X, request
-        rows = self.rows(X, request)
-        self.waiting = any(row.status in ("open", "wanted") for row in rows)
-        if self.waiting:
-            return Pending()
-        # A point that was dropped after others went on without us: a value must end the query.
-        values = [self._worst() if row.status == "dropped" else row.value for row in rows]
-        return torch.tensor(values, dtype=torch.float64).unsqueeze(-1)
-
-    def _worst(self) -> float:
-        known = [arm.value for arm in self._all_arms() if arm.status == "done"]
-        outcome = self.space.outcome
-        if not known:
-            return float(outcome.from_public(torch.tensor(-3.0)))
-        return max(known) if outcome.minimize else min(known)
 
 
 # ------------------------------------------------------------------ the node
@@ -639,13 +502,14 @@ class FederatedGenerationNode(ExternalGenerationNode):
             name=name, should_deduplicate=False, transition_criteria=transition_criteria
         )
         self.site = site
-        self._given: list[TParameterization] = []  # since the last update; not yet trials
+        self._given: list[int] = []  # since the last update; not yet trials of Ax
 
     def update_generator_state(self, experiment: Experiment, data: Data) -> None:
         """Read the trials, and exchange rounds as far as they reach; also without data."""
         self._given = []
         site = self._live()
         site.bind(experiment)
+        site.read()
         if site.exchange is not None:
             site.exchange()
 
@@ -656,10 +520,11 @@ class FederatedGenerationNode(ExternalGenerationNode):
             RoundOpen: There is none until trials are completed, here or at other sites.
             GenerationStrategyCompleted: The protocol is over.
         """
-        left = self._left()
+        left = self._left() or self._new()
         if left:
             self._given.append(left[0])
-            return left[0]
+            self._live().site.take(left[0])
+            return self._live().parameters(left[0])
         site = self._live()
         if site.finished:
             raise GenerationStrategyCompleted(f"The run of site {site.name!r} is over.")
@@ -671,14 +536,16 @@ class FederatedGenerationNode(ExternalGenerationNode):
     def new_trial_limit(self, raise_generation_errors: bool = False) -> int:
         """How many trials can be proposed now."""
         self.update_generator_state(self.experiment, self.experiment.lookup_data())
-        return len(self._left())
+        site = self._live().site
+        return len(self._left()) + site.left
 
-    def _left(self) -> list[TParameterization]:
-        left = self._live().wanted()
-        for point in self._given:
-            if point in left:
-                left.remove(point)
-        return left
+    def _left(self) -> list[int]:
+        return [trial for trial in self._live().wanted() if trial not in self._given]
+
+    def _new(self) -> list[int]:
+        """A new trial of the site, if it has one."""
+        site = self._live().site
+        return [trial.id for trial in site.ask()] if site.left else []
 
     def _live(self) -> AxSite:
         site = _SITES.get(self.site)
@@ -694,9 +561,10 @@ class FederatedGenerationNode(ExternalGenerationNode):
         if fixed is not None and fixed.parameters:
             raise UnsupportedError("A federation's point cannot have fixed parameters.")
         run = super()._gen(experiment=experiment, **kwargs)
-        site = self._live()
-        assert site._asked is not None
-        run._gen_metadata = {**(run.gen_metadata or {}), TAG: [site.key, site._asked[1]]}
+        run._gen_metadata = {
+            **(run.gen_metadata or {}),
+            TAG: [self._live().key, self._given[-1]],
+        }
         return run
 
     @classmethod
@@ -750,7 +618,7 @@ class AxFederation:
     It is for one thread at a time.
 
     Args:
-        protocol: Its settings, e.g. `FTS(rounds=20, every=1)` or `FedGP(rounds=20)`.
+        protocol: Its settings, e.g. `FTS(budget=20, every=1)` or `FedGP(budget=20)`.
         clients: Clients by the names of their sites; or the names alone, whose clients `join`
             later: on loading from JSON, the federation must be there first.
         space: The search space; default that of the first client, with an outcome that has centre 0
@@ -760,10 +628,10 @@ class AxFederation:
         folder: Keeps the run from its first message on; the same folder goes on with it.
         quorum: How many sites must answer before a round goes on; default all. The others are
             heard when their trials are completed.
-        attempts: How many trials of a point may fail before its query is left out.
+        attempts: How many trials of a point may fail before its evaluation has failed.
 
     Example:
-        >>> federation = AxFederation(FTS(rounds=20, every=1), {"a": a, "b": b}, seed=0)
+        >>> federation = AxFederation(FTS(budget=20, every=1), {"a": a, "b": b}, seed=0)
         >>> for index, point in a.get_next_trials(max_trials=1).items():
         ...     a.complete_trial(index, raw_data={"loss": train(**point)})
     """
@@ -853,7 +721,7 @@ class AxFederation:
 
     def history(self, name: AgentId) -> tuple[Tensor, Tensor]:
         """What a site was asked and has told: `n x d` points, `n x 1` values of the metric."""
-        seen = list(self.sites[name].site.journal)
+        seen = [o for o in self.sites[name].site.observations() if o.status == "completed"]
         if not seen:
             return torch.zeros(0, self.space.dim).double(), torch.zeros(0, 1).double()
         return torch.cat([o.X for o in seen]), torch.cat([o.Y for o in seen])
@@ -870,17 +738,19 @@ class AxFederation:
 
     def _exchanged(self, outgoing: Outgoing) -> Exchanged:
         """One attempt of a round; `_Waiting` while too many sites are at work."""
-        for site in self.sites.values():
-            site.waiting = False
         exchanged = self._engine(outgoing)
-        ready = sum(not self.sites[name].waiting for name in outgoing.requests)
-        if ready < min(self._quorum, len(outgoing.requests)):
+        if not outgoing.defer and len(self._busy(exchanged)) > len(self.names) - self._quorum:
             raise _Waiting
         return exchanged
 
+    def _busy(self, exchanged: Exchanged) -> list[AgentId]:
+        return [
+            name for name, answer in exchanged.replies.items() if refusal_code(answer) == "busy"
+        ]
+
 
 def _logged(round_: Round) -> None:
-    logger.info("exchange %d: %d sites heard", round_.serial, len(round_.heard))
+    logger.info("exchange %d: %d sites replied", round_.serial, len(round_.replied))
 
 
 def _agent_seed(seed: int, name: AgentId) -> int:
@@ -898,12 +768,11 @@ def _site(
 ) -> AxSite:
     if folder is None:
         return AxSite(name, agent, space, run=run, attempts=attempts)
-    home = site_folder(folder, name)
-    store, journal = FileStore(home), FileJournal(home / "journal")
+    log = FileLog(site_folder(folder, name), SITE_EVENTS)
     try:
-        return AxSite(name, agent, space, run=run, store=store, journal=journal, attempts=attempts)
+        return AxSite(name, agent, space, run=run, log=log, attempts=attempts)
     except BaseException:
-        journal.close()
+        log.close()
         raise
 
 

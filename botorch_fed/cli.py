@@ -32,11 +32,13 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
 
 from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.federation.registry import PROTOCOLS
 from botorch_fed.version import __version__
 
 if TYPE_CHECKING:
@@ -57,7 +59,7 @@ EPILOG = """exit codes:
 RUN_EPILOG = """a study file, complete (botorch_fed/study.py describes all keys):
   objective = "tuning:score"   # tuning.py beside it: score(agent: str, **parameters) -> float
   agents = ["north", "south"]
-  rounds = 12
+  budget = 12                  # evaluations of each agent, the initial ones included
   seed = 0
   [space]
   C = { type = "real", lower = 1e-3, upper = 1e3, log = true }
@@ -67,21 +69,21 @@ RUN_EPILOG = """a study file, complete (botorch_fed/study.py describes all keys)
   scale = 0.1
   [protocol]
   name = "dp-fts-de"
-  [budget]
+  [privacy]
   epsilon = 2.0
   delta = 1e-5"""
-PROTOCOLS = ("fts", "dp-fts-de", "fed-gp", "private-ucb")
 ADJACENCIES = ("zero-out", "replace-one")
 MECHANISMS = ("gaussian-sum", "weighted", "correlated")
 SHELLS = ("bash", "zsh", "fish")
 KEYS_HELP = 'of channel = "ckks": one\'s own folder of those that site keys made; needed once'
 DEMO_SITES = 8
-DEMO_ROUNDS = 12
+DEMO_BUDGET = 12
 DEMO_REPEATS = 5
 DEMO_OUT = "botorch-fed-demo"
 DEFAULT_TOGETHER = "together, default first"
 NEWCOMER_MARKS = (1, 2, 3, 5)
-DEMO_BUDGETS = {"dp-fts-de": (4.0, 1e-3), "private-ucb": (4.0, 1e-5)}
+DEMO_EPSILON = 4.0
+DEMO_DELTA = 1e-3  # of protocols that have no default: eight sites are protected
 
 
 class UsageError(FederatedError):
@@ -155,7 +157,7 @@ def _message_of(error: Exception) -> str:
     text = str(error).strip()
     if "Traceback (most recent call last)" in text:  # of a worker process: its last words
         last = text.splitlines()[-1]
-        return last.removeprefix("botorch_fed.study.ObjectiveError: ")
+        return last.removeprefix("botorch_fed.errors.ObjectiveError: ")
     return text
 
 
@@ -248,6 +250,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     _add_demo(commands)
     _add_run(commands)
+    _add_protocols(commands)
     _add_account(commands)
     _add_audit(commands)
     _add_report(commands)
@@ -287,17 +290,29 @@ def _count(least: int) -> Callable[[str], int]:
     return count
 
 
+def _renamed(text: str) -> NoReturn:
+    raise argparse.ArgumentTypeError(
+        f"--rounds is now --budget, evaluations of each site: write --budget {text}"
+    )
+
+
 def _add_demo(commands: Any) -> None:
     words = "eight sites tune a classifier together; tables against each alone, and of a newcomer"
     parser = _command(commands, "demo", _demo, words)
-    parser.add_argument("--protocol", choices=PROTOCOLS, default="fts", help="default fts")
     parser.add_argument(
-        "--rounds",
-        type=_count(3),
-        default=DEMO_ROUNDS,
-        metavar="N",
-        help=f"evaluations of each site, the first points included; default {DEMO_ROUNDS}",
+        "--protocol",
+        choices=[*PROTOCOLS],
+        default=next(iter(PROTOCOLS)),
+        help=f"default {next(iter(PROTOCOLS))}",
     )
+    parser.add_argument(
+        "--budget",
+        type=_count(3),
+        default=DEMO_BUDGET,
+        metavar="N",
+        help=f"evaluations of each site, the initial ones included; default {DEMO_BUDGET}",
+    )
+    parser.add_argument("--rounds", type=_renamed, help=argparse.SUPPRESS)
     parser.add_argument("--seed", type=_count(0), default=0, metavar="S", help="default 0")
     parser.add_argument(
         "--repeats",
@@ -486,13 +501,13 @@ def _demo(arguments: argparse.Namespace) -> _Done:
     _say(
         arguments,
         f"{DEMO_SITES} sites with skewed shares of scikit-learn's digits tune C and gamma of a "
-        f"support vector machine:\n{arguments.rounds} evaluations each, validation accuracy, "
+        f"support vector machine:\n{arguments.budget} evaluations each, validation accuracy, "
         f"{arguments.repeats} repeat(s), each with other shares, {arguments.protocol}.",
     )
     found = _demo_runs(arguments)
     found.first.save(arguments.out / "together")
     _show(arguments, _site_table(found, arguments))
-    _show(arguments, _gain_table(found, arguments.rounds))
+    _show(arguments, _gain_table(found, arguments.budget))
     if found.newcomers:
         _show(arguments, _newcomer_table(found.newcomers))
     for line in (*_verdict(found, arguments), *_privacy_words(found.first)):
@@ -516,15 +531,17 @@ def _demo_runs(arguments: argparse.Namespace) -> _Demo:
     arms = {name: _demo_arm(name, study, problems) for name, study in studies.items()}
     pooled = {seed: problem.pooled() for seed, problem in problems.items()}
     arms["pooled data"] = _demo_arm("pooled data", studies["alone"], pooled)
-    curves = {name: arm.curves(arguments.rounds) for name, arm in arms.items()}
-    marks = _marks(arguments.rounds)
+    curves = {name: arm.curves(arguments.budget) for name, arm in arms.items()}
+    marks = _marks(arguments.budget)
     gains = {"together - alone": _gains(curves["together"], curves["alone"], marks)}
     if DEFAULT_TOGETHER in arms:
         with_default = _gains(curves[DEFAULT_TOGETHER], curves["default first"], marks)
         gains["the same, default first"] = with_default
     newcomers = {}
-    if arguments.protocol == "fts":
-        told = _newcomers(arms["alone"], problems, min(NEWCOMER_MARKS[-1], arguments.rounds))
+    if _welcomes(studies["together"], problems[arguments.seed]):
+        told = _newcomers(
+            studies["together"], arms["alone"], problems, min(NEWCOMER_MARKS[-1], arguments.budget)
+        )
         for name in ("alone", "default first"):
             newcomers[name] = _gains(told, curves[name], NEWCOMER_MARKS)
     return _Demo(arms, gains, newcomers)
@@ -532,10 +549,10 @@ def _demo_runs(arguments: argparse.Namespace) -> _Demo:
 
 def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict[str, Any]:
     """The study of each arm: as many evaluations for all."""
-    from botorch_fed.protocols.fts import FTS
+    from botorch_fed.federation.registry import ALONE, study_class
     from botorch_fed.protocols.transfer_search import dealt_design
 
-    count, space, default = arguments.rounds, problem.space, problem.default
+    count, space, default = arguments.budget, problem.space, problem.default
     together, alone = _demo_study(arguments.protocol, count)
     points = {
         f"agent{index}": dealt_design(space, index, len(problem), count)
@@ -544,35 +561,41 @@ def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict
     studies = {
         "together": together,
         "alone": alone,
-        "Sobol": FTS(rounds=count, every=0, initial_design=points),
+        "Sobol": replace(study_class(ALONE)(budget=count).alone(), initial_design=points),
         "default first": replace(alone, default=default),
     }
-    if arguments.protocol != "private-ucb":  # which has no place for one
+    if _has(together, "default"):
         studies[DEFAULT_TOGETHER] = replace(together, default=default)
     return studies
 
 
 def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
     """The study, and the same machinery without messages: the same starts, own model and LogEI."""
-    from botorch_fed.protocols.dp_fts_de import DPFTSDE
-    from botorch_fed.protocols.fed_gp import FedGP
-    from botorch_fed.protocols.fts import FTS
-    from botorch_fed.protocols.private_ucb import PrivateUCB
-    from botorch_fed.protocols.transfer_search import MIN_OWN, TransferSearch
+    from botorch_fed.federation.registry import study_class
+    from botorch_fed.protocols.transfer_search import MIN_OWN
 
-    deaf = TransferSearch(listen=False)
-    start = min(MIN_OWN, evaluations - 1)
-    common: dict[str, Any] = {"rounds": evaluations - start, "num_initial": start}
-    epsilon, delta = DEMO_BUDGETS.get(protocol, (0.0, 0.0))
-    if protocol == "fed-gp":
-        return FedGP(**common), FedGP(search=deaf, channel="plain", **common)
-    if protocol == "dp-fts-de":
-        silent = DPFTSDE(strategy=deaf, releases=(), noise_kind="none", **common)
-        return DPFTSDE(epsilon=epsilon, delta=delta, **common), silent
-    alone = FTS(rounds=evaluations, every=0, strategy=deaf)
-    if protocol == "fts":
-        return FTS(rounds=evaluations), alone
-    return PrivateUCB(rounds=evaluations, epsilon=epsilon, delta=delta), alone
+    kind = study_class(protocol)
+    defaults = {item.name: item.default for item in fields(kind)}
+    settings: dict[str, Any] = {"budget": evaluations}
+    if "num_initial" in defaults and evaluations <= MIN_OWN:
+        settings["num_initial"] = evaluations - 1
+    if "epsilon" in defaults:
+        settings["epsilon"] = DEMO_EPSILON
+        settings |= {"delta": DEMO_DELTA} if defaults["delta"] is None else {}
+    together = kind(**settings)
+    return together, together.alone()
+
+
+def _has(study: Any, setting: str) -> bool:
+    return any(item.name == setting for item in fields(study))
+
+
+def _welcomes(study: Any, problem: SklearnTuning) -> bool:
+    """Whether agents who have finished can tell a newcomer at no price and in the open."""
+    names = tuple(f"agent{index}" for index in range(len(problem)))
+    active = _has(study, "active") and _has(study, "data")
+    sees = study.sees(problem.space, names)
+    return active and not (sees.noisy or sees.encrypted)
 
 
 def _demo_arm(name: str, study: Any, problems: Mapping[int, SklearnTuning]) -> _Arm:
@@ -585,14 +608,15 @@ def _demo_arm(name: str, study: Any, problems: Mapping[int, SklearnTuning]) -> _
     return _Arm(name, tuple(results))
 
 
-def _newcomers(alone: _Arm, problems: Mapping[int, SklearnTuning], evaluations: int) -> Tensor:
+def _newcomers(
+    study: Any, alone: _Arm, problems: Mapping[int, SklearnTuning], evaluations: int
+) -> Tensor:
     """Best values of sites that begin with what the others found alone, as `_Arm.curves`.
 
     Each site in turn is the newcomer; the others have not heard of it before.
     """
     import torch
 
-    from botorch_fed.protocols.fts import FTS
     from botorch_fed.run import run
 
     repeats = []
@@ -601,8 +625,8 @@ def _newcomers(alone: _Arm, problems: Mapping[int, SklearnTuning], evaluations: 
         curves = []
         for name in finished.names:
             data = {other: finished.history(other) for other in finished.names if other != name}
-            study = FTS(rounds=evaluations, active=(name,), data=data)
-            made = run(study, problems[finished.seed], seed=finished.seed, progress=False)
+            told = replace(study, budget=evaluations, active=(name,), data=data)
+            made = run(told, problems[finished.seed], seed=finished.seed, progress=False)
             curves.append(made.best(name))
         repeats.append(torch.stack(curves))
     return torch.stack(repeats)
@@ -641,7 +665,7 @@ def _half_width(differences: Tensor) -> float | None:
 def _site_table(found: _Demo, arguments: argparse.Namespace) -> Table:
     from rich.table import Table
 
-    title = f"Best accuracy after {arguments.rounds} evaluations, by site, seed {arguments.seed}"
+    title = f"Best accuracy after {arguments.budget} evaluations, by site, seed {arguments.seed}"
     table = Table("site", *found.arms, title=title)
     for name in found.first.names:
         bests = (arm.results[0].best(name)[-1] for arm in found.arms.values())
@@ -714,17 +738,16 @@ def _judged(what: str, gains: Sequence[_Gain]) -> list[str]:
 
 
 def _privacy_words(result: RunResult) -> list[str]:
-    said = result.privacy
-    if said is None:
-        return ["Privacy: no guarantee. Every site's message is a function of its data."]
+    said = result.privacy or {}
+    trust = "" if result.sees is None else result.sees.trust
     if "epsilon" not in said:
-        learned = said.get("learned_by", "the server reads every message")
-        return [f"Privacy: no guarantee; {learned}."]
+        return [f"Privacy: no guarantee. {trust}".rstrip()]
     noisy = "" if said["private"] else " NOT PRIVATE: the noise comes from a seed."
     return [
         f"Privacy: epsilon <= {said['epsilon']:.4g} at delta = {said['delta']:.3g} per "
         f"{said['unit']}, {said['adjacency']}, {said['releases']} release(s), by "
-        f"{said['accountant']}, of each run.{noisy}"
+        f"{said['accountant']}, of each run.{noisy}",
+        *([trust] if trust else []),
     ]
 
 
@@ -759,7 +782,7 @@ def _demo_document(
     arguments: argparse.Namespace, found: _Demo, report: Path | None
 ) -> dict[str, Any]:
     means = {
-        name: arm.curves(arguments.rounds).mean(dim=(0, 1)) for name, arm in found.arms.items()
+        name: arm.curves(arguments.budget).mean(dim=(0, 1)) for name, arm in found.arms.items()
     }
     together = [
         {
@@ -771,7 +794,7 @@ def _demo_document(
     return {
         "command": "demo",
         "protocol": arguments.protocol,
-        "evaluations": arguments.rounds,
+        "budget": arguments.budget,
         "seeds": [arguments.seed + repeat for repeat in range(arguments.repeats)],
         "best": {
             name: {site: float(arm.results[0].best(site)[-1]) for site in found.first.names}
@@ -822,14 +845,15 @@ def _run(arguments: argparse.Namespace) -> _Done:
     _check_folder(out, arguments.resume)
     result = run_study(study, out=out, resume=arguments.resume)
     _show(arguments, _result_table(result))
+    _show(arguments, _contribution_table(result))
     for line in _privacy_words(result):
         _say(arguments, line)
     if out is not None:
         _say(arguments, f"Saved in {out}: {PROGRAM} report {out}")
-    for line in _unheard(result):
+    for line in _silent(result):
         sys.stderr.write(f"note: {line}\n")
     if not result.records:
-        raise FederatedError("Nothing was evaluated: no agent was heard, see the notes above.")
+        raise FederatedError("Nothing was evaluated: no agent replied, see the notes above.")
     exhausted = bool((result.privacy or {}).get("exhausted"))
     if exhausted:
         sys.stderr.write(
@@ -860,15 +884,17 @@ def _show_plan(
     table = Table(show_header=False, title=f"Plan of {study.path.name}: nothing was evaluated")
     table.add_row("protocol", found.protocol)
     table.add_row("space", f"{', '.join(study.space.names)} ({found.columns} columns)")
-    table.add_row("rounds", f"{found.rounds}")
     table.add_row(
-        "evaluations", f"up to {found.evaluations} of each of {agents}, {found.total:,} in all"
+        "budget",
+        f"{found.budget} evaluations of each of {agents}, initial ones included, "
+        f"{found.total:,} in all",
     )
+    table.add_row("rounds", f"{found.rounds}")
     table.add_row("bytes per round", _bytes_words(found))
-    table.add_row("privacy", "no guarantee" if found.promise is None else str(found.promise))
+    table.add_row("privacy", "no guarantee" if found.price is None else str(found.price))
     if found.signal:
         table.add_row("signal", found.signal)
-    table.add_row("who sees what", "\n".join(found.sees))
+    table.add_row("who sees what", str(found.sees))
     table.add_row("folder", "none: an interrupted run is lost" if out is None else str(out))
     _show(arguments, table)
 
@@ -880,24 +906,23 @@ def _bytes_words(found: Plan) -> str:
     return f"{counts}\n({found.bytes_note})"
 
 
-def _unheard(result: RunResult) -> list[str]:
-    """Who was not heard in how many rounds, and why last."""
+def _silent(result: RunResult) -> list[str]:
+    """Who did not reply in how many exchanges, and why last."""
     missed: dict[str, list[str]] = {}
     for row in result.rounds:
-        if not row["heard"]:
+        if not row["replied"]:
             missed.setdefault(row["agent"], []).append(row["failure"] or "unknown")
     return [
-        f"{agent} was not heard in {len(why)} exchange(s), the last time because: {why[-1]}."
+        f"{agent} did not reply in {len(why)} exchange(s), the last time because: {why[-1]}."
         for agent, why in missed.items()
     ]
 
 
 def _best(result: RunResult, agent: str) -> tuple[int, float, dict[str, Any]]:
     """An agent's number of evaluations, its best value and where that was."""
-    X, Y = result.history(agent)
-    public = result.space.outcome.to_public(Y)
-    row = int(public.argmax())
-    return len(Y), float(Y[row]), dict(result.space.from_unit(X[row : row + 1])[0])
+    _, Y = result.history(agent, given=True)
+    best = Y.min() if result.space.outcome.minimize else Y.max()
+    return len(result.history(agent)[1]), float(best), result.best_parameters(agent)
 
 
 def _result_table(result: RunResult) -> Table:
@@ -917,12 +942,28 @@ def _result_table(result: RunResult) -> Table:
     return table
 
 
+def _contribution_table(result: RunResult) -> Table:
+    from rich.table import Table
+
+    head = ("agent", "sent", "received", "bytes up", "bytes down", "last reply")
+    table = Table(*head, title="Messages")
+    for row in result.contributions():
+        sent, received, last = (
+            "unknown" if row[key] is None else str(row[key])
+            for key in ("messages_sent", "messages_received", "last_replied")
+        )
+        last = "none" if row["last_replied"] is None else f"exchange {last}"
+        sizes = (f"{row[key]:,}" for key in ("bytes_up", "bytes_down"))
+        table.add_row(row["site"], sent, received, *sizes, last)
+    return table
+
+
 def _result_document(result: RunResult, out: Path | None) -> dict[str, Any]:
-    heard = {row["agent"] for row in result.records}
+    evaluated = {row["agent"] for row in result.records}
     best = {
         agent: dict(zip(("evaluations", "value", "point"), _best(result, agent), strict=True))
         for agent in result.names
-        if agent in heard
+        if agent in evaluated
     }
     return {
         "command": "run",
@@ -930,10 +971,55 @@ def _result_document(result: RunResult, out: Path | None) -> dict[str, Any]:
         "seed": result.seed,
         "agents": list(result.names),
         "best": best,
+        "budget": result.budget,
+        "contributions": result.contributions(),
         "bytes_per_round": result.bytes_per_round(),
         "privacy": result.privacy,
         "out": out,
     }
+
+
+# ------------------------------------------------------------------ protocols
+
+
+def _add_protocols(commands: Any) -> None:
+    words = "the protocols that a study file can name, and the settings of one"
+    parser = _command(commands, "protocols", _protocols, words)
+    parser.add_argument(
+        "name", nargs="?", metavar="NAME", help="one of them, or module:Name of a study class"
+    )
+
+
+def _protocols(arguments: argparse.Namespace) -> _Done:
+    from rich.markup import escape
+    from rich.table import Table
+
+    from botorch_fed.federation.registry import study_class
+    from botorch_fed.study import settings
+
+    if arguments.name is None:
+        names = {name: _first_line(study_class(name)) for name in PROTOCOLS}
+        table = Table("name", "what it is")
+        for name, words in names.items():
+            table.add_row(name, words)
+        _show(arguments, table)
+        return _Done({"command": "protocols", "protocols": names})
+    sys.path.insert(0, str(Path.cwd()))  # where a study file would lie
+    try:
+        rows = settings(study_class(arguments.name))
+    except FederatedError as error:
+        raise UsageError(str(error)) from error
+    title = f"{arguments.name}: settings of the table [protocol]"
+    table = Table("setting", "expected", "default", "meaning", title=escape(title))
+    for row in rows:
+        table.add_row(row.name, *map(escape, (row.expected, row.default, row.doc)))
+    _show(arguments, table)
+    found = {"command": "protocols", "name": arguments.name}
+    return _Done({**found, "settings": [asdict(row) for row in rows]})
+
+
+def _first_line(kind: type[Any]) -> str:
+    return (kind.__doc__ or "").strip().split("\n")[0]
 
 
 # ------------------------------------------------------------------ account
@@ -1145,6 +1231,13 @@ def _add_hub(commands: Any) -> None:
         help="of them, for agents that are not there and were before; default 60",
     )
     run.add_argument(
+        "--idle",
+        type=float,
+        default=math.inf,
+        metavar="SECONDS",
+        help="that a round waits while no site has finished its evaluation; default without end",
+    )
+    run.add_argument(
         "--quorum",
         type=_count(0),
         default=1,
@@ -1225,22 +1318,25 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
         resume=arguments.resume,
         deadline=arguments.deadline,
         absence=arguments.absence,
+        idle=arguments.idle,
         quorum=arguments.quorum,
         retries=arguments.retries,
         keys=arguments.keys,
-        watch=lambda rounds: _note(f"{rounds} of {study.rounds} rounds"),
+        watch=lambda done: _note(f"{done} of {study.budget} evaluations of each site"),
     )
-    heard = dict.fromkeys(study.agents, 0)
-    for row in result.rounds:
-        heard[row["agent"]] += row["heard"]
-    for name, count in heard.items():
-        _say(arguments, f"{name}: heard in {count} rounds")
+    _show(arguments, _contribution_table(result))
+    contributions = result.contributions()
     for line in [*_privacy_words(result), f"Saved in {out}. Each site has its own observations."]:
         _say(arguments, line)
-    if not any(heard.values()):
-        raise FederatedError("No site was heard in any round: are they online (hub sites)?")
+    if all(row["last_replied"] is None for row in contributions):
+        raise FederatedError("No site has replied in any round: are they online (hub sites)?")
     exhausted = bool((result.privacy or {}).get("exhausted"))
-    document = {"command": "hub run", "out": out, "heard": heard, "privacy": result.privacy}
+    document = {
+        "command": "hub run",
+        "out": out,
+        "contributions": contributions,
+        "privacy": result.privacy,
+    }
     return _Done(document, EXHAUSTED if exhausted else FINE)
 
 
@@ -1265,6 +1361,7 @@ def _add_site(commands: Any) -> None:
         help="that a request waits for the objective before the site is busy; default 20",
     )
     start.add_argument("--keys", type=Path, metavar="DIR", help=KEYS_HELP)
+    _add_trials(verbs)
     keys = _command(verbs, "keys", _site_keys, "the one key of ckks, by whom all sites trust")
     keys.add_argument("study", type=Path, metavar="STUDY.toml")
     keys.add_argument("folder", type=Path, metavar="DIR")
@@ -1273,6 +1370,73 @@ def _add_site(commands: Any) -> None:
     shown.add_argument("study", type=Path, metavar="STUDY.toml")
     shown.add_argument("--name", required=True, help="which of the study's agents this is")
     shown.add_argument("--out", type=Path, metavar="DIR", help=f"save it for {PROGRAM} report")
+
+
+def _add_trials(verbs: Any) -> None:
+    """The trial service, for sites with objective = "ask", and for results of other origin."""
+
+    def verb(name: str, help_: str) -> argparse.ArgumentParser:
+        parser = _command(verbs, name, partial(_site_verb, name), help_)
+        parser.add_argument("folder", type=Path, metavar="SITE")
+        return parser
+
+    ask = verb("ask", "new trials to evaluate")
+    ask.add_argument("-n", type=int, default=1, metavar="N", help="how many; default 1")
+    tell = verb("tell", "the value of an open trial")
+    tell.add_argument("id", type=int, metavar="TRIAL")
+    tell.add_argument("value", type=float, metavar="VALUE")
+    fail = verb("fail", "an open trial has no value")
+    fail.add_argument("id", type=int, metavar="TRIAL")
+    fail.add_argument("--reason", default="", help="kept at the site")
+    attach = verb("attach", "a result that exists already")
+    attach.add_argument("parameters", nargs="+", metavar="NAME=VALUE", type=_named_value)
+    attach.add_argument("--value", required=True, type=float, help="the outcome as measured")
+    attach.add_argument("--label", default="", help="its name: no result is added twice")
+    for parser in (tell, attach):
+        parser.add_argument("--sem", type=float, help="the standard error of the value")
+    verb("status", "all trials, and the best")
+
+
+def _named_value(text: str) -> tuple[str, Any]:
+    name, separator, value = text.partition("=")
+    if not (name and separator):
+        raise argparse.ArgumentTypeError(f"expected NAME=VALUE, got {text!r}")
+    try:
+        return name, json.loads(value)
+    except ValueError:
+        return name, value
+
+
+def _site_verb(verb: str, arguments: argparse.Namespace) -> _Done:
+    from rich.table import Table
+
+    from botorch_fed.deploy import SiteFolder
+
+    keys = ("n", "id", "value", "sem", "reason", "label", "parameters")
+    given = {key: getattr(arguments, key) for key in keys if hasattr(arguments, key)}
+    if "parameters" in given:
+        given["parameters"] = dict(given["parameters"])
+    found = SiteFolder(arguments.folder.resolve()).perform(verb, given)
+    trials = found["trials"]
+    if trials:
+        names = list(trials[0]["parameters"])
+        table = Table("trial", *names, "status", "value", "note")
+        for trial in trials:
+            values = [_short(trial["parameters"][name]) for name in names]
+            value = "" if trial["value"] is None else f"{trial['value']:.6g}"
+            note = trial["reason"] or trial["label"]
+            table.add_row(str(trial["id"]), *values, trial["status"], value, note)
+        _show(arguments, table)
+    if "note" in found:
+        _say(arguments, f"No new trial: {found['note']}.")
+    if found.get("best"):
+        best = found["best"]
+        _say(arguments, f"Best: trial {best['id']} with {best['value']:.6g}.")
+    return _Done({"command": f"site {verb}", **found})
+
+
+def _short(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 def _site_init(arguments: argparse.Namespace) -> _Done:

@@ -38,13 +38,16 @@ from secrets import token_hex
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from botorch_fed.engines.flower import FlowerExchange
-from botorch_fed.engines.site_process import Background, SiteProcess
+from botorch_fed.engines.site_process import Background, SiteProcess, ask_site, is_listening
+from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.protocols.base import AgentId, secrets_in, with_stores
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileBlobs, FileJournal, FileStore
+from botorch_fed.protocols.store import FileBlobs, FileStore
 from botorch_fed.run import RunResult, host, make_agent, site_result
-from botorch_fed.study import NamedObjective, StudyFile, open_books, read_study
+from botorch_fed.study import BY_HAND, NamedObjective, StudyFile, open_books, read_study
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -57,6 +60,7 @@ DAYS = 825  # that a hub's certificates are good for
 GRACE = 10.0  # seconds that a process has to end
 LOOK = 0.5  # seconds between two looks at a run
 MISSES = 5  # of these looks in a row that may fail
+PAUSE = 10.0  # seconds between two questions to sites that all evaluate
 PATIENCE = 120.0  # seconds that a command of Flower's may take
 
 
@@ -208,6 +212,7 @@ class Hub:
         resume: bool = False,
         deadline: float = 600.0,
         absence: float = 60.0,
+        idle: float = math.inf,
         quorum: int = 1,
         retries: int = 0,
         keys: str | Path | None = None,
@@ -221,10 +226,13 @@ class Hub:
             resume: Go on with the run in `out`.
             deadline: For how many seconds a round waits for its agents.
             absence: For how many of them it waits for agents that are not there.
+            idle: For how many seconds a round waits in which no evaluation is finished at any site.
+                After one, sites that still evaluate send what they have already.
             quorum: The least number of replies with which a round may go on.
             retries: How often a round below it is asked again before the run stops.
             keys: The hub's folder of those that `make_keys` made; needed once.
-            watch: Called with the number of finished rounds when it has changed.
+            watch: Called with the number of evaluations that each site has been asked for, when it
+                has changed.
 
         Raises:
             DeployError: The run stopped; the message says why. What is in `out` is good.
@@ -234,6 +242,8 @@ class Hub:
             raise DeployError(
                 f"Deadline and absence are numbers of seconds, got {deadline} and {absence}."
             )
+        if not idle >= 0:
+            raise DeployError(f"Expected idle >= 0 seconds, got {idle}.")
         path, folder = Path(study).resolve(), Path(out).resolve()
         self.nodes(read_study(path).agents)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -248,6 +258,7 @@ class Hub:
             "resume": resume,
             "deadline": float(deadline),
             "absence": float(absence),
+            "idle": -1.0 if math.isinf(idle) else float(idle),
             "quorum": quorum,
             "retries": retries,
         }
@@ -282,10 +293,10 @@ class Hub:
         """Until Flower says that the run is over, or it has told its outcome."""
         seen, looks, misses = -1, 0, 0
         while not outcome.exists():
-            rounds = _rounds(log)
-            if watch is not None and rounds != seen:
-                watch(rounds)
-                seen = rounds
+            done = _evaluations(log)
+            if watch is not None and done != seen:
+                watch(done)
+                seen = done
             looks += 1
             if looks % 20 == 0:
                 try:
@@ -347,6 +358,8 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
                 seed=study.seed,
                 out=out,
                 resume=bool(config["resume"]),
+                idle=float(config["idle"]) if float(config["idle"]) >= 0 else math.inf,
+                pause=PAUSE,
                 quorum=int(config["quorum"]),
                 retries=int(config["retries"]),
             )
@@ -411,27 +424,22 @@ class SiteFolder:
             raise DeployError(
                 f"{self.folder} is no site's folder. Make one: botorch-fed site init {self.folder}"
             )
-        study.load()
+        by_hand = study.objective == BY_HAND
+        if not by_hand:
+            study.load()
+        objective = None if by_hand else Background(NamedObjective(study, name), patience)
         home = self.home(study)
-        store = FileStore(home)
         blobs = FileBlobs(home / "broadcasts")
         secrets = FileStore(home / "secrets")
         if keys is not None:
             _copy_keys(keys, secrets)
         protocol = with_stores(study.study(), study.agents, lambda _: secrets)
         agent = make_agent(protocol, name, study.space, study.seed, blobs)
-        journal = FileJournal(home / "journal")
+        log = FileLog(home, SITE_EVENTS)
         try:
-            return Site(
-                name,
-                agent,
-                Background(NamedObjective(study, name), patience),
-                run=study.fingerprint,
-                store=store,
-                journal=journal,
-            )
+            return Site(name, agent, objective, run=study.fingerprint, log=log)
         except BaseException:
-            journal.close()
+            log.close()
             raise
 
     def command(self, hub: str, certificates: str | Path, port: int) -> list[str]:
@@ -475,6 +483,7 @@ class SiteFolder:
         ended = None
         with (
             _alone(self.folder / "lock", f"the site in {self.folder}"),
+            self._remembered(study, name),
             SiteProcess(
                 self.site(study, name, patience=patience, keys=keys), self.folder / "socket"
             ) as process,
@@ -499,6 +508,44 @@ class SiteFolder:
                 "the hub does not know this node's key: have node.pub admitted."
             )
 
+    @contextlib.contextmanager
+    def _remembered(self, study: StudyFile, name: AgentId) -> Iterator[None]:
+        """Note which study the site takes part in, for those who ask it for trials."""
+        noted = {"study": str(study.path.resolve()), "name": name}
+        _write_private(self.folder / "site.json", json.dumps(noted))
+        yield
+
+    def perform(self, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """A verb of the trial service, see `engines.verbs`.
+
+        The site's process does it, if it runs; otherwise it is done on the site's log.
+
+        Args:
+            verb: ``"ask"``, ``"tell"``, ``"fail"``, ``"attach"`` or ``"status"``.
+            arguments: Of the verb, by name.
+
+        Raises:
+            DeployError: The verb's own error, or the site has not been started yet.
+        """
+        noted = self.folder / "site.json"
+        if not noted.exists():
+            raise DeployError(
+                f"{self.folder} takes part in no study yet: begin with botorch-fed site start."
+            )
+        socket_ = self.folder / "socket"
+        if is_listening(socket_):
+            found = ask_site(socket_, verb, arguments)
+        else:
+            settings = json.loads(noted.read_text())
+            with (
+                _alone(self.folder / "lock", f"the site in {self.folder}"),
+                self.site(read_study(settings["study"]), settings["name"]) as site,
+            ):
+                found = perform(site, verb, arguments)
+        if "error" in found:
+            raise DeployError(found["error"])
+        return found
+
     def result(self, study: StudyFile, name: AgentId) -> RunResult:
         """What this site has observed in a study."""
         if not self.home(study).exists():
@@ -506,12 +553,10 @@ class SiteFolder:
                 f"{self.folder} has no study of these settings: is {study.path} the file that "
                 "`site start` was given, unchanged?"
             )
-        journal = FileJournal(self.home(study) / "journal")
-        try:
+        with self.site(study, name) as site:
             kind = type(study.study()).__name__
-            return site_result(kind, study.space, study.seed, name, list(journal))
-        finally:
-            journal.close()
+            seen = list(site.observations())
+            return site_result(kind, study.space, study.seed, name, seen, budget=study.budget)
 
 
 def make_keys(study: StudyFile, folder: str | Path) -> None:
@@ -634,13 +679,13 @@ def _check_address(address: str) -> None:
         raise DeployError(f"The hub's address is NAME:PORT, got {address!r}.")
 
 
-def _rounds(path: Path) -> int:
-    """How many rounds the file of rounds knows."""
+def _evaluations(path: Path) -> int:
+    """How many evaluations each site has been asked for, as the file of rounds knows."""
     if not path.exists():
         return 0
     last = path.read_text().rstrip("\n").rpartition("\n")[2]
     try:
-        return int(json.loads(last)["round"])
+        return int(json.loads(last)["evaluations"])
     except (json.JSONDecodeError, KeyError):
         return 0
 

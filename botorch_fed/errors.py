@@ -4,6 +4,7 @@ r"""The exceptions of this package::
     ├── BasisMismatch    two objects over different feature maps were combined
     ├── BudgetExceeded   a release would cost more privacy than is left; nothing was computed
     ├── MessageError     bytes from outside are no acceptable message
+    ├── ObjectiveError   an objective fails wherever it is evaluated
     ├── NumericalError   a factorisation failed; the message names the condition
     └── ProtocolError    one's own part of a protocol cannot go on: settings, records, files
 
@@ -31,6 +32,10 @@ class MessageError(FederatedError, ValueError):
 
 class NumericalError(FederatedError, ArithmeticError):
     """A matrix could not be factorised; nothing was substituted for the result."""
+
+
+class ObjectiveError(FederatedError, RuntimeError):
+    """An objective has failed at every point so far; the message holds its last error."""
 
 
 class ProtocolError(FederatedError, RuntimeError):

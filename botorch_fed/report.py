@@ -22,10 +22,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from botorch.exceptions.errors import InputDataError, UnsupportedError
+from botorch.exceptions.errors import InputDataError
 from scipy.special import stdtrit
 
-from botorch_fed.privacy.accounting import Entry, Event, compose
+from botorch_fed.federation.disclosure import Sees, entries_of, first_payments
 from botorch_fed.privacy.audit import AuditReport, Check
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ def write_report(
     Returns: The path.
 
     Example:
-        >>> result = run(FTS(rounds=12), SklearnTuning(num_agents=8), seed=0)
+        >>> result = run(FTS(budget=12), SklearnTuning(num_agents=8), seed=0)
         >>> write_report(result, "report.html")
         PosixPath('report.html')
     """
@@ -245,8 +245,10 @@ def _summary(run: _Run) -> list[str]:
         ("Protocol", result.protocol),
         ("Agents", str(len(result.names))),
         ("Seed", str(result.seed)),
-        ("Rounds of messages", str(len(rounds)) if rounds else "not recorded"),
+        ("Budget", _budget(result)),
         ("Observations", str(len(result.records))),
+        ("Observations before the run", str(len(result.given))),
+        ("Exchanges of messages", str(len(rounds)) if rounds else "not recorded"),
         ("Versions", ", ".join(f"{name} {v}" for name, v in result.versions.items())),
     ]
     head = ("Parameter", "Kind", "Range or values", "Scale")
@@ -257,6 +259,12 @@ def _summary(run: _Run) -> list[str]:
         _facts("The run", facts),
         _table(f"Search space; of the outcome, {outcome}", head, [_cells(row) for row in rows]),
     ]
+
+
+def _budget(result: RunResult) -> str:
+    if result.budget is None:
+        return "not recorded"
+    return f"{_count(result.budget, 'evaluation')} of each agent, initial ones included"
 
 
 def _range(parameter: Parameter) -> str:
@@ -367,11 +375,11 @@ def _convergence_figure(runs: list[_Run]) -> str:
 
 
 def _regret_name(run: _Run) -> str:
-    return "cumulative regret" if run.result.protocol == "PrivateUCB" else "simple regret"
+    return f"{run.result.measure} regret"
 
 
 def _regrets(run: _Run) -> dict[str, list[float]]:
-    cumulative = _regret_name(run) == "cumulative regret"
+    cumulative = run.result.measure == "cumulative"
     of = run.result.cumulative_regret if cumulative else run.result.regret
     return {name: of(name).tolist() for name in run.best}
 
@@ -564,7 +572,7 @@ def _privacy(run: _Run) -> list[str]:
     said = run.privacy
     if not said:
         return []
-    return [_privacy_table(said), *_spending(said), *_signal(said)]
+    return [_privacy_table(said), *_spending(run.result), *_signal(said)]
 
 
 _PRIVACY_ROWS = {  # nothing else of what a server says is shown
@@ -574,14 +582,17 @@ _PRIVACY_ROWS = {  # nothing else of what a server says is shown
     "unit": "Unit",
     "adjacency": "Adjacency",
     "accountant": "Accountant",
-    "releases": "Releases",
+    "releases": "Releases paid",
     "private": "Noise nobody can repeat",
     "exhausted": "Budget exhausted before the end",
     "signal": "Signal to expect",
     "mechanism": "Mechanism",
-    "noise_at": "Who adds the noise",
+    "settings": "Its settings",
+    "noise_multiplier": "Noise over the norm of one contribution",
+    "noise_std": "Standard deviation of the noise",
+    "planned_releases": "Releases planned",
+    "paid_at": "Whose ledger pays",
     "channel": "Channel",
-    "learned_by": "Who learns what",
     "trust": "Trust",
     "sums": "Sums that were opened",
     "rekeys": "New joint keys",
@@ -605,19 +616,17 @@ def _said(value: object) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
-def _spending(said: Mapping[str, Any]) -> list[str]:
-    """Epsilon release by release, if the settings that are told give the epsilon that is told."""
+def _spending(result: RunResult) -> list[str]:
+    """Epsilon payment by payment."""
+    said = result.privacy or {}
     if "epsilon" not in said:
         return []
     if said["releases"] < 2:
         words = "One payment covers all that the run released about one unit."
         return [_paragraph(words if said["releases"] else "Nothing was released.")]
-    spent = _spent(said)
+    spent = _spent(result)
     if not spent:
-        words = (
-            "The stated ε covers all releases together; what is known of the mechanism does not "
-            "split it up release by release."
-        )
+        words = "The stated ε covers all releases together; the result does not list the payments."
         return [_paragraph(words)]
     rounds = said.get("release_rounds")
     known = isinstance(rounds, (list, tuple)) and len(rounds) == said["releases"]
@@ -630,7 +639,7 @@ def _spending(said: Mapping[str, Any]) -> list[str]:
     style = {"color": _PALETTE[0][0], "linewidth": 2.0, "marker": "o", "markersize": 4}
     axes.step(places, costs, where="post", **style)
     axes.axhline(said["epsilon"], color=_INK, linewidth=0.8, linestyle=_linestyle((4, 3)))
-    name = "after the release of round" if known else "releases"
+    name = "after the release of round" if known else "payments"
     axes.set(xlabel=name, ylabel="ε spent", ylim=(0, None))
     _whole_ticks(axes)
     label = f"Epsilon grows to {said['epsilon']:.4g} over {_count(said['releases'], 'release')}"
@@ -638,30 +647,13 @@ def _spending(said: Mapping[str, Any]) -> list[str]:
     return [_figure(figure, "spending", label, caption)]
 
 
-def _spent(said: Mapping[str, Any]) -> list[tuple[int, float]]:
-    """How many releases cost how much; nothing, if that does not lead to the stated epsilon."""
-    found = re.search(r"noise_multiplier=([0-9.e+-]+)", str(said.get("mechanism")))
-    rate = re.search(r"PoissonSampling\(rate=([0-9.e+-]+)\)", str(said.get("mechanism")))
-    total = said["releases"]
-    if found is None:
+def _spent(result: RunResult) -> list[tuple[int, float]]:
+    """How many payments cost how much; nothing, if the result does not list them."""
+    price, entries = result.price, entries_of(result.privacy or {})
+    if price is None:
         return []
-    discrete = said["accountant"] == "dp-accounting-rdp"
-    spent = []
-    try:
-        event = Event(float(found[1]), float(rate[1]) if rate else 1.0, discrete=discrete)
-        for count in _some_counts(total):
-            cost = compose(
-                [Entry(event, count, "")],
-                delta=said["delta"],
-                accountant=said["accountant"],
-                adjacency=said["adjacency"],
-                unit=said["unit"],
-            )
-            spent.append((count, cost.epsilon))
-    except (InputDataError, UnsupportedError, ValueError):
-        return []
-    off = abs(spent[-1][1] - said["epsilon"])
-    return spent if off <= 1e-3 * said["epsilon"] else []
+    counts = _some_counts(sum(entry.count for entry in entries))
+    return [(count, price.spent(first_payments(entries, count)).epsilon) for count in counts]
 
 
 def _some_counts(total: int, most: int = 12) -> list[int]:
@@ -801,7 +793,22 @@ def _communication(result: RunResult) -> list[str]:
     return [
         _figure(figure, "communication", label, caption, legend),
         _communication_table(result, len(rounds)),
+        *_contributions(result),
     ]
+
+
+def _contributions(result: RunResult) -> list[str]:
+    """What each agent has sent and received."""
+    rows = []
+    for row in result.contributions():
+        counts = ("messages_sent", "messages_received", "last_replied")
+        sent, received, last = ("—" if row[key] is None else str(row[key]) for key in counts)
+        sizes = (_size(row[key]) for key in ("bytes_up", "bytes_down"))
+        numbers = (sent, received, *sizes, last)
+        rows.append([_cell(row["site"]), *(_cell(cell, numeric=True) for cell in numbers)])
+    head = ("Agent", "Messages sent", "Messages received", "Up", "Down", "Last reply in exchange")
+    table = _table("What each agent has sent and received", head, rows)
+    return [_folded(_count(len(rows), "agent"), table, len(rows))]
 
 
 def _per_round(rows: list[Record], key: str) -> dict[int, list[float]]:
@@ -953,7 +960,7 @@ def _scale_axis(set_scale: Any, set_limits: Any, axis: Any, parameter: Parameter
 def _absences(result: RunResult) -> list[str]:
     if not result.rounds:
         return []
-    missed = [row for row in result.rounds if not row["heard"]]
+    missed = [row for row in result.rounds if not row["replied"]]
     if not missed:
         return [_paragraph("Every agent answered whenever it was asked.")]
     rows = []
@@ -988,47 +995,10 @@ def _spans(numbers: list[int]) -> str:
 
 # ------------------------------------------------------------------ threat model
 
-_FTS = (
-    "The server reads every agent's messages in the clear and hands them to all agents. A message "
-    "is a function of the agent's data: there is no guarantee, and from a summary of fewer "
-    "observations than features the data can be recovered. Server and agents are trusted."
-)
-_DP_FTS_DE = (
-    "The server reads every agent's weight vector without noise and is trusted with it. It adds "
-    "the noise; other agents see the noisy sums per region and nothing else. The guarantee is "
-    "against any coalition of other agents, not against the server."
-)
-_DP_FTS_DE_OPEN = (
-    "The server reads every agent's weight vector and hands sums of them, without noise, to all "
-    "agents. There is no guarantee against anybody."
-)
-_FED_GP = (
-    "The server adds them up. The sum is opened in every round: encryption hides contributions, "
-    "not their sum, and the difference of two sums shows what changed between them."
-)
-_FED_GP_NOISE = (
-    "The noise is in the sum before anybody learns it; the guarantee is against those who learn "
-    "the sum alone, and whoever reads single contributions sees what the channel shows."
-)
-_FED_GP_OPEN = "No noise is added, so there is no privacy guarantee. The server follows the rules."
-_PRIVATE_UCB = {
-    "joint": "The server reads every record, an action and its outcome, and is trusted with it. "
-    "All others see the noisy running sums only; the guarantee is against them, together.",
-    "local": "Every agent adds noise to its own increment before it sends it. Nobody is trusted: "
-    "the guarantee is against the server as well.",
-    "public": "The server reads every outcome and is trusted with it; actions are public and "
-    "chosen from earlier releases. All others see noisy sums of blocks of outcomes, and the "
-    "guarantee is against them.",
-    "none": "The server reads every record and hands sums of them, without noise, to all agents. "
-    "There is no guarantee against anybody.",
-}
-
 
 def _threats(result: RunResult) -> list[str]:
-    said = result.privacy or {}
-    sentences = _sentences(result.protocol, said)
-    if "learned_by" in said:
-        sentences.append(f"As the server says it: {said['learned_by']}.")
+    said, sees = result.privacy or {}, result.sees
+    sentences = ["This result does not say who sees what."] if sees is None else [*sees.sentences]
     if "epsilon" in said and not said.get("private"):
         sentences.append("In this run the noise was seeded, so that it protects from nobody.")
     not_covered = (
@@ -1042,21 +1012,14 @@ def _threats(result: RunResult) -> list[str]:
     }
     if result.part == "site":
         return [_paragraph(f"{not_covered}{files[result.part]}")]
-    return [*map(_paragraph, sentences), _paragraph(not_covered + files[result.part])]
+    table = [] if sees is None else [_sees_table(sees)]
+    return [*map(_paragraph, sentences), *table, _paragraph(not_covered + files[result.part])]
 
 
-def _sentences(protocol: str, said: Mapping[str, Any]) -> list[str]:
-    noisy = "epsilon" in said
-    if protocol == "FTS":
-        return [_FTS]
-    if protocol == "DPFTSDE":
-        return [_DP_FTS_DE if noisy else _DP_FTS_DE_OPEN]
-    if protocol == "FedGP":
-        sends = f"Every agent sends {said.get('adds', 'a summary of its data')}."
-        return [f"{sends} {_FED_GP}", _FED_GP_NOISE if noisy else _FED_GP_OPEN]
-    if protocol == "PrivateUCB":
-        return [_PRIVATE_UCB[said.get("trust", "none") if noisy else "none"]]
-    return ["This report does not know the protocol: its documentation says who sees what."]
+def _sees_table(sees: Sees) -> str:
+    head = ("Message", "From", "Content", "Readers")
+    rows = [_cells([row.message, row.sender, row.content, row.who]) for row in sees.rows]
+    return _table("Every kind of message of this protocol", head, rows)
 
 
 # ------------------------------------------------------------------ drawing

@@ -1,8 +1,10 @@
 r"""A whole run in one call, and its result.
 
-    result = run(FTS(rounds=20), Landmine(data="data"), seed=0)
+    result = run(FTS(budget=20), SklearnTuning(4), seed=0)
     result.best("agent3")                 # best value so far, query by query
-    result.save("results/landmine-0")     # JSON lines and arrays, no pickle
+    result.best_parameters("agent3")      # where the best value was observed
+    result.contributions()                # what each site has sent and received
+    result.save("results/tuning-0")       # JSON lines and arrays, no pickle
 
 With ``out=`` a run is on disk from its first message on: kill it anywhere, go on by
 ``resume=True``. On one kind of processor, with the same versions, a run is fixed by its seed, bit
@@ -23,7 +25,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -35,6 +37,9 @@ from torch import Tensor
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import Parallel
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.disclosure import Price, Sees, disclosed
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
 from botorch_fed.protocols.base import (
     Agent,
     AgentId,
@@ -46,35 +51,42 @@ from botorch_fed.protocols.base import (
     site_folder,
     with_stores,
 )
+from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.drive import Round, drive, finished_rounds
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import (
-    Blobs,
-    FileJournal,
-    FileStore,
-    MemoryBlobs,
-    Observation,
-)
+from botorch_fed.protocols.store import Blobs, FileStore, MemoryBlobs
 from botorch_fed.rng import generator
-from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.wire.codec import MAX_BYTES
 
+if TYPE_CHECKING:
+    import pandas
+
 Record = dict[str, Any]
 Part = Literal["whole", "hub", "site"]
+Measure = Literal["simple", "cumulative"]
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
-FORMAT = 1  # of the files of a result
+FORMAT = 2  # of the files of a result; 1 says "heard" for "replied"
 HEAD = "run.json"  # of a folder: what its run was started with
 FILES = {"server", "sites", "run.json.draft", "lock"}  # that a folder may hold before its run
 
 
 class Study(Protocol):
-    """The settings of a protocol: what makes its server and its agents."""
+    """The settings of a protocol: what makes its server and its agents.
+
+    Attributes:
+        budget: How many evaluations each site makes at most, initial points included.
+    """
 
     @property
-    def rounds(self) -> int: ...
+    def budget(self) -> int: ...
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Server[Any]: ...
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees: ...
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None: ...
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> Agent[Any]: ...
 
@@ -89,15 +101,23 @@ class RunResult:
         seed: The seed of the run.
         protocol: The protocol's name.
         records: One row per observation: agent, round, query, point, value, the noise-free value
-            and regret where they are known. ``pandas.DataFrame(result.records)`` is tidy.
-        rounds: One row per agent and round: whether it was heard, why not, bytes down and up, CPU
-            seconds.
+            and regret where they are known. See `to_dataframe` for parameters by name.
+        rounds: One row per agent and exchange: whether it replied, why not, whether it sent a
+            message, short hashes of what it received, bytes down and up, CPU seconds, and how many
+            evaluations a site had been asked for by then. See `contributions` for sums.
         optimal_values: The largest noise-free value of each agent, where it is known.
         versions: Versions of Python and of the packages that matter.
         privacy: What the run reveals and how noisy its releases were, as the protocol's server says
             it; None for protocols without privacy.
+        sees: Who sees what; None if the study or its saved result does not say it.
+        price: What the run was to cost in privacy, planned before it; None without noise.
+        measure: By which regret the protocol is judged: "simple", of the best point so far, or
+            "cumulative", where every evaluation counts.
         part: Of a run across machines, the hub's part has no observations, and a site's has its own
             alone and does not know what was promised.
+        given: One row per observation that an agent had before the run: agent, point, value, the
+            noise-free value and regret where they are known.
+        budget: How many evaluations each site had at most; None if that is not known.
     """
 
     names: tuple[AgentId, ...]
@@ -110,6 +130,11 @@ class RunResult:
     versions: dict[str, str] = field(default_factory=dict)
     privacy: dict[str, Any] | None = None
     part: Part = "whole"
+    sees: Sees | None = None
+    price: Price | None = None
+    measure: Measure = "simple"
+    given: list[Record] = field(default_factory=list)
+    budget: int | None = None
 
     def __repr__(self) -> str:
         return (
@@ -128,9 +153,15 @@ class RunResult:
             f"{said['unit']}, {said['adjacency']}{warning}"
         )
 
-    def history(self, agent: AgentId) -> tuple[Tensor, Tensor]:
-        """An agent's points in the unit cube `n x d` and its observations `n x 1`."""
-        return self._history(self._rows(agent))
+    def history(self, agent: AgentId, given: bool = False) -> tuple[Tensor, Tensor]:
+        """An agent's points in the unit cube `n x d` and its observations `n x 1`.
+
+        Args:
+            agent: Its name.
+            given: Whether what it had before the run comes first.
+        """
+        rows = self._rows(agent)
+        return self._history([*self._given(agent), *rows] if given else rows)
 
     def _history(self, rows: list[Record]) -> tuple[Tensor, Tensor]:
         X = torch.tensor([row["x"] for row in rows], dtype=torch.float64)
@@ -138,11 +169,31 @@ class RunResult:
         return X.reshape(len(rows), self.space.dim), Y.reshape(len(rows), 1)
 
     def best(self, agent: AgentId) -> Tensor:
-        """The best value up to each query: noise-free where it is known, else as observed."""
-        values = [row["y"] if row["true"] is None else row["true"] for row in self._rows(agent)]
-        values_public = torch.tensor(values, dtype=torch.float64)
-        sign = -1.0 if self.space.outcome.minimize else 1.0
-        return sign * (sign * values_public).cummax(dim=0).values if values else values_public
+        """The best value up to each query: noise-free where it is known, else as observed.
+
+        What an agent had before the run counts from its first query on.
+        """
+        given, rows = self._given(agent), self._rows(agent)
+        values = [row["y"] if row["true"] is None else row["true"] for row in (*given, *rows)]
+        if not values:
+            return torch.zeros(0, dtype=torch.float64)
+        found = self._sign * torch.tensor(values, dtype=torch.float64)
+        return self._sign * found.cummax(dim=0).values[len(given) :]
+
+    def best_parameters(self, site: AgentId) -> dict[str, Value]:
+        """The parameters of a site's best observed value, by name and in the user's units.
+
+        What the site had before the run counts; of equal values the first.
+        """
+        X, Y = self.history(site, given=True)
+        if not len(Y):
+            raise InputDataError(f"Site {site!r} has no observation: there is no best one.")
+        row = int((self._sign * Y).argmax())
+        return dict(self.space.from_unit(X[row : row + 1])[0])
+
+    @property
+    def _sign(self) -> float:
+        return -1.0 if self.space.outcome.minimize else 1.0
 
     def regret(self, agent: AgentId) -> Tensor:
         """Simple regret after each query."""
@@ -157,6 +208,66 @@ class RunResult:
         values = [row["true"] for row in self._rows(agent)]
         gaps = self.optimal_values[agent] - torch.tensor(values, dtype=torch.float64)
         return gaps.abs().cumsum(dim=0)
+
+    def to_dataframe(self) -> pandas.DataFrame:
+        """One row per trial of each site, numbered from 1; what it had before the run comes first.
+
+        Columns: site, trial, status (``"given"``, ``"completed"``, ``"failed"`` or ``"attached"``),
+        every parameter by its name and in the user's units, value, true, regret, the reason of a
+        failure, query and round (0 of what was given). A parameter that is called like another
+        column is ``parameter_<name>``.
+        """
+        import pandas
+
+        rows = []
+        for site in self.names:
+            given = self._given(site)
+            trials = [*given, *(row for row in self.records if row["agent"] == site)]
+            X = torch.tensor([row["x"] for row in trials], dtype=torch.float64)
+            points = self.space.from_unit(X) if trials else []
+            for i, (trial, point) in enumerate(zip(trials, points, strict=True)):
+                found = {
+                    "site": site,
+                    "trial": i + 1,
+                    "status": "given" if i < len(given) else trial.get("status", "completed"),
+                    "value": trial["y"],
+                    "true": trial["true"],
+                    "regret": trial["regret"],
+                    "reason": trial.get("reason", ""),
+                    "query": trial.get("query", 0),
+                    "round": trial.get("round", 0),
+                }
+                named = {f"parameter_{k}" if k in found else k: v for k, v in point.items()}
+                first = {key: found.pop(key) for key in ("site", "trial", "status")}
+                rows.append({**first, **named, **found})
+        return pandas.DataFrame(rows)
+
+    def contributions(self) -> list[Record]:
+        """One row per site: what it has sent and received, and when it last replied.
+
+        A message is a reply or a request with numbers or sealed bytes, or a broadcast that is not
+        of the first exchange, which is the set-up. Counts are None in results of format 1.
+        """
+        first = min((row["round"] for row in self.rounds), default=0)
+        public = {
+            d for row in self.rounds if row["round"] == first for d in row.get("received", ())
+        }
+        found = []
+        for site in self.names:
+            rows = [row for row in self.rounds if row["agent"] == site]
+            counted = all("received" in row for row in rows)
+            received = {d for row in rows for d in row.get("received", ())} - public
+            found.append(
+                {
+                    "site": site,
+                    "messages_sent": sum(row["sent"] for row in rows) if counted else None,
+                    "messages_received": len(received) if counted else None,
+                    "bytes_up": sum(row["bytes_up"] for row in rows),
+                    "bytes_down": sum(row["bytes_down"] for row in rows),
+                    "last_replied": max((r["round"] for r in rows if r["replied"]), default=None),
+                }
+            )
+        return found
 
     def bytes_per_round(self) -> dict[int, int]:
         """All bytes that travelled in each round, up and down."""
@@ -178,18 +289,22 @@ class RunResult:
     def _rows(self, agent: AgentId) -> list[Record]:
         if agent not in self.names:
             raise InputDataError(f"There is no agent {agent!r}; agents are {list(self.names)[:8]}.")
-        return [row for row in self.records if row["agent"] == agent]
+        return [row for row in self.records if row["agent"] == agent and row["y"] is not None]
+
+    def _given(self, agent: AgentId) -> list[Record]:
+        return [row for row in self.given if row["agent"] == agent]
 
     def _by_agent(self) -> dict[AgentId, list[Record]]:
         rows: dict[AgentId, list[Record]] = {agent: [] for agent in self.names}
         for row in self.records:
-            rows[row["agent"]].append(row)
+            if row["y"] is not None:
+                rows[row["agent"]].append(row)
         return rows
 
     # -------------------------------------------------------------- files
 
     def save(self, folder: str | Path) -> None:
-        """Write `result.json`, `records.jsonl`, `rounds.jsonl` and `arrays.npz`."""
+        """Write `result.json`, `records.jsonl`, `rounds.jsonl`, `given.jsonl` and `arrays.npz`."""
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         head = {
@@ -202,9 +317,13 @@ class RunResult:
             "versions": self.versions,
             "privacy": self.privacy,
             "part": self.part,
+            "sees": None if self.sees is None else self.sees.to_dict(),
+            "price": None if self.price is None else self.price.to_dict(),
+            "measure": self.measure,
+            "budget": self.budget,
         }
         _write(folder / "result.json", json.dumps(head, indent=1))
-        for name in ("records", "rounds"):
+        for name in ("records", "rounds", "given"):
             _write(folder / f"{name}.jsonl", _as_lines(getattr(self, name)))
         arrays = {}
         rows = self._by_agent()
@@ -220,9 +339,9 @@ class RunResult:
         """Read what `save` wrote."""
         folder = Path(folder)
         head = json.loads((folder / "result.json").read_text())
-        if head["format"] != FORMAT:
+        if head["format"] not in range(1, FORMAT + 1):
             raise InputDataError(
-                f"{folder} has format {head['format']}, this release reads {FORMAT}."
+                f"{folder} has format {head['format']}, this release reads 1 to {FORMAT}."
             )
         return cls(
             names=tuple(head["names"]),
@@ -230,11 +349,16 @@ class RunResult:
             seed=head["seed"],
             protocol=head["protocol"],
             records=_lines(folder / "records.jsonl"),
-            rounds=_lines(folder / "rounds.jsonl"),
+            rounds=_rounds(folder / "rounds.jsonl"),
+            given=_lines(folder / "given.jsonl"),
+            budget=head.get("budget"),
             optimal_values=head["optimal_values"],
             versions=head["versions"],
             privacy=head.get("privacy"),
             part=head.get("part", "whole"),
+            sees=Sees.from_dict(head["sees"]) if head.get("sees") else None,
+            price=Price.from_dict(head["price"]) if head.get("price") else None,
+            measure=head.get("measure", "simple"),
         )
 
 
@@ -252,14 +376,14 @@ def run(
     retries: int = 0,
     patience: float = math.inf,
     deadline: float = math.inf,
-    raise_errors: bool = True,
+    raise_errors: bool = False,
     max_bytes: int = MAX_BYTES,
     progress: bool = True,
 ) -> RunResult:
     """Run a protocol to its end, all agents on this machine.
 
     Args:
-        protocol: Its settings, e.g. `FTS(rounds=20)`.
+        protocol: Its settings, e.g. `FTS(budget=20)`.
         problem: A federated test problem, whose agents are called ``agent0``, ``agent1``, …; or
             objectives by name, each from `q x d` points of the unit cube to `q x 1` outcomes.
         seed: Fixes the run, see the module.
@@ -274,8 +398,9 @@ def run(
         patience: For how many seconds a round waits for objectives that answer `Pending()`.
         deadline: For how many seconds it waits for a worker process that may hang, before the run
             stops; not without workers.
-        raise_errors: Whether an error of an objective stops the run, or counts as the failure of
-            its agent in that round and is logged.
+        raise_errors: Whether an error of an objective stops the run. By default it is a failed
+            evaluation, which is recorded and learned from; only an objective that fails at its
+            first points alike stops the run.
         max_bytes: The longest message.
         progress: Whether to show progress, on a terminal.
     """
@@ -292,6 +417,8 @@ def run(
         protocol=type(protocol).__name__,
         optimal_values=optima,
         versions=_versions(),
+        given=_given_rows(protocol, objectives, optima),
+        budget=protocol.budget,
     )
     folder = _folder(out, resume=resume)
     if folder is not None:
@@ -303,7 +430,9 @@ def run(
     if folder is not None:
         agents = [make_agent(protocol, name, space, seed, blobs) for name in names]
         _same_settings(folder, _settings(server, agents, problem, seed))
-    make_site = partial(_make_site, protocol, objectives, space, seed, folder, blobs, max_bytes)
+    make_site = partial(
+        _make_site, protocol, objectives, space, seed, folder, blobs, max_bytes, raise_errors
+    )
     if folder is not None:
         _allow_files(len(names))
     engine: InProcess | Parallel
@@ -313,7 +442,6 @@ def run(
             make_site,
             workers=workers,
             absent=absent,
-            raise_errors=raise_errors,
             patience=patience,
             deadline=deadline,
         )
@@ -324,18 +452,22 @@ def run(
                 sites.append(make_site(name))
         except BaseException:
             for site in sites:
-                site.journal.close()
+                site.log.close()
             raise
-        engine = InProcess(sites, absent=absent, raise_errors=raise_errors, patience=patience)
+        engine = InProcess(sites, absent=absent, patience=patience)
     found: dict[AgentId, list[Observation]] = {name: [] for name in names}
     gather = partial(_gathered, engine, found)
     with engine, _progress(progress) as shown:
+        watch = None
+        if shown is not None:
+            watch = _Watch(shown, protocol, server, space, names, gather)
         _drive(
             server,
             engine,
             result,
             folder,
-            on_round=None if shown is None else _Watch(shown, protocol, server, space, gather),
+            protocol=protocol,
+            on_round=watch,
             quorum=quorum,
             retries=retries,
             max_bytes=max_bytes,
@@ -360,6 +492,8 @@ def host(
     resume: bool = False,
     quorum: int = 0,
     retries: int = 0,
+    idle: float = 0.0,
+    pause: float = 1.0,
     max_bytes: int = MAX_BYTES,
     on_round: Callable[[Round], None] | None = None,
 ) -> RunResult:
@@ -376,6 +510,8 @@ def host(
         resume: Go on with the run in `out`; if there is none yet, start it.
         quorum: The least number of replies with which a round may go on.
         retries: How often such a round is asked again before the run stops.
+        idle: For how many seconds a round waits in which no evaluation is finished at any site.
+        pause: Seconds between two questions meanwhile.
         max_bytes: The longest message.
         on_round: Called after every round.
 
@@ -389,6 +525,7 @@ def host(
         protocol=type(protocol).__name__,
         versions=_versions(),
         part="hub",
+        budget=protocol.budget,
     )
     folder = _folder(out, resume=resume)
     if folder is not None:
@@ -402,10 +539,13 @@ def host(
         exchange,
         result,
         folder,
+        protocol=protocol,
         run=run,
         on_round=on_round,
         quorum=quorum,
         retries=retries,
+        idle=idle,
+        pause=pause,
         max_bytes=max_bytes,
     )
     if folder is not None:
@@ -414,7 +554,12 @@ def host(
 
 
 def site_result(
-    protocol: str, space: SearchSpace, seed: int, name: AgentId, observations: list[Observation]
+    protocol: str,
+    space: SearchSpace,
+    seed: int,
+    name: AgentId,
+    observations: list[Observation],
+    budget: int | None = None,
 ) -> RunResult:
     """What one site has observed in a run whose server is elsewhere."""
     result = RunResult(
@@ -424,6 +569,7 @@ def site_result(
         protocol=protocol,
         versions=_versions(),
         part="site",
+        budget=budget,
     )
     result.records = _observation_rows(name, observations, None, None)
     return result
@@ -435,10 +581,13 @@ def _drive(
     result: RunResult,
     folder: Path | None,
     *,
+    protocol: Study,
     on_round: Callable[[Round], None] | None,
     **options: Any,
 ) -> None:
     """Drive a server to its end; rounds and privacy go into the result, and into the folder."""
+    result.sees, result.price = disclosed(protocol, server, result.space, result.names)
+    result.measure = getattr(protocol, "measure", "simple")
     record, save = None, None
     if folder is not None:
         store = FileStore(folder / "server")
@@ -447,6 +596,9 @@ def _drive(
 
     def on_exchange(round_: Round) -> None:
         rows = _round_rows(round_)
+        if isinstance(protocol, Budgeted):
+            done = protocol.evaluated(result.names, round_.state)
+            rows = [{**row, "evaluations": done} for row in rows]
         result.rounds += rows
         if folder is not None:
             _append(folder / "rounds.jsonl", rows)
@@ -518,21 +670,21 @@ def _make_site(
     folder: Path | None,
     blobs: Blobs,
     max_bytes: int,
+    raise_errors: bool,
     name: AgentId,
 ) -> Site:
     agent = make_agent(protocol, name, space, seed, blobs)
     objective = objectives[name]
+    common: dict[str, Any] = {"max_bytes": max_bytes, "raise_errors": raise_errors}
     if folder is None:
-        return Site(name, agent, objective, max_bytes=max_bytes)
-    home = site_folder(folder, name)
-    store = FileStore(home)
-    journal = FileJournal(home / "journal")
+        return Site(name, agent, objective, **common)
+    log = FileLog(site_folder(folder, name), SITE_EVENTS)
     if isinstance(objective, _AgentObjective):
-        objective.calls = len(journal)
+        objective.calls = sum(isinstance(event, Observed) for event in log)
     try:
-        return Site(name, agent, objective, store=store, journal=journal, max_bytes=max_bytes)
+        return Site(name, agent, objective, log=log, **common)
     except BaseException:
-        journal.close()
+        log.close()
         raise
 
 
@@ -549,13 +701,19 @@ def make_agent(
 
 def _round_rows(round_: Round) -> list[Record]:
     exchanged = round_.exchanged
-    agents = sorted({*round_.heard, *exchanged.failures})
+    agents = sorted({*round_.replied, *exchanged.failures})
+    replied, sent, told = set(round_.replied), set(round_.sent), set(round_.told)
+    hashes = [digest[:8] for digest in round_.broadcasts]
     return [
         {
             "round": round_.serial,
             "agent": agent,
-            "heard": agent in round_.heard,
+            "replied": agent in replied,
             "failure": exchanged.failures[agent].code if agent in exchanged.failures else None,
+            "sent": agent in sent,
+            "received": [*hashes, *([f"request {round_.serial}"] if agent in told else [])]
+            if agent in replied
+            else [],
             "bytes_down": exchanged.bytes_down.get(agent, 0),
             "bytes_up": exchanged.bytes_up.get(agent, 0),
             "cpu_seconds": exchanged.cpu_seconds.get(agent, 0.0),
@@ -571,27 +729,47 @@ def _observation_rows(
     optima: dict[AgentId, float] | None,
 ) -> list[Record]:
     rows: list[Record] = []
-    for query, seen in enumerate(observations, start=1):
+    for seen in observations:
+        y = float(seen.Y) if len(seen.Y) else None
         true = None
+        if isinstance(objective, _AgentObjective) and y is not None:
+            noisy = objective.problem.noise_std or _own_noise(objective.problem)
+            true = float(objective.true(seen.X)) if noisy else y
+        regret = None if true is None or optima is None else abs(optima[agent] - true)
+        rows.append(
+            {
+                "agent": agent,
+                "round": seen.serial,
+                "query": seen.query,
+                "trial": seen.trial,
+                "status": seen.status,
+                "x": seen.X[0].tolist(),
+                "y": y,
+                "sem": seen.sem,
+                "reason": seen.reason,
+                "true": true,
+                "regret": regret,
+            }
+        )
+    return rows
+
+
+def _given_rows(
+    protocol: Study, objectives: Mapping[AgentId, Objective], optima: dict[AgentId, float] | None
+) -> list[Record]:
+    """What agents have observed before, of studies that have `data`."""
+    rows: list[Record] = []
+    data: Mapping[AgentId, tuple[Tensor, Tensor]] = getattr(protocol, "data", None) or {}
+    for agent, objective in objectives.items():
+        if agent not in data:
+            continue
+        X, Y = (part.double() for part in data[agent])
+        true: list[float | None] = [None] * len(X)
         if isinstance(objective, _AgentObjective):
-            if objective.problem.noise_std or _own_noise(objective.problem):
-                true = objective.true(seen.X).flatten().tolist()
-            else:
-                true = seen.Y.flatten().tolist()
-        for i, (x, y) in enumerate(zip(seen.X.tolist(), seen.Y.flatten().tolist(), strict=True)):
-            value = None if true is None else true[i]
+            true = objective.true(X).flatten().tolist()
+        for x, y, value in zip(X.tolist(), Y.flatten().tolist(), true, strict=True):
             regret = None if value is None or optima is None else abs(optima[agent] - value)
-            rows.append(
-                {
-                    "agent": agent,
-                    "round": seen.serial,
-                    "query": query,
-                    "x": x,
-                    "y": y,
-                    "true": value,
-                    "regret": regret,
-                }
-            )
+            rows.append({"agent": agent, "x": x, "y": y, "true": value, "regret": regret})
     return rows
 
 
@@ -680,7 +858,7 @@ def _allow_files(count: int) -> None:
 def _finished_rounds(path: Path, record: bytes | None) -> list[Record]:
     """The rows of the rounds that the server's record knows; the file is cut back to them."""
     last = 0 if record is None else finished_rounds(record)
-    rows = [row for row in _lines(path) if row["round"] <= last]
+    rows = [row for row in _rounds(path) if row["round"] <= last]
     if path.exists():
         _write(path, _as_lines(rows))
     return rows
@@ -717,6 +895,16 @@ def _lines(path: Path) -> list[Record]:
     return rows
 
 
+def _rounds(path: Path) -> list[Record]:
+    """The rows of a file of rounds, of this format or of format 1."""
+    rows = []
+    for row in _lines(path):
+        if "heard" in row:
+            row["replied"] = row.pop("heard")
+        rows.append(row)
+    return rows
+
+
 def _space(fields: dict[str, Any]) -> SearchSpace:
     parameters = [
         Parameter(**{**parameter, "values": tuple(parameter["values"])})
@@ -739,8 +927,15 @@ def _gathered(
     return [observation for _, observation in new]
 
 
+def evaluations_of(protocol: Study, names: tuple[AgentId, ...]) -> int:
+    """How many evaluations all sites of a study make together, at most."""
+    if isinstance(protocol, Budgeted):
+        return protocol.evaluations_for(names)
+    return protocol.budget * len(names)
+
+
 class _Watch:
-    """Shows how far a run is: rounds, who was heard, the best outcome so far, epsilon spent."""
+    """Shows how far a run is: evaluations, who replied, the best outcome, epsilon spent."""
 
     def __init__(
         self,
@@ -748,6 +943,7 @@ class _Watch:
         protocol: Study,
         server: Server[Any],
         space: SearchSpace,
+        names: tuple[AgentId, ...],
         gather: Callable[[], list[Observation]],
     ) -> None:
         self._progress = progress
@@ -755,15 +951,17 @@ class _Watch:
         self._minimize = space.outcome.minimize
         self._gather = gather
         self._best: float | None = None
-        self._task = progress.add_task("round", total=protocol.rounds + 1, words="")
+        total = evaluations_of(protocol, names)
+        self._task = progress.add_task("evaluations", total=total, words="")
 
     def __call__(self, round_: Round) -> None:
-        words = self._words(round_, self._gather())
-        self._progress.update(self._task, completed=round_.serial, words=words)
+        new = self._gather()
+        count = sum(len(observation.Y) for observation in new)
+        self._progress.update(self._task, advance=count, words=self._words(round_, new))
 
     def _words(self, round_: Round, new: list[Observation]) -> str:
-        asked = len(round_.heard) + len(round_.exchanged.failures)
-        words = [f"{len(round_.heard)} of {asked} heard"]
+        asked = len(round_.replied) + len(round_.exchanged.failures)
+        words = [f"{len(round_.replied)} of {asked} replied"]
         values = [y for seen in new for y in seen.Y.flatten().tolist()]
         values += [] if self._best is None else [self._best]
         if values:

@@ -152,11 +152,13 @@ class Outcome:
         centre: What counts as zero: a guess of the middle of the range, never a mean of data.
         scale: What counts as one: a guess of the spread, never a deviation of data.
         minimize: Whether smaller values are better.
+        name: What is measured.
     """
 
     centre: float = 0.0
     scale: float = 1.0
     minimize: bool = False
+    name: str = "objective"
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.centre) or not (math.isfinite(self.scale) and self.scale > 0):

@@ -7,6 +7,7 @@ FedGP        FBO-FedGP; by default `TransferSearch` on a sum of messages under a
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -36,7 +37,7 @@ from botorch_fed.privacy import Budget, NoiseSource, OSNoise
 from botorch_fed.privacy.aggregation import NoiseAt
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.protocols.base import AgentId
-from botorch_fed.protocols.budget import Budgeted, no_round, note_one_site
+from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
 from botorch_fed.protocols.own_step import check_designs, design_of
 from botorch_fed.protocols.store import Blobs, MemoryStore, Store
 from botorch_fed.protocols.transfer_search import (
@@ -320,8 +321,8 @@ class FedGP(Budgeted, Federation):
 
     Args:
         budget: How many evaluations each active agent makes, the initial ones included. The number
-            of rounds is ``T = budget - num_initial``; an agent that has data for some of the
-            initial points evaluates fewer.
+            of rounds is ``T = budget - initial points``, of the agent that lacks most of them; one
+            that has data for some evaluates fewer.
         search: How points are found; default `TransferSearch`. Or `SupportSearch`, `RegionSearch`,
             or any other search.
         aggregation: Another aggregation than `SecureSum`.
@@ -331,7 +332,8 @@ class FedGP(Budgeted, Federation):
         mechanism: Makes the mechanism from the size of a contribution and the number of agents;
             None for no privacy guarantee.
         noise_at: Who adds the noise.
-        sums: The most sums that are opened; default one a round; see also `active`.
+        sums: The most sums that are opened; default one a round, or with a mechanism
+            ``budget - num_initial``, whoever has data; see also `active`.
         num_initial: How many points an agent without data evaluates first; default 3 with
             `TransferSearch`, or where `data` are given to some none but the `default`, and 4
             otherwise. With an `initial_design` it is their number.
@@ -390,18 +392,19 @@ class FedGP(Budgeted, Federation):
             raise InputDataError(
                 f"{type(self.search).__name__} has no shared basis: leave feature_map out."
             )
-        self.make_aggregation()
-        self._check_sums()
+        _ = self.make_aggregation()  # what it refuses is refused now
+        if not self.data:  # with data it depends on who takes part, see `server`
+            self._check_sums(())
 
-    def _check_sums(self) -> None:
+    def _check_sums(self, names: tuple[AgentId, ...]) -> None:
         """Refuse a study that never adds anything, unless its search does without."""
-        rounds = self.rounds_for(())
+        rounds, initial = self.rounds_for(names), self.initial_for(names)
         if isinstance(self.search, SupportSearch) and not self.search.ever_together:
             return
         if self.sums == 0:
             raise InputDataError("sums = 0 opens no sum: leave it out, or write sums = 1 or more.")
         if not rounds:
-            raise no_round(self.budget, self.initial, 'search=SupportSearch(models="local")')
+            raise no_round(self.budget, initial, 'search=SupportSearch(models="local")')
 
     @property
     def _transfers(self) -> bool:
@@ -410,7 +413,10 @@ class FedGP(Budgeted, Federation):
     @property
     def rounds(self) -> int:
         """How many queries each agent makes after its first points, `T`."""
-        return -(-self.rounds_for(()) // self.q)
+        return self._rounds(())
+
+    def _rounds(self, names: tuple[AgentId, ...]) -> int:
+        return math.ceil(self.rounds_for(names) / self.q)
 
     @property
     def initial(self) -> int:
@@ -426,8 +432,15 @@ class FedGP(Budgeted, Federation):
         return int(self.default is not None) if self.data else MIN_OWN
 
     def initial_for(self, names: tuple[AgentId, ...]) -> int:
-        """The points of round 0."""
-        return self.initial
+        """The points of round 0: the initial design, or what an agent lacks of `initial`."""
+        if self.initial_design is not None:
+            return self.initial
+        counts = {name: len(X) for name, (X, _) in self.data.items()}
+        return missing_points(self.initial, names, self.active, counts)
+
+    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
+        """How many evaluations a site has been asked for when the server is in a state, at most."""
+        return min(self.budget, self.initial_for(names) + self.q * (state.t - 1)) if state.t else 0
 
     @property
     def requirement(self) -> dict[str, Any]:
@@ -450,7 +463,7 @@ class FedGP(Budgeted, Federation):
             return self.aggregation
         sums = self.sums
         if sums is None and self.mechanism is not None:
-            sums = self.rounds
+            sums = self.rounds  # a word of the terms, which data are not
         return SecureSum(
             channel=self.channel,
             mechanism=self.mechanism,
@@ -486,6 +499,18 @@ class FedGP(Budgeted, Federation):
             server.hub.terms
         )
         return price
+
+    def terms(self, space: SearchSpace, names: tuple[AgentId, ...] = ()) -> Terms:
+        """What all parties agree upon; with a roster also how many rounds there are."""
+        terms = super().terms(space, names)
+        if not names or not isinstance(terms.aggregation, SecureSum):
+            return terms
+        key = ("hub", space, names)
+        if key not in self._made:
+            counted = replace(terms.aggregation, rounds=self._rounds(names))
+            self._made[key] = replace(terms, aggregation=counted)
+        counted_terms: Terms = self._made[key]
+        return counted_terms
 
     # -------------------------------------------------------------- keys
 
@@ -550,6 +575,7 @@ class FedGP(Budgeted, Federation):
         """The server of a study."""
         if self._names and self._names != names:
             raise InputDataError("with_stores was told of other agents than the server.")
+        self._check_sums(names)
         terms = self.terms(space, names)
         mechanism = mechanism_of(terms)
         if isinstance(mechanism, DistributedRecordSum):

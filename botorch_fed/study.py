@@ -2,7 +2,7 @@ r"""Study files: a run of one's own objective, written down in TOML.
 
     objective = "tuning:score"      # score(agent: str, **parameters) -> float
     agents = ["north", "south", "west"]
-    rounds = 12
+    budget = 12                     # evaluations of each agent, the initial ones included
     seed = 0
 
     [space]
@@ -16,13 +16,14 @@ r"""Study files: a run of one's own objective, written down in TOML.
     minimize = false
 
     [protocol]
-    name = "dp-fts-de"              # fts, dp-fts-de, fed-gp or private-ucb
-    num_initial = 4                 # any simple setting of the study of that name
+    name = "dp-fts-de"              # fts, dp-fts-de, fed-gp or private-ucb; or module:Name of a
+    num_initial = 4                 # study class. Any of its simple settings: `botorch-fed
+                                    # protocols dp-fts-de` lists them
 
-    [protocol.strategy]             # of fts and dp-fts-de: the published way to use what is heard
+    [protocol.strategy]             # of fts and dp-fts-de: the published way to use messages, or
     schedule = { kind = "polynomial", c = 0.5 }
 
-    [budget]                        # for dp-fts-de, private-ucb and fed-gp with a mechanism
+    [privacy]                       # for dp-fts-de, private-ucb and fed-gp with a mechanism
     epsilon = 2.0
     delta = 1e-5
 
@@ -47,11 +48,11 @@ runs pay. A `schedule` is ``"inverse-square"`` or a table of kind ``"polynomial"
     lengthscale = 0.2               # of the unit cube; or a list, one per column
     outputscale = 1.0               # the prior variance, on the public scale of outcomes
 
-    [protocol.mechanism]            # fed-gp with search.kind = "support": noise from the budget
+    [protocol.mechanism]            # fed-gp with search.kind = "support": noise from [privacy]
     kind = "distributed-gaussian"   # agents are protected, every agent adds its share;
     clip_norm = 20.0                # "gaussian": the server adds it (channel = "plain")
 
-Without `[budget]` a mechanism needs its `noise_multiplier`.
+Without `[privacy]` a mechanism needs its `noise_multiplier`.
 
 *The contract of an objective*: it is called as ``objective(agent, **parameters)`` with the name of
 the agent and one keyword per parameter of the space, a float, an int or a str, and returns one
@@ -68,6 +69,7 @@ import csv
 import difflib
 import hashlib
 import importlib
+import inspect
 import json
 import math
 import re
@@ -76,7 +78,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import partial
 from pathlib import Path
 from types import NoneType, UnionType
@@ -87,7 +89,9 @@ from botorch.exceptions.errors import BotorchError
 from torch import Tensor
 
 from botorch_fed.acquisition import Constant, InverseSquare, MixingSchedule, Polynomial
-from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.errors import BudgetExceeded, FederatedError, ObjectiveError
+from botorch_fed.federation.disclosure import Price, Sees, disclosed
+from botorch_fed.federation.registry import PROTOCOLS, study_class
 from botorch_fed.models import (
     FeatureMap,
     InducingFeatures,
@@ -102,7 +106,6 @@ from botorch_fed.privacy import (
     Budget,
     DistributedGaussianSum,
     GaussianSum,
-    Guarantee,
     LedgerFile,
     PoissonSampling,
     SignalWarning,
@@ -110,33 +113,19 @@ from botorch_fed.privacy import (
     noise_multiplier_within,
 )
 from botorch_fed.protocols.base import MAX_NAME, AgentId, Objective, secrets_in, with_stores
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.fts import FTS, Strategy, default_kernel
+from botorch_fed.protocols.budget import Budgeted, renamed
+from botorch_fed.protocols.fts import default_kernel
 from botorch_fed.protocols.own_step import spread_design, tensor_hash
-from botorch_fed.protocols.private_ucb import PrivateUCB
-from botorch_fed.protocols.region_search import RegionSearch
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.protocols.transfer_search import LENGTHSCALE, TransferSearch
 from botorch_fed.rng import generator
-from botorch_fed.run import RunResult, Study, run
+from botorch_fed.run import RunResult, evaluations_of, run
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 
-STUDIES: dict[str, type[Any]] = {
-    "fts": FTS,
-    "dp-fts-de": DPFTSDE,
-    "fed-gp": FedGP,
-    "private-ucb": PrivateUCB,
-}
-SEARCHES: dict[str, type[Any]] = {
-    "transfer": TransferSearch,
-    "region": RegionSearch,
-    "support": SupportSearch,
-}
 KEYS = (
     "objective",
     "agents",
-    "rounds",
+    "budget",
     "seed",
     "workers",
     "out",
@@ -144,19 +133,21 @@ KEYS = (
     "space",
     "outcome",
     "protocol",
-    "budget",
+    "privacy",
     "ledger",
 )
+BY_HAND = "ask"  # instead of an objective: trials are answered by whoever asks for them
 OWN_KEYS = {"objective", "workers", "out", "ledger"}  # each machine's own
 PARAMETER_KEYS = {
     "real": ("type", "lower", "upper", "log"),
     "integer": ("type", "lower", "upper", "log"),
     "choice": ("type", "values"),
 }
+PARTS = ("strategy", "search")  # settings that are one of several dataclasses: tables with a kind
+NESTED = (*PARTS, "candidates", "initial_design", "default", "feature_map", "mechanism")
 # Settings of a study that have their own place in a file, or none.
-ELSEWHERE = {"rounds", "epsilon", "channel", "run", "strategy", "search", "noise_at"}
+ELSEWHERE = {"budget", "epsilon", "channel", "run", "noise_at", *PARTS}
 IN_PYTHON = "cannot be written in a file: call botorch_fed.run.run from Python to set it."
-PRIVATE = ("dp-fts-de", "private-ucb")
 SCHEDULES: dict[str, tuple[Callable[..., MixingSchedule], tuple[str, ...]]] = {
     "polynomial": (Polynomial, ("c",)),
     "constant": (Constant, ("p",)),
@@ -174,10 +165,6 @@ MOST_REHEARSED = 20  # agents; with more a rehearsal takes too long for a plan
 
 class StudyError(FederatedError):
     """A study file cannot be used; the message has file, line, key and fix."""
-
-
-class ObjectiveError(FederatedError):
-    """An objective raised an error, or returned what is no finite number."""
 
 
 # ------------------------------------------------------------------ a file and its lines
@@ -351,6 +338,48 @@ def _example(key: str, hint: Any) -> str:
     return f"{key} = " + {int: "4", float: "0.5", bool: "true", str: '"text"'}[hint]
 
 
+@dataclass(frozen=True)
+class Setting:
+    """A setting of a study that a file can hold.
+
+    Attributes:
+        name: Its key in the table [protocol].
+        expected: What may be written, in words.
+        default: Its default, as a file has it; empty if there is none.
+        doc: What it means, from the docstring of the class.
+    """
+
+    name: str
+    expected: str
+    default: str
+    doc: str
+
+
+def settings(kind: type[Any]) -> list[Setting]:
+    """The settings of a study class that a file can hold in [protocol], tables not counted."""
+    known = {name: hint for name, hint in simple_settings(kind).items() if name not in ELSEWHERE}
+    docs = _documented(kind)
+    return [
+        Setting(name, _words(hint), _written(_default_of(kind, name)), docs.get(name, ""))
+        for name, hint in known.items()
+    ]
+
+
+def _written(value: Any) -> str:
+    if value is None or isinstance(value, tuple):
+        return "" if value is None else str(list(value))
+    return f'"{value}"' if isinstance(value, str) else _shown(value)
+
+
+def _documented(kind: type[Any]) -> dict[str, str]:
+    """The entries of a docstring's list of arguments, in one line each."""
+    text = inspect.getdoc(kind) or ""
+    found = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
+    entries = re.split(r"^    (\w+): ", found[1] if found else "", flags=re.MULTILINE)
+    pairs = zip(entries[1::2], entries[2::2], strict=True)
+    return {name: " ".join(words.split()) for name, words in pairs}
+
+
 def simple_settings(kind: type[Any]) -> dict[str, Any]:
     """The settings of a dataclass that a file can hold, with their types."""
     hints = get_type_hints(kind)
@@ -375,16 +404,17 @@ class StudyFile:
 
     Attributes:
         path: The file.
-        objective: ``"package.module:function"``.
+        objective: ``"package.module:function"``, or ``"ask"`` at a site whose trials are answered
+            by hand.
         agents: Their names.
         space: The search space.
         protocol: Its name.
         settings: Of the study of that name.
-        rounds: How many.
+        budget: Evaluations of each agent, the initial ones included.
         seed: Of the run.
         workers: Processes; 0 for this one.
         out: The folder of the run, or None.
-        budget: What the run may reveal, or None.
+        privacy: What the run may reveal, or None.
         ledger: The ledger that pays as well, or None.
         fingerprint: Of all that the sites of a run must agree upon; `objective`, `workers`, `out`
             and the ledger are each machine's own.
@@ -396,11 +426,11 @@ class StudyFile:
     space: SearchSpace
     protocol: str
     settings: Mapping[str, Any]
-    rounds: int
+    budget: int
     seed: int
     workers: int
     out: Path | None
-    budget: Budget | None
+    privacy: Budget | None
     ledger: LedgerSettings | None
     fingerprint: str
     text: _Text = field(repr=False)
@@ -408,30 +438,34 @@ class StudyFile:
     def study(
         self,
         *,
-        rounds: int | None = None,
+        budget: int | None = None,
         out: Path | None = None,
         books: LedgerFile | None = None,
     ) -> Any:
         """The study of the protocol.
 
         Args:
-            rounds: Others than the file's, for a rehearsal.
+            budget: Another than the file's, for a rehearsal.
             out: Where secrets lie that must survive a crash; default in memory.
             books: The open ledger.
         """
-        settings: dict[str, Any] = {"rounds": self.rounds if rounds is None else rounds}
+        settings: dict[str, Any] = {"budget": self.budget if budget is None else budget}
         settings |= self.settings
-        if self.protocol in PRIVATE and books is not None:
+        if books is not None:
             settings["books"] = books
-        made = STUDIES[self.protocol](**settings)
+        made = study_class(self.protocol)(**settings)
         return made if out is None else with_stores(made, self.agents, partial(secrets_in, out))
 
     def load(self) -> Callable[..., float]:
         """The objective; `StudyError` if it cannot be found."""
+        if self.objective == BY_HAND:
+            raise self.text.error(
+                ("objective",),
+                f'objective = "{BY_HAND}" is for sites of a hub, whose trials are answered by '
+                "`botorch-fed site tell`. Name a function to run the study here.",
+            )
         module, _, name = self.objective.partition(":")
-        folder = str(self.path.resolve().parent)
-        if folder not in sys.path:
-            sys.path.insert(0, folder)
+        _look_beside(self.path)
         try:
             found = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
@@ -485,10 +519,7 @@ class NamedObjective:
                 f"{said} must return a number, got {type(value).__name__}."
             ) from None
         if not math.isfinite(number):
-            raise ObjectiveError(
-                f"{said} must return a finite number, got {number}: return the worst value that "
-                "counts in the place of a failure."
-            )
+            raise ObjectiveError(f"{said} must return a finite number, got {number}.")
         return number
 
 
@@ -518,13 +549,14 @@ def read_study(path: str | Path) -> StudyFile:
     """
     path = Path(path)
     top = _parsed(path)
+    _refuse_former_words(top)
     top.only(KEYS)
     protocol = top.table("protocol")
-    name = protocol.get("name", Literal[tuple(STUDIES)], 'name = "fts"')
-    budget = _budget(top, protocol, name)
-    space, rounds = _space(top), _count(top, "rounds", 1, "rounds = 12")
+    name = _name(protocol)
+    privacy = _privacy(top, protocol, name)
+    space, budget = _space(top), _count(top, "budget", 1, "budget = 12")
     agents = _agents(top)
-    settings = _settings(top, protocol, name, budget, space, agents, rounds)
+    settings = _settings(top, protocol, name, privacy, space, agents, budget)
     out = top.get("out", str, 'out = "runs/first"', None)
     study = StudyFile(
         path=path,
@@ -533,17 +565,62 @@ def read_study(path: str | Path) -> StudyFile:
         space=space,
         protocol=name,
         settings=settings,
-        rounds=rounds,
+        budget=budget,
         seed=_count(top, "seed", 0, "seed = 0"),
         workers=_count(top, "workers", 0, "workers = 2", 0),
         out=None if out is None else path.parent / out,
-        budget=budget,
+        privacy=privacy,
         ledger=_ledger(top, name, path),
         fingerprint=_fingerprint(top.values, settings.get("candidates")),
         text=top.text,
     )
     _check_together(top, protocol, study)
     return study
+
+
+def _name(protocol: _Table) -> str:
+    """The name of a protocol, or ``module:Name`` of a study class beside the file."""
+    name = protocol.values.get("name")
+    if not isinstance(name, str) or ":" not in name:
+        name = protocol.get("name", Literal[tuple(PROTOCOLS)], f'name = "{next(iter(PROTOCOLS))}"')
+    _look_beside(protocol.text.path)
+    try:
+        study_class(name)
+    except FederatedError as error:
+        raise protocol.error("name", str(error)) from error
+    return str(name)
+
+
+def _look_beside(path: Path) -> None:
+    """Modules are found beside the study file first."""
+    folder = str(path.resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+
+
+def _refuse_former_words(top: _Table) -> None:
+    """Say what a file of an earlier release has to change: `rounds`, and the table `[budget]`."""
+    table = isinstance(top.values.get("budget"), dict)
+    moved = "[budget] is now [privacy]: write [privacy]."
+    if "rounds" in top.values:
+        fix = renamed(_budget_of(top))
+        raise top.error("rounds", f"{fix} {moved}" if table else fix)
+    if table:
+        raise top.error("budget", f"{moved} budget = 12 is the number of evaluations per site.")
+
+
+def _budget_of(top: _Table) -> int | str:
+    """The budget of a file that has `rounds` instead."""
+    rounds = _count(top, "rounds", 1, "budget = 12")
+    values = dict(top.table("protocol").values)
+    values.pop("mechanism", None)  # noise has no say in the number of evaluations
+    protocol = _Table(top.text, ("protocol",), values)
+    name = _name(protocol)
+    others = {k: v for k, v in top.values.items() if k not in ("rounds", "budget")}
+    space, agents = _space(top), _agents(top)
+    settings = _settings(_Table(top.text, (), others), protocol, name, None, space, agents, rounds)
+    kind = study_class(name)
+    return kind.budget_of(rounds, agents, settings) if issubclass(kind, Budgeted) else rounds
 
 
 def _fingerprint(values: Mapping[str, Any], candidates: Tensor | None) -> str:
@@ -585,7 +662,7 @@ def _count(table: _Table, key: str, least: int, example: str, default: Any = ...
 def _objective(top: _Table) -> str:
     example = 'objective = "tuning:score"'
     value: str = top.get("objective", str, example)
-    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+    if value != BY_HAND and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
         raise top.error(
             "objective", f'expected "package.module:function", got {value!r}. Write e.g. {example}.'
         )
@@ -647,22 +724,23 @@ def _parameter(space: _Table, name: str) -> Parameter:
         return make(name, lower, upper, scale=scale)
 
 
-def _budget(top: _Table, table: _Table, protocol: str) -> Budget | None:
-    if "budget" not in top.values:
+def _privacy(top: _Table, table: _Table, protocol: str) -> Budget | None:
+    if "privacy" not in top.values:
         return None
-    if protocol == "fed-gp" and "mechanism" not in table.values:
+    kind = study_class(protocol)
+    if not _has(kind, "epsilon") and not _has(kind, "mechanism"):
         raise top.error(
-            "budget",
-            "fed-gp adds no noise without a mechanism. Write [protocol.mechanism] with e.g. "
-            'kind = "distributed-gaussian" and clip_norm = 20.0, or leave the budget out.',
+            "privacy",
+            f"{protocol} adds no noise from a study file, so that it can keep no privacy budget. "
+            f"Write name = {_named_with('epsilon')} in [protocol], or leave [privacy] out.",
         )
-    if protocol not in (*PRIVATE, "fed-gp"):
+    if not _has(kind, "epsilon") and "mechanism" not in table.values:
         raise top.error(
-            "budget",
-            f"{protocol} adds no noise from a study file, so that it can keep no budget. "
-            'Write name = "dp-fts-de" or "private-ucb" in [protocol], or leave the budget out.',
+            "privacy",
+            f"{protocol} adds no noise without a mechanism. Write [protocol.mechanism] with e.g. "
+            'kind = "distributed-gaussian" and clip_norm = 20.0, or leave [privacy] out.',
         )
-    return _epsilon_and_delta(top.table("budget"), ("epsilon", "delta"))
+    return _epsilon_and_delta(top.table("privacy"), ("epsilon", "delta"))
 
 
 def _epsilon_and_delta(table: _Table, known: tuple[str, ...]) -> Budget:
@@ -685,7 +763,7 @@ def _epsilon_and_delta(table: _Table, known: tuple[str, ...]) -> Budget:
 def _ledger(top: _Table, protocol: str, path: Path) -> LedgerSettings | None:
     if "ledger" not in top.values:
         return None
-    if protocol not in PRIVATE:
+    if not _has(study_class(protocol), "books"):
         raise top.error("ledger", f"{protocol} pays from no ledger on disk: leave it out.")
     table = top.table("ledger")
     budget = _epsilon_and_delta(table, ("path", "epsilon", "delta"))
@@ -699,30 +777,29 @@ def _settings(
     top: _Table,
     table: _Table,
     name: str,
-    budget: Budget | None,
+    privacy: Budget | None,
     space: SearchSpace,
     agents: tuple[AgentId, ...],
-    rounds: int,
+    budget: int,
 ) -> dict[str, Any]:
-    kind = STUDIES[name]
+    kind = study_class(name)
     known = {k: hint for k, hint in simple_settings(kind).items() if k not in ELSEWHERE}
-    own = {
-        "fts": ("strategy", "initial_design", "default"),
-        "dp-fts-de": ("strategy", "initial_design", "default"),
-        "fed-gp": ("search", "mechanism", "initial_design", "default"),
-    }
-    nested = (*own.get(name, ()), "candidates")
-    transfers = name == "fed-gp" and _transfers(table)
-    if name != "fed-gp" or transfers:
-        nested += ("feature_map",)
-    extra = ("sampling_rate",) if name == "dp-fts-de" else ()
+    parts = {key: _part_of(table, kind, key) for key in PARTS if key in table.values}
+    search = parts.get("search", _default_of(kind, "search"))
+    transfers = isinstance(search, TransferSearch)
+    nested = [key for key in NESTED if _has(kind, key)]
+    if search is not None and not transfers:
+        nested.remove("feature_map")
+    extra = ("sampling_rate",) if _has(kind, "sampling") else ()
     moved = {
-        "rounds": "belongs at the top of the file: write rounds = 12 before the first [table].",
+        "rounds": "is now budget, at the top of the file: evaluations per site with the initial "
+        "ones. Write budget = 12 before the first [table].",
+        "budget": "belongs at the top of the file: write budget = 12 before the first [table].",
         "channel": 'belongs at the top of the file: write channel = "threshold".',
-        "epsilon": "belongs in [budget].",
+        "epsilon": "belongs in [privacy].",
         "feature_map": 'this search makes its own basis. Write kind = "transfer" in '
         "[protocol.search], or leave it out.",
-        "mechanism": f"{name} makes its own: write [budget] for its noise.",
+        "mechanism": f"{name} makes its own: write [privacy] for its noise.",
     }
     moved = {key: fix for key, fix in moved.items() if key not in nested}
     others = {item.name for item in fields(kind)} - set(known) - set(nested)
@@ -733,10 +810,7 @@ def _settings(
         for key, hint in known.items()
         if key in table.values
     }
-    if "strategy" in table.values:
-        given["strategy"] = _part(table.table("strategy"), Strategy if name == "fts" else Following)
-    if "search" in table.values:
-        given["search"] = _search(table.table("search"))
+    given |= parts
     if "sampling_rate" in table.values:
         with table.blamed("sampling_rate"):
             rate = table.get("sampling_rate", float, "sampling_rate = 0.5")
@@ -752,10 +826,56 @@ def _settings(
         given["default"] = _default(table, space, given)
     if "feature_map" in table.values:
         given["feature_map"] = _feature_map(table.table("feature_map"), space, transfers)
+    given |= _channel(top, kind, name)
     if "mechanism" in table.values:
-        channel = top.values.get("channel", FedGP.channel)
-        given |= _mechanism(table.table("mechanism"), given, budget, rounds, channel)
-    return given | _channel(top, name) | _spending(table, name, given, budget)
+
+        def payments(part: Mapping[str, Any]) -> int:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", SignalWarning)  # this noise is not yet the run's
+                found: Price | None = kind(budget=budget, **given, **part).price(space, agents)
+            return 1 if found is None else found.payments
+
+        channel = given.get("channel", _default_of(kind, "channel"))
+        given |= _mechanism(table.table("mechanism"), search, channel, privacy, payments)
+    return given | _spending(table, kind, given, privacy)
+
+
+def _has(kind: type[Any], name: str) -> bool:
+    """Whether a study has a setting of this name."""
+    return any(item.name == name for item in fields(kind))
+
+
+def _default_of(kind: type[Any], name: str) -> Any:
+    """The default of a setting; None if there is none."""
+    return next(
+        (f.default for f in fields(kind) if f.name == name and f.default is not MISSING), None
+    )
+
+
+def _named_with(setting: str) -> str:
+    """The names of the protocols that have a setting, as a file has them."""
+    return " or ".join(f'"{name}"' for name in PROTOCOLS if _has(study_class(name), setting))
+
+
+def _part_of(table: _Table, kind: type[Any], key: str) -> Any:
+    """One of the dataclasses that a setting can be, from a table of its settings.
+
+    Its `kind` is the name of the class without "Search". Without it, the class is that of the
+    default, or of two classes the other one.
+    """
+    if not _has(kind, key):
+        return None
+    hint, usual = get_type_hints(kind)[key], type(_default_of(kind, key))
+    classes: dict[str, type[Any]] = {
+        part.__name__.removesuffix("Search").lower(): part
+        for part in (get_args(hint) or (hint,))
+        if isinstance(part, type) and is_dataclass(part)
+    }
+    others = [name for name, part in classes.items() if part is not usual]
+    least = others[0] if len(others) == 1 else next(n for n, p in classes.items() if p is usual)
+    part = table.table(key)
+    chosen = part.get("kind", Literal[tuple(classes)], f'kind = "{least}"', least)
+    return _part(part, classes[chosen], ("kind",))
 
 
 def _part(table: _Table, kind: type[Any], skip: tuple[str, ...] = ()) -> Any:
@@ -886,18 +1006,20 @@ def _feature_map(table: _Table, space: SearchSpace, transfers: bool) -> FeatureM
                 made = RandomFourierFeatures.draw(kernel, count, generator=generator(0, "features"))
             else:
                 made = InducingFeatures(kernel, sobol_support(space.dim, count))
-        offsets = space.log_offsets
-        return WarpedFeatures(made, offsets) if bool((offsets > 0).any()) else made
+        return WarpedFeatures.around(made, space.log_offsets)
 
 
 def _mechanism(
-    table: _Table, given: Mapping[str, Any], budget: Budget | None, rounds: int, channel: Any
+    table: _Table,
+    search: Any,
+    channel: Any,
+    privacy: Budget | None,
+    payments: Callable[[Mapping[str, Any]], int],
 ) -> dict[str, Any]:
-    """Of fed-gp: what bounds the contributions, and who adds the noise."""
+    """What bounds the contributions, and who adds the noise, as much as the payments need."""
     kind = table.get("kind", Literal[tuple(MECHANISM_KEYS)], 'kind = "distributed-gaussian"')
     table.only(("kind", "noise_multiplier", *MECHANISM_KEYS[kind]))
-    search = given.get("search")
-    if not isinstance(search, SupportSearch):
+    if search is not None and not isinstance(search, SupportSearch):
         raise table.error(
             "kind",
             "noise would drown what this search adds in every round. Write [protocol.search] with "
@@ -920,68 +1042,68 @@ def _mechanism(
         for key in MECHANISM_KEYS[kind]
         if key in table.values or key == "clip_norm"
     }
-    if budget is not None and "noise_multiplier" in table.values:
-        raise table.error("noise_multiplier", "follows from [budget]: leave it out.")
-    sums = given.get("sums") or rounds
+    if privacy is not None and "noise_multiplier" in table.values:
+        raise table.error("noise_multiplier", "follows from [privacy]: leave it out.")
+    noise_at = "server" if kind == "gaussian" else "agent"
+
+    def made(noise: float) -> dict[str, Any]:
+        named = NamedMechanism(kind, {**settings, "noise_multiplier": noise})
+        return {"mechanism": named, "noise_at": noise_at}
+
+    if privacy is None:
+        return made(table.get("noise_multiplier", float, "noise_multiplier = 1.0"))
     adjacency = settings.get("adjacency", "zero-out")
     with table.blamed():
-        if budget is None:
-            noise = table.get("noise_multiplier", float, "noise_multiplier = 1.0")
-        elif kind == "gaussian":
+        sums = payments(made(1.0))
+        if kind == "gaussian":
             noise = noise_multiplier_for(
-                epsilon=budget.epsilon,
-                delta=budget.delta,
+                epsilon=privacy.epsilon,
+                delta=privacy.delta,
                 sampling_rate=1.0,
                 num_releases=sums,
             )
         else:
-            noise = noise_multiplier_within(budget, num_releases=sums, adjacency=adjacency)
-    settings["noise_multiplier"] = noise
-    noise_at = "server" if kind == "gaussian" else "agent"
-    return {"mechanism": NamedMechanism(kind, settings), "noise_at": noise_at}
+            noise = noise_multiplier_within(privacy, num_releases=sums, adjacency=adjacency)
+    return made(noise)
 
 
-def _transfers(table: _Table) -> bool:
-    """Whether the search of fed-gp is the default."""
-    search = table.values.get("search")
-    return not isinstance(search, dict) or search.get("kind", "transfer") == "transfer"
-
-
-def _search(table: _Table) -> Any:
-    kinds = Literal["transfer", "support", "region"]
-    kind = table.get("kind", kinds, 'kind = "transfer"', "transfer")
-    return _part(table, SEARCHES[kind], ("kind",))
-
-
-def _channel(top: _Table, name: str) -> dict[str, Any]:
+def _channel(top: _Table, kind: type[Any], name: str) -> dict[str, Any]:
     if "channel" not in top.values:
         return {}
-    if name != "fed-gp":
+    if not _has(kind, "channel"):
         raise top.error(
             "channel",
             f"{name} sends its messages in the clear and has no channel: "
-            'leave it out, or write name = "fed-gp" in [protocol].',
+            f"leave it out, or write name = {_named_with('channel')} in [protocol].",
         )
-    kinds = Literal["threshold", "ckks", "plain"]
-    return {"channel": top.get("channel", kinds, 'channel = "threshold"')}
+    usual = _default_of(kind, "channel")
+    return {"channel": top.get("channel", get_type_hints(kind)["channel"], f'channel = "{usual}"')}
+
+
+def _without_noise(kind: type[Any]) -> list[str]:
+    """The settings of a study that switch its noise off, by the value "none"."""
+    hints = simple_settings(kind)
+    return [name for name in hints if "none" in get_args(hints[name]) and name not in ELSEWHERE]
 
 
 def _spending(
-    table: _Table, name: str, given: Mapping[str, Any], budget: Budget | None
+    table: _Table, kind: type[Any], given: Mapping[str, Any], privacy: Budget | None
 ) -> dict[str, Any]:
     """Of a private protocol: epsilon, delta, and what agents insist on."""
-    if budget is None:
+    if privacy is None:
         return {}
     if "delta" in given:
-        raise table.error("delta", "belongs in [budget], which has one: leave it out here.")
-    if given.get("trust") == "none" or given.get("noise_kind") == "none":
-        key = "trust" if "trust" in given else "noise_kind"
+        raise table.error("delta", "belongs in [privacy], which has one: leave it out here.")
+    for key in _without_noise(kind):
+        if given.get(key) != "none":
+            continue
         raise table.error(
-            key, "a run without noise keeps no budget: leave [budget] out, or write another value."
+            key,
+            "a run without noise keeps no promise: leave [privacy] out, or write another value.",
         )
-    spending: dict[str, Any] = {"delta": budget.delta, "require": budget}
-    if name in PRIVATE and "noise_multiplier" not in given:
-        spending["epsilon"] = budget.epsilon
+    spending: dict[str, Any] = {"delta": privacy.delta, "require": privacy}
+    if _has(kind, "epsilon") and "noise_multiplier" not in given:
+        spending["epsilon"] = privacy.epsilon
     return spending
 
 
@@ -989,50 +1111,56 @@ def _spending(
 
 
 def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> None:
-    private = study.protocol in PRIVATE
-    without = study.settings.get("trust") == "none" or study.settings.get("noise_kind") == "none"
+    kind = study_class(study.protocol)
+    switches = _without_noise(kind)
+    without = any(study.settings.get(key) == "none" for key in switches)
     noise = "noise_multiplier" in study.settings
-    if private and not without and study.budget is None and not noise:
-        off = 'trust = "none"' if study.protocol == "private-ucb" else 'noise_kind = "none"'
+    if _has(kind, "epsilon") and not without and study.privacy is None and not noise:
+        off = " or ".join(f'{key} = "none"' for key in switches)
         raise top.error(
-            "budget",
+            "privacy",
             f"missing; {study.protocol} needs to know what it may reveal. "
-            "Write [budget] with epsilon = 2.0 and delta = 1e-5; a run without privacy "
+            "Write [privacy] with epsilon = 2.0 and delta = 1e-5; a run without privacy "
             f"has {off} in [protocol].",
         )
-    blame = top.table("budget") if study.budget is not None else protocol
+    blame = top.table("privacy") if study.privacy is not None else protocol
     if "mechanism" in protocol.values:
         blame = protocol.table("mechanism")
     with blame.blamed():
-        server = study.study().server(study.space, study.agents)
-        promise: Guarantee | None = getattr(server, "promise", None)
-    if study.budget is not None and promise is not None:
-        _check_budget(top, study, promise)
+        _, _, price = _disclosed(study)
+    if study.privacy is not None and price is not None:
+        _check_budget(top, study, study.privacy, price)
 
 
-def _check_budget(top: _Table, study: StudyFile, promise: Guarantee) -> None:
+def _disclosed(study: StudyFile) -> tuple[Any, Sees, Price | None]:
+    """The server of a study, who sees what, and what a run costs."""
+    made = study.study()
+    server = made.server(study.space, study.agents)
+    sees, price = disclosed(made, server, study.space, study.agents)
+    assert sees is not None  # `study_class` has seen to it
+    return server, sees, price
+
+
+def _check_budget(top: _Table, study: StudyFile, privacy: Budget, price: Price) -> None:
     """Whether the noise that a file asks for keeps the budget that it sets."""
-    budget = study.budget
-    assert budget is not None
-    if promise.epsilon <= budget.epsilon:
+    if price.epsilon <= privacy.epsilon:
         return
     wanted = ""
-    sampling = study.settings.get("sampling", PoissonSampling())
-    if promise.releases:
+    if price.payments:
         least = noise_multiplier_for(
-            epsilon=budget.epsilon,
-            delta=budget.delta,
-            sampling_rate=sampling.rate,
-            num_releases=promise.releases,
-            adjacency=promise.adjacency,
+            epsilon=privacy.epsilon,
+            delta=privacy.delta,
+            sampling_rate=price.event.sampling_rate,
+            num_releases=price.payments,
+            adjacency=price.adjacency,
         )
         wanted = f"noise_multiplier = {math.ceil(least * 1000) / 1000:g} or "
     raise top.text.error(
-        ("budget", "epsilon"),
-        f"epsilon = {budget.epsilon:g} cannot be kept: {promise.releases} releases with "
-        f"noise_multiplier = {study.settings['noise_multiplier']:g} reveal {promise}. Write "
-        f"{wanted}epsilon = {math.ceil(promise.epsilon * 100) / 100:g}, or leave noise_multiplier "
-        "out: it follows from the budget.",
+        ("privacy", "epsilon"),
+        f"epsilon = {privacy.epsilon:g} cannot be kept: {price.payments} releases with "
+        f"noise_multiplier = {price.noise_multiplier:g} reveal {price.guarantee}. Write "
+        f"{wanted}epsilon = {math.ceil(price.epsilon * 100) / 100:g}, or leave noise_multiplier "
+        "out: it follows from [privacy].",
     )
 
 
@@ -1047,12 +1175,12 @@ class Plan:
         protocol: Its name.
         agents: How many there are.
         columns: Dimension of the unit cube.
-        rounds: Rounds of queries.
-        evaluations: Of each agent's objective, at most.
-        total: Of all agents' objectives.
-        promise: What the run reveals at most; None without noise.
+        budget: Evaluations of each agent, the initial ones included, at most.
+        total: Evaluations of all agents, at most.
+        rounds: Rounds of queries, as they follow from the budget.
+        price: What the run costs in privacy at most; None without noise.
         signal: What noise leaves of the releases, and what follows; empty if that is not known.
-        sees: Who sees what, one sentence each.
+        sees: Who sees what.
         bytes_per_round: Up and down, of all agents, of the rounds of a rehearsal; None if there was
             none.
         bytes_note: Where that number comes from, or what it depends on.
@@ -1061,12 +1189,12 @@ class Plan:
     protocol: str
     agents: int
     columns: int
-    rounds: int
-    evaluations: int
+    budget: int
     total: int
-    promise: Guarantee | None
+    rounds: int
+    price: Price | None
     signal: str
-    sees: tuple[str, ...]
+    sees: Sees
     bytes_per_round: tuple[int, ...] | None
     bytes_note: str
 
@@ -1074,34 +1202,26 @@ class Plan:
 def plan(study: StudyFile) -> Plan:
     """What a study would do; its objective is not called."""
     made = study.study()
-    server = made.server(study.space, study.agents)
-    promise: Guarantee | None = getattr(server, "promise", None)
-    evaluations, total = _evaluations(made, server, len(study.agents))
+    server, sees, price = _disclosed(study)
     bytes_per_round, note = _bytes(study)
     return Plan(
         protocol=study.protocol,
         agents=len(study.agents),
         columns=study.space.dim,
-        rounds=study.rounds,
-        evaluations=evaluations,
-        total=total,
-        promise=promise,
+        budget=study.budget,
+        total=evaluations_of(made, study.agents),
+        rounds=_rounds(made, study.agents),
+        price=price,
         signal=getattr(server, "signal_words", ""),
-        sees=_sees(made, server),
+        sees=sees,
         bytes_per_round=bytes_per_round,
         bytes_note=note,
     )
 
 
-def _evaluations(study: Any, server: Any, num_agents: int) -> tuple[int, int]:
-    """Of one agent at most, and of all."""
-    if isinstance(study, PrivateUCB):
-        return server.participations, study.rounds * server.batch
-    if isinstance(study, FTS):
-        each = study.rounds * study.q
-        return each, each * (num_agents if study.active is None else len(study.active))
-    each, active = study.starts + study.rounds, getattr(study, "active", None)
-    return each, each * (num_agents if active is None else len(active))
+def _rounds(made: Any, agents: tuple[AgentId, ...]) -> int:
+    rounds: int = made.rounds_for(agents) if isinstance(made, Budgeted) else made.budget
+    return rounds
 
 
 @dataclass(frozen=True)
@@ -1122,56 +1242,20 @@ def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
             f"not rehearsed with more than {MOST_REHEARSED} agents; {depends}: run with few agents "
             "and look at result.bytes_per_round()"
         )
-    rounds = min(study.rounds, REHEARSED_ROUNDS)
+    made = study.study()
+    rounds = budget = min(_rounds(made, study.agents), REHEARSED_ROUNDS)
+    if isinstance(made, Budgeted):
+        budget = int(type(made).budget_of(rounds, study.agents, dict(study.settings)))
+        rounds = _rounds(replace(made, budget=budget), study.agents)  # type: ignore[type-var]
     made_up: dict[AgentId, Objective] = dict.fromkeys(study.agents, _MadeUp(study.space))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)  # the plan says it of all rounds
         result = run(
-            study.study(rounds=rounds), made_up, seed=study.seed, space=study.space, progress=False
+            study.study(budget=budget), made_up, seed=study.seed, space=study.space, progress=False
         )
     counts = result.bytes_per_round()
     note = f"measured in a rehearsal of {rounds} rounds on made-up values, exchanges in order"
     return tuple(counts[serial] for serial in sorted(counts)), f"{note}; {depends}"
-
-
-def _sees(study: Study, server: Any) -> tuple[str, ...]:
-    """Who sees what; the guarantees are in the protocols' modules."""
-    own = "An agent's own data and the parameters that it evaluates stay with the agent."
-    if isinstance(study, FTS):
-        what = "summary" if (study.message or "").startswith("summary") else "weight vector"
-        return (
-            own,
-            f"The server and all agents read every agent's {what}, a function of its data: no "
-            "privacy guarantee.",
-        )
-    if isinstance(study, DPFTSDE):
-        noisy = "sums of them without noise" if server.promise is None else "noisy sums of them"
-        return (
-            own,
-            "The server is trusted: it reads every agent's message, clipped.",
-            f"All agents see {noisy}, and nothing else of each other.",
-        )
-    if isinstance(study, FedGP):
-        report = server.privacy(server.start())
-        said: str = report["learned_by"]
-        sums = "No privacy guarantee: a sum, and what changed since the last one, is in the open."
-        if server.promise is not None:
-            sums = "Sums have noise, and what they reveal together is promised."
-        adds = f"Every agent adds {report['adds']} to a sum."
-        return (own, adds, f"{said[0].upper()}{said[1:]}.", sums)
-    assert isinstance(study, PrivateUCB)
-    return _bandit_sees(study.trust)
-
-
-def _bandit_sees(trust: str) -> tuple[str, ...]:
-    first = {
-        "joint": "The server is trusted: it reads every action and its outcome.",
-        "local": "Nobody reads a record: every agent adds the noise before it sends anything.",
-        "public": "The server is trusted: it reads every outcome; actions are public.",
-        "none": "The server reads every action and its outcome: no privacy guarantee.",
-    }[trust]
-    noise = "sums" if trust == "none" else "noisy sums"
-    return first, f"All agents see {noise} of statistics, and the posterior made of them."
 
 
 # ------------------------------------------------------------------ running
@@ -1190,7 +1274,7 @@ def run_study(
 
     Raises:
         StudyError: The objective cannot be found, or the run cannot be resumed.
-        ObjectiveError: The objective failed.
+        ObjectiveError: The objective failed from its first evaluation on.
         BudgetExceeded: The ledger does not cover the run.
     """
     if resume and study.settings.get("channel") == "ckks":
@@ -1224,10 +1308,10 @@ def open_books(study: StudyFile) -> LedgerFile | None:
     settings = study.ledger
     if settings is None:
         return None
-    promise: Guarantee | None = study.study().server(study.space, study.agents).promise
-    if promise is None:
+    _, _, price = _disclosed(study)
+    if price is None:
         raise study.text.error(("ledger",), "a run without noise cannot pay: leave it out.")
     settings.path.parent.mkdir(parents=True, exist_ok=True)
     return LedgerFile(
-        settings.path, adjacency=promise.adjacency, unit=promise.unit, budget=settings.budget
+        settings.path, adjacency=price.adjacency, unit=price.unit, budget=settings.budget
     )

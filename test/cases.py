@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,6 +22,14 @@ from botorch_fed.models import (
 from botorch_fed.rng import generator
 
 UNIT = torch.tensor([[0.0, 0.0], [1.0, 1.0]], dtype=torch.float64)
+
+
+def in_rounds(kind: Any, settings: Mapping[str, Any], names: tuple[str, ...] = ()) -> Any:
+    """A study by the number of its protocol's rounds: the budget follows."""
+    options = dict(settings)
+    if "rounds" in options:
+        options["budget"] = kind.budget_of(options.pop("rounds"), names, options)
+    return kind(**options)
 
 
 def uniform(*shape: int, seed: int = 0) -> Tensor:

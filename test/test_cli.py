@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import botorch_fed.privacy
-from botorch_fed.cli import _Gain, _gains, _judged, _unheard, main
+from botorch_fed.cli import _Gain, _gains, _judged, _silent, main
 from botorch_fed.run import RunResult
 from botorch_fed.study import read_study, run_study
 from botorch_fed.version import __version__
@@ -56,8 +56,9 @@ def test_help_names_all_commands_and_exit_codes(capsys: Captured) -> None:
         ([], "required: COMMAND"),
         (["dmeo"], "invalid choice: 'dmeo'"),
         (["demo", "--protocol", "ftz"], "invalid choice: 'ftz'"),
-        (["demo", "--rounds", "2"], "expected an integer from 3 on, got 2"),
-        (["demo", "--rounds", "x"], "invalid int value: 'x'"),
+        (["demo", "--budget", "2"], "expected an integer from 3 on, got 2"),
+        (["demo", "--budget", "x"], "invalid int value: 'x'"),
+        (["demo", "--rounds", "9"], "--rounds is now --budget, evaluations of each site: write "),
         (["run"], "required: STUDY.toml"),
         (["account", "--delta", "1e-5", "--releases", "1"], "--noise-multiplier --epsilon"),
         (["audit", "--runs", "1"], "expected an integer from 10 on"),
@@ -154,12 +155,18 @@ def test_run_prints_a_table_and_saves(folder: Path, capsys: Captured) -> None:
     text, _ = told(capsys, 0, "run", path, "--out", out)
     assert "north" in text
     assert "no guarantee" in text
+    assert "Messages" in text
+    assert text.count("exchange 3") == 2  # both replied to the last
     assert len(RunResult.load(out).records) == 4
     _, err = told(capsys, 2, "run", path, "--out", out)
     assert "go on with it by --resume" in err
     found = document(capsys, 0, "run", path, "--out", out, "--resume")
     assert found["best"]["north"]["evaluations"] == 2
     assert set(found["best"]["north"]["point"]) == {"lr", "depth", "kind"}
+    assert found["budget"] == 2
+    assert [row["site"] for row in found["contributions"]] == ["north", "south"]
+    assert [row["messages_sent"] for row in found["contributions"]] == [2, 2]
+    assert found["contributions"][0]["last_replied"] == 3
 
 
 def test_resume_pays_for_nothing_twice(folder: Path, capsys: Captured) -> None:
@@ -189,11 +196,12 @@ def test_resume_pays_for_nothing_twice(folder: Path, capsys: Captured) -> None:
 
 
 def test_dry_run(folder: Path, capsys: Captured) -> None:
-    path = write(folder, PRIVATE.replace("MODULE:score", "MODULE:broken") + _budget(200.0))
+    path = write(folder, PRIVATE.replace("MODULE:score", "MODULE:broken") + _privacy(200.0))
     found = document(capsys, 0, "run", path, "--dry-run")
-    assert found["evaluations"] == 4
+    assert found["budget"] == 4
+    assert found["rounds"] == 2
     assert found["total"] == 8
-    assert found["promise"]["epsilon"] <= 200
+    assert found["price"]["guarantee"]["epsilon"] <= 200
     out, _ = told(capsys, 0, "run", path, "--dry-run")
     assert "nothing was evaluated" in out
     assert "The server is trusted" in out
@@ -201,12 +209,12 @@ def test_dry_run(folder: Path, capsys: Captured) -> None:
     assert not (folder / "server").exists()
 
 
-def _budget(epsilon: float) -> str:
-    return f"\n[budget]\nepsilon = {epsilon}\ndelta = 1e-3\n"
+def _privacy(epsilon: float) -> str:
+    return f"\n[privacy]\nepsilon = {epsilon}\ndelta = 1e-3\n"
 
 
 def test_noise_that_drowns_everything_is_noted_once(folder: Path, capsys: Captured) -> None:
-    path = write(folder, PRIVATE + _budget(1.0))
+    path = write(folder, PRIVATE + _privacy(1.0))
     out, err = told(capsys, 0, "run", path)
     assert err.count("times as much signal as noise") == 1
     assert "epsilon <= 1 at delta = 0.001 per agent, zero-out" in out
@@ -214,22 +222,22 @@ def test_noise_that_drowns_everything_is_noted_once(folder: Path, capsys: Captur
 
 def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured) -> None:
     plain = PRIVATE.split("[protocol.strategy]")[0]
-    few = write(folder, plain + _budget(1.0))
+    few = write(folder, plain + _privacy(1.0))
     found = document(capsys, 0, "run", few, "--dry-run")
-    assert found["promise"]["epsilon"] == 0
+    assert found["price"]["guarantee"]["epsilon"] == 0
     assert "every agent goes on alone" in found["signal"]
     out, err = told(capsys, 0, "run", few, "--dry-run")
     assert "goes on alone" in " ".join(out.split())
     assert err.count("goes on alone") == 1
     names = ", ".join(f'"site{n}"' for n in range(40))
-    many = write(folder, re.sub("agents = .*", f"agents = [{names}]", plain) + _budget(2.0))
+    many = write(folder, re.sub("agents = .*", f"agents = [{names}]", plain) + _privacy(2.0))
     found = document(capsys, 0, "run", many, "--dry-run")
-    assert found["promise"]["epsilon"] > 1.9
+    assert found["price"]["guarantee"]["epsilon"] > 1.9
     assert found["signal"].startswith("With 40 agents")
     assert "alone" not in found["signal"]
 
 
-@pytest.mark.parametrize("text", [PRIVATE + _budget(200.0), BANDIT])
+@pytest.mark.parametrize("text", [PRIVATE + _privacy(200.0), BANDIT])
 def test_a_ledger_that_is_used_up_is_code_3(folder: Path, capsys: Captured, text: str) -> None:
     ledger = '\n[ledger]\npath = "books"\nepsilon = 250.0\ndelta = 1e-3\n'
     path = write(folder, text + ledger)
@@ -247,10 +255,10 @@ def test_mistakes_of_run(folder: Path, capsys: Captured) -> None:
     out, err = told(capsys, 1, "run", path)
     assert not out
     assert "of agent 'north' raised ValueError: no licence" in err
-    path = write(folder, STUDY.replace("rounds", "ronds"))
+    path = write(folder, STUDY.replace("budget", "bugdet"))
     failed = document(capsys, 2, "run", path, "--dry-run")
     assert failed["error"].endswith("workers.")
-    assert f"{path}:3: ronds: unknown key. Did you mean 'rounds'?" in failed["error"]
+    assert f"{path}:3: bugdet: unknown key. Did you mean 'budget'?" in failed["error"]
 
 
 def test_run_in_worker_processes_as_a_command(folder: Path) -> None:
@@ -279,14 +287,14 @@ def test_report(folder: Path, capsys: Captured) -> None:
     assert "are damaged" in told(capsys, 1, "report", folder / "first")[1]
 
 
-def test_who_was_not_heard_is_noted(folder: Path) -> None:
+def test_who_did_not_reply_is_noted(folder: Path) -> None:
     result = run_study(read_study(write(folder)), out=None, progress=False)
-    assert _unheard(result) == []
+    assert _silent(result) == []
     for row in result.rounds:
         if row["agent"] == "south" and row["round"] > 1:
-            row.update(heard=False, failure="absent")
-    assert _unheard(result) == [
-        "south was not heard in 2 exchange(s), the last time because: absent."
+            row.update(replied=False, failure="absent")
+    assert _silent(result) == [
+        "south did not reply in 2 exchange(s), the last time because: absent."
     ]
 
 
@@ -295,7 +303,7 @@ def test_who_was_not_heard_is_noted(folder: Path) -> None:
 
 @pytest.mark.parametrize("protocol", ["fts", "dp-fts-de", "fed-gp", "private-ucb"])
 def test_demo(folder: Path, capsys: Captured, protocol: str) -> None:
-    settings = ("--protocol", protocol, "--rounds", "3", "--repeats", "1", "--no-report")
+    settings = ("--protocol", protocol, "--budget", "3", "--repeats", "1", "--no-report")
     found = document(capsys, 0, "demo", *settings, "--out", folder / "demo")
     arms = {"together", "alone", "Sobol", "default first", "pooled data"}
     if protocol != "private-ucb":
@@ -362,7 +370,7 @@ def test_bash_completes(tmp_path: Path, capsys: Captured) -> None:
     assert _completed(script, "run", "--d") == ["--debug", "--dry-run"]
     assert "--protocol" in _completed(script, "demo", "--")
     assert _completed(script, "demo", "--protocol", "f") == ["fts", "fed-gp"]
-    assert _completed(script, "demo", "--rounds", "") == []  # a number
+    assert _completed(script, "demo", "--budget", "") == []  # a number
     assert _completed(script, "completion", "z") == ["zsh"]
 
 

@@ -44,7 +44,7 @@ def score(agent, x, y):
 FTS = """
 objective = "tuning:score"
 agents = ["north", "south", "west"]
-rounds = {rounds}
+budget = {budget}
 seed = 3
 [space]
 x = {{ type = "real", lower = 0, upper = 1 }}
@@ -58,7 +58,7 @@ name = "fts"
 FED_GP = """
 objective = "tuning:score"
 agents = ["north", "south", "west"]
-rounds = 2
+budget = 4
 seed = 4
 channel = "{channel}"
 [space]
@@ -115,7 +115,7 @@ def test_a_site_has_a_key_of_its_own(tmp_path: Path) -> None:
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
-    study = write_study(tmp_path, FTS.format(rounds=2))
+    study = write_study(tmp_path, FTS.format(budget=2))
     with pytest.raises(DeployError, match=r"no hub's folder. Make one: botorch-fed hub init"):
         Hub(tmp_path).nodes(["north"])
     hub = Hub.create(tmp_path / "hub", "localhost")
@@ -141,7 +141,7 @@ def test_a_hub_that_does_not_run_says_so(tmp_path: Path) -> None:
 
 
 def test_copies_of_a_study_agree_but_for_what_is_ones_own(tmp_path: Path) -> None:
-    text = FTS.format(rounds=2)
+    text = FTS.format(budget=2)
     study = write_study(tmp_path / "a", text)
     own = text.replace("tuning:score", "tuning:other").replace("seed = 3", 'seed = 3\nout = "x"')
     assert write_study(tmp_path / "b", own).fingerprint == study.fingerprint
@@ -152,16 +152,16 @@ def test_copies_of_a_study_agree_but_for_what_is_ones_own(tmp_path: Path) -> Non
 def test_the_one_key_of_ckks_goes_to_the_sites_only(tmp_path: Path) -> None:
     study = write_study(tmp_path, FED_GP.format(channel="ckks"))
     with pytest.raises(DeployError, match="Only a study with"):
-        make_keys(write_study(tmp_path, FTS.format(rounds=1), "fts.toml"), tmp_path / "none")
+        make_keys(write_study(tmp_path, FTS.format(budget=1), "fts.toml"), tmp_path / "none")
     make_keys(study, tmp_path / "keys")
     at = {path.name: FileStore(path).names() for path in (tmp_path / "keys").iterdir()}
     assert set(at) == {"hub", *SITES}
     assert len(at["hub"]) == 1
     assert all(len(at[name]) == 2 for name in SITES)
     site = SiteFolder.create(tmp_path / "site")
-    with site.site(study, "north", keys=tmp_path / "keys" / "north").journal:
+    with site.site(study, "north", keys=tmp_path / "keys" / "north"):
         pass
-    with site.site(study, "north").journal:  # it has them now
+    with site.site(study, "north"):  # it has them now
         pass
     other = SiteFolder.create(tmp_path / "other")
     with pytest.raises(Exception, match="not in this store"):
@@ -177,7 +177,7 @@ def test_folders_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
     assert made == {"command": "hub init", "folder": str(tmp_path / "hub")}
     assert main(["site", "init", str(tmp_path / "site")]) == 0
     assert "node.pub to the hub's operator" in capsys.readouterr().out
-    study = write_study(tmp_path, FTS.format(rounds=2)).path
+    study = write_study(tmp_path, FTS.format(budget=2)).path
     modes = [path.stat().st_mode & 0o077 for path in (tmp_path / "hub").rglob("*")]
     assert not any(modes)
     words = ["site", "show", str(tmp_path / "site"), str(study), "--name", "north"]
@@ -207,7 +207,7 @@ def test_mistakes_on_the_command_line(
 ) -> None:
     Hub.create(tmp_path / "hub", "localhost")
     SiteFolder.create(tmp_path / "site")
-    study = write_study(tmp_path, FTS.format(rounds=2)).path
+    study = write_study(tmp_path, FTS.format(budget=2)).path
     places = {name: str(tmp_path / name) for name in ("hub", "site", "out")}
     places |= {"study": str(study), "ca": str(tmp_path / "hub" / "ca.crt")}
     assert main([word.format(**places) for word in words]) == code
@@ -380,7 +380,7 @@ def test_an_encrypted_run_survives_the_crash_of_its_hub(machines: Machines) -> N
 @pytest.mark.nightly
 def test_a_site_that_is_killed_comes_back(machines: Machines) -> None:
     before = {name: len(machines.calls(name)) for name in SITES}
-    study = write_study(machines.folder, FTS.format(rounds=10), "fts.toml")
+    study = write_study(machines.folder, FTS.format(budget=10), "fts.toml")
     for name in SITES:
         machines.start_site(name, study)
     machines.wait_online()
@@ -392,11 +392,11 @@ def test_a_site_that_is_killed_comes_back(machines: Machines) -> None:
     machines.start_site("south", study)
     machines.finish(running)
     rows = [json.loads(line) for line in (out / "rounds.jsonl").read_text().splitlines()]
-    heard = {name: [row["heard"] for row in rows if row["agent"] == name] for name in SITES}
-    assert all(heard["north"])
-    assert all(heard["west"])
-    assert not all(heard["south"])  # the rounds went on without it
-    assert heard["south"][-1]  # and with it again
+    replied = {name: [row["replied"] for row in rows if row["agent"] == name] for name in SITES}
+    assert all(replied["north"])
+    assert all(replied["west"])
+    assert not all(replied["south"])  # the rounds went on without it
+    assert replied["south"][-1]  # and with it again
     for name in SITES:
         machines.stop(name)
         made = machines.result(name, study)
@@ -407,7 +407,7 @@ def test_a_site_that_is_killed_comes_back(machines: Machines) -> None:
 
 @pytest.mark.slow
 def test_a_node_that_nobody_admitted_is_refused(machines: Machines) -> None:
-    study = write_study(machines.folder, FTS.format(rounds=2), "stranger.toml")
+    study = write_study(machines.folder, FTS.format(budget=2), "stranger.toml")
     SiteFolder.create(machines.folder / "stranger")
     machines.start(
         "stranger",
@@ -435,7 +435,7 @@ def test_the_script_of_three_sites(tmp_path: Path) -> None:
         timeout=400,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("heard in 6 rounds") == 3
+    assert done.stdout.count("exchange 6") == 3
     sys.modules.pop("tuning", None)
     machines = Machines.__new__(Machines)
     machines.folder = tmp_path / "here"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
 import subprocess
 import sys
@@ -152,6 +153,16 @@ def test_the_two_commands_are_the_readme_s() -> None:
     assert len(commands) == 2
     for command in commands:
         assert command.strip() in readme
+
+
+def test_who_sees_what_is_what_the_studies_say() -> None:
+    spec = importlib.util.spec_from_file_location("tables", DOCS / "tables.py")
+    assert spec is not None
+    assert spec.loader is not None
+    tables = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(tables)
+    written = (DOCS / "who_sees_what.rst").read_text()
+    assert tables.page() == written, "write it again: python docs/tables.py"
 
 
 def test_pages_name_no_machine() -> None:

@@ -24,7 +24,7 @@ def _blocks(language: str) -> list[str]:
 def test_the_study_runs() -> None:
     code, *_ = _blocks("python")
     names: dict[str, Any] = {}
-    exec(code.replace("rounds=12", "rounds=4"), names)
+    exec(code.replace("budget=12", "budget=4"), names)
     result = names["result"]
     assert len(result.records) == 32
     assert bool((result.best("agent3") > 0.5).all())
@@ -47,7 +47,7 @@ def test_the_example_runs() -> None:
 def test_the_private_study_runs() -> None:
     _, code, *_ = _blocks("python")
     names: dict[str, Any] = {}
-    exec(code.replace("rounds=8", "rounds=2").replace("Agents(60,", "Agents(30,"), names)
+    exec(code.replace("budget=11", "budget=5").replace("Agents(60,", "Agents(30,"), names)
     privacy = names["result"].privacy
     assert privacy["private"]
     assert 0 < privacy["epsilon"] <= 2.0
@@ -85,16 +85,18 @@ def test_the_sums_say_what_they_guarantee(capsys: pytest.CaptureFixture[str]) ->
 def test_the_encrypted_study_runs() -> None:
     _, _, _, _, code, *_ = _blocks("python")
     names: dict[str, Any] = {}
-    exec(code.replace("rounds=12", "rounds=3"), names)
+    exec(code.replace("budget=15", "budget=6"), names)
     assert names["result"].privacy["sums"] == 3
     assert names["result"].privacy["channel"] == "ThresholdCKKSChannel"
+    assert names["result"].sees.encrypted
 
 
 def test_the_bandit_finds_good_arms() -> None:
     *_, code, _ = _blocks("python")
     names: dict[str, Any] = {}
     exec(code.replace("epsilon=1.0", "epsilon=10.0"), names)  # noise is that of the system
-    assert names["result"].privacy["mechanism"].startswith("PrefixSum")
+    assert names["result"].privacy["mechanism"] == "PrefixSum"
+    assert names["result"].privacy["planned_releases"] == 256
     assert sum(names["late"]) / len(names["late"]) > 0.7
 
 

@@ -21,6 +21,7 @@ from botorch.exceptions.errors import InputDataError
 
 from botorch_fed import report
 from botorch_fed.acquisition import Constant
+from botorch_fed.federation.disclosure import Row, Sees
 from botorch_fed.privacy import (
     DistributedGaussianSum,
     InsecureSeededNoise,
@@ -35,14 +36,14 @@ from botorch_fed.privacy.accounting import Event, Ledger
 from botorch_fed.privacy.audit import AuditReport, Claim, audit_transcripts
 from botorch_fed.protocols.base import Objective
 from botorch_fed.protocols.dp_fts_de import DPFTSDE
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB, Trust
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.report import plot_audit, write_report
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.studies import FedGP
 from botorch_fed.test_functions import KernelBandit, SyntheticGPAgents
 
 pytest.importorskip("matplotlib")
@@ -112,7 +113,7 @@ def _dish(shift: float) -> Objective:
 
 def _fts(names: Sequence[str] = ("a", "b", "c"), **options: Any) -> RunResult:
     objectives = {name: _dish(0.1 * n) for n, name in enumerate(names)}
-    settings = {"rounds": 6, "strategy": CHEAP, "every": 2, **options}
+    settings = {"budget": 6, "strategy": CHEAP, "every": 2, **options}
     absent = settings.pop("absent", None)
     return run(FTS(**settings), objectives, seed=0, space=SPACE, absent=absent, progress=False)
 
@@ -120,7 +121,7 @@ def _fts(names: Sequence[str] = ("a", "b", "c"), **options: Any) -> RunResult:
 def _de(epsilon: float = 2.0, seeded: bool = False, **options: Any) -> RunResult:
     problem = SyntheticGPAgents(6, seed=0, perturbed="all", lengthscale=0.1)
     noise: NoiseSource = InsecureSeededNoise(0) if seeded else OSNoise()
-    settings = {"rounds": 4, "num_initial": 2, "delta": 1e-3, "noise": noise, "releases": "all"}
+    settings = {"budget": 6, "num_initial": 2, "delta": 1e-3, "noise": noise, "releases": "all"}
     settings |= {"min_reliability": 0.0, **options}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)  # few agents
@@ -130,7 +131,7 @@ def _de(epsilon: float = 2.0, seeded: bool = False, **options: Any) -> RunResult
 def _fed(**options: Any) -> RunResult:
     square = SearchSpace((Parameter.real("u", 0.0, 1.0), Parameter.real("v", 0.0, 1.0)))
     objectives = {name: lambda X: -(X - 0.3).square().sum(-1, keepdim=True) for name in "abc"}
-    protocol = FedGP(rounds=2, num_initial=3, channel="plain", **options)
+    protocol = FedGP(budget=5, num_initial=3, channel="plain", **options)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)  # few agents
         return run(protocol, objectives, seed=0, space=square, progress=False)
@@ -141,7 +142,7 @@ def _bandit(trust: Trust = "joint") -> RunResult:
     options: dict[str, Any] = {} if trust == "none" else {"epsilon": 10.0}
     if trust != "public":
         options["decision_sets"] = lambda name, t: problem.decision_set(int(name[5:]), t)
-    return run(PrivateUCB(rounds=6, trust=trust, **options), problem, seed=0, progress=False)
+    return run(PrivateUCB(budget=6, trust=trust, **options), problem, seed=0, progress=False)
 
 
 @pytest.fixture(scope="module")
@@ -151,7 +152,7 @@ def fts() -> RunResult:
 
 @pytest.fixture(scope="module")
 def tiny() -> RunResult:
-    return _fts(["a"], rounds=1)
+    return _fts(["a"], budget=1, every=1)
 
 
 @pytest.fixture(scope="module")
@@ -245,9 +246,9 @@ def _check_accessible(page: Page) -> None:
 
 
 RUNS: dict[str, tuple[Callable[[], RunResult], list[str]]] = {
-    "fts": (_fts, ["No privacy guarantee", "hands them to all agents"]),
+    "fts": (_fts, ["No privacy guarantee", "all agents are trusted with every message"]),
     "private": (_de, ["ε ≤ 2 and δ = 0.001, per agent", "zero-out", "not against the server"]),
-    "sums": (_fed, ["No privacy guarantee", "the server reads every contribution"]),
+    "sums": (_fed, ["No privacy guarantee", "The server reads each agent's contribution"]),
     "noisy sums": (
         lambda: _fed(
             search=SupportSearch(support_size=4, num_raw=32, num_restarts=2, noise_var=1e-2),
@@ -259,9 +260,9 @@ RUNS: dict[str, tuple[Callable[[], RunResult], list[str]]] = {
         ["The guarantee.", "dp-accounting-rdp", "per agent"],
     ),
     "joint": (_bandit, ["ε ≤ 10 and δ = 1e-05, per record", "replace-one", "reads every record"]),
-    "local": (lambda: _bandit("local"), ["per record", "Nobody is trusted"]),
+    "local": (lambda: _bandit("local"), ["per record", "No party is trusted"]),
     "public": (lambda: _bandit("public"), ["per record", "actions are public"]),
-    "none": (lambda: _bandit("none"), ["No privacy guarantee", "no guarantee against anybody"]),
+    "none": (lambda: _bandit("none"), ["No privacy guarantee", "There is no privacy guarantee"]),
 }
 
 
@@ -281,8 +282,8 @@ def test_a_report_is_one_page_that_says_what_is_promised(name: str, tmp_path: Pa
 
 
 def test_hostile_names_stay_words(tmp_path: Path) -> None:
-    result = _fts(HOSTILE, rounds=2)
-    plain = _page(_fts([f"agent{n}" for n in range(len(HOSTILE))], rounds=2), tmp_path)
+    result = _fts(HOSTILE, budget=2)
+    plain = _page(_fts([f"agent{n}" for n in range(len(HOSTILE))], budget=2), tmp_path)
     strange = replace(
         result,
         protocol=HOSTILE[0],
@@ -295,8 +296,13 @@ def test_hostile_names_stay_words(tmp_path: Path) -> None:
             ),
             SPACE.outcome,
         ),
-        rounds=[{**row, "heard": False, "failure": HOSTILE[0]} for row in result.rounds],
-        privacy={"mechanism": HOSTILE[0], "private": False, "learned_by": HOSTILE[1]},
+        rounds=[{**row, "replied": False, "failure": HOSTILE[0]} for row in result.rounds],
+        privacy={"mechanism": HOSTILE[0], "private": False, "channel": HOSTILE[1]},
+        sees=Sees(
+            (Row(HOSTILE[0], "server", HOSTILE[1], ("agents",), "data"),),
+            trust=HOSTILE[2],
+            limits=(HOSTILE[3],),
+        ),
     )
     page = _page(strange, tmp_path, title=HOSTILE[1], others={HOSTILE[0]: result})
     assert {tag for tag, _ in page.elements} <= {tag for tag, _ in plain.elements} | {"line"}
@@ -330,6 +336,23 @@ def test_tables_are_what_the_result_says(fts: RunResult, tmp_path: Path) -> None
     half = 4.302652729911275 * better.std(dim=0) / 3**0.5  # Student's t, two degrees of freedom
     for cell, width in zip(rows[1][1:], half.tolist(), strict=True):
         assert f"± {width:.2g} (3)" in cell
+
+
+def test_contributions_and_the_budget_are_told(fts: RunResult, tmp_path: Path) -> None:
+    page = _page(fts, tmp_path)
+    assert "6 evaluations of each agent, initial ones included" in page.words
+    rows, _ = page.table("What each agent has sent and received")
+    assert rows[0][1:3] == ["Messages sent", "Messages received"]
+    for row, found in zip(rows[1:], fts.contributions(), strict=True):
+        counts = [found[key] for key in ("messages_sent", "messages_received", "last_replied")]
+        assert [row[0], row[1], row[2], row[5]] == [found["site"], *map(str, counts)]
+        assert counts == [3, 2, 7]  # after queries 2, 4 and 6, of which the last is too late
+    former = replace(fts, rounds=[{**row} for row in fts.rounds], budget=None)
+    for row in former.rounds:
+        del row["sent"], row["received"]
+    page = _page(former, tmp_path)
+    assert "not recorded" in page.words
+    assert page.table("What each agent has sent and received")[0][1][1] == "—"
 
 
 def test_intervals_need_two_values_and_cover_as_often_as_they_say() -> None:
@@ -382,18 +405,19 @@ def test_bounds_are_rounded_up() -> None:
 
 def test_epsilon_release_by_release(private: RunResult) -> None:
     said = private.privacy or {}
-    spent = report._spent(said)
+    spent = report._spent(private)
     assert [count for count, _ in spent] == [1, 2, 3, 4]
     costs = [epsilon for _, epsilon in spent]
     assert costs == sorted(costs)
     assert costs[-1] == pytest.approx(said["epsilon"], rel=1e-3)
     mu = gaussian_mu(said["epsilon"], said["delta"])  # everyone takes part: one Gaussian
     assert costs[0] == pytest.approx(gaussian_epsilon(said["delta"], mu / 2), rel=1e-4)
-    assert report._spent({**said, "epsilon": 1.1 * said["epsilon"]}) == []
-    assert report._spent({**said, "mechanism": "Other()"}) == []
-    assert report._spent({**said, "mechanism": "Other(noise_multiplier=...)"}) == []
-    sampled = _de(sampling=PoissonSampling(0.5)).privacy or {}
-    assert report._spent(sampled)[-1][1] == pytest.approx(sampled["epsilon"], rel=1e-3)
+    assert costs[-1] == said["epsilon"]
+    assert report._spent(replace(private, price=None)) == []  # of an earlier release's folder
+    unlisted = {key: value for key, value in said.items() if key != "paid"}
+    assert report._spent(replace(private, privacy=unlisted)) == []
+    sampled = _de(sampling=PoissonSampling(0.5))
+    assert report._spent(sampled)[-1][1] == (sampled.privacy or {})["epsilon"]
 
 
 def test_releases_stand_at_their_rounds_where_they_are_told(

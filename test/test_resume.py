@@ -25,8 +25,11 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed import run as module
+from botorch_fed.aggregation.secure_sum import CONTEXT
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.privacy import LedgerFile
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
@@ -34,16 +37,16 @@ from botorch_fed.privacy.mechanisms import GaussianSum
 from botorch_fed.protocols.base import KeepsSecrets, secrets_in, site_folder, with_stores
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.drive import drive
-from botorch_fed.protocols.fed_gp import CONTEXT, FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB
-from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileJournal, FileStore, MemoryBlobs
-from botorch_fed.protocols.support_search import SupportSearch
+from botorch_fed.protocols.store import FileStore, MemoryBlobs
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.run import RunResult, make_agent, run
+from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.studies import FedGP
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 
@@ -75,25 +78,25 @@ def servers_noise(dim: int, num_agents: int) -> GaussianSum:
 
 
 def fed_gp(search: Any, channel: Any, **options: Any) -> FedGP:
-    common = {"rounds": 3, "num_initial": 2, "noise": SEEDED}
+    common = {"budget": 5, "num_initial": 2, "noise": SEEDED}
     return FedGP(search=search, channel=channel, **{**common, **options})
 
 
 def dp_fts_de(**options: Any) -> DPFTSDE:
-    common = {"rounds": 3, "noise_multiplier": 1.0, "releases": (0, 2), "num_initial": 2}
+    common = {"budget": 5, "noise_multiplier": 1.0, "releases": (0, 2), "num_initial": 2}
     common |= {"strategy": Following(**OWN, follow=1), "noise": SEEDED}
     return DPFTSDE(**{**common, **options})
 
 
 def private_ucb(trust: Any, **options: Any) -> PrivateUCB:
-    common = {"rounds": 4, "noise": SEEDED, "noise_multiplier": None if trust == "none" else 1.0}
+    common = {"budget": 4, "noise": SEEDED, "noise_multiplier": None if trust == "none" else 1.0}
     return PrivateUCB(trust=trust, **{**common, **options})
 
 
 NOISY = {"mechanism": agents_noise, "noise_at": "agent", "sums": 9}
 STUDIES: dict[str, Callable[[], Any]] = {
-    "fts": lambda: FTS(rounds=4),
-    "fts published": lambda: FTS(rounds=3, every=1, strategy=Strategy(**OWN)),
+    "fts": lambda: FTS(budget=4),
+    "fts published": lambda: FTS(budget=3, every=1, strategy=Strategy(**OWN)),
     "fed-gp plain": lambda: fed_gp(TransferSearch(), "plain"),
     "fed-gp ckks": lambda: fed_gp(TransferSearch(), "ckks"),
     "fed-gp plain, region": lambda: fed_gp(REGION, "plain"),
@@ -155,7 +158,7 @@ def mortal(fatal: int) -> Callable[[], int]:
 
     for kind, names in (
         (FileStore, ("put", "put_new", "delete")),
-        (FileJournal, ("record", "release")),
+        (FileLog, ("append",)),
         (LedgerFile, ("spend",)),
         (module, ("_append", "_write")),
     ):
@@ -217,14 +220,14 @@ def killed_runs(case: str, folder: Path) -> list[Path]:
     return [folder / f"{share}" for share in SHARES]
 
 
-def parts(case: str, out: Path) -> Iterator[tuple[Any, FileJournal]]:
-    """What the sites of a finished run have in their folders: states and journals."""
+def parts(case: str, out: Path) -> Iterator[Site]:
+    """What the sites of a finished run have in their folders: as they were left."""
     study = with_stores(STUDIES[case](), NAMES, partial(secrets_in, out))
     study.server(SPACE, NAMES)
     for name in NAMES:
         agent, home = make_agent(study, name, SPACE, 1, MemoryBlobs()), site_folder(out, name)
-        with FileJournal(home / "journal") as journal:
-            yield Site(name, agent, hill, store=FileStore(home), journal=journal).state, journal
+        with Site(name, agent, hill, log=FileLog(home, SITE_EVENTS)) as site:
+            yield site
 
 
 def trace(result: RunResult) -> list[Any]:
@@ -238,13 +241,14 @@ def check_ledgers(case: str, out: Path, result: RunResult) -> None:
     if case.startswith("dp-fts-de"):
         with LedgerFile(Path(f"{out}-books")) as books:  # before the noise, so once too much
             assert said["releases"] <= books.releases <= said["releases"] + 1
-    for state, journal in parts(case, out):
+    for site in parts(case, out):
+        state = site.state
         if case in ("fed-gp threshold, agents' noise", "fed-gp secret noise"):
             assert state.ledger.releases == state.draws == said["sums"]
         if case == "private-ucb local":
             assert state.releases == 4
             assert state.ledger.releases == 1  # a record is in one increment
-        assert sum(len(seen.X) for seen in journal) == len(result.history("ann")[0])
+        assert len(site.observations()) == len(result.history("ann")[0])
 
 
 @pytest.mark.parametrize("case", KILLED)

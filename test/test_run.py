@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,10 +20,11 @@ from botorch.exceptions.errors import InputDataError
 from rich.console import Console
 from torch import Tensor
 
+from benchmarks.problems import CEC2005
 from botorch_fed import run as module
 from botorch_fed.acquisition import Constant
 from botorch_fed.engines import parallel
-from botorch_fed.errors import ProtocolError
+from botorch_fed.errors import ObjectiveError, ProtocolError
 from botorch_fed.privacy import InsecureSeededNoise, compose
 from botorch_fed.protocols.base import Pending
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
@@ -31,7 +33,8 @@ from botorch_fed.protocols.store import FileStore
 from botorch_fed.rng import Generator, generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.test_functions import CEC2005, FederatedTestProblem, SyntheticGPAgents
+from botorch_fed.studies import FedGP
+from botorch_fed.test_functions import FederatedTestProblem, SyntheticGPAgents
 
 SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
 FOLDER = os.environ.get("BOTORCH_FED_DATA")
@@ -77,7 +80,7 @@ def study(**options: Any) -> FTS:
     for n in (1, 2):
         X = generator(n, "data").uniform(5, 2)
         data[f"agent{n}"] = (X, Bowls().evaluate(n, X).reshape(-1, 1))
-    return FTS(**{"rounds": 4, "strategy": CHEAP, "data": data, "every": 2, **options})
+    return FTS(**{"budget": 4, "strategy": CHEAP, "data": data, "every": 2, **options})
 
 
 def essence(result: RunResult) -> list[Any]:
@@ -99,14 +102,16 @@ def test_rows_are_tidy_and_curves_follow_from_them() -> None:
     assert X.shape == (4, 2)
     assert Y.shape == (4, 1)
     true = Bowls().evaluate(1, X)
-    assert torch.allclose(result.best("agent1"), true.cummax(dim=0).values)
+    had = Bowls().evaluate(1, study().data["agent1"][0]).max()  # before the run
+    best = true.cummax(dim=0).values.clamp_min(had)
+    assert torch.allclose(result.best("agent1"), best)
     assert not torch.equal(Y[:, 0], true)  # noise was added, and curves are of true values
-    assert torch.allclose(result.regret("agent1"), -true.cummax(dim=0).values)
+    assert torch.allclose(result.regret("agent1"), -best)
     assert torch.allclose(result.cumulative_regret("agent1"), -true.cumsum(dim=0))
     assert result.cpu_seconds_per_query("agent1") > 0
     assert set(result.bytes_per_round()) == {1, 2, 3, 4, 5}
     assert all(total > 0 for total in result.bytes_per_round().values())
-    assert all(row["heard"] for row in result.rounds)
+    assert all(row["replied"] for row in result.rounds)
     assert "agents=3" in repr(result)
     with pytest.raises(InputDataError, match="no agent 'nobody'"):
         result.history("nobody")
@@ -123,7 +128,7 @@ def test_noise_is_independent_from_query_to_query() -> None:
     problem = SyntheticGPAgents(2, seed=0, noise_var=1.0)
     strategy = Strategy(own="random", schedule=Constant(1.0), prior_until=0)
     points = problem.points[:1]
-    result = run(FTS(rounds=200, strategy=strategy, candidates=points), problem, seed=0)
+    result = run(FTS(budget=200, strategy=strategy, candidates=points, every=1), problem, seed=0)
     _, Y = result.history("agent0")
     noise = Y - float(problem.values[0, 0])
     assert abs(float(noise.mean())) < 5 / 200**0.5
@@ -155,7 +160,7 @@ def test_problems_without_noise_do_not_read_the_stream() -> None:
 
 
 def test_a_problem_may_have_noise_of_its_own(tmp_path: Path) -> None:
-    protocol = FTS(rounds=4, strategy=CHEAP)
+    protocol = FTS(budget=4, strategy=CHEAP, every=1)
     result = run(protocol, Gusts(), seed=3)
     for n, agent in enumerate(result.names):
         X, Y = result.history(agent)
@@ -166,7 +171,7 @@ def test_a_problem_may_have_noise_of_its_own(tmp_path: Path) -> None:
     assert essence(run(protocol, Gusts(), seed=3)) == essence(result)
     assert essence(run(protocol, Gusts(), seed=3, workers=2)) == essence(result)
     assert essence(run(protocol, Gusts(), seed=4)) != essence(result)
-    run(FTS(rounds=2, strategy=CHEAP), Gusts(), seed=3, out=tmp_path / "run")
+    run(FTS(budget=2, strategy=CHEAP, every=1), Gusts(), seed=3, out=tmp_path / "run")
     longer = run(protocol, Gusts(), seed=3, out=tmp_path / "run", resume=True)
     assert essence(longer) == essence(result)
     head = tmp_path / "run" / "run.json"
@@ -178,7 +183,7 @@ def test_a_problem_may_have_noise_of_its_own(tmp_path: Path) -> None:
 @needs_cec2005
 @pytest.mark.parametrize("function", [4, 17])
 def test_noisy_benchmark_functions_are_noisy_in_a_run(function: int) -> None:
-    protocol = FTS(rounds=2, strategy=Strategy(own="random", schedule=Constant(1.0)))
+    protocol = FTS(budget=2, strategy=Strategy(own="random", schedule=Constant(1.0)), every=1)
     result = run(protocol, CEC2005(function, 2, data=FOLDER), seed=0)
     silent = CEC2005(function, 2, data=FOLDER, noise=False)
     for row in result.records:
@@ -190,7 +195,7 @@ def test_noisy_benchmark_functions_are_noisy_in_a_run(function: int) -> None:
 
 
 def test_folders_from_before_noise_of_its_own_can_be_resumed(tmp_path: Path) -> None:
-    run(study(rounds=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
+    run(study(budget=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
     head = tmp_path / "run" / "run.json"
     settings = json.loads(head.read_text())
     del settings["own_noise"]
@@ -202,22 +207,22 @@ def test_folders_from_before_noise_of_its_own_can_be_resumed(tmp_path: Path) -> 
 def test_objectives_by_name_and_minimisation() -> None:
     space = SearchSpace(SPACE.parameters, Outcome(minimize=True))
     objectives = {"oven": lambda X: (X - 0.5).square().sum(dim=-1, keepdim=True)}
-    result = run(FTS(rounds=6, strategy=CHEAP), objectives, seed=0, space=space)
+    result = run(FTS(budget=6, strategy=CHEAP, every=1), objectives, seed=0, space=space)
     best = result.best("oven")
     assert bool((best[1:] <= best[:-1]).all())
     assert result.optimal_values is None
     with pytest.raises(InputDataError, match="not known"):
         result.regret("oven")
     with pytest.raises(InputDataError, match="space="):
-        run(FTS(rounds=1), objectives, seed=0)
+        run(FTS(budget=1), objectives, seed=0)
     with pytest.raises(InputDataError, match="own search space"):
-        run(FTS(rounds=1), Bowls(), seed=0, space=space)
+        run(FTS(budget=1), Bowls(), seed=0, space=space)
 
 
 def test_an_absent_agent_shows_in_the_rows() -> None:
     absent = lambda name, serial: (name, serial) == ("agent2", 3)  # noqa: E731
     result = run(study(), Bowls(), seed=0, absent=absent)
-    (row,) = [row for row in result.rounds if not row["heard"]]
+    (row,) = [row for row in result.rounds if not row["replied"]]
     assert (row["agent"], row["round"], row["failure"]) == ("agent2", 3, "absent")
     assert len(result.history("agent2")[0]) == 3
 
@@ -258,7 +263,7 @@ def test_a_worker_that_dies_or_hangs_ends_the_run_which_can_be_resumed(
 ) -> None:
     monkeypatch.setattr(parallel, "GRACE", 0.5)
     options: dict[str, Any] = {"seed": 0, "space": SPACE, "out": tmp_path / "run"}
-    protocol = FTS(rounds=2, strategy=CHEAP)
+    protocol = FTS(budget=2, strategy=CHEAP, every=1)
     with pytest.raises(ProtocolError, match=r"'b' has died \(exit code -9\)"):
         run(protocol, {"a": fast, "b": deadly}, workers=2, **options)
     options["resume"] = True
@@ -269,8 +274,8 @@ def test_a_worker_that_dies_or_hangs_ends_the_run_which_can_be_resumed(
 
 
 def test_slow_objectives_are_waited_for() -> None:
-    expected = run(FTS(rounds=3, strategy=CHEAP), {"a": fast}, seed=0, space=SPACE)
-    result = run(FTS(rounds=3, strategy=CHEAP), {"a": Slow()}, seed=0, space=SPACE)
+    expected = run(FTS(budget=3, strategy=CHEAP, every=1), {"a": fast}, seed=0, space=SPACE)
+    result = run(FTS(budget=3, strategy=CHEAP, every=1), {"a": Slow()}, seed=0, space=SPACE)
     assert essence(result) == essence(expected)
 
 
@@ -287,19 +292,124 @@ class Slow:
         return fast(X) if time.monotonic() > start + 0.03 else Pending()
 
 
-def test_a_failing_objective_stops_the_run_or_only_its_agent() -> None:
+def test_a_failing_objective_stops_the_run_or_its_evaluations_fail() -> None:
     def broken(X: Tensor) -> Tensor:
         raise OSError("no power")
 
-    objectives = {"a": fast, "b": broken}
+    objectives, study = {"a": fast, "b": broken}, FTS(budget=2, strategy=CHEAP, every=1)
     with pytest.raises(OSError, match="no power"):
-        run(FTS(rounds=2, strategy=CHEAP), objectives, seed=0, space=SPACE)
-    result = run(FTS(rounds=2, strategy=CHEAP), objectives, seed=0, space=SPACE, raise_errors=False)
+        run(study, objectives, seed=0, space=SPACE, raise_errors=True)
+    result = run(study, objectives, seed=0, space=SPACE)
     assert len(result.history("a")[0]) == 2
-    assert {row["failure"] for row in result.rounds if row["agent"] == "b"} == {None, "failed"}
+    assert len(result.history("b")[0]) == 0
+    table = result.to_dataframe()
+    assert table[table.site == "b"].status.tolist() == ["failed", "failed"]
+    assert set(table[table.site == "b"].reason) == {"OSError: no power"}
+    with pytest.raises(
+        ObjectiveError, match=r"site 'b' has failed at its first 3 points.*no power"
+    ):
+        run(replace(study, budget=3), objectives, seed=0, space=SPACE)
+
+
+def test_what_was_there_before_counts() -> None:
+    result = run(study(), Bowls(noise_std=0.1), seed=3)
+    X, Y = study().data["agent1"]
+    assert result.budget == 4
+    assert [row["agent"] for row in result.given] == ["agent1"] * 5 + ["agent2"] * 5
+    assert len(result.history("agent1")[0]) == 4
+    both_X, both_Y = result.history("agent1", given=True)
+    assert torch.equal(both_X[:5], X)
+    assert torch.equal(both_Y[:5], Y)
+    assert torch.equal(both_X[5:], result.history("agent1")[0])
+    best = result.best_parameters("agent1")
+    assert list(best) == list(SPACE.names)
+    assert best == SPACE.from_unit(both_X[both_Y.argmax()].unsqueeze(0))[0]
+    nothing = replace(result, records=[], given=[])
+    assert nothing.best("agent1").shape == (0,)
+    with pytest.raises(InputDataError, match="'agent1' has no observation"):
+        nothing.best_parameters("agent1")
+
+
+def test_the_best_is_the_smallest_where_smaller_is_better() -> None:
+    result = run(FTS(budget=3, strategy=CHEAP, every=1), Gusts(), seed=3, progress=False)
+    X, Y = result.history("agent0")
+    found = result.best_parameters("agent0")
+    assert found == result.space.from_unit(X[Y.argmin()].unsqueeze(0))[0]
+
+
+def test_a_table_of_trials() -> None:
+    pandas = pytest.importorskip("pandas")
+    result = run(study(), Bowls(noise_std=0.1), seed=3)
+    table = result.to_dataframe()
+    assert isinstance(table, pandas.DataFrame)
+    assert list(table.columns) == [
+        *("site", "trial", "status", *SPACE.names),
+        *("value", "true", "regret", "query", "round"),
+    ]
+    assert len(table) == 12 + 10
+    mine = table[table.site == "agent1"]
+    assert list(mine.trial) == list(range(1, 10))
+    assert list(mine.status) == ["given"] * 5 + ["completed"] * 4
+    assert list(mine["round"][:5]) == list(mine["query"][:5]) == [0] * 5
+    X, Y = result.history("agent1", given=True)
+    assert mine.value.tolist() == Y.flatten().tolist()
+    points = result.space.from_unit(X)
+    for name in SPACE.names:
+        assert mine[name].tolist() == [point[name] for point in points]
+    assert result.space.to_unit(mine[list(SPACE.names)].to_dict("records")).allclose(X)
+
+
+def test_a_parameter_may_be_called_like_a_column() -> None:
+    pytest.importorskip("pandas")
+    space = SearchSpace((Parameter.real("value", 0.0, 1.0), Parameter.choice("kind", ["a", "b"])))
+    objectives = {"a": lambda X: -X[:, :1]}
+    result = run(
+        FTS(budget=3, strategy=CHEAP, every=1), objectives, seed=0, space=space, progress=False
+    )
+    table = result.to_dataframe()
+    assert set(table.kind) <= {"a", "b"}
+    assert torch.allclose(torch.tensor(table.parameter_value), -torch.tensor(table.value))
+
+
+def test_contributions_of_each_site() -> None:
+    result = run(study(), Bowls(), seed=3, absent=lambda name, t: name == "agent2" and t > 3)
+    silent, told, away = result.contributions()
+    # Messages are due at the start, of whoever has data, and after queries 2 and 4.
+    assert [row["messages_sent"] for row in (silent, told, away)] == [2, 3, 2]
+    # All read what was collected at the start, and what was new after query 2.
+    assert [row["messages_received"] for row in (silent, told, away)] == [2, 2, 1]
+    assert [row["last_replied"] for row in (silent, told, away)] == [5, 5, 3]
+    for row in (silent, told, away):
+        mine = [r for r in result.rounds if r["agent"] == row["site"]]
+        assert row["bytes_up"] == sum(r["bytes_up"] for r in mine) > 0
+        assert row["bytes_down"] == sum(r["bytes_down"] for r in mine) > 0
+    deaf = run(FTS(budget=3, every=0, strategy=CHEAP, data=study().data), Bowls(), seed=3)
+    assert [row["messages_sent"] for row in deaf.contributions()] == [0, 1, 1]
 
 
 # ------------------------------------------------------------------ files
+
+
+def test_results_of_format_1_can_be_read(tmp_path: Path) -> None:
+    result = run(study(), Bowls(noise_std=0.1), seed=3)
+    folder = tmp_path / "result"
+    result.save(folder)
+    head = json.loads((folder / "result.json").read_text())
+    del head["budget"]
+    (folder / "result.json").write_text(json.dumps({**head, "format": 1}))
+    (folder / "given.jsonl").unlink()
+    former = []
+    for row in result.rounds:
+        kept = {k: v for k, v in row.items() if k not in ("sent", "received", "evaluations")}
+        former.append({"heard" if k == "replied" else k: v for k, v in kept.items()})
+    (folder / "rounds.jsonl").write_text("".join(json.dumps(row) + "\n" for row in former))
+    again = RunResult.load(folder)
+    assert again.budget is None
+    assert again.records == result.records
+    assert [row["replied"] for row in again.rounds] == [row["replied"] for row in result.rounds]
+    row = again.contributions()[0]
+    assert (row["messages_sent"], row["messages_received"], row["last_replied"]) == (None, None, 5)
+    assert row["bytes_up"] == result.contributions()[0]["bytes_up"]
 
 
 def test_save_and_load(tmp_path: Path) -> None:
@@ -308,6 +418,9 @@ def test_save_and_load(tmp_path: Path) -> None:
     again = RunResult.load(tmp_path / "result")
     assert again.records == result.records
     assert again.rounds == result.rounds
+    assert again.given == result.given
+    assert again.budget == 4
+    assert again.contributions() == result.contributions()
     assert again.space == result.space
     assert again.versions == result.versions
     assert torch.equal(again.regret("agent0"), result.regret("agent0"))
@@ -342,9 +455,9 @@ def test_a_folder_is_not_overwritten_and_settings_are_compared(tmp_path: Path) -
 
 
 def test_a_finished_run_can_be_made_longer(tmp_path: Path) -> None:
-    expected = run(study(rounds=6), Bowls(noise_std=0.1), seed=3)
-    run(study(rounds=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
-    longer = run(study(rounds=6), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run", resume=True)
+    expected = run(study(budget=6), Bowls(noise_std=0.1), seed=3)
+    run(study(budget=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
+    longer = run(study(budget=6), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run", resume=True)
     assert essence(longer) == essence(expected)
 
 
@@ -372,10 +485,10 @@ def dying(action):
     return step
 
 from botorch_fed import run as module
-from botorch_fed.protocols.store import FileJournal, FileStore
+from botorch_fed.federation.log import FileLog
+from botorch_fed.protocols.store import FileStore
 FileStore.put = dying(FileStore.put)
-FileJournal.record = dying(FileJournal.record)
-FileJournal.release = dying(FileJournal.release)
+FileLog.append = dying(FileLog.append)
 module._append = dying(module._append)
 run(study(), Bowls(noise_std=0.1), seed=3, out=sys.argv[1], resume=True)
 """
@@ -395,8 +508,8 @@ def test_killed_and_resumed_is_as_if_never_killed(tmp_path: Path, fatal: int) ->
             file.write('{"round": 99, "age')  # as if a line had been cut short
     result = run(study(), Bowls(noise_std=0.1), seed=3, out=out, resume=True)
     assert essence(result) == essence(expected)
-    assert {(row["round"], row["agent"], row["heard"]) for row in result.rounds} == {
-        (row["round"], row["agent"], row["heard"]) for row in expected.rounds
+    assert {(row["round"], row["agent"], row["replied"]) for row in result.rounds} == {
+        (row["round"], row["agent"], row["replied"]) for row in expected.rounds
     }
     assert len(result.rounds) == len(expected.rounds)
     again = run(study(), Bowls(noise_std=0.1), seed=3, out=out, resume=True)
@@ -423,21 +536,38 @@ def shown(protocol: Any, problem: Any, monkeypatch: pytest.MonkeyPatch, **option
 def test_progress_shows_the_best_value_and_takes_nothing_away(
     workers: int, problem: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    protocol = FTS(rounds=4, strategy=CHEAP)
+    protocol = FTS(budget=4, strategy=CHEAP, every=1)
     result, words = shown(protocol, problem, monkeypatch, workers=workers)
     monkeypatch.undo()
     assert essence(result) == essence(run(protocol, problem, seed=3))
-    assert words[0] == "3 of 3 heard"
+    assert words[0] == "3 of 3 replied"
     for serial in (2, 3, 4, 5):
         seen = [row["y"] for row in result.records if row["round"] <= serial]
         best = min(seen) if problem.space.outcome.minimize else max(seen)
-        assert words[serial - 1] == f"3 of 3 heard, best {best:.4g}"
+        assert words[serial - 1] == f"3 of 3 replied, best {best:.4g}"
+
+
+def test_progress_counts_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
+    done: list[float] = []
+
+    class Counting(module.Progress):
+        def update(self, task: Any, **options: Any) -> None:
+            super().update(task, **options)
+            done.append(self.tasks[0].completed)
+            assert self.tasks[0].total == 3 * 5
+
+    monkeypatch.setattr(module, "Progress", Counting)
+    result, _ = shown(FedGP(budget=5), Bowls(), monkeypatch)
+    assert len(done) == max(row["round"] for row in result.rounds) > 5  # exchanges of a joint key
+    assert done[:3] == [0, 0, 0]
+    assert done[-1] == 15
+    assert sorted(done) == done
 
 
 @pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 def test_progress_shows_epsilon_where_it_is_promised(monkeypatch: pytest.MonkeyPatch) -> None:
     protocol = DPFTSDE(
-        rounds=3,
+        budget=5,
         noise_multiplier=2.0,
         releases=(0, 2),
         num_initial=2,
@@ -456,13 +586,13 @@ def test_progress_shows_epsilon_where_it_is_promised(monkeypatch: pytest.MonkeyP
 def test_progress_goes_on_where_a_run_was_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    first = run(study(rounds=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
+    first = run(study(budget=3), Bowls(noise_std=0.1), seed=3, out=tmp_path / "run")
     best = max(row["y"] for row in first.records)
     result, words = shown(
         study(), Bowls(noise_std=0.1), monkeypatch, out=tmp_path / "run", resume=True
     )
     assert len(words) == 1
-    assert words[0] == f"3 of 3 heard, best {max(row['y'] for row in result.records):.4g}"
+    assert words[0] == f"3 of 3 replied, best {max(row['y'] for row in result.records):.4g}"
     assert max(row["y"] for row in result.records) >= best
 
 
@@ -476,7 +606,7 @@ def test_progress_is_silent_where_there_is_no_terminal(capfd: pytest.CaptureFixt
 def test_books_of_a_round_that_was_not_saved_are_cut_back(tmp_path: Path) -> None:
     """Killed between the books and the save: the round comes again, and is counted once."""
     out = tmp_path / "run"
-    expected = run(study(rounds=3), Bowls(), seed=3, out=out)
+    expected = run(study(budget=3), Bowls(), seed=3, out=out)
     records = FileStore(out / "server")
     last = records.get("record")
     assert last is not None
@@ -484,7 +614,7 @@ def test_books_of_a_round_that_was_not_saved_are_cut_back(tmp_path: Path) -> Non
     with (out / "rounds.jsonl").open("a") as file:
         file.writelines(json.dumps(row) + "\n" for row in extra)
         file.write('{"round": 5, "age')
-    again = run(study(rounds=3), Bowls(), seed=3, out=out, resume=True)
+    again = run(study(budget=3), Bowls(), seed=3, out=out, resume=True)
     assert again.rounds == expected.rounds
     assert (out / "rounds.jsonl").read_text().count("\n") == len(expected.rounds)
 
@@ -492,10 +622,10 @@ def test_books_of_a_round_that_was_not_saved_are_cut_back(tmp_path: Path) -> Non
 def test_resume_with_another_problem_of_the_same_shape_is_refused(tmp_path: Path) -> None:
     strategy = Strategy(own="random", prior_until=0)
     first = SyntheticGPAgents(2, seed=0)
-    run(FTS(rounds=1, strategy=strategy), first, seed=0, out=tmp_path / "run")
+    run(FTS(budget=1, strategy=strategy, every=1), first, seed=0, out=tmp_path / "run")
     with pytest.raises(ProtocolError, match="another problem"):
         run(
-            FTS(rounds=2, strategy=strategy),
+            FTS(budget=2, strategy=strategy, every=1),
             SyntheticGPAgents(2, seed=1),
             seed=0,
             out=tmp_path / "run",

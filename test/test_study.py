@@ -24,14 +24,14 @@ from botorch_fed.models import (
 )
 from botorch_fed.privacy import DistributedGaussianSum, GaussianSum
 from botorch_fed.protocols.dp_fts_de import DPFTSDE
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, default_feature_map, default_kernel
 from botorch_fed.protocols.private_ucb import PrivateUCB
-from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult
+from botorch_fed.search.region import RegionSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.studies import FedGP
 from botorch_fed.study import (
     ObjectiveError,
     StudyError,
@@ -58,7 +58,7 @@ number = 3
 """
 STUDY = """objective = "MODULE:score"
 agents = ["north", "south"]
-rounds = 2
+budget = 2
 seed = 1
 
 [space]
@@ -79,11 +79,12 @@ num_raw = 32
 num_restarts = 2
 num_features = 32
 """
-PRIVATE = STUDY.replace('"fts"\nevery = 1', '"dp-fts-de"\nnum_initial = 2\nreleases = [0]')
-BUDGET = "\n[budget]\nepsilon = 200.0\ndelta = 1e-3\n"  # two agents: less would be all noise
+WITH_STARTS = STUDY.replace("budget = 2", "budget = 4")
+PRIVATE = WITH_STARTS.replace('"fts"\nevery = 1', '"dp-fts-de"\nnum_initial = 2\nreleases = [0]')
+PRIVACY = "\n[privacy]\nepsilon = 200.0\ndelta = 1e-3\n"  # two agents: less would be all noise
 SUMS = (
     'channel = "plain"\n'
-    + STUDY.split("[protocol]")[0]
+    + WITH_STARTS.split("[protocol]")[0]
     + """[protocol]
 name = "fed-gp"
 num_initial = 2
@@ -97,7 +98,7 @@ support_size = 4
 num_raw = 16
 """
 )
-BANDIT = STUDY.split("[protocol]")[0] + '[protocol]\nname = "private-ucb"\n' + BUDGET
+BANDIT = STUDY.split("[protocol]")[0] + '[protocol]\nname = "private-ucb"\n' + PRIVACY
 
 
 @pytest.fixture
@@ -129,15 +130,15 @@ def test_a_file_means_what_it_says(folder: Path) -> None:
         Parameter.choice("kind", ["rbf", "linear"]),
     )
     assert study.space.outcome == Outcome(0.9, 0.1)
-    assert (study.agents, study.rounds, study.seed) == (("north", "south"), 2, 1)
-    assert (study.out, study.workers, study.budget) == (folder / "runs/a", 2, None)
+    assert (study.agents, study.budget, study.seed) == (("north", "south"), 2, 1)
+    assert (study.out, study.workers, study.privacy) == (folder / "runs/a", 2, None)
     made = study.study()
     assert isinstance(made, FTS)
-    assert (made.rounds, made.every, made.strategy.num_raw) == (2, 1, 32)
+    assert (made.budget, made.every, made.strategy.num_raw) == (2, 1, 32)
 
 
 def test_a_budget_becomes_noise_and_what_agents_insist_on(folder: Path) -> None:
-    made = read(folder, PRIVATE + BUDGET + "\n").study()
+    made = read(folder, PRIVATE + PRIVACY + "\n").study()
     assert isinstance(made, DPFTSDE)
     assert (made.epsilon, made.delta, made.releases) == (200.0, 1e-3, (0,))
     assert made.require is not None
@@ -156,11 +157,12 @@ def test_nested_settings(folder: Path) -> None:
     assert isinstance(made, FedGP)
     assert made.channel == "plain"
     assert made.search.support_size == 8  # type: ignore[union-attr]
-    text = PRIVATE.replace("releases = [0]", "sampling_rate = 0.5") + BUDGET
+    text = PRIVATE.replace("releases = [0]", "sampling_rate = 0.5") + PRIVACY
     assert read(folder, text).settings["sampling"].rate == 0.5
 
 
 FED_GP = 'channel = "plain"\n' + STUDY.split("[protocol]")[0] + '[protocol]\nname = "fed-gp"\n'
+FED_GP = FED_GP.replace("budget = 2", "budget = 5")
 
 
 def test_searches_of_fed_gp(folder: Path) -> None:
@@ -173,13 +175,14 @@ def test_searches_of_fed_gp(folder: Path) -> None:
     assert made.feature_map.num_features == 20
     lengthscale = made.feature_map.kernel.lengthscale
     assert lengthscale[0] == pytest.approx(0.35 * len(lengthscale) ** 0.5)
-    study = read(folder, FED_GP + '[protocol.search]\nkind = "region"\nnum_inducing = 4\n')
+    longer = FED_GP.replace("budget = 5", "budget = 6")
+    study = read(folder, longer + '[protocol.search]\nkind = "region"\nnum_inducing = 4\n')
     assert study.study().search == RegionSearch(num_inducing=4)
-    assert plan(study).evaluations == 4 + 2
+    assert plan(study).rounds == 2  # after four initial points
     found = plan(read(folder, FED_GP))
-    assert found.evaluations == 3 + 2
-    assert "mean function of its own model" in " ".join(found.sees)
-    assert "106 numbers" in " ".join(found.sees)
+    assert (found.budget, found.rounds, found.total) == (5, 2, 10)
+    assert "mean function of its own model" in str(found.sees)
+    assert "106 numbers" in str(found.sees)
 
 
 @pytest.mark.parametrize(
@@ -191,7 +194,7 @@ def test_searches_of_fed_gp(folder: Path) -> None:
         ('{ kind = "constant", p = 1 }', Constant(1.0)),
     ],
 )
-@pytest.mark.parametrize("text", [STUDY, PRIVATE + BUDGET])
+@pytest.mark.parametrize("text", [STUDY, PRIVATE + PRIVACY])
 def test_schedules(folder: Path, text: str, written: str, schedule: MixingSchedule) -> None:
     text = text.replace("num_raw = 32", f"num_raw = 32\nschedule = {written}")
     assert read(folder, text).study().strategy.schedule == schedule
@@ -227,7 +230,7 @@ def test_feature_maps(
 def test_a_feature_map_has_the_kernel_and_the_scales_of_the_file(folder: Path) -> None:
     table = '\n[protocol.feature_map]\nkind = "rff"\nkernel = "matern32"\n'
     table += "lengthscale = [0.1, 0.2, 0.3, 0.4]\n"
-    phi = read(folder, PRIVATE + BUDGET + table).study().feature_map
+    phi = read(folder, PRIVATE + PRIVACY + table).study().feature_map
     assert (phi.kernel.nu, phi.lengthscale.tolist()) == (1.5, [0.1, 0.2, 0.3, 0.4])
     linear = STUDY.replace(", log = true", "")  # six decades on a linear scale: seen as a logarithm
     phi = read(folder, linear + table).study().feature_map
@@ -244,14 +247,14 @@ def phi_space(folder: Path) -> SearchSpace:
 
 
 def test_candidates_by_number_and_by_file(folder: Path) -> None:
-    study = read(folder, STUDY.replace("every = 1", "candidates = 50"))
+    study = read(folder, STUDY.replace("every = 1", "every = 1\ncandidates = 50"))
     points = study.study().candidates
     assert torch.equal(points, study.space.snap(points))
     assert 40 < len(points) <= 50
     (folder / "points.csv").write_text(
         "depth,kind,lr\n1,rbf,0.1\n2,linear,1e-2\n3,rbf,100\n3,rbf,100\n"
     )
-    text = STUDY.replace("every = 1", 'candidates = "points.csv"')
+    text = STUDY.replace("every = 1", 'every = 1\ncandidates = "points.csv"')
     listed = read(folder, text)
     assert listed.space.from_unit(listed.study().candidates) == [
         {"lr": pytest.approx(0.1), "depth": 1, "kind": "rbf"},
@@ -268,7 +271,7 @@ def test_candidates_by_number_and_by_file(folder: Path) -> None:
 @pytest.mark.parametrize(
     "text",
     [
-        STUDY.replace("every = 1", "initial_design = 2"),
+        STUDY.replace("every = 1", "every = 1\ninitial_design = 2"),
         SUMS.replace("num_initial", "initial_design").replace(
             "[protocol.mechanism]\nMECHANISM", ""
         ),
@@ -304,7 +307,8 @@ def test_sites_begin_with_the_default(folder: Path, text: str) -> None:
 
 @pytest.mark.parametrize("text", [PLAIN, FED_GP], ids=["fts", "fed-gp"])
 def test_by_default_sites_hear_of_each_other_in_every_round(folder: Path, text: str) -> None:
-    written = text.replace("rounds = 2", "rounds = 5").replace("every = 1\n", "")
+    written = text.replace("budget = 5", "budget = 8")
+    written = written.replace("budget = 2", "budget = 5").replace("every = 1\n", "")
     result = run_study(read(folder, written), out=None, progress=False)
     sent = [row["round"] for row in result.rounds if row["bytes_up"] > 800]  # a hundred weights
     assert len(sent) == 2 * (3 if text == PLAIN else 5)  # from three observations on
@@ -369,15 +373,15 @@ MECHANISMS = [
 def test_a_budget_of_fed_gp(
     folder: Path, written: str, kind: type, noise_at: str, adjacency: str
 ) -> None:
-    study = read(folder, SUMS.replace("MECHANISM", written) + BUDGET)
+    study = read(folder, SUMS.replace("MECHANISM", written) + PRIVACY)
     made = study.study()
     assert isinstance(made, FedGP)
-    assert (made.noise_at, made.delta, made.require) == (noise_at, 1e-3, study.budget)
+    assert (made.noise_at, made.delta, made.require) == (noise_at, 1e-3, study.privacy)
     found = plan(study)
-    assert found.promise is not None
-    assert 180 < found.promise.epsilon <= 200  # what the budget allows, and not much less
-    assert (found.promise.adjacency, found.promise.delta) == (adjacency, 1e-3)
-    assert "noise" in " ".join(found.sees)
+    assert found.price is not None
+    assert 180 < found.price.epsilon <= 200  # what [privacy] allows, and not much less
+    assert (found.price.adjacency, found.price.delta) == (adjacency, 1e-3)
+    assert "noise" in str(found.sees)
     mechanism = made.server(study.space, study.agents).private_sum.mechanism
     assert isinstance(mechanism, kind)
     assert mechanism.clip_norm == 50.0
@@ -388,20 +392,20 @@ def test_a_budget_of_fed_gp(
 
 
 SUM_MISTAKES = [
-    ('kind = "gaussian"', BUDGET, 20, "mechanism.clip_norm: missing; expected a number"),
-    ('kind = "gausian"\nclip_norm = 1.0', BUDGET, 21, "Did you mean 'gaussian'"),
-    ('kind = "gaussian"\nclip_norm = 1.0\ndropping = 1', BUDGET, 23, "unknown key"),
+    ('kind = "gaussian"', PRIVACY, 20, "mechanism.clip_norm: missing; expected a number"),
+    ('kind = "gausian"\nclip_norm = 1.0', PRIVACY, 21, "Did you mean 'gaussian'"),
+    ('kind = "gaussian"\nclip_norm = 1.0\ndropping = 1', PRIVACY, 23, "unknown key"),
     (
         'kind = "gaussian"\nclip_norm = 1.0\nnoise_multiplier = 1.0',
-        BUDGET,
+        PRIVACY,
         23,
-        r"follows from \[budget\]: leave it out",
+        r"follows from \[privacy\]: leave it out",
     ),
     ('kind = "gaussian"\nclip_norm = 1.0', "", 20, "noise_multiplier: missing; expected a number"),
-    ('kind = "gaussian"\nclip_norm = -1.0', BUDGET, 20, "mechanism: A clip norm must"),
+    ('kind = "gaussian"\nclip_norm = -1.0', PRIVACY, 20, "mechanism: A clip norm must"),
     (
         'kind = "distributed-gaussian"\nclip_norm = 1.0\ncolluding = 2',
-        BUDGET,
+        PRIVACY,
         20,
         "mechanism: Of 2 agents 2 may collude .*nobody is left",
     ),
@@ -418,17 +422,17 @@ def test_a_mechanism_that_makes_no_sense(
 
 def test_what_fed_gp_needs_for_a_budget(folder: Path) -> None:
     written = 'kind = "gaussian"\nclip_norm = 50.0'
-    with pytest.raises(StudyError, match=r"budget: fed-gp adds no noise without a mechanism"):
-        read(folder, SUMS.split("[protocol.mechanism]")[0] + BUDGET)
+    with pytest.raises(StudyError, match=r"privacy: fed-gp adds no noise without a mechanism"):
+        read(folder, SUMS.split("[protocol.mechanism]")[0] + PRIVACY)
     region = SUMS.replace('"support"\nsupport_size', '"region"\nnum_inducing')
     with pytest.raises(StudyError, match=r'mechanism.kind: noise would drown .*kind = "support"'):
-        read(folder, region.replace("MECHANISM", written) + BUDGET)
+        read(folder, region.replace("MECHANISM", written) + PRIVACY)
     sealed = SUMS.replace('"plain"', '"threshold"')
     with pytest.raises(StudyError, match=r'study\.toml:21: .*has to read .*channel = "plain" at'):
-        read(folder, sealed.replace("MECHANISM", written) + BUDGET)
+        read(folder, sealed.replace("MECHANISM", written) + PRIVACY)
     noisy = SUMS.replace("MECHANISM", written + "\nnoise_multiplier = 0.4")
     found = plan(read(folder, noisy))  # noise, and no budget that anybody insists on
-    assert found.promise is not None
+    assert found.price is not None
     with pytest.raises(StudyError, match=r"feature_map: this search makes its own basis"):
         read(folder, noisy.replace("num_initial = 2", "feature_map = { kind = 'rff' }"))
 
@@ -466,12 +470,12 @@ def test_an_objective_that_fails(folder: Path, name: str, said: str) -> None:
 
 # What is replaced, by what, the line of the complaint, and what it says.
 MISTAKES = [
-    ("rounds = 2", "ronds = 2", 3, "unknown key. Did you mean 'rounds'"),
-    ("rounds = 2", 'rounds = "2"', 3, "rounds: expected an integer, got '2'. Write e.g. rounds ="),
-    ("rounds = 2", "rounds = 0", 3, "expected an integer from 1 on, got 0"),
-    ("rounds = 2", "rounds = true", 3, "expected an integer, got true"),
-    ("rounds = 2", "", 1, "rounds: missing; expected an integer. Write e.g. rounds = 12"),
-    ("rounds = 2", "rounds = 2 2", 3, "this is no TOML"),
+    ("budget = 2", "bugdet = 2", 3, "unknown key. Did you mean 'budget'"),
+    ("budget = 2", 'budget = "2"', 3, "budget: expected an integer, got '2'. Write e.g. budget ="),
+    ("budget = 2", "budget = 0", 3, "expected an integer from 1 on, got 0"),
+    ("budget = 2", "budget = true", 3, "expected an integer, got true"),
+    ("budget = 2", "", 1, "budget: missing; expected an integer. Write e.g. budget = 12"),
+    ("budget = 2", "budget = 2 2", 3, "this is no TOML"),
     ("MODULE:score", "MODULE.score", 1, 'expected "package.module:function"'),
     ('["north", "south"]', '["north", "north"]', 2, "agents: expected different names"),
     ('["north", "south"]', "[1, 2]", 2, "expected a list, each item a string"),
@@ -488,8 +492,10 @@ MISTAKES = [
     ("every = 1", "evry = 1", 17, "protocol.evry: unknown key. Did you mean 'every'"),
     ("every = 1", 'every = "1"', 17, "expected an integer, got '1'. Write e.g. every = 4"),
     ("every = 1", "every = -1", 15, "rounds and every count from 0"),
-    ("every = 1", "epsilon = 2.0", 17, r"protocol.epsilon: belongs in \[budget\]"),
-    ("every = 1", "rounds = 2", 17, "belongs at the top of the file"),
+    ("every = 1", "epsilon = 2.0", 17, r"protocol.epsilon: belongs in \[privacy\]"),
+    ("every = 1", "budget = 2", 17, "belongs at the top of the file"),
+    ("every = 1", "rounds = 2", 17, "is now budget, at the top of the file"),
+    ("every = 1", "num_initial = 3", 15, "budget = 2 has no room for 3 initial points: write"),
     ("every = 1", "noise = 1", 17, "unknown key"),
     ("every = 1", "data = 1", 17, "cannot be written in a file"),
     (
@@ -513,7 +519,7 @@ MISTAKES = [
     ("every = 1", "candidates = 0", 17, "protocol.candidates: .*1..2"),
     ("every = 1", "candidates = 0.5", 17, "expected an integer or a string, got 0.5"),
     ("every = 1", 'candidates = "nowhere.csv"', 17, "nowhere.csv cannot be read .*lr,depth,kind"),
-    ("every = 1", 'mechanism = { kind = "gaussian" }', 17, r"fts makes its own: write \[budget\]"),
+    ("every = 1", 'mechanism = { kind = "gaussian" }', 17, r"fts makes its own: write \[privacy\]"),
     ("num_raw = 32", "num_raw = 1", 19, "num_restarts must lie between 1 and num_raw"),
     ("num_raw = 32", "num_row = 32", 20, "Did you mean 'num_raw'"),
     ("num_raw = 32", "schedule = 0.5", 20, 'strategy.schedule: expected "inverse-square" or a'),
@@ -523,7 +529,12 @@ MISTAKES = [
     ("num_raw = 32", 'schedule = { kind = "polynomial", c = -1.0 }', 20, "must be positive"),
     ("num_raw = 32", 'schedule = { kind = "constant", p = 0.0 }', 19, r"must lie in \(0, 1\]"),
     ("seed = 1", 'seed = 1\nchannel = "plain"', 5, "fts sends its messages in the clear"),
-    ("[outcome]", "[budget]\nepsilon = 1.0\ndelta = 1e-5\n[outcome]", 11, "can keep no budget"),
+    (
+        "[outcome]",
+        "[privacy]\nepsilon = 1.0\ndelta = 1e-5\n[outcome]",
+        11,
+        "can keep no privacy budget",
+    ),
 ]
 
 
@@ -536,13 +547,52 @@ def test_a_mistake_is_told_with_line_key_and_fix(
         read(folder, STUDY.replace(old, new, 1))
 
 
+FORMER = STUDY.replace("budget = 2", "rounds = 2")
+OLD_PRIVACY = PRIVACY.replace("[privacy]", "[budget]")
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "budget"),
+    [
+        (FORMER, 3, "2"),
+        (FORMER.replace("every = 1", "every = 1\nq = 3"), 3, "6"),
+        (FED_GP.replace("budget = 5", "rounds = 2"), 4, "5"),
+        (FED_GP.replace("budget = 5", "rounds = 2") + "initial_design = 4\n", 4, "6"),
+        (
+            SUMS.replace("budget = 4", "rounds = 2").replace("MECHANISM", 'kind = "gaussian"'),
+            4,
+            "4",
+        ),
+        (PRIVATE.replace("budget = 4", "rounds = 2"), 3, "4"),
+        (PRIVATE.replace("budget = 4", "rounds = 2") + OLD_PRIVACY, 3, "4"),
+        (BANDIT.replace("budget = 2", "rounds = 3").replace(PRIVACY, OLD_PRIVACY), 3, "3"),
+        (BANDIT.replace("budget = 2", "rounds = 3").replace('ucb"', 'ucb"\nbatch = 1'), 3, "2"),
+    ],
+)
+def test_a_file_of_an_earlier_release_says_what_to_change(
+    folder: Path, text: str, line: int, budget: str
+) -> None:
+    with pytest.raises(StudyError) as caught:
+        read(folder, text)
+    said = str(caught.value)
+    assert f"study.toml:{line}: rounds: rounds is now budget, evaluations per site" in said
+    assert f"with the initial ones: write budget = {budget}." in said
+    assert ("[budget] is now [privacy]: write [privacy]." in said) == ("[budget]" in text)
+    assert "\n" not in said
+
+
+def test_a_table_of_an_earlier_release_says_what_to_change(folder: Path) -> None:
+    with pytest.raises(StudyError, match=r"\[budget\] is now \[privacy\]: write \[privacy\]"):
+        read(folder, PRIVATE.replace("budget = 4\n", "") + OLD_PRIVACY)
+
+
 PRIVATE_MISTAKES = [
-    ("", 1, "budget: missing; dp-fts-de needs to know what it may reveal"),
-    (BUDGET.replace("200.0", "-1.0"), 26, "budget.epsilon: expected a positive number, got -1.0"),
-    (BUDGET.replace("1e-3", "1.5"), 27, r"budget.delta: expected a number in \(0, 1\)"),
-    (BUDGET.replace("delta", "dleta"), 27, "Did you mean 'delta'"),
-    (BUDGET.replace("delta = 1e-3", ""), 25, "budget.delta: missing; expected a number"),
-    (BUDGET + "[ledger]\nepsilon = 1.0\ndelta = 1e-3\n", 28, "ledger.path: missing"),
+    ("", 1, "privacy: missing; dp-fts-de needs to know what it may reveal"),
+    (PRIVACY.replace("200.0", "-1.0"), 26, "privacy.epsilon: expected a positive number, got -1.0"),
+    (PRIVACY.replace("1e-3", "1.5"), 27, r"privacy.delta: expected a number in \(0, 1\)"),
+    (PRIVACY.replace("delta", "dleta"), 27, "Did you mean 'delta'"),
+    (PRIVACY.replace("delta = 1e-3", ""), 25, "privacy.delta: missing; expected a number"),
+    (PRIVACY + "[ledger]\nepsilon = 1.0\ndelta = 1e-3\n", 28, "ledger.path: missing"),
 ]
 
 
@@ -554,8 +604,8 @@ def test_a_budget_that_makes_no_sense(folder: Path, budget: str, line: int, said
 
 def test_a_budget_that_the_noise_cannot_keep(folder: Path) -> None:
     noisy = PRIVATE.replace("num_initial = 2", "noise_multiplier = 0.4\nnum_initial = 2")
-    budget = BUDGET.replace("200.0", "2.0")
-    said = r"27: budget.epsilon: epsilon = 2 cannot be kept: .* Write noise_multiplier = ([\d.]+)"
+    budget = PRIVACY.replace("200.0", "2.0")
+    said = r"27: privacy.epsilon: epsilon = 2 cannot be kept: .* Write noise_multiplier = ([\d.]+)"
     with pytest.raises(StudyError, match=said) as caught:
         read(folder, noisy + budget)
     needed = str(caught.value).split("noise_multiplier = ")[2].split()[0]
@@ -565,9 +615,9 @@ def test_a_budget_that_the_noise_cannot_keep(folder: Path) -> None:
 
 
 def test_what_does_not_go_with_a_budget(folder: Path) -> None:
-    with pytest.raises(StudyError, match=r"protocol\.delta: belongs in \[budget\]"):
-        read(folder, PRIVATE.replace("num_initial", "delta = 0.1\nnum_initial") + BUDGET)
-    with pytest.raises(StudyError, match="without noise keeps no budget"):
+    with pytest.raises(StudyError, match=r"protocol\.delta: belongs in \[privacy\]"):
+        read(folder, PRIVATE.replace("num_initial", "delta = 0.1\nnum_initial") + PRIVACY)
+    with pytest.raises(StudyError, match="without noise keeps no promise"):
         read(folder, BANDIT.replace('-ucb"', '-ucb"\ntrust = "none"'))
 
 
@@ -607,8 +657,9 @@ def test_lines_of_sub_tables_and_dotted_keys(folder: Path) -> None:
 def test_a_plan_evaluates_nothing_and_says_what_will_happen(folder: Path) -> None:
     study = read(folder, STUDY.replace(":score", ":broken"))
     found = plan(study)
-    assert (found.evaluations, found.agents, found.columns, found.promise) == (2, 2, 4, None)
-    assert "no privacy guarantee" in " ".join(found.sees)
+    assert (found.budget, found.rounds, found.total) == (2, 2, 4)
+    assert (found.agents, found.columns, found.price) == (2, 4, None)
+    assert "There is no privacy guarantee." in found.sees.sentences
     assert found.bytes_per_round is not None
     result = run_study(read(folder), out=None, progress=False)
     counts = result.bytes_per_round()
@@ -619,13 +670,13 @@ def test_a_plan_evaluates_nothing_and_says_what_will_happen(folder: Path) -> Non
 
 
 def test_plans_of_private_runs(folder: Path) -> None:
-    found = plan(read(folder, PRIVATE + BUDGET))
-    assert found.promise is not None
-    assert 0 < found.promise.epsilon <= 200
-    assert found.evaluations == 4
+    found = plan(read(folder, PRIVATE + PRIVACY))
+    assert found.price is not None
+    assert 0 < found.price.epsilon <= 200
+    assert (found.budget, found.rounds, found.total) == (4, 2, 8)
     bandit = plan(read(folder, BANDIT.replace('-ucb"', '-ucb"\ntrust = "local"\nbatch = 1')))
-    assert (bandit.evaluations, bandit.total) == (1, 2)
-    assert "Nobody reads a record" in bandit.sees[0]
+    assert (bandit.budget, bandit.rounds, bandit.total) == (2, 4, 4)
+    assert bandit.sees.trust.startswith("No party is trusted")
     many = ", ".join(f'"a{n}"' for n in range(21))
     found = plan(read(folder, STUDY.replace('"north", "south"', many)))
     assert found.bytes_per_round is None
@@ -635,6 +686,7 @@ def test_plans_of_private_runs(folder: Path) -> None:
 @pytest.mark.parametrize("channel", ["plain", "ckks", "threshold"])
 def test_channels(folder: Path, channel: str) -> None:
     text = f'channel = "{channel}"\n' + STUDY.replace('"fts"\nevery = 1', '"fed-gp"')
+    text = text.replace("budget = 2", "budget = 5")
     text = text.split("[protocol.strategy]")[0]
     study = read(folder, text)
     result = run_study(study, out=folder / "run", progress=False)
@@ -648,7 +700,7 @@ def test_channels(folder: Path, channel: str) -> None:
 
 
 def test_a_private_bandit_goes_on_where_it_was(folder: Path) -> None:
-    path = write(folder, BANDIT.replace("rounds = 2", "rounds = 3"))
+    path = write(folder, BANDIT.replace("budget = 2", "budget = 3"))
     module = next(folder.glob("objective_*.py"))
     module.write_text(
         OBJECTIVE.replace(

@@ -17,7 +17,7 @@ trap 'kill $(jobs -p) 2>/dev/null; wait' EXIT
 [ -f study.toml ] || cat > study.toml <<'END'
 objective = "tuning:score"
 agents = ["north", "south", "west"]
-rounds = 5
+budget = 5
 seed = 0
 [space]
 temperature = { type = "real", lower = 150, upper = 250 }

@@ -65,6 +65,7 @@ from benchmarks.papers.fleet import (
 )
 from benchmarks.papers.ledger import Line, Results, at_checkpoints, holm, interval, versions
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, tabulate
+from benchmarks.problems import ActivityRecognition, Landmine, WriterDigits
 from botorch_fed.acquisition import (
     Constant,
     EqualWeights,
@@ -76,13 +77,13 @@ from botorch_fed.acquisition import (
 from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
+    LogWarp,
     OwnHyperparameters,
     QuadratureFourierFeatures,
     RandomFourierFeatures,
     StationaryKernel,
     WarpedFeatures,
 )
-from botorch_fed.models.features import log_unwarp, log_warp
 from botorch_fed.privacy import InsecureSeededNoise, PoissonSampling, SignalWarning, epsilon
 from botorch_fed.protocols.dp_fts_de import (
     DPFTSDE,
@@ -97,14 +98,7 @@ from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, SearchSpace
-from botorch_fed.test_functions import (
-    ActivityRecognition,
-    FederatedTestProblem,
-    Landmine,
-    SklearnTuning,
-    SyntheticGPAgents,
-    WriterDigits,
-)
+from botorch_fed.test_functions import FederatedTestProblem, SklearnTuning, SyntheticGPAgents
 
 SEED = 20260102
 FIRST_SEED = 1000
@@ -123,7 +117,7 @@ def ours(task: Task, space: SearchSpace, epsilon: float | None, seed: int) -> DP
     if task.lengthscale is not None:  # a fifth of the length scale, as by default
         strategy = replace(strategy, spread=0.2 * task.lengthscale)
     return DPFTSDE(
-        rounds=task.rounds,
+        budget=task.rounds,
         epsilon=epsilon,
         noise_kind="none" if epsilon is None else "correlated",
         feature_map=our_features(space, task.lengthscale),
@@ -141,10 +135,10 @@ def ours_warped(task: Task, space: SearchSpace, epsilon: float | None, seed: int
     offsets = space.log_offsets
     kernel = StationaryKernel(math.inf, [0.5] * space.dim)
     base = QuadratureFourierFeatures.from_kernel(kernel, space.bounds, tol=1e-3)
-    reference = log_warp(reference_points(space.dim), offsets)
+    reference = LogWarp(offsets).transform(reference_points(space.dim))
     basis = KLFeatures.from_map(base, reference, num_features=20)
     return DPFTSDE(
-        rounds=task.rounds,
+        budget=task.rounds,
         epsilon=epsilon,
         feature_map=WarpedFeatures(basis, offsets),
         ridge=0.1,
@@ -226,14 +220,14 @@ def alone(**options: Any) -> Study:
     """Every agent on its own."""
     strategy = Following(**{"follow": 0, "warp": False, **options})
     return lambda task, space, seed: DPFTSDE(
-        rounds=task.rounds, releases=(), num_initial=0, strategy=strategy
+        budget=task.rounds, releases=(), num_initial=0, strategy=strategy
     )
 
 
 def raw_alone(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
     """The own model of the paper's code."""
     strategy = replace(paper_following(), schedule=Constant(1.0))
-    return DPFTSDE(rounds=task.rounds, releases=(), num_initial=0, strategy=strategy)
+    return DPFTSDE(budget=task.rounds, releases=(), num_initial=0, strategy=strategy)
 
 
 def with_epsilon(epsilon: float | None, **options: Any) -> Study:
@@ -244,7 +238,7 @@ def with_epsilon(epsilon: float | None, **options: Any) -> Study:
 def alone_as_ours(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
     """What ours does without any message: what designs go on with."""
     strategy = replace(ours(task, space, None, seed).strategy, follow=0)
-    return DPFTSDE(rounds=task.rounds, releases=(), num_initial=0, strategy=strategy)
+    return DPFTSDE(budget=task.rounds, releases=(), num_initial=0, strategy=strategy)
 
 
 def published(q: float, z: float, **options: Any) -> Study:
@@ -269,12 +263,12 @@ def designs(*names: str) -> dict[str, Row]:
 def default_study(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
     """The package's default at epsilon = 2 and the delta of `ours`."""
     noise = InsecureSeededNoise(seed)
-    return DPFTSDE(rounds=task.rounds, epsilon=2.0, num_initial=0, noise=noise)
+    return DPFTSDE(budget=task.rounds, epsilon=2.0, num_initial=0, noise=noise)
 
 
 def default_alone(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
     """The same without any message."""
-    return DPFTSDE(rounds=task.rounds, releases=(), num_initial=0)
+    return DPFTSDE(budget=task.rounds, releases=(), num_initial=0)
 
 
 def levels(epsilons: Iterable[float]) -> dict[str, Row]:
@@ -612,16 +606,16 @@ def design_points(name: str, space: SearchSpace, follow: int) -> Tensor:
     count = int(last) if last.isdigit() else follow
     sobol = torch.quasirandom.SobolEngine(space.dim, scramble=False)
     points_ = sobol.draw(count + 1, dtype=torch.float64)[1:]
-    return log_unwarp(points_, space.log_offsets) if "warped" in name else points_
+    return LogWarp(space.log_offsets).untransform(points_) if "warped" in name else points_
 
 
 def design_rows(name: str, problem: Table, follow: int) -> list[int]:
     """The rows of the domain that are nearest to a design, none twice."""
-    offsets = problem.space.log_offsets
+    warp = LogWarp(problem.space.log_offsets)
     wanted = design_points(name, problem.space, follow)
     inputs = problem.points
     if "warped" in name:
-        wanted, inputs = log_warp(wanted, offsets), log_warp(inputs, offsets)
+        wanted, inputs = warp.transform(wanted), warp.transform(inputs)
     far = torch.cdist(wanted, inputs)
     rows: list[int] = []
     for distances in far:
@@ -812,7 +806,6 @@ def continuous_run(
     design = None
     if method.design is not None:
         design = design_points(method.design, problem.space, 0)[: task.rounds]
-        task = replace(task, rounds=task.rounds - len(design))
     study = method.study(task, shown.space, seed)
     study = watched(
         replace(
@@ -837,7 +830,8 @@ def continuous_run(
     running = torch.cat([first, values.cumsum(dim=1) / count], dim=1)
     server = study.servers[-1]
     ratios = server.signal_to_noise([agent_seed(seed, name) for name in result.names])
-    traffic = sum(result.bytes_per_round().values()) / len(problem) / max(task.rounds, 1)
+    rounds = study.rounds_for(result.names)
+    traffic = sum(result.bytes_per_round().values()) / len(problem) / max(rounds, 1)
     return {
         "best": at_checkpoints(best.mean(dim=0)),
         "mean": at_checkpoints(running.mean(dim=0)),

@@ -71,6 +71,7 @@ from scipy.stats import rankdata, wilcoxon
 from torch import Tensor
 
 from benchmarks.papers.ledger import Line, Results, holm, interval, versions
+from benchmarks.papers.published.settings import paper_search
 from benchmarks.papers.published.support import (
     RawInputWarning,
     assign_sums,
@@ -79,23 +80,23 @@ from benchmarks.papers.published.support import (
     local_clustering,
 )
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, made_up, tabulate
+from benchmarks.problems.cec2005 import CEC2005
+from benchmarks.problems.landmine import Landmine
+from benchmarks.problems.risk import CreditDefault, DiabetesHealth, SupportMortality
 from botorch_fed.acquisition import Polynomial
 from botorch_fed.models import OwnHyperparameters, RandomFourierFeatures, fit_own_gp
 from botorch_fed.models.support import sobol_support
 from botorch_fed.privacy import Budget, InsecureSeededNoise, SignalWarning
 from botorch_fed.privacy.distributed import DistributedGaussianSum, noise_multiplier_within
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy, default_kernel
-from botorch_fed.protocols.region_search import RegionSearch
-from botorch_fed.protocols.support_search import SupportSearch, paper_search
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import Generator, generator
 from botorch_fed.run import Study, run
+from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.support import SupportSearch
+from botorch_fed.studies import FedGP
 from botorch_fed.test_functions.base import FederatedTestProblem
-from botorch_fed.test_functions.cec2005 import CEC2005
-from botorch_fed.test_functions.landmine import Landmine
-from botorch_fed.test_functions.risk import CreditDefault, DiabetesHealth, SupportMortality
 from botorch_fed.test_functions.sklearn_tuning import SklearnTuning
 
 SEED = 20260103
@@ -237,7 +238,7 @@ def searching(search: TransferSearch | SupportSearch | RegionSearch) -> Method:
     """FBO-FedGP with a search."""
     return by_study(
         lambda game: FedGP(
-            rounds=game.rounds,
+            budget=game.rounds,
             search=search,
             channel="plain",
             num_initial=START,
@@ -252,7 +253,7 @@ def fts(game: Game) -> FTS:
     kernel = default_kernel(game.problem.dim)
     stream = generator(SEED, "fts features")
     return FTS(
-        rounds=game.rounds,
+        budget=game.rounds,
         feature_map=RandomFourierFeatures.paper_cosine(kernel, 100, generator=stream),
         message="sample",
         strategy=Strategy(schedule=Polynomial(0.5), prior_until=0, own="thompson", **OPTIMIZER),
@@ -265,7 +266,7 @@ def fts(game: Game) -> FTS:
 def dp_fts_de(game: Game) -> DPFTSDE:
     """The private default at epsilon = 10."""
     return DPFTSDE(
-        rounds=game.rounds,
+        budget=game.rounds,
         epsilon=10.0,
         num_initial=0,
         strategy=Following(**OPTIMIZER),

@@ -35,7 +35,6 @@ from torch import Tensor
 
 from botorch_fed.models import FeatureMap, OwnHyperparameters
 from botorch_fed.models.directions import canonical
-from botorch_fed.models.features import log_warp
 from botorch_fed.privacy import Ledger, Release, SignalWarning, clip, simulated_clip_share
 from botorch_fed.privacy.hazmat.noise import normal
 from botorch_fed.protocols.base import AgentId
@@ -207,7 +206,7 @@ class OwnModels:
     ) -> None:
         N, d = len(seeds), points.shape[-1]
         self.space, self.points, self.strategy, self.seeds = space, points, strategy, seeds
-        self.offsets = strategy.offsets(space)
+        self.log_warp = strategy.log_warp(space)
         self.inputs = self._warped(points)
         self.known = known
         self.fits: list[OwnHyperparameters | None] = [known] * N
@@ -221,7 +220,7 @@ class OwnModels:
                 self._adopt(n, known)
 
     def _warped(self, points: Tensor) -> Tensor:
-        return points if self.offsets is None else log_warp(points, self.offsets)
+        return self.log_warp.transform(points)
 
     def _adopt(self, n: int, fit: OwnHyperparameters) -> None:
         self.fits[n] = fit
@@ -449,7 +448,7 @@ class Fleet:
             problem.points,
             self.strategy,
             self.seeds,
-            starts.shape[1] + study.rounds,
+            starts.shape[1] + self.server.rounds,
             known,
         )
         self.regions = self.setup.partition.region_of(problem.points)
@@ -471,7 +470,7 @@ class Fleet:
         state = self.server.start()
         releases: dict[int, Tensor] = {}
         self._update()
-        for t in range(self.study.rounds + 1):
+        for t in range(self.server.rounds + 1):
             if t > 0:
                 self._query(t, self._released(state))
             inbox = {}

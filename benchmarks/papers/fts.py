@@ -65,7 +65,9 @@ from benchmarks.papers.ledger import (
     nothing_kept,
     versions,
 )
+from benchmarks.papers.published.settings import paper_strategy
 from benchmarks.papers.tabulated import Tabulated, made_up, tabulate
+from benchmarks.problems import ActivityRecognition, Landmine
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
 from botorch_fed.models import (
     OwnHyperparameters,
@@ -78,20 +80,13 @@ from botorch_fed.protocols.fts import (
     FTSAgent,
     FTSAgentState,
     Strategy,
-    paper_strategy,
 )
 from botorch_fed.protocols.store import Blobs
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study, run
 from botorch_fed.space import Outcome, SearchSpace
-from botorch_fed.test_functions import (
-    ActivityRecognition,
-    FederatedTestProblem,
-    Landmine,
-    SklearnTuning,
-    SyntheticGPAgents,
-)
+from botorch_fed.test_functions import FederatedTestProblem, SklearnTuning, SyntheticGPAgents
 
 CACHE = Path(os.environ.get("BOTORCH_FED_CACHE", Path(__file__).parent.parent / ".cache"))
 SEED = 20260101
@@ -133,7 +128,7 @@ def logs(name: str, index: int, count: int) -> Data:
     path = CACHE / f"logs-{name}-{index}{'' if count == OTHERS else f'-{count}'}.npz"
     if not path.exists():
         data = {agent(n): starts(problem, n, "log", index) for n in range(len(problem))}
-        study = FTS(rounds=count - STARTS, strategy=ALONE, data=data, candidates=domain_of(problem))
+        study = FTS(budget=count - STARTS, strategy=ALONE, data=data, candidates=domain_of(problem))
         result = run(study, problem, seed=SEED + index)
         arrays = {}
         for who, (X, Y) in data.items():
@@ -224,7 +219,7 @@ def rows(
 
     def fts(**options: Any) -> Callable[[Data, int], Study]:
         return lambda data, n: study(
-            rounds=QUERIES, active=(agent(n),), data=data, candidates=points, **options
+            budget=QUERIES, active=(agent(n),), data=data, candidates=points, **options
         )
 
     first = sobol(dim) if points is None else points[1 : STARTS + 1]
@@ -331,7 +326,7 @@ def growing_run(entry: str, row: str, others: str, target: int, repeat: int) -> 
     log = logs(GROWING[entry], repeat % LOGS, OTHERS + GROWTH)
     data = {who: (X[:OTHERS], Y[:OTHERS]) for who, (X, Y) in log.items()}
     data[agent(target)] = start = starts(problem, target, "target", repeat)
-    options = {"rounds": QUERIES, "data": data, "candidates": points, **GROWING_ROWS[row]}
+    options = {"budget": QUERIES, "data": data, "candidates": points, **GROWING_ROWS[row]}
     study: FTS
     if others == "fixed":
         study = _OneActive(active=(agent(target),), **options)
@@ -444,7 +439,7 @@ def synthetic_run(
         nearest = (problem.points - sobol(1).mT).abs().argmin(dim=0)
         options["initial_design"] = problem.points[nearest]
     study = method(
-        rounds=QUERIES, active=(agent(0),), data=data, candidates=problem.points, **options
+        budget=QUERIES, active=(agent(0),), data=data, candidates=problem.points, **options
     )
     result = run(study, problem, seed=SEED + 1000 * function + start)
     true = [float(problem[0](X, noise=False)), *(line["true"] for line in result.records)]

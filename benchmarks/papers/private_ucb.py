@@ -71,6 +71,7 @@ from torch import Tensor
 
 from benchmarks import private_ucb as speed
 from benchmarks.papers.ledger import Line, Results, interval, versions
+from benchmarks.papers.published.noise import paper_local_noise, paper_prefix_noise
 from botorch_fed.acquisition import AdditiveGrid
 from botorch_fed.models import (
     AdditiveFeatures,
@@ -93,8 +94,6 @@ from botorch_fed.privacy import (
     PrefixSum,
     RecordStatistic,
     noise_multiplier_for,
-    paper_local_noise,
-    paper_prefix_noise,
 )
 from botorch_fed.privacy.hazmat.noise import normal
 from botorch_fed.rng import Generator, generator

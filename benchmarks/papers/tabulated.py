@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from rich.progress import track
 from torch import Tensor
 
-from botorch_fed.models.features import log_unwarp
+from botorch_fed.models import LogWarp
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.test_functions.base import FederatedTestProblem, check_points
 
@@ -110,7 +110,7 @@ def domain(space: SearchSpace, *, warped: bool = False) -> Tensor:
         corners = torch.tensor(list(itertools.product((0.0, 1.0), repeat=d)), dtype=torch.float64)
         X = torch.cat([X, corners])
     if warped:
-        X = torch.cat([X, log_unwarp(X[:NUM_SOBOL], space.log_offsets)])
+        X = torch.cat([X, LogWarp(space.log_offsets).untransform(X[:NUM_SOBOL])])
     if any(parameter.kind != "real" for parameter in space.parameters):
         X = space.snap(X)
     first = {row.tobytes(): k for k, row in reversed(list(enumerate((X + 0.0).numpy())))}

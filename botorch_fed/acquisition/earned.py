@@ -6,6 +6,9 @@ An expectation under an average of models is the average of the expectations,
 
 over the best posterior mean of a tried point in each model. All arithmetic is in NumPy, for many
 points at once: a maximisation takes milliseconds.
+
+Where evaluations fail, the logarithm of the probability of success is added: the expectation of an
+improvement that counts only if the evaluation succeeds.
 """
 
 from __future__ import annotations
@@ -21,15 +24,17 @@ from scipy.special import erfcx, log_ndtr, ndtr
 from torch import Tensor
 
 from botorch_fed.models.earned_prior import EarnedPosterior, PriorFunction, spread_over
-from botorch_fed.models.features import log_unwarp
+from botorch_fed.models.feasibility import Feasibility
 from botorch_fed.models.local_gp import Array, LocalGP
 from botorch_fed.rng import Generator
 
 Flags = NDArray[np.bool_]
+Ranks = NDArray[np.int_]
 
 NUM_RAW = 512  # random points that the optimiser looks at
 NUM_NEAR = 64  # and points near the best that were tried
 NUM_RESTARTS = 8  # of which so many are improved
+NUM_FIRST = 64  # random points that are looked at while nothing has succeeded
 MAX_ITERATIONS = 60
 FAR = -1e3  # below it one term of an expansion is exact to 1e-5
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)
@@ -85,22 +90,27 @@ class EarnedImprovement:
     Attributes:
         posterior: The models and their weights.
         best: For each model the best posterior mean of a tried point.
+        feasibility: What succeeds, seen by the same warp; None if everything does.
     """
 
     posterior: EarnedPosterior
     best: tuple[float, ...]
+    feasibility: Feasibility | None = None
 
     @classmethod
-    def of(cls, posterior: EarnedPosterior, X: Tensor) -> EarnedImprovement:
+    def of(
+        cls, posterior: EarnedPosterior, X: Tensor, feasibility: Feasibility | None = None
+    ) -> EarnedImprovement:
         """Over the best of the points that were tried, `n x d`."""
         posterior = posterior.pruned()
         Z, prior = posterior.warp(X), posterior.prior_values(X)
         best = tuple(float(c.predict(Z, prior)[0].max()) for c in posterior.components)
-        return cls(posterior, best)
+        return cls(posterior, best, feasibility)
 
     def __call__(self, Z: Array) -> Array:
         """Values at `m x d` points as the models see them, `m`."""
-        return self._terms(Z, self._prior(Z)).total
+        total = self._terms(Z, self._prior(Z)).total
+        return total if self.feasibility is None else total + self.feasibility.log_probability(Z)
 
     def with_gradient(self, Z: Array) -> tuple[Array, Array]:
         """Values `m` and gradients `m x d` at `m x d` points as the models see them."""
@@ -110,7 +120,10 @@ class EarnedImprovement:
         for k, component in enumerate(self.posterior.components):
             share = np.exp(terms.parts[k] - terms.total)
             gradient += share[:, None] * self._slope(component, terms, k, Z, prior_slope)
-        return terms.total, gradient
+        if self.feasibility is None:
+            return terms.total, gradient
+        success, slope = self.feasibility.with_gradient(Z)
+        return terms.total + success, gradient + slope
 
     def _terms(self, Z: Array, prior: Array | float) -> _Terms:
         moments, parts = [], []
@@ -134,15 +147,8 @@ class EarnedImprovement:
     ) -> Array:
         """Of one model's log expected improvement, `m x d`."""
         u, deviation, log_h = terms.moments[k]
-        cross = c.covariance(Z)
-        # d k(z, x_i) / d z = k(z, x_i) (x_i - z) / l^2
-        inverse_square = 1.0 / c.lengthscale**2
-        by_mean = cross * c.weights
-        by_variance = cross * (cross @ c.precision)
-        mean = by_mean @ c.X - by_mean.sum(axis=1)[:, None] * Z
-        explained = by_variance @ c.X - by_variance.sum(axis=1)[:, None] * Z
-        mean = math.sqrt(c.variance) * mean * inverse_square + c.trust * prior_slope
-        variance = -2 * c.variance * explained * inverse_square
+        mean, variance = c.slopes(Z)
+        mean = mean + c.trust * prior_slope
         # EI = s h(u) with dEI = Phi(u) d mean + phi(u) d s.
         upper, density = _ratios(u, log_h)
         slope: Array = upper[:, None] * mean / deviation[:, None] + density[:, None] * variance / (
@@ -158,8 +164,7 @@ class EarnedImprovement:
         if prior is None:
             return 0.0, 0.0
         points = torch.from_numpy(Z).requires_grad_()
-        offsets = self.posterior.offsets
-        values = prior(points if offsets is None else log_unwarp(points, offsets))
+        values = prior(self.posterior.log_warp.untransform(points))
         (slope,) = torch.autograd.grad(values.sum(), points)
         return values.detach().numpy(), slope.numpy()
 
@@ -177,6 +182,7 @@ class Domain:
         upper: Upper corner.
         snap: From `n x d` points to the nearest that can be evaluated; None if all can.
         tried: Points that are not to be chosen again, `n x d`.
+        failed: Points that are chosen last of all, `m x d`, if there are any.
     """
 
     lower: Tensor
@@ -184,6 +190,7 @@ class Domain:
     tried: Tensor
     candidates: Tensor | None = None
     snap: Callable[[Tensor], Tensor] | None = None
+    failed: Tensor | None = None
 
     @property
     def dim(self) -> int:
@@ -218,30 +225,34 @@ def maximize_improvement(
     starts = raw[_starts(values, stream)]
     ends = _improved(improvement, starts, low, high)
     order = values.argsort()[::-1][:NUM_RESTARTS]
-    points, near = _evaluable(posterior, domain, np.concatenate([ends, raw[order]]))
-    if domain.snap is not None and near.all():  # in a small space the best may all be tried
-        points, near = _evaluable(posterior, domain, raw)
-    return _best(improvement(posterior.warp(points)), points, near)
+    points, ranks = _evaluable(posterior, domain, np.concatenate([ends, raw[order]]))
+    if domain.snap is not None and ranks.all():  # in a small space the best may all be tried
+        points, ranks = _evaluable(posterior, domain, raw)
+    return _best(improvement(posterior.warp(points)), points, ranks)
 
 
-def _evaluable(posterior: EarnedPosterior, domain: Domain, Z: Array) -> tuple[Tensor, Flags]:
-    """The points of the domain nearest to points as the models see them, and which were tried."""
+def _evaluable(posterior: EarnedPosterior, domain: Domain, Z: Array) -> tuple[Tensor, Ranks]:
+    """The points of the domain nearest to points as the models see them, and their ranks."""
     points = torch.minimum(torch.maximum(posterior.unwarp(Z), domain.lower), domain.upper)
     if domain.snap is not None:
         points = domain.snap(points)
-    seen, tried = (torch.from_numpy(posterior.warp(X)) for X in (points, domain.tried))
-    return points, _near(seen, tried, MIN_DISTANCE)
+    return points, _ranks(points, domain, MIN_DISTANCE, posterior.warp)
 
 
 def best_candidate(score: Callable[[Tensor], Array], domain: Domain) -> Tensor:
     """The candidate of the highest score that was not tried, `1 x d`; ties go to the first."""
     assert domain.candidates is not None
     candidates = domain.candidates.double()
-    return _best(score(candidates), candidates, _near(candidates, domain.tried, 0.0))
+    return _best(score(candidates), candidates, _ranks(candidates, domain, 0.0))
 
 
 def maximize_prior(
-    prior: PriorFunction, domain: Domain, stream: Generator, *, apart: float
+    prior: PriorFunction,
+    domain: Domain,
+    stream: Generator,
+    *,
+    apart: float,
+    feasibility: Feasibility | None = None,
 ) -> Tensor:
     """Where the prior function is largest, away from what was tried, `1 x d`.
 
@@ -250,16 +261,50 @@ def maximize_prior(
         domain: Where.
         stream: Of the random points that are looked at.
         apart: How far from tried points, in the unit cube, if the domain has room.
+        feasibility: What succeeds: the logarithm of its probability is added.
     """
+
+    def score(X: Tensor) -> Array:
+        values = prior.values(X)
+        if feasibility is None:
+            return values
+        return values + feasibility.log_probability(feasibility.warp(X))
+
     points = domain.candidates
     if points is None:
         uniform = spread_over(prior.feature_map, stream.uniform(4 * NUM_RAW, domain.dim))
         points = domain.lower + (domain.upper - domain.lower) * uniform
         if domain.snap is not None:
-            order = prior.values(points).argsort()[::-1].copy()[:NUM_RAW]
+            order = score(points).argsort()[::-1].copy()[:NUM_RAW]
             points = domain.snap(points[torch.from_numpy(order)])
     points = points.double()
-    return _best(prior.values(points), points, _near(points, domain.tried, apart))
+    return _best(score(points), points, _ranks(points, domain, apart))
+
+
+def maximize_feasibility(feasibility: Feasibility, domain: Domain, stream: Generator) -> Tensor:
+    """The likeliest of a few random points to succeed, `1 x d`: while nothing has succeeded yet.
+
+    The best of many would lie in a corner, as far from the failures as any point.
+
+    Args:
+        feasibility: What succeeds.
+        domain: Where.
+        stream: Of the random points.
+    """
+    points = domain.candidates
+    if points is None:
+        uniform = stream.uniform(NUM_FIRST, domain.dim)
+        points = domain.lower + (domain.upper - domain.lower) * uniform
+        if feasibility.log_warp is not None:
+            low, high = (
+                torch.from_numpy(feasibility.warp(side)) for side in (domain.lower, domain.upper)
+            )
+            points = feasibility.log_warp.untransform(low + (high - low) * uniform)
+        if domain.snap is not None:
+            points = domain.snap(points)
+    points = points.double()
+    values = feasibility.log_probability(feasibility.warp(points))
+    return _best(values, points, _ranks(points, domain, MIN_DISTANCE, feasibility.warp))
 
 
 def _raw_points(
@@ -320,10 +365,33 @@ def _near(points: Tensor, tried: Tensor, apart: float) -> Flags:
     return near
 
 
-def _best(values: Array, points: Tensor, near: Flags) -> Tensor:
-    """The point of the highest value that is not near one that was tried; any if all are."""
+def _ranks(
+    points: Tensor, domain: Domain, apart: float, warp: Callable[[Tensor], Array] | None = None
+) -> Ranks:
+    """In which order points may be chosen: 0 new, 1 near one that was tried, 2 and 3 failed.
+
+    Args:
+        points: Of the domain, `m x d`.
+        domain: What was tried, and what failed.
+        apart: How far new points are from these.
+        warp: On which scale distances are measured.
+    """
+
+    def seen(X: Tensor) -> Tensor:
+        return X if warp is None else torch.from_numpy(warp(X))
+
+    here = seen(points)
+    near = _near(here, seen(domain.tried), apart)
+    if domain.failed is None or not len(domain.failed):
+        return near.astype(np.int_)
+    failed = seen(domain.failed)
+    same = _near(here, failed, min(apart, MIN_DISTANCE))
+    return (near | _near(here, failed, apart)).astype(np.int_) + 2 * same.astype(np.int_)
+
+
+def _best(values: Array, points: Tensor, ranks: Ranks) -> Tensor:
+    """The point of the highest value among those of the lowest rank."""
     scores = np.nan_to_num(values, nan=-np.inf, neginf=-1e300)
-    if not near.all():
-        scores = np.where(near, -np.inf, scores)
+    scores = np.where(ranks > ranks.min(), -np.inf, scores)
     best = int(scores.argmax())
     return points[best : best + 1]

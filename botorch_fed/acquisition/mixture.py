@@ -17,6 +17,8 @@ acquisition functions, e.g. `qLogNoisyExpectedImprovement`, which sample the mix
 
 from __future__ import annotations
 
+from abc import abstractmethod
+
 import torch
 from botorch.acquisition.analytic import AnalyticAcquisitionFunction, _log_ei_helper
 from botorch.acquisition.objective import PosteriorTransform
@@ -116,7 +118,42 @@ class MixtureUCB(_MixtureAcquisition):
         return (weights * (means + self.beta.sqrt() * sigmas)).sum(dim=0)
 
 
-class MixtureEI(_MixtureAcquisition):
+class _MixtureImprovement(_MixtureAcquisition):
+    """The logarithm of a weighted sum of two models' improvements over a best value."""
+
+    _log = True
+    best_f: Tensor
+
+    def __init__(
+        self,
+        model: Model,
+        best_f: float | Tensor,
+        posterior_transform: PosteriorTransform | None = None,
+        maximize: bool = True,
+    ) -> None:
+        super().__init__(model, posterior_transform, maximize)
+        self.register_buffer("best_f", self._setting(best_f, "best_f"))
+
+    @abstractmethod
+    def _log_part(self, u: Tensor, sigmas: Tensor) -> Tensor:
+        """A model's logarithm, from its standardised improvement and its deviation."""
+
+    @t_batch_mode_transform(expected_q=1)  # type: ignore[arg-type]
+    def forward(self, X: Tensor) -> Tensor:
+        r"""The logarithm of the weighted sum.
+
+        Args:
+            X: A `batch_shape x 1 x d` tensor of points.
+
+        Returns:
+            A `batch_shape` tensor.
+        """
+        means, sigmas, weights = self._moments(X)
+        best = self.best_f if self.maximize else -self.best_f
+        return (weights.log() + self._log_part((means - best) / sigmas, sigmas)).logsumexp(dim=0)
+
+
+class MixtureEI(_MixtureImprovement):
     r"""The logarithm of the mixture's expected improvement,
 
     .. math:: \log \bigl(w\, \mathrm{EI}_1(x) + (1 - w)\, \mathrm{EI}_2(x)\bigr).
@@ -134,36 +171,11 @@ class MixtureEI(_MixtureAcquisition):
         >>> candidate, _ = optimize_acqf(acquisition, bounds, q=1, …)
     """
 
-    _log = True
-    best_f: Tensor
-
-    def __init__(
-        self,
-        model: Model,
-        best_f: float | Tensor,
-        posterior_transform: PosteriorTransform | None = None,
-        maximize: bool = True,
-    ) -> None:
-        super().__init__(model, posterior_transform, maximize)
-        self.register_buffer("best_f", self._setting(best_f, "best_f"))
-
-    @t_batch_mode_transform(expected_q=1)  # type: ignore[arg-type]
-    def forward(self, X: Tensor) -> Tensor:
-        r"""The logarithm of the expected improvement.
-
-        Args:
-            X: A `batch_shape x 1 x d` tensor of points.
-
-        Returns:
-            A `batch_shape` tensor.
-        """
-        means, sigmas, weights = self._moments(X)
-        best = self.best_f if self.maximize else -self.best_f
-        log_ei = _log_ei_helper((means - best) / sigmas) + sigmas.log()
-        return (weights.log() + log_ei).logsumexp(dim=0)
+    def _log_part(self, u: Tensor, sigmas: Tensor) -> Tensor:
+        return _log_ei_helper(u) + sigmas.log()
 
 
-class MixturePI(_MixtureAcquisition):
+class MixturePI(_MixtureImprovement):
     r"""The logarithm of the mixture's probability of improvement,
 
     .. math:: \log \bigl(w\, \mathrm{PI}_1(x) + (1 - w)\, \mathrm{PI}_2(x)\bigr),
@@ -181,29 +193,5 @@ class MixturePI(_MixtureAcquisition):
         >>> candidate, _ = optimize_acqf(acquisition, bounds, q=1, …)
     """
 
-    _log = True
-    best_f: Tensor
-
-    def __init__(
-        self,
-        model: Model,
-        best_f: float | Tensor,
-        posterior_transform: PosteriorTransform | None = None,
-        maximize: bool = True,
-    ) -> None:
-        super().__init__(model, posterior_transform, maximize)
-        self.register_buffer("best_f", self._setting(best_f, "best_f"))
-
-    @t_batch_mode_transform(expected_q=1)  # type: ignore[arg-type]
-    def forward(self, X: Tensor) -> Tensor:
-        r"""The logarithm of the probability of improvement.
-
-        Args:
-            X: A `batch_shape x 1 x d` tensor of points.
-
-        Returns:
-            A `batch_shape` tensor.
-        """
-        means, sigmas, weights = self._moments(X)
-        best = self.best_f if self.maximize else -self.best_f
-        return (weights.log() + log_ndtr((means - best) / sigmas)).logsumexp(dim=0)
+    def _log_part(self, u: Tensor, sigmas: Tensor) -> Tensor:
+        return log_ndtr(u)

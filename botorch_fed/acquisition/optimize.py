@@ -25,7 +25,7 @@ from botorch.optim.optimize import optimize_acqf
 from torch import Tensor
 
 from botorch_fed.acquisition.regions import Partition
-from botorch_fed.models.features import log_unwarp, log_warp
+from botorch_fed.models.warp import LogWarp
 from botorch_fed.rng import Generator
 
 CHUNK = 4096  # points of a discrete domain that are looked at together
@@ -37,9 +37,11 @@ def maximize(
     *,
     generator: Generator,
     candidates: Tensor | None = None,
-    offsets: Tensor | None = None,
+    log_warp: LogWarp | None = None,
     tried: Tensor | None = None,
     min_distance: float = 0.0,
+    failed: Tensor | None = None,
+    snap: Callable[[Tensor], Tensor] | None = None,
     partition: Partition | None = None,
     num_raw: int = 1000,
     num_restarts: int = 20,
@@ -51,11 +53,14 @@ def maximize(
         dim: The dimension `d`.
         generator: The stream of the raw points.
         candidates: A `K x d` tensor: the only points that may be chosen. Ties go to the first.
-        offsets: A `d` tensor of offsets of a logarithmic warp (`SearchSpace.log_offsets`): half of
-            the raw points are then uniform on the warped scale, where distances are measured too.
+        log_warp: A scale on which half of the raw points are then uniform, and on which distances
+            are measured.
         tried: An `n x d` tensor of points that were evaluated before.
         min_distance: How far the point must be from all of those (in the unit cube): without
             noise a second look at the same place is wasted. Not for lists of candidates.
+        failed: An `m x d` tensor of points whose evaluation failed: they are chosen last of all.
+            Not for lists of candidates.
+        snap: From points to the nearest that can be evaluated, by which failed points are known.
         partition: The regions between which the function may jump. Improvement starts from the
             best raw point of every region first, of the best regions if there are more than
             `num_restarts`; then from the best of the others. A list needs none.
@@ -78,8 +83,8 @@ def maximize(
             f"num_restarts must lie between 1 and num_raw = {num_raw}, got {num_restarts}."
         )
     raw = generator.uniform(num_raw, dim)
-    if offsets is not None:
-        raw[1::2] = log_unwarp(raw[1::2], offsets)
+    if log_warp is not None:
+        raw[1::2] = log_warp.untransform(raw[1::2])
     values = _values(acquisition, raw)
     points = raw
     # Where improvement fails, e.g. at a function that is NaN in a part of the cube, raw points do.
@@ -92,13 +97,15 @@ def maximize(
             found, found_values = _improve_in_regions(acquisition, starts, partition)
         points = torch.cat([found, raw])
         values = torch.nan_to_num(torch.cat([found_values, values]), nan=-torch.inf)
+    ranks = torch.zeros(len(points), dtype=torch.long)
     if tried is not None and len(tried) and min_distance > 0:
         here, there = points, tried
-        if offsets is not None:
-            here, there = log_warp(points, offsets), log_warp(tried, offsets)
-        near = torch.cdist(here, there).amin(dim=-1) < min_distance
-        if not bool(near.all()):
-            values = values.masked_fill(near, -torch.inf)
+        if log_warp is not None:
+            here, there = log_warp.transform(points), log_warp.transform(tried)
+        ranks += torch.cdist(here, there).amin(dim=-1) < min_distance
+    if failed is not None and len(failed):
+        ranks += 2 * _failed_before(points, failed, log_warp, min_distance, snap)
+    values = values.masked_fill(ranks > ranks.min(), -torch.inf)
     best = int(values.argmax())
     return points[best : best + 1], float(values[best])
 
@@ -199,6 +206,21 @@ def _improve_in_regions(
     coordinates = torch.cat([stretched, regions.unsqueeze(-1).double()], dim=-1)
     found, values = _improve(inner, coordinates, upper=upper)
     return inner.point(found), values
+
+
+def _failed_before(
+    points: Tensor,
+    failed: Tensor,
+    log_warp: LogWarp | None,
+    min_distance: float,
+    snap: Callable[[Tensor], Tensor] | None,
+) -> Tensor:
+    """Which of `n x d` points are evaluated where one of `m x d` points failed."""
+    points = points if snap is None else snap(points)
+    if log_warp is not None:
+        points, failed = log_warp.transform(points), log_warp.transform(failed)
+    mode = "donot_use_mm_for_euclid_dist"  # zero for equal points
+    return torch.cdist(points, failed, compute_mode=mode).amin(dim=-1) <= max(min_distance, 1e-9)
 
 
 def _best_by_region(values: Tensor, regions: Tensor, count: int) -> Tensor:

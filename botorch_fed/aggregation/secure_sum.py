@@ -43,6 +43,7 @@ tuned on the agents' data.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -86,6 +87,7 @@ from botorch_fed.federation.disclosure import (
 )
 from botorch_fed.federation.terms import (
     MAX_WEIGHT,
+    OWN,
     Aggregation,
     Party,
     Setup,
@@ -143,6 +145,8 @@ class SecureSum(Aggregation):
         run: The run's name: agents whose secrets outlive a run need another one for the next.
         delta: Of the promise.
         rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
+        rounds: How many queries follow the first points; default as many as the budget has left
+            after `num_initial`. The hub's own business: it may grow.
     """
 
     channel: ChannelKind = "threshold"
@@ -153,6 +157,7 @@ class SecureSum(Aggregation):
     run: str = "run"
     delta: float = 1e-5
     rejoin: bool = True
+    rounds: int | None = field(default=None, metadata=OWN)
 
     state_type = SumState
     memory_type = SumMemory
@@ -201,6 +206,12 @@ class SecureSum(Aggregation):
         context = _context(party) if self.channel == "ckks" else b""
         mechanism, grid = self._made(party.terms)
         return _private_sum(mechanism, grid, self.channel, self.noise_at, context)
+
+    def rounds_of(self, terms: Terms) -> int:
+        """How many queries follow the first points."""
+        if self.rounds is not None:
+            return self.rounds
+        return math.ceil(max(terms.budget - terms.num_initial, 0) / terms.q)
 
     def most_sums(self, terms: Terms) -> int | None:
         """The most sums that are opened; None for one a round."""
@@ -359,9 +370,7 @@ class SecureSum(Aggregation):
 
     def _planned(self, terms: Terms) -> bool:
         """Whether any sum can be opened."""
-        return (
-            self.size(terms) > 0 and self.most_sums(terms) != 0 and terms.budget > terms.num_initial
-        )
+        return self.size(terms) > 0 and self.most_sums(terms) != 0 and self.rounds_of(terms) > 0
 
     def _sum_rows(self, terms: Terms) -> tuple[Row, ...]:
         """Contributions and sums."""
@@ -424,6 +433,7 @@ class SecureSum(Aggregation):
             party=hub,
             run=self.run,
             private_sum=self.private_sum(hub),
+            rounds=self.rounds_of(hub.terms),
             least=least_of(self.mechanism_for(hub.terms)),
             most=self.most_sums(hub.terms),
             every_sum=_reads_every_sum(hub.terms),

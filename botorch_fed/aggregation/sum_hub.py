@@ -7,10 +7,8 @@ takes it back in when it answers again. See `secure_sum`.
 from __future__ import annotations
 
 import logging
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 from torch import Tensor
@@ -51,6 +49,7 @@ class SumHub:
         party: The hub.
         run: The name of the run.
         private_sum: What bounds, noises and carries contributions; None if nothing is added.
+        rounds: How many queries each agent makes after its first points.
         least: How many contributions a sum needs for the noise that agents add to suffice.
         most: The most sums that are opened; None for no limit.
         every_sum: Whether a sum can be read only by who has read those before.
@@ -60,6 +59,7 @@ class SumHub:
     party: Party
     run: str
     private_sum: PrivateSum | None
+    rounds: int
     least: int
     most: int | None
     every_sum: bool
@@ -82,12 +82,6 @@ class SumHub:
     def _together(self) -> bool:
         """Whether all of a roster must take part in a sum."""
         return self.private_sum is not None and self._channel.setup_phases > 0
-
-    @cached_property
-    def rounds(self) -> int:
-        """How many queries each agent makes after its first points."""
-        left = max(self._terms.budget - self._terms.num_initial, 0)
-        return math.ceil(left / self._terms.q)
 
     def _epoch(self, state: SumState) -> Epoch:
         return Epoch(self.run, state.epoch, state.roster)

@@ -157,7 +157,14 @@ class _Round:
         blobs = [data for digest, data in self._outgoing.blobs.items() if digest not in known]
         size = len(request) + sum(map(len, blobs))
         self.bytes_down[name] = self.bytes_down.get(name, 0) + size
-        fields = ConfigRecord({"body": request, "blobs": blobs, "seconds": seconds})
+        fields = ConfigRecord(
+            {
+                "body": request,
+                "blobs": blobs,
+                "seconds": seconds,
+                "defer": self._outgoing.defer,
+            }
+        )
         return Message(
             RecordDict({"request": fields}),
             dst_node_id=self._engine.nodes[name],

@@ -6,15 +6,14 @@ and its own record, just as on another machine.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from collections.abc import Callable, Iterable
 
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation.trial import Observation
 from botorch_fed.protocols.base import AgentId, Exchanged, Failure, Outgoing, Refusal
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import Observation
 from botorch_fed.wire.codec import decode
 
 logger = logging.getLogger(__name__)
@@ -31,7 +30,7 @@ class InProcess:
         raise_errors: Whether an error of an objective stops the run, or counts as the failure of
             its agent and is logged.
         patience: For how many seconds agents that are busy are asked again, before the round goes
-            on without them.
+            on without their evaluation.
 
     Example:
         >>> drive(server, InProcess([Site("a", agent, objective)]))
@@ -80,7 +79,9 @@ class InProcess:
             for name in left:
                 start = time.thread_time()
                 try:
-                    replies[name] = self.sites[name].respond(outgoing.requests[name])
+                    replies[name] = self.sites[name].respond(
+                        outgoing.requests[name], defer=outgoing.defer
+                    )
                 except Exception as error:  # whatever the objective raises
                     if self._raise_errors:
                         raise
@@ -120,7 +121,7 @@ class InProcess:
         found = []
         for name, site in self.sites.items():
             start = self._drained.get(name, 0)
-            new = list(itertools.islice(site.journal, start, None))
+            new = site.observations(start)
             self._drained[name] = start + len(new)
             found += [(name, observation) for observation in new]
         return found
@@ -128,7 +129,7 @@ class InProcess:
     def close(self) -> None:
         """Release the sites' files."""
         for site in self.sites.values():
-            site.journal.close()
+            site.log.close()
 
     def __enter__(self) -> InProcess:
         return self

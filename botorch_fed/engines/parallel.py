@@ -27,9 +27,9 @@ import torch
 
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.trial import Observation
 from botorch_fed.protocols.base import AgentId, Exchanged, Failure, Outgoing
 from botorch_fed.protocols.site import STATE_BYTES, Site
-from botorch_fed.protocols.store import Observation
 from botorch_fed.wire.codec import decode, encode
 
 CHUNK = 2000  # observations of one message between processes
@@ -43,6 +43,7 @@ class _Carry:
     serial: int
     requests: Mapping[str, bytes]
     blobs: Mapping[str, bytes]
+    defer: bool
 
 
 @dataclass(frozen=True, eq=False)
@@ -155,7 +156,8 @@ class Parallel:
             else:
                 shares[self._owner[name]][name] = request
         answers = self._all(
-            [_Carry(outgoing.serial, share, outgoing.blobs) for share in shares], _Carried
+            [_Carry(outgoing.serial, share, outgoing.blobs, outgoing.defer) for share in shares],
+            _Carried,
         )
         for answer in answers:
             for name, code in answer.codes.items():
@@ -292,7 +294,7 @@ def _answers(engine: InProcess, message: _Carry | _Drain) -> list[Any]:
         named = [_Named(name, seen) for name, seen in engine.observations()]
         parts = [tuple(named[i : i + CHUNK]) for i in range(0, len(named), CHUNK)] or [()]
         return [_Drained(part, last=part is parts[-1]) for part in parts]
-    carried = engine(Outgoing(message.serial, message.requests, message.blobs))
+    carried = engine(Outgoing(message.serial, message.requests, message.blobs, message.defer))
     return [
         _Carried(
             carried.replies,

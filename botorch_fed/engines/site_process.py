@@ -6,8 +6,12 @@ nobody but the site's own user can connect to it.
 
 On the socket a message is a list of byte strings, each after its length:
 
-    to the site      [request, broadcast, broadcast, ...]
+    to the site      [b"wait" or b"defer", request, broadcast, broadcast, ...]
     from the site    [answer] or, if the site has failed, nothing: b"" and an end
+    to the site      [b"verb", JSON]      of the trial service, see `verbs`
+    from the site    [JSON]
+
+After ``b"defer"`` a request is answered without an evaluation that is not finished.
 
 Words of an error never leave the process: they are in its log.
 """
@@ -15,17 +19,20 @@ Words of an error never leave the process: they are in its log.
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import socket
 import stat
 import struct
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.engines.verbs import perform_json
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.protocols.base import MAX_BROADCASTS, Objective, Pending, Request
 from botorch_fed.protocols.site import FRAME_BYTES, Site
@@ -36,6 +43,7 @@ logger = logging.getLogger(__name__)
 COUNT = struct.Struct("<I")  # how many byte strings follow
 LENGTH = struct.Struct("<Q")  # of one of them
 MOST_PATIENCE = 86400.0
+MOST_WAIT = 600.0  # seconds for an answer to a verb: a request may be at work
 STALLED = 30.0  # seconds without a byte after which a connection is given up
 
 
@@ -85,16 +93,23 @@ class SiteProcess:
                     logger.warning("site %r: a request was given up: %s", self.site.name, error)
 
     def _answer(self, connection: socket.socket) -> None:
-        parts = receive(connection, MAX_BROADCASTS + 1, 2 * self._max_bytes + FRAME_BYTES)
-        if not parts:
-            raise MessageError("A message on the socket begins with a request, got none.")
-        send(connection, [self.respond(parts[0], parts[1:])])
+        parts = receive(connection, MAX_BROADCASTS + 2, 2 * self._max_bytes + FRAME_BYTES)
+        kind, rest = (parts[0], parts[1:]) if len(parts) > 1 else (b"", [])
+        if kind == b"verb":
+            send(connection, [perform_json(self.site, rest[0])])
+        elif kind in (b"wait", b"defer"):
+            send(connection, [self.respond(rest[0], rest[1:], defer=kind == b"defer")])
+        else:
+            raise MessageError(
+                'Expected a message that begins with "wait", "defer" or "verb", and what it is '
+                f"about; got {len(parts)} parts."
+            )
 
-    def respond(self, request: bytes, blobs: Sequence[bytes] = ()) -> bytes:
+    def respond(self, request: bytes, blobs: Sequence[bytes] = (), *, defer: bool = False) -> bytes:
         """The answer to a request that came with broadcasts; empty if the site has failed."""
         try:
             self._take(request, blobs)
-            return self.site.respond(request)
+            return self.site.respond(request, defer=defer)
         except Exception:  # whatever the objective raises; the words stay here
             logger.exception("site %r has failed in a request", self.site.name)
             return b""
@@ -130,7 +145,7 @@ class SiteProcess:
         """Stop listening and release the site's files."""
         self._socket.close()
         self.path.unlink(missing_ok=True)
-        self.site.journal.close()
+        self.site.log.close()
 
     def __enter__(self) -> SiteProcess:
         return self
@@ -204,6 +219,17 @@ class _Evaluation:
 # ------------------------------------------------------------------ the socket
 
 
+def ask_site(path: Path, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a site's process answers to a verb of its trial service."""
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(MOST_WAIT)
+        connection.connect(str(path))
+        send(connection, [b"verb", json.dumps({"verb": verb, **arguments}).encode()])
+        (answer,) = receive(connection, 1, MAX_BYTES)
+    found: dict[str, Any] = json.loads(answer)
+    return found
+
+
 def send(connection: socket.socket, parts: Sequence[bytes]) -> None:
     """Send some byte strings."""
     framed = [LENGTH.pack(len(part)) + part for part in parts]
@@ -242,7 +268,7 @@ def _listening(path: Path) -> socket.socket:
             f"The folder {path.parent} is open to others (mode {stat.S_IMODE(folder.st_mode):o}): "
             f"whoever can connect can ask the site. Make it private: chmod 700 {path.parent}"
         )
-    if _in_use(path):
+    if is_listening(path):
         raise ProtocolError(f"A site answers at {path} already: stop that process first.")
     path.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -261,7 +287,8 @@ def _listening(path: Path) -> socket.socket:
     return listening
 
 
-def _in_use(path: Path) -> bool:
+def is_listening(path: Path) -> bool:
+    """Whether a process answers at a socket."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
         try:
             probe.connect(str(path))

@@ -1,6 +1,10 @@
-r"""One agent and one server for every protocol.
+r"""What all federated searches share, written once.
 
-terms       Terms, and what a search and an aggregation have to provide
-agent       FederatedAgent: a site's side
-server      FederatedServer: the hub's side
+log           the one file of a party, from which its state is computed
+trial         what a site is asked to evaluate, and what came of it
+terms         what all parties agree upon, and what a search and an aggregation are
+agent         a site's side of every protocol
+server        the hub's side of every protocol
+disclosure    Sees and Price: who reads which message, and what a run costs in privacy
+registry      protocols by the names that study files use
 """

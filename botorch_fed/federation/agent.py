@@ -35,6 +35,7 @@ from botorch_fed.models import FeatureMap, feature_map_from_tensors
 from botorch_fed.privacy import Adjacency, Budget, Guarantee, Unit
 from botorch_fed.protocols.base import AgentId, Pending
 from botorch_fed.protocols.own_step import (
+    answered,
     check_data,
     check_public_points,
     public_data,
@@ -55,6 +56,7 @@ class AgentState:
 
     Attributes:
         asking: How many evaluations the last request still waits for.
+        ahead: Evaluations that were made before a request asked for them.
         used: Evaluations that were told or have failed.
         first: How many of them were asked for together at the start.
         broadcasts: Hashes of the setup and of what was published with the last request.
@@ -67,6 +69,7 @@ class AgentState:
     """
 
     asking: int
+    ahead: int
     used: int
     first: int
     broadcasts: tuple[str, ...]
@@ -190,7 +193,7 @@ class FederatedAgent:
         X, Y = public_data(self.space, self.data)
         party = Party(self.terms, self.name, self.resources)
         memory = self.terms.aggregation.begin(party)
-        state = self.state_type(0, 0, 0, (), X, Y, X[:0], None, None, memory)
+        state = self.state_type(0, 0, 0, 0, (), X, Y, X[:0], None, None, memory)
         state = replace(state, search=self.terms.search.start(self._local_view(state)))
         return self._grown(state)
 
@@ -219,19 +222,40 @@ class FederatedAgent:
                 begins = len(self.initial_design) - state.used
             state = replace(state, asking=max(begins, 0), first=max(begins, 0))
         else:
-            state = replace(state, asking=terms.q if request.evaluate == "next" else 0)
+            wanted = terms.q if request.evaluate == "next" else 0
+            done = min(state.ahead, wanted)
+            state = replace(state, asking=wanted - done, ahead=state.ahead - done)
         view = self._view(state, terms)
         return replace(state, search=terms.search.received(view))
 
+    @property
+    def defers(self) -> bool:
+        """Whether a reply can be made without the evaluation that its request waits for."""
+        return not self.terms.search.needs_outcome
+
+    def wants(self, state: AgentState) -> bool:
+        """Whether the last request waits for an evaluation that the budget allows."""
+        return min(state.asking, self.terms.budget - state.used) > 0
+
+    def left(self, state: AgentState, pending: int) -> int:
+        """How many points `ask` can give, while so many are pending."""
+        if not self.defers:
+            return int(self.wants(state) and not pending)
+        return max(self.terms.budget - state.used - pending, 0) if state.broadcasts else 0
+
     def ask(self, state: AgentState, pending: Tensor | None = None) -> Tensor | Pending | None:
-        """The points `k x d` that the last request waits for; None if there are none left.
+        """The next points `k x d`; None if there are none left.
+
+        These are the points that the last request waits for, or more of them, in batches of `q`, as
+        long as the budget lasts.
 
         Args:
             state: The state.
             pending: Points `k x d` that were asked for and not answered: the next ones differ.
         """
         waiting = state.X[:0] if pending is None else pending.double()
-        count = min(state.asking, self.terms.budget - state.used - len(waiting))
+        count = self.terms.q if len(waiting) or not state.asking else state.asking
+        count = min(count, self.left(state, len(waiting)))
         if count < 1:
             return None
         terms = self._terms(state.broadcasts)
@@ -254,13 +278,14 @@ class FederatedAgent:
         return chosen
 
     def tell(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
-        """The state after `q x d` points gave values; needs no broadcast, so it may come late."""
-        return self._grown(self._answered(self._with_data(state, X, Y), len(X)))
+        """The state after `q x d` points gave values; needs no broadcast, so it may come late.
 
-    def fail(self, state: AgentState, X: Tensor) -> AgentState:
-        """The state after `q x d` points gave no value: they are used, and never asked again."""
-        state = replace(state, failed=torch.cat([state.failed, X.double()]))
-        return self._answered(state, len(X))
+        A point whose value is NaN has failed: it is used, and never asked again.
+        """
+        good, outcomes, bad = answered(X.double(), Y)
+        state = replace(state, failed=torch.cat([state.failed, bad]))
+        state = self._answered(self._with_data(state, good, outcomes), len(X))
+        return self._grown(state) if len(good) else state
 
     def attach(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
         """The state with results that exist already: data, and no evaluations.
@@ -273,15 +298,11 @@ class FederatedAgent:
         check_data((X, Y), self.space.dim)
         return self._grown(self._with_data(state, X, Y))
 
-    def defer(self, state: AgentState) -> AgentState | None:
-        """The state in which the reply does not wait for its evaluation; None if it must."""
-        if self.terms.search.needs_outcome and state.asking:
-            return None
-        return self._answered(replace(state, asking=0), 0)
-
     def reply(self, state: AgentState) -> tuple[AgentState, Any]:
         """What leaves the site: a function of all its data, as the aggregation makes it."""
         terms = self._terms(state.broadcasts)
+        if self.wants(state):  # the reply does not wait: what the open query uses is used
+            state = self._answered(state, 0)
         view = self._view(state, terms)
         party = replace(
             self._party(state, terms),
@@ -291,7 +312,7 @@ class FederatedAgent:
         memory, reply = terms.aggregation.contribute(
             party, state.order, lambda: self._message(view)
         )
-        state = replace(state, aggregation=memory, asking=0)
+        state = replace(state, aggregation=memory)
         if terms.search.needs_outcome:  # nothing but the last outcome is looked at
             state = replace(state, X=state.X[:0], Y=state.Y[:0], failed=state.failed[:0])
         return state, reply
@@ -317,7 +338,7 @@ class FederatedAgent:
         if self.initial_design is not None and view.n < len(self.initial_design):
             design = self.initial_design.double()[view.n : view.n + count]
             return design if self.candidates is not None else self.space.snap(design)
-        if state.order.evaluate == "first":
+        if state.order.evaluate == "first" and state.asking and count == state.asking:
             return view.terms.search.first(view, count)
         return None
 
@@ -353,7 +374,12 @@ class FederatedAgent:
 
     def _answered(self, state: AgentState, count: int) -> AgentState:
         """The state after so many evaluations were told or have failed."""
-        state = replace(state, used=state.used + count, asking=max(state.asking - count, 0))
+        state = replace(
+            state,
+            used=state.used + count,
+            asking=max(state.asking - count, 0),
+            ahead=state.ahead + max(count - state.asking, 0),
+        )
         memory = self.terms.search.answered(self._local_view(state))
         return replace(state, search=memory)
 
@@ -371,7 +397,6 @@ class FederatedAgent:
         return self._view_of(state, terms, state.X[:0] if pending is None else pending, release)
 
     def _view_of(self, state: AgentState, terms: Terms, pending: Tensor, release: Any) -> View:
-        avoid = torch.cat([state.failed, pending])
         design = 0 if self.initial_design is None else len(self.initial_design)
         return View(
             terms=terms,
@@ -379,13 +404,14 @@ class FederatedAgent:
             seed=self.seed,
             X=state.X,
             Y=state.Y,
-            avoid=avoid,
+            chosen=pending,
+            failed=state.failed,
             n=state.used + len(pending),
             first=max(state.first, design),
             t=-1 if state.order is None else state.order.t,
             release=release,
             memory=state.search,
-            candidates=self._left(avoid),
+            candidates=self._left(torch.cat([state.failed, pending])),
             began_with=0 if self.data is None else len(self.data[0]),
         )
 

@@ -123,7 +123,8 @@ class View:
         seed: The site's own seed.
         X: Own points in the unit cube, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`, larger is better.
-        avoid: Points without a known outcome, `k x d`: failed, pending, or already in this query.
+        chosen: Points that are pending or already in this query, `k x d`.
+        failed: Points whose evaluation failed, `m x d`.
         n: The number of the next evaluation, from 0: of those told, failed and pending.
         first: How many evaluations came before the search's own, e.g. an initial design.
         t: The round of the last order, -1 before the first.
@@ -138,7 +139,8 @@ class View:
     seed: int = field(repr=False)
     X: Tensor = field(repr=False)
     Y: Tensor = field(repr=False)
-    avoid: Tensor = field(repr=False)
+    chosen: Tensor = field(repr=False)
+    failed: Tensor = field(repr=False)
     n: int
     first: int = 0
     t: int = -1
@@ -146,6 +148,11 @@ class View:
     memory: Any = field(default=None, repr=False)
     candidates: Tensor | None = field(default=None, repr=False)
     began_with: int = 0
+
+    @property
+    def avoid(self) -> Tensor:
+        """Points without a known outcome: those that failed, and those that were chosen."""
+        return torch.cat([self.failed, self.chosen])
 
     @property
     def query(self) -> int:
@@ -200,7 +207,7 @@ class Search:
 
     def first(self, view: View, count: int) -> Tensor:
         """The `count` points that a site begins with, if an order asks for them together."""
-        return view.dealt(count, view.candidates)
+        return view.dealt(view.n + count, view.candidates)[view.n :]
 
     def size(self, terms: Terms) -> int:
         """How many numbers a message has; 0 for a search that says nothing."""

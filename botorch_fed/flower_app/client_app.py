@@ -24,7 +24,8 @@ def respond(message: Message, context: Context) -> Message:
     reply: dict[str, Any]
     try:
         fields: Any = message.content["request"]
-        parts = [fields["body"], *fields["blobs"]]
+        mode = b"defer" if fields["defer"] else b"wait"
+        parts = [mode, fields["body"], *fields["blobs"]]
         answer = _ask(str(context.node_config["socket"]), parts, fields["seconds"])
         reply = {"answer": answer} if answer else {"code": "failed"}
     except Exception:

@@ -13,6 +13,7 @@ mixture     `LocalSharedMixture` of an agent's own model and a shared one
 pic         `PartiallyIndependentGP`: own data exactly, everybody else's through a summary
 repair      totals that noise has made inconsistent, made those of a posterior again
 support     where inducing points lie
+warp        the logarithmic scale of parameters that act by their ratio
 """
 
 from botorch_fed.models.basis_gp import BasisGP
@@ -35,9 +36,7 @@ from botorch_fed.models.local_gp import LengthscalePrior, LocalGP, fit_local_gp,
 from botorch_fed.models.message_prior import MessagePriorGP
 from botorch_fed.models.mixture import LocalSharedMixture, MixturePosterior, draw_mixture_path
 from botorch_fed.models.own import (
-    LogWarp,
     OwnHyperparameters,
-    WarpedKernel,
     default_hyperparameters,
     fit_own_gp,
     needs_fit,
@@ -64,6 +63,7 @@ from botorch_fed.models.summary import (
 from botorch_fed.models.support import (
     sobol_support,
 )
+from botorch_fed.models.warp import LogWarp, WarpedKernel
 
 __all__ = [
     "AdditiveFeatures",

@@ -43,7 +43,7 @@ from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import Mean
 from torch import Tensor
 
-from botorch_fed.models.features import FeatureMap, WarpedFeatures, log_unwarp, log_warp
+from botorch_fed.models.features import FeatureMap, WarpedFeatures
 from botorch_fed.models.local_gp import (
     Array,
     LengthscalePrior,
@@ -53,7 +53,7 @@ from botorch_fed.models.local_gp import (
     standardize,
 )
 from botorch_fed.models.numerics import as_double, check_finite, cholesky
-from botorch_fed.models.own import LogWarp
+from botorch_fed.models.warp import LogWarp
 
 NUM_REFERENCE = 512  # public points that represent the cube
 RIDGE = 1e-4  # of a projection on the shared basis
@@ -84,7 +84,7 @@ def spread_over(feature_map: FeatureMap, U: Tensor) -> Tensor:
         feature_map: The shared basis.
         U: Points that are spread evenly, `n x d`.
     """
-    return log_unwarp(U, feature_map.offsets) if isinstance(feature_map, WarpedFeatures) else U
+    return feature_map.warp.untransform(U) if isinstance(feature_map, WarpedFeatures) else U
 
 
 @lru_cache(maxsize=16)
@@ -179,14 +179,14 @@ class EarnedPosterior:
         weights: Their probabilities.
         outcome: How outcomes were standardised.
         prior: What others say; None without messages.
-        offsets: Of the logarithmic warp that the models see inputs by, if there is one.
+        log_warp: The scale on which the models see inputs.
     """
 
     components: tuple[LocalGP, ...]
     weights: Array
     outcome: Standardized
     prior: PriorFunction | None
-    offsets: Tensor | None = None
+    log_warp: LogWarp
 
     @property
     def trust(self) -> float:
@@ -195,13 +195,12 @@ class EarnedPosterior:
 
     def warp(self, X: Tensor) -> Array:
         """Points as the models see them, `n x d`."""
-        warped: Array = (X if self.offsets is None else log_warp(X, self.offsets)).numpy()
+        warped: Array = self.log_warp.transform(X).numpy()
         return warped
 
     def unwarp(self, Z: Array) -> Tensor:
         """The inverse of `warp`."""
-        points = torch.from_numpy(Z)
-        return points if self.offsets is None else log_unwarp(points, self.offsets)
+        return self.log_warp.untransform(torch.from_numpy(Z))
 
     def prior_values(self, X: Tensor) -> Array | float:
         """The prior function at `n x d` points, `n`."""
@@ -219,7 +218,7 @@ class EarnedPosterior:
         """As if outcomes at `n x d` further points had come out at each model's mean."""
         Z, prior = self.warp(X), self.prior_values(X)
         components = tuple(c.conditioned(Z, c.predict(Z, prior)[0], prior) for c in self.components)
-        return EarnedPosterior(components, self.weights, self.outcome, self.prior, self.offsets)
+        return replace(self, components=components)
 
     def pruned(self) -> EarnedPosterior:
         """Without models that have lost their weight."""
@@ -244,7 +243,7 @@ class EarnedPosterior:
 
     def model(self, index: int) -> SingleTaskGP:
         """A component as BoTorch's model, on the scale of the outcomes as they were given."""
-        return as_single_task_gp(self.components[index], self.outcome, self.prior, self.offsets)
+        return as_single_task_gp(self.components[index], self.outcome, self.prior, self.log_warp)
 
 
 def fit_earned(
@@ -255,7 +254,7 @@ def fit_earned(
     trusts: tuple[float, ...] = TRUSTS,
     trust_prior: tuple[float, ...] = TRUST_PRIOR,
     lengthscale_prior: LengthscalePrior | None = None,
-    offsets: Tensor | None = None,
+    log_warp: LogWarp | None = None,
 ) -> EarnedPosterior:
     r"""The own models for every trust, fitted to the own data, and their weights.
 
@@ -266,7 +265,7 @@ def fit_earned(
         trusts: The grid of :math:`\beta`.
         trust_prior: Their prior probabilities.
         lengthscale_prior: Default BoTorch's.
-        offsets: Of a logarithmic warp that the models see inputs by.
+        log_warp: The scale on which the models see inputs; default that of the unit cube.
     """
     X, Y = as_double(X, "X"), as_double(Y, "Y")
     if X.dim() != 2 or len(X) == 0 or Y.shape != (len(X), 1):
@@ -276,10 +275,11 @@ def fit_earned(
         )
     check_finite(X, "X")
     outcome = standardize(Y.numpy()[:, 0])
-    Z: Array = (X if offsets is None else log_warp(X, offsets)).numpy()
+    warp = LogWarp(torch.zeros_like(X[0])) if log_warp is None else log_warp
+    Z: Array = warp.transform(X).numpy()
     if prior is None:
         alone = fit_local_gp(Z, outcome.values, lengthscale_prior=lengthscale_prior)
-        return EarnedPosterior((alone,), np.ones(1), outcome, None, offsets)
+        return EarnedPosterior((alone,), np.ones(1), outcome, None, warp)
     values = prior.values(X)
     components = tuple(
         fit_local_gp(
@@ -288,7 +288,7 @@ def fit_earned(
         for trust in trusts
     )
     weights = earned_weights(components, trust_prior)
-    return EarnedPosterior(components, weights, outcome, prior, offsets)
+    return EarnedPosterior(components, weights, outcome, prior, warp)
 
 
 def earned_weights(components: tuple[LocalGP, ...], trust_prior: tuple[float, ...]) -> Array:
@@ -327,7 +327,7 @@ class PriorMean(Mean):
         constant: :math:`a`.
         trust: :math:`\beta`.
         prior: :math:`g`; None if nothing is trusted.
-        offsets: Of the warp by which the model sees its inputs.
+        log_warp: The scale on which the model sees its inputs.
     """
 
     def __init__(
@@ -335,28 +335,26 @@ class PriorMean(Mean):
         constant: float,
         trust: float,
         prior: Callable[[Tensor], Tensor] | None,
-        offsets: Tensor | None = None,
+        log_warp: LogWarp,
     ) -> None:
         super().__init__()
         self.constant, self.trust = constant, trust
         self.prior = prior
-        self.offsets = offsets
+        self.log_warp = log_warp
 
     def forward(self, x: Tensor) -> Tensor:
         """Values at `batch_shape x n x d` points: `batch_shape x n`."""
         flat = torch.full(x.shape[:-1], self.constant, dtype=torch.float64)
         if self.prior is None or self.trust == 0:
             return flat
-        return flat + self.trust * self.prior(
-            x if self.offsets is None else log_unwarp(x, self.offsets)
-        )
+        return flat + self.trust * self.prior(self.log_warp.untransform(x))
 
 
 def as_single_task_gp(
     component: LocalGP,
     outcome: Standardized,
-    prior: Callable[[Tensor], Tensor] | None = None,
-    offsets: Tensor | None = None,
+    prior: Callable[[Tensor], Tensor] | None,
+    log_warp: LogWarp,
 ) -> SingleTaskGP:
     """A component's posterior as BoTorch's model in evaluation mode.
 
@@ -366,10 +364,10 @@ def as_single_task_gp(
         component: The model.
         outcome: How outcomes were standardised.
         prior: The prior function; needed where the component trusts one.
-        offsets: Of the logarithmic warp that the model sees inputs by.
+        log_warp: The scale on which the model sees inputs.
     """
     Z = torch.from_numpy(component.X)
-    X = Z if offsets is None else log_unwarp(Z, offsets)
+    X = log_warp.untransform(Z)
     kernel = ScaleKernel(
         RBFKernel(ard_num_dims=X.shape[-1], lengthscale_constraint=Positive()),
         outputscale_constraint=Positive(),
@@ -393,10 +391,10 @@ def as_single_task_gp(
             likelihood=likelihood,
             covar_module=kernel,
             mean_module=PriorMean(
-                math.sqrt(component.variance) * component.constant, component.trust, prior, offsets
+                math.sqrt(component.variance) * component.constant, component.trust, prior, log_warp
             ),
             outcome_transform=None,
-            input_transform=None if offsets is None else LogWarp(offsets),
+            input_transform=None if log_warp.identity else log_warp,
         )
     model.outcome_transform = transform  # given at first, it would estimate the scale anew
     model.requires_grad_(False)

@@ -66,6 +66,7 @@ from botorch_fed.models.numerics import (
     cholesky,
     jittered_cholesky,
 )
+from botorch_fed.models.warp import LogWarp
 from botorch_fed.rng import Generator
 
 MAX_GRID = 2_000_000
@@ -745,51 +746,48 @@ class KLFeatures(FeatureMap):
 
 
 class WarpedFeatures(FeatureMap):
-    r"""Another map on warped inputs, for parameters that act on a logarithmic scale.
-
-    :math:`x_j \mapsto \log(1 + x_j / \epsilon_j) / \log(1 + 1 / \epsilon_j)` maps the unit interval
-    on itself. With :math:`\epsilon_j` the lower bound of a parameter over the width of its range it
-    is the logarithmic scale of that parameter, whatever scale the agents search on:
-    ``WarpedFeatures(phi, space.log_offsets)``. The warp is public, as the map is.
+    r"""Another map on warped inputs, for parameters that act on a logarithmic scale: see `warp`.
 
     Args:
         base: A map over the warped inputs.
-        offsets: A tensor of `d` offsets :math:`\epsilon`; 0 leaves an input as it is.
+        offsets: A tensor of `d` offsets of a `LogWarp`, e.g. `SearchSpace.log_offsets`.
     """
-
-    offsets: Tensor
 
     def __init__(self, base: FeatureMap, offsets: Tensor) -> None:
         super().__init__()
-        offsets = as_double(offsets, "offsets")
-        if offsets.shape != (base.input_dim,):
+        self.warp = LogWarp(offsets)
+        if self.offsets.shape != (base.input_dim,):
             raise BotorchTensorDimensionError(
-                f"offsets must have shape ({base.input_dim},), got {tuple(offsets.shape)}."
+                f"offsets must have shape ({base.input_dim},), got {tuple(self.offsets.shape)}."
             )
-        check_finite(offsets, "offsets")
-        if bool((offsets < 0).any()):
-            raise InputDataError("offsets must not be negative.")
         self.base = base
-        self.register_buffer("offsets", offsets, persistent=False)
         self.input_dim = base.input_dim
         self.num_features = base.num_features
 
-    def warp(self, X: Tensor) -> Tensor:
-        """Points of the unit cube to points of the unit cube, `batch_shape x q x d`."""
-        return log_warp(X, self.offsets)
+    @staticmethod
+    def around(base: FeatureMap, offsets: Tensor) -> FeatureMap:
+        """The map on warped inputs; the map itself where no input is warped."""
+        return WarpedFeatures(base, offsets) if bool((offsets > 0).any()) else base
+
+    @property
+    def offsets(self) -> Tensor:
+        """Of the warp."""
+        return self.warp.offsets
 
     def _features(self, X: Tensor) -> Tensor:
-        return self.base(self.warp(X))
+        return self.base(self.warp.transform(X))
 
     def covariance(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
-        return self.base.covariance(self.warp(X1), None if X2 is None else self.warp(X2))
+        warp = self.warp.transform
+        return self.base.covariance(warp(X1), None if X2 is None else warp(X2))
 
     @property
     def has_residual(self) -> bool:
         return self.base.has_residual
 
     def _residual(self, X1: Tensor, X2: Tensor, Phi1: Tensor, Phi2: Tensor) -> Tensor:
-        return self.base._residual(self.warp(X1), self.warp(X2), Phi1, Phi2)
+        warp = self.warp.transform
+        return self.base._residual(warp(X1), warp(X2), Phi1, Phi2)
 
     @property
     def lengthscale(self) -> Tensor:
@@ -813,7 +811,7 @@ class WarpedFeatures(FeatureMap):
             raise InputDataError(
                 "Points lie where the logarithmic warp is not defined: map points to the unit cube."
             )
-        self.base.check_domain(self.warp(X))
+        self.base.check_domain(self.warp.transform(X))
 
     def to_tensors(self) -> dict[str, Tensor]:
         return _tagged("warped", {"offsets": self.offsets, **_nested("base", self.base)})
@@ -1244,28 +1242,6 @@ def register_feature_map(kind: str) -> Callable[[type[_Map]], type[_Map]]:
         return cls
 
     return register
-
-
-def log_warp(X: Tensor, offsets: Tensor) -> Tensor:
-    r""":math:`\log(1 + x/\epsilon) / \log(1 + 1/\epsilon)` where :math:`\epsilon > 0`, else `x`.
-
-    Args:
-        X: A `batch_shape x q x d` tensor of points.
-        offsets: A `d` tensor of offsets, 0 or more.
-    """
-    logarithmic = offsets > 0
-    scale = torch.where(logarithmic, offsets, torch.ones_like(offsets))
-    X = X.double()
-    warped = torch.log1p(X / scale) / torch.log1p(1 / scale)
-    return torch.where(logarithmic, warped, X)
-
-
-def log_unwarp(U: Tensor, offsets: Tensor) -> Tensor:
-    """The inverse of `log_warp` on the unit cube."""
-    logarithmic = offsets > 0
-    scale = torch.where(logarithmic, offsets, torch.ones_like(offsets))
-    unwarped = scale * torch.expm1(U.double() * torch.log1p(1 / scale))
-    return torch.where(logarithmic, unwarped, U).clamp(0.0, 1.0)
 
 
 def feature_map_from_tensors(tensors: Mapping[str, Tensor]) -> FeatureMap:

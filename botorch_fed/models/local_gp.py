@@ -139,6 +139,22 @@ class LocalGP:
         explained = ((cross @ self.precision) * cross).sum(axis=1)
         return mean + self.trust * prior, self.variance * np.maximum(1.0 - explained, 1e-10)
 
+    def slopes(self, Z: Array) -> tuple[Array, Array]:
+        """Gradients of posterior mean and variance at `m x d` points, without a prior function's.
+
+        Args:
+            Z: The points.
+        """
+        cross = self.covariance(Z)
+        # d k(z, x_i) / d z = k(z, x_i) (x_i - z) / l^2
+        inverse_square = 1.0 / self.lengthscale**2
+        by_mean = cross * self.weights
+        by_variance = cross * (cross @ self.precision)
+        mean = by_mean @ self.X - by_mean.sum(axis=1)[:, None] * Z
+        explained = by_variance @ self.X - by_variance.sum(axis=1)[:, None] * Z
+        variance: Array = -2 * self.variance * explained * inverse_square
+        return math.sqrt(self.variance) * mean * inverse_square, variance
+
     def log_leave_one_out(self) -> Array:
         r"""Log predictive density of every observation from all others, `n`.
 

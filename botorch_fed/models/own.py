@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -35,7 +34,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from gpytorch.constraints import Positive
-from gpytorch.kernels import Kernel, RBFKernel, ScaleKernel
+from gpytorch.kernels import RBFKernel, ScaleKernel
 from gpytorch.likelihoods import GaussianLikelihood
 from gpytorch.means import ConstantMean
 from numpy.typing import NDArray
@@ -43,7 +42,6 @@ from scipy.linalg import cho_solve, cholesky
 from torch import Tensor
 
 from botorch_fed.errors import NumericalError
-from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import as_double, check_finite
 
 Array = NDArray[np.float64]
@@ -152,50 +150,6 @@ def fit_own_gp(
     if not math.isfinite(best.fun):
         raise NumericalError(f"No finite likelihood for {len(X)} observations at any start.")
     return objective.unpack(best.x)
-
-
-class LogWarp(InputTransform):
-    r"""Inputs on a logarithmic scale, :math:`\log(1 + x/\epsilon) / \log(1 + 1/\epsilon)`.
-
-    Args:
-        offsets: A tensor of `d` offsets :math:`\epsilon`, e.g. `SearchSpace.log_offsets`; 0 leaves
-            an input as it is.
-    """
-
-    offsets: Tensor
-
-    def __init__(self, offsets: Tensor) -> None:
-        super().__init__()
-        self.transform_on_train = True
-        self.transform_on_eval = True
-        self.transform_on_fantasize = True
-        self.is_one_to_many = False
-        self.register_buffer("offsets", as_double(offsets, "offsets"), persistent=False)
-
-    def transform(self, X: Tensor) -> Tensor:
-        """Warped points, `batch_shape x n x d`."""
-        return log_warp(X, self.offsets)
-
-
-class WarpedKernel(Kernel):
-    """A kernel on inputs that are warped as by `LogWarp`.
-
-    Args:
-        base: The kernel on warped inputs.
-        offsets: As in `LogWarp`.
-    """
-
-    offsets: Tensor
-
-    def __init__(self, base: Kernel, offsets: Tensor) -> None:
-        super().__init__()
-        self.base = base
-        self.register_buffer("offsets", as_double(offsets, "offsets"), persistent=False)
-
-    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **params: Any) -> Any:
-        """The base kernel's covariances at warped points."""
-        warped = log_warp(x1, self.offsets), log_warp(x2, self.offsets)
-        return self.base.forward(*warped, diag=diag, **params)
 
 
 def own_gp(

@@ -59,7 +59,6 @@ from botorch_fed.privacy.increments import (
     BlockState,
     BlockSum,
     LocalGaussian,
-    paper_local_noise,
 )
 from botorch_fed.privacy.mechanisms import (
     CorrelatedGaussianSum,
@@ -75,7 +74,7 @@ from botorch_fed.privacy.mechanisms import (
     simulated_clip_share,
 )
 from botorch_fed.privacy.records import RecordStatistic
-from botorch_fed.privacy.tree import PrefixRelease, PrefixState, PrefixSum, paper_prefix_noise
+from botorch_fed.privacy.tree import PrefixRelease, PrefixState, PrefixSum
 
 __all__ = [
     "Accountant",
@@ -132,7 +131,5 @@ __all__ = [
     "noise_checks",
     "noise_multiplier_for",
     "noise_multiplier_within",
-    "paper_local_noise",
-    "paper_prefix_noise",
     "simulated_clip_share",
 ]

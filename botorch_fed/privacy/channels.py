@@ -333,6 +333,19 @@ class Channel(ABC):
             raise MessageError(f"A {what} was damaged on its way: another SHA-256.")
         return body
 
+    def _counted(
+        self, total: bytes, shares: Mapping[str, bytes], epoch: Epoch, round: int
+    ) -> tuple[int, memoryview]:
+        """Of a sum that no shares are needed for, the number of contributions and the rest."""
+        if shares:
+            name = type(self).__name__
+            raise MessageError(f"{name} opens sums without shares, got {len(shares)}.")
+        body = self._body(total, _TOTAL, epoch, round, _NOBODY)
+        count = int.from_bytes(body[:4], "little")
+        if not 1 <= count <= min(self.grid.num_agents, len(epoch.roster)):
+            raise MessageError(f"A sum of {count} contributions does not fit the grid and roster.")
+        return count, body[4:]
+
     def _bodies(
         self, payloads: Mapping[str, bytes], kind: int, epoch: Epoch, round: int
     ) -> dict[str, memoryview]:
@@ -385,13 +398,8 @@ class PlainChannel(Channel):
         secrets: Secrets | None = None,
     ) -> Tensor:
         """See `Channel`."""
-        if shares:
-            raise MessageError(f"PlainChannel opens sums without shares, got {len(shares)}.")
-        body = self._body(total, _TOTAL, epoch, round, _NOBODY)
-        count = int.from_bytes(body[:4], "little")
-        if not 1 <= count <= min(self.grid.num_agents, len(epoch.roster)):
-            raise MessageError(f"A sum of {count} contributions does not fit the grid and roster.")
-        return _read_integers(body[4:], self.grid, count)
+        count, body = self._counted(total, shares, epoch, round)
+        return _read_integers(body, self.grid, count)
 
     def _read(self, payloads: Mapping[str, bytes], epoch: Epoch, round: int) -> dict[str, Tensor]:
         bodies = self._bodies(payloads, _CONTRIBUTION, epoch, round)
@@ -478,16 +486,11 @@ class CKKSChannel(Channel):
         secrets: Secrets | None = None,
     ) -> Tensor:
         """See `Channel`; `secrets` is an agent's store."""
-        if shares:
-            raise MessageError(f"CKKSChannel opens sums without shares, got {len(shares)}.")
+        count, body = self._counted(total, shares, epoch, round)
         secret = None if secrets is None else secrets.get(self.handle)
         if secret is None:
             raise ProtocolError("Agents open sums of this channel: its secret is not in the store.")
-        body = self._body(total, _TOTAL, epoch, round, _NOBODY)
-        count = int.from_bytes(body[:4], "little")
-        if not 1 <= count <= min(self.grid.num_agents, len(epoch.roster)):
-            raise MessageError(f"A sum of {count} contributions does not fit the grid and roster.")
-        slots = ckks.decrypt(secret, _unpack(body[4:]), self._sizes)
+        slots = ckks.decrypt(secret, _unpack(body), self._sizes)
         integers = np.rint(slots)
         noise = float(np.abs(slots - integers).max())
         largest = float(np.abs(integers).max())  # shifted limbs must not wrap around

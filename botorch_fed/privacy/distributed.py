@@ -94,7 +94,7 @@ from botorch_fed.privacy.hazmat.noise import (
     discrete_gaussian_reach,
 )
 from botorch_fed.privacy.mechanisms import SignalWarning, clip
-from botorch_fed.privacy.records import RecordStatistic
+from botorch_fed.privacy.records import OverRecords
 
 LEAST_STD = 8.0  # grid units of one agent's noise: from here on sums are as good as one Gaussian
 _REACH = 14.0  # standard deviations that no draw exceeds from 8 grid units on
@@ -390,7 +390,7 @@ class DistributedGaussianSum(DistributedMechanism):
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class DistributedRecordSum(DistributedMechanism):
+class DistributedRecordSum(OverRecords, DistributedMechanism):
     r"""The sum of the statistics :math:`(aa^\top, \kappa y a)` of all agents' records.
 
     `a` are features of norm at most one, longer ones are shortened; `y` is the outcome less the
@@ -428,21 +428,6 @@ class DistributedRecordSum(DistributedMechanism):
         _check_count("The largest number of records", self.max_records, least=1)
         object.__setattr__(self, "moment_scale", self.statistic.moment_scale)
 
-    @cached_property
-    def statistic(self) -> RecordStatistic:
-        """What one record adds to a sum."""
-        return RecordStatistic(
-            num_features=self.num_features,
-            outcome_bound=self.outcome_bound,
-            centre=self.centre,
-            moment_scale=self.moment_scale,
-        )
-
-    @property
-    def dim(self) -> int:
-        """The numbers `D = m(m + 3)/2` of a contribution."""
-        return self._numbers
-
     @property
     def _numbers(self) -> int:
         return self.statistic.dim
@@ -457,19 +442,6 @@ class DistributedRecordSum(DistributedMechanism):
     def _norm(self, step: float) -> float:
         rounding = step * math.sqrt(self._numbers) / 2
         return (self.statistic.norm(self.adjacency) + rounding) * (1 + _SLACK)
-
-    def records(self, features: Tensor, outcomes: Tensor) -> Tensor:
-        """One agent's records as `bounded` takes them.
-
-        Args:
-            features: An `n x m` tensor, scaled by a public number such that norms are about one:
-                `feature_map(X)` over the root of the output scale.
-            outcomes: An `n x 1` tensor, neither centred nor scaled.
-
-        Returns:
-            An `n x (m + 1)` tensor.
-        """
-        return self.statistic.records(features, outcomes)
 
     def bounded(self, values: Tensor) -> Tensor:
         """Clip each record, round its statistic, add.
@@ -491,25 +463,6 @@ class DistributedRecordSum(DistributedMechanism):
                 "room for: agree on more in advance."
             )
         return self.statistic.rounded_sum(values, self.grid.step)
-
-    def gram_and_moment(
-        self, values: Tensor, *, noise_var: float, outputscale: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        r"""What a `Summary` over the feature map is made of, from a sum.
-
-        With features :math:`\phi = s_0 a`: :math:`(s_0^2/\sigma^2) \sum aa^\top` and
-        :math:`(s_0/\sigma^2) \sum ya`. After noise, the gram matrix is symmetric but need not be
-        positive: see `models.repair`.
-
-        Args:
-            values: A `D` tensor, the sum.
-            noise_var: The variance :math:`\sigma^2` of the observations' noise.
-            outputscale: :math:`s_0^2`, what features were divided by the root of.
-
-        Returns:
-            An `m x m` and an `m x 1` tensor.
-        """
-        return self.statistic.gram_and_moment(values, noise_var=noise_var, outputscale=outputscale)
 
     def moment_noise_std(self, *, noise_var: float, outputscale: float = 1.0) -> float:
         """The standard deviation of the noise in what `gram_and_moment` returns as the moment."""

@@ -44,15 +44,6 @@ So the whole run is one Gaussian mechanism, which `start` pays for.
 action; a unit with `k` records in one release or one run, for which the distance is `k` times as
 long; a client that adds less noise than it should; settings tuned on the outcomes; a state shown to
 anybody, for it holds sums without noise.
-
-**Published constants.** `paper_local_noise` are those of Lemma 5 of [Dubey2021]_, for replication
-and no guarantee: they take the sensitivity of each *element* for that of the vector (under
-replacement the matrix moves by :math:`\sqrt2` and the vector by :math:`2Y`) and a formula that is
-proved for :math:`\alpha < 1` only. At :math:`\alpha = 10, \beta = 0.1` their matrix has 0.76 and
-their vector 0.59 of the noise that the claimed :math:`(\alpha/2, \beta/2)` of each takes.
-
-.. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
-   AISTATS 2021.
 """
 
 from __future__ import annotations
@@ -76,7 +67,7 @@ from botorch_fed.privacy.hazmat.noise import (
     lattice_step,
 )
 from botorch_fed.privacy.mechanisms import Release
-from botorch_fed.privacy.records import RecordStatistic
+from botorch_fed.privacy.records import OverRecords
 
 _AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
 
@@ -88,7 +79,7 @@ _HALF_STEP = 2.0**-21  # half a step of the lattice is at most this share of the
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
-class LocalGaussian:
+class LocalGaussian(OverRecords):
     r"""One client's own statistics :math:`\sum (aa^\top, \kappa y a)` with all of their noise.
 
     Adjacency: replace-one, or zero-out. Unit: record; or agent, which then has at most one record
@@ -136,21 +127,6 @@ class LocalGaussian:
         _check_kind(self.adjacency, self.unit)
         _check_noise_multiplier(self.noise_multiplier, self.dim)
 
-    @cached_property
-    def statistic(self) -> RecordStatistic:
-        """What is summed, and its bounds."""
-        return RecordStatistic(
-            num_features=self.num_features,
-            outcome_bound=self.outcome_bound,
-            centre=self.centre,
-            moment_scale=self.moment_scale,
-        )
-
-    @property
-    def dim(self) -> int:
-        """The numbers `D = m(m + 3)/2` of an increment."""
-        return self.statistic.dim
-
     @property
     def event(self) -> Event:
         """What one increment costs; `Ledger.spend` takes it."""
@@ -175,10 +151,6 @@ class LocalGaussian:
         """
         _check_count("The number of increments", count)
         return self.noise_scale * math.sqrt(count)
-
-    def records(self, features: Tensor, outcomes: Tensor) -> Tensor:
-        """Records as `release` takes them: `n x (m + 1)`; see `RecordStatistic.records`."""
-        return self.statistic.records(features, outcomes)
 
     def release(
         self, records: Tensor, *, ledger: _AnyLedger, noise: NoiseSource, path: Path
@@ -209,15 +181,6 @@ class LocalGaussian:
         std = torch.tensor([self.noise_scale], dtype=torch.float64)
         return Release(values[None], std, noise.private, repr(self)), ledger
 
-    def gram_and_moment(
-        self, values: Tensor, *, noise_var: float, outputscale: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """The gram matrix and the moment in a sum of increments, a `D` tensor.
-
-        See `RecordStatistic.gram_and_moment`.
-        """
-        return self.statistic.gram_and_moment(values, noise_var=noise_var, outputscale=outputscale)
-
     def _check_records(self, records: Tensor) -> None:
         self.statistic.check(records)
         if self.unit == "agent" and records.shape[0] > 1:
@@ -237,35 +200,6 @@ class LocalGaussian:
             f"unit={self.unit!r}",
         )
         return f"LocalGaussian({', '.join(words)})"
-
-
-def paper_local_noise(alpha: float, beta: float, outcome_bound: float) -> tuple[float, float]:
-    r"""The noise of Lemma 5 of [Dubey2021]_, as published: for replication, no guarantee.
-
-    .. math:: \sigma_X = \tfrac2\alpha \sqrt{2\ln\tfrac{2.5}\beta}, \qquad
-              \sigma_u = \tfrac{2Y}\alpha \sqrt{2\ln\tfrac5\beta}.
-
-    The lemma's claim is false where this is below the noise of the Gaussian mechanism, and at
-    :math:`\alpha = 10, \beta = 0.1` the joint release delivers :math:`\alpha \ge 11` only. The
-    statement of the lemma has :math:`\sigma_u^2` where its proof has :math:`\sigma_u`; this is the
-    proof's, with the bound `Y` on outcomes in the place of its bound in high probability.
-
-    Args:
-        alpha: The claimed epsilon of the joint release.
-        beta: The claimed delta.
-        outcome_bound: :math:`Y`.
-
-    Returns:
-        The standard deviations of the entries of the upper triangle of the matrix, and of the
-        vector :math:`y a`.
-    """
-    if not (0 < alpha < math.inf and 0 < beta < 1 and 0 < outcome_bound < math.inf):
-        raise InputDataError(
-            "alpha and outcome_bound must be positive and finite and beta in (0, 1), got "
-            f"{alpha}, {outcome_bound} and {beta}."
-        )
-    matrix = 2 / alpha * math.sqrt(2 * math.log(2.5 / beta))
-    return matrix, 2 * outcome_bound / alpha * math.sqrt(2 * math.log(5 / beta))
 
 
 # ------------------------------------------------------------------ blocks of public actions

@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
@@ -249,6 +249,40 @@ class RecordStatistic:
 
     def _per_moment(self, noise_var: float, outputscale: float) -> float:
         return math.sqrt(outputscale) / noise_var / self.moment_scale
+
+
+class OverRecords:
+    """What mechanisms over single records share: their statistic, and what a sum of it means."""
+
+    num_features: int
+    outcome_bound: float
+    centre: float
+    moment_scale: float
+
+    @cached_property
+    def statistic(self) -> RecordStatistic:
+        """What one record adds to a sum."""
+        return RecordStatistic(
+            num_features=self.num_features,
+            outcome_bound=self.outcome_bound,
+            centre=self.centre,
+            moment_scale=self.moment_scale,
+        )
+
+    @property
+    def dim(self) -> int:
+        """The numbers `D = m(m + 3)/2` of a sum."""
+        return self.statistic.dim
+
+    def records(self, features: Tensor, outcomes: Tensor) -> Tensor:
+        """Records as the mechanism takes them, `n x (m + 1)`; see `RecordStatistic.records`."""
+        return self.statistic.records(features, outcomes)
+
+    def gram_and_moment(
+        self, values: Tensor, *, noise_var: float, outputscale: float = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """What a sum means for a Gaussian process; see `RecordStatistic.gram_and_moment`."""
+        return self.statistic.gram_and_moment(values, noise_var=noise_var, outputscale=outputscale)
 
 
 @lru_cache(maxsize=16)

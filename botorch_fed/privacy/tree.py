@@ -60,13 +60,13 @@ is not finite can end the stream. A stream that is rewound to an earlier state a
 other records draws other noise for the same sums: that is a second stream, and is not paid for.
 
 **As published.** Where this differs from section 5.1 of [Dubey2021]_: its sensitivity is not
-squared in the variance (`paper_prefix_noise`), which gives too little noise for rewards beyond 7 to
-18, and 5 to 50 times that of a tight tree for rewards up to one; the statement has a standard
-deviation where the proof has a variance; rewards have to be clipped, not bounded with high
-probability; a datum enters ten nodes of a tree for 1024 rounds, not eleven, and nodes compose by
-their squared multipliers; replacing a record costs :math:`\sqrt2` more than in the lemma; each node
-has noise of its own, and a sum adds the nodes of its binary digits, not the path to a leaf; and the
-square of the reward is not needed, so it is not released.
+squared in the variance, which gives too little noise for rewards beyond 7 to 18, and 5 to 50 times
+that of a tight tree for rewards up to one; the statement has a standard deviation where the proof
+has a variance; rewards have to be clipped, not bounded with high probability; a datum enters ten
+nodes of a tree for 1024 rounds, not eleven, and nodes compose by their squared multipliers;
+replacing a record costs :math:`\sqrt2` more than in the lemma; each node has noise of its own, and
+a sum adds the nodes of its binary digits, not the path to a leaf; and the square of the reward is
+not needed, so it is not released.
 
 .. [Denisov2022] S. Denisov, B. McMahan, J. Rush, A. Smith, A. Thakurta. Improved differential
    privacy for SGD via optimal private linear operators on adaptive streams. NeurIPS 2022.
@@ -102,7 +102,7 @@ from botorch_fed.privacy.hazmat.noise import (
     lattice_step,
     normal,
 )
-from botorch_fed.privacy.records import RecordStatistic
+from botorch_fed.privacy.records import OverRecords
 
 _AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
 _Array = NDArray[np.float64]
@@ -197,7 +197,7 @@ class PrefixRelease:
 
 
 @dataclass(frozen=True, kw_only=True, repr=False, eq=False)
-class PrefixSum:
+class PrefixSum(OverRecords):
     r"""All prefix sums of a stream's statistics :math:`(aa^\top, \kappa y a)`, as one mechanism.
 
     Adjacency: replace-one, or zero-out. Unit: record; "agent" if a unit's records are bounded by
@@ -275,21 +275,6 @@ class PrefixSum:
     # Its parts.
 
     @cached_property
-    def statistic(self) -> RecordStatistic:
-        """What one record adds to a sum."""
-        return RecordStatistic(
-            num_features=self.num_features,
-            outcome_bound=self.outcome_bound,
-            centre=self.centre,
-            moment_scale=self.moment_scale,
-        )
-
-    @property
-    def dim(self) -> int:
-        """The numbers `D = m(m + 3)/2` of a sum."""
-        return self.statistic.dim
-
-    @cached_property
     def _factor(self) -> _Factor:
         return _named(self.factorization, self.horizon)
 
@@ -341,16 +326,6 @@ class PrefixSum:
         return self._factor.decoder(), self._factor.encoder()
 
     # The stream.
-
-    def records(self, features: Tensor, outcomes: Tensor) -> Tensor:
-        """Records as `step` takes them; see `RecordStatistic.records`."""
-        return self.statistic.records(features, outcomes)
-
-    def gram_and_moment(
-        self, values: Tensor, *, noise_var: float, outputscale: float = 1.0
-    ) -> tuple[Tensor, Tensor]:
-        """What a sum means for a Gaussian process; see `RecordStatistic.gram_and_moment`."""
-        return self.statistic.gram_and_moment(values, noise_var=noise_var, outputscale=outputscale)
 
     def start(self, *, ledger: _AnyLedger, noise: NoiseSource) -> tuple[PrefixState, _AnyLedger]:
         """Pay for the whole stream, however many of its steps are taken.
@@ -502,28 +477,6 @@ class PrefixSum:
 
     def __repr__(self) -> str:
         return self._words
-
-
-def paper_prefix_noise(alpha: float, beta: float, horizon: int, outcome_bound: float) -> float:
-    r"""The published standard deviation of a node's noise, for replication only: no guarantee.
-
-    :math:`\sigma^2 = 16\, n L^2 \ln(10/\beta)^2/\alpha^2` of the proof of Lemma 2 of
-    [Dubey2021]_, with :math:`L^2 = 1 + y^2` and :math:`n = 1 + \lceil\log_2 T\rceil`. The
-    sensitivity is :math:`L^2` and enters unsquared: too little noise for large outcomes.
-
-    Args:
-        alpha: Their :math:`\varepsilon`.
-        beta: Their :math:`\delta`.
-        horizon: The number `T` of rounds.
-        outcome_bound: A bound on absolute outcomes.
-    """
-    if not (alpha > 0 and 0 < beta < 1 and horizon >= 1 and 0 < outcome_bound < math.inf):
-        raise InputDataError(
-            "alpha, horizon and outcome_bound must be positive and beta in (0, 1), got "
-            f"{alpha}, {horizon}, {outcome_bound} and {beta}."
-        )
-    nodes = 1 + math.ceil(math.log2(horizon))
-    return 4 * math.sqrt(nodes * (1 + outcome_bound**2)) * math.log(10 / beta) / alpha
 
 
 # ------------------------------------------------------------------ factorizations

@@ -52,6 +52,8 @@ class Agent(Protocol[A]):
         accepts: The messages it may receive.
         fingerprint: Hash of its settings; a stored state is not continued under others.
         blobs: Where broadcasts lie.
+        space: The map of inputs and outcomes.
+        defers: Whether it can reply while it `wants` an evaluation, with what it has already.
     """
 
     @property
@@ -66,6 +68,12 @@ class Agent(Protocol[A]):
     @property
     def blobs(self) -> Blobs: ...
 
+    @property
+    def space(self) -> SearchSpace: ...
+
+    @property
+    def defers(self) -> bool: ...
+
     def start(self) -> A:
         """The state before the first request."""
 
@@ -75,14 +83,23 @@ class Agent(Protocol[A]):
     def receive(self, state: A, request: Any, broadcasts: tuple[str, ...]) -> A:
         """The state after a request has come; the one before it may be unanswered."""
 
-    def ask(self, state: A) -> Tensor | Pending | None:
-        """Points to evaluate next, `q x d`; `Pending`; or None if the reply can be made.
+    def wants(self, state: A) -> bool:
+        """Whether the reply to the last request waits for an evaluation."""
 
-        The same state asks for the same points, so that a crash loses nothing.
+    def ask(self, state: A, pending: Tensor | None = None) -> Tensor | Pending | None:
+        """Points to evaluate next, `q x d`; `Pending`; or None if there are none to evaluate.
+
+        `pending` are points `k x d` that were asked for and have no answer yet.
         """
 
+    def left(self, state: A, pending: int) -> int:
+        """How many points `ask` can give now, at least, while so many are pending."""
+
     def tell(self, state: A, X: Tensor, Y: Tensor) -> A:
-        """The state after `q x d` points gave `q x 1` values."""
+        """The state after `q x d` points gave `q x 1` values; NaN where an evaluation failed."""
+
+    def attach(self, state: A, X: Tensor, Y: Tensor) -> A:
+        """The state with results `n x d`, `n x 1` that exist without having been asked for."""
 
     def reply(self, state: A) -> tuple[A, Any]:
         """The reply to the last request, and the state after it."""
@@ -245,10 +262,12 @@ class Reply:
     Attributes:
         request: SHA-256 of the request's bytes, which name the run, the agent and the round.
         body: The encoded message.
+        open: Whether the message was made without the request's evaluation, which is not finished.
     """
 
     request: bytes
     body: bytes = field(repr=False)
+    open: bool = False
 
 
 @dataclass(frozen=True)
@@ -287,11 +306,13 @@ class Outgoing:
         requests: Bytes per agent.
         blobs: The broadcasts that the requests name, by hash; an agent that has one already need
             not get it again.
+        defer: Whether agents are to reply now, without an evaluation that is not finished.
     """
 
     serial: int
     requests: Mapping[AgentId, bytes]
     blobs: Mapping[str, bytes] = field(default_factory=dict)
+    defer: bool = False
 
 
 @dataclass(frozen=True)

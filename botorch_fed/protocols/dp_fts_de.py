@@ -75,6 +75,7 @@ from botorch_fed.acquisition import (
 )
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
@@ -85,11 +86,11 @@ from botorch_fed.models import (
     WarpedFeatures,
     feature_map_from_tensors,
 )
-from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.privacy import (
     Budget,
     CorrelatedGaussianSum,
+    Entry,
     Event,
     FixedSizeSampling,
     GaussianMechanism,
@@ -107,7 +108,8 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
-from botorch_fed.protocols.fts import check_agreement, received_features, weight_message
+from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
+from botorch_fed.protocols.fts import SAID, check_agreement, received_features, weight_message
 from botorch_fed.protocols.noisy_prior import (
     CLOSE,
     EARLY,
@@ -121,6 +123,7 @@ from botorch_fed.protocols.noisy_prior import (
 )
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
+    answered,
     check_data,
     check_designs,
     check_public_points,
@@ -153,6 +156,7 @@ NUM_REFERENCE = 512  # public points on which a gain is projected
 REDRAWS = 100  # of initial points that snapping moved out of their region
 RIDGE = 1e-3  # of that projection
 MessageKind = Literal["own_mean", "gain", "mean", "sample"]
+_SAID = {**SAID, "gain": "the expected improvement under its own model"}
 NoiseKind = Literal["correlated", "tight", "paper", "none"]
 Sampling = PoissonSampling | FixedSizeSampling
 
@@ -318,6 +322,7 @@ class DPFTSDEAgentState:
         Y: Own outcomes on the public scale, `n x 1`.
         own: Hyperparameters of the own model; None with `TransferSearch`, which fits it anew.
         heard: The releases so far, with `TransferSearch`.
+        failed: Points whose evaluation failed, `n x d`.
     """
 
     t: int
@@ -328,7 +333,8 @@ class DPFTSDEAgentState:
     X: Tensor = field(repr=False)
     Y: Tensor = field(repr=False)
     own: OwnHyperparameters | None = field(repr=False)
-    heard: Heard | None = None
+    heard: Heard | None
+    failed: Tensor = field(repr=False)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -362,6 +368,7 @@ class DPFTSDEAgent:
 
     state_type = DPFTSDEAgentState
     accepts = (Query,)
+    defers = True
 
     def __post_init__(self) -> None:
         d = self.space.dim
@@ -388,7 +395,7 @@ class DPFTSDEAgent:
     def start(self) -> DPFTSDEAgentState:
         """The state before the first request: with the data that the site has already."""
         X, Y = public_data(self.space, self.data)
-        return self._fitted(DPFTSDEAgentState(0, "rest", False, "", None, X, Y, None))
+        return self._fitted(DPFTSDEAgentState(0, "rest", False, "", None, X, Y, None, None, X[:0]))
 
     def check(self, state: DPFTSDEAgentState, request: Query, broadcasts: tuple[str, ...]) -> None:
         """Raise `MessageError` unless the request and what it broadcasts fit."""
@@ -445,9 +452,15 @@ class DPFTSDEAgent:
             share=share_of(released.made, setup.num_initial),
         )
 
-    def ask(self, state: DPFTSDEAgentState) -> Tensor | Pending | None:
+    def wants(self, state: DPFTSDEAgentState) -> bool:
+        """Whether the start or a query is still to be made."""
+        return state.phase == "query" or (state.phase == "start" and len(self._design(state)) > 0)
+
+    def ask(
+        self, state: DPFTSDEAgentState, pending: Tensor | None = None
+    ) -> Tensor | Pending | None:
         """The initial points `n x d`, the next one `1 x d`, or None if nothing is to be done."""
-        if state.phase in ("rest", "share"):
+        if state.phase in ("rest", "share") or (pending is not None and len(pending)):
             return None
         if state.phase == "start":
             design = self._design(state)
@@ -455,20 +468,33 @@ class DPFTSDEAgent:
         point = self._point(state)
         return point if self.candidates is not None else self.space.snap(point)
 
+    def left(self, state: DPFTSDEAgentState, pending: int) -> int:
+        """One query at a time, or the points of the start."""
+        if pending or not self.wants(state):
+            return 0
+        return 1 if state.phase == "query" else len(self._design(state))
+
     def tell(self, state: DPFTSDEAgentState, X: Tensor, Y: Tensor) -> DPFTSDEAgentState:
         """The state after a query; needs no broadcast, so that a late value can always be told."""
+        X, Y, failed = answered(X, Y)
         state = replace(
             state,
             t=state.t + (state.phase == "query"),
             phase="rest",
-            X=torch.cat([state.X, X]),
-            Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
+            failed=torch.cat([state.failed, failed]),
         )
+        return self.attach(state, X, Y)
+
+    def attach(self, state: DPFTSDEAgentState, X: Tensor, Y: Tensor) -> DPFTSDEAgentState:
+        """The state with more data."""
+        Y = self.space.outcome.to_public(Y)
+        state = replace(state, X=torch.cat([state.X, X]), Y=torch.cat([state.Y, Y]))
         return self._fitted(state)
 
     def reply(self, state: DPFTSDEAgentState) -> tuple[DPFTSDEAgentState, Upload]:
         """The agent's message, a function of all its data."""
-        state = replace(state, phase="rest")
+        if not self.wants(state):
+            state = replace(state, phase="rest")
         if not state.uploading or len(state.X) == 0:
             return state, Upload(None)
         try:
@@ -568,6 +594,7 @@ class DPFTSDEAgent:
                 advice,
                 chosen=chosen,
                 candidates=self.candidates,
+                failed=state.failed,
                 stream=stream,
             )
         if state.released is not None and t <= strategy.follow:
@@ -611,7 +638,7 @@ class DPFTSDEAgent:
             self.space.dim,
             generator=stream,
             candidates=self._candidates(state, spread),
-            offsets=strategy.offsets(self.space),
+            log_warp=strategy.log_warp(self.space),
             tried=state.X[len(state.X) - state.t :],
             min_distance=max(spread, strategy.min_distance),
             partition=setup.partition,
@@ -627,11 +654,8 @@ class DPFTSDEAgent:
         fresh = untried(self.candidates, state.X)
         if spread == 0 or state.t == 0:
             return fresh
-        offsets = self._following.offsets(self.space)
-        here, there = fresh, state.X[len(state.X) - state.t :]
-        if offsets is not None:
-            here, there = log_warp(here, offsets), log_warp(there, offsets)
-        far = torch.cdist(here, there).amin(dim=-1) >= spread
+        warp, there = self._following.log_warp(self.space), state.X[len(state.X) - state.t :]
+        far = torch.cdist(warp.transform(fresh), warp.transform(there)).amin(dim=-1) >= spread
         return fresh[far] if bool(far.any()) else fresh
 
     def _fitted(self, state: DPFTSDEAgentState) -> DPFTSDEAgentState:
@@ -998,23 +1022,76 @@ class DPFTSDEServer:
 
     def privacy(self, state: DPFTSDEServerState) -> dict[str, Any]:
         """What a report needs: the promise, what was paid, the noise and the signal beside it."""
-        if self.promise is None:
+        if self.price is None:
             return {"mechanism": "none", "private": False, "releases": len(self.releases)}
-        spent = state.ledger.guarantee(delta=self.promise.delta)
         return {
-            "epsilon": spent.epsilon,
-            "delta": spent.delta,
-            "adjacency": spent.adjacency,
-            "unit": spent.unit,
-            "accountant": spent.accountant,
-            "private": spent.private,
-            "releases": spent.releases,
+            **self.price.account(self.paid(state)),
             "exhausted": state.exhausted,
-            "promised_epsilon": self.promise.epsilon,
-            "mechanism": repr(self.mechanism(self.releases[0])) if self.releases else "none",
             "signal_to_noise": state.signal.tolist(),
             **({"signal": self.signal_words} if self.outlook is not None else {}),
         }
+
+    def paid(self, state: DPFTSDEServerState) -> tuple[Entry, ...]:
+        """All payments so far."""
+        return state.ledger.entries
+
+    @cached_property
+    def price(self) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        if self.promise is None:
+            return None
+        mechanism = self.mechanism(self.releases[0]) if self.releases else None
+        return Price(
+            guarantee=self.promise,
+            event=self.event,
+            payments=len(self.releases),
+            releases=len(self.releases),
+            mechanism="none" if mechanism is None else type(mechanism).__name__,
+            settings="none" if mechanism is None else repr(mechanism),
+            noise_std=0.0 if mechanism is None else float(mechanism.noise_std.max()),
+            trust=self.sees.trust,
+            paid_at="hub",
+        )
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        M, P = self._feature_map.num_features, self.setup.partition.num_regions
+        noisy = self.noise_multiplier is not None
+        settings = "search space, shared basis, regions, message settings and the promise"
+        order = "whether to start, to query or to share, and whether to upload"
+        setup = Row.of(Setup, "server", settings, EVERYBODY)
+        query = Row.of(Query, "server", order, ADDRESSEE)
+        if not self.releases:
+            reply = Row.of(Upload, "agent", "an acknowledgement without data", ("server",))
+            return Sees((setup, query, reply), "Nothing is released: no party has to be trusted.")
+        sums = "sum" if P == 1 else f"sums, one for each of {P} regions,"
+        upload = Row.of(
+            Upload,
+            "agent",
+            f"each agent's message: {_SAID[self.setup.message]}, {M} numbers without noise",
+            ("server",),
+            "data",
+        )
+        released = Row.of(
+            Released,
+            "server",
+            f"the {'noisy ' if noisy else ''}weighted {sums} of clipped messages"
+            + (", and the size of the noise" if noisy else ""),
+            EVERYBODY,
+            "noisy data" if noisy else "data",
+        )
+        rows = (setup, query, upload, released)
+        if not noisy:
+            return Sees(
+                rows,
+                "The server is trusted with every message and all agents with sums of them.",
+            )
+        return Sees(
+            rows,
+            "The server is trusted with every message and adds the noise; the guarantee is "
+            "against all other agents together, not against the server.",
+        )
 
     def mechanism(self, t: int) -> GaussianMechanism:
         """The noisy sum that is released after round `t`."""
@@ -1209,6 +1286,13 @@ def default_delta(num_agents: int) -> float:
 # ------------------------------------------------------------------ a federation for `run`
 
 
+def quiet_server(study: Any, space: SearchSpace, names: tuple[AgentId, ...]) -> Any:
+    """The server of a study that is only asked what it says: the run's own server warns."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SignalWarning)
+        return study.server(space, names)
+
+
 class _BooksElsewhere:
     """Of a copy of a study, e.g. in a worker process: it makes agents, and no server."""
 
@@ -1229,11 +1313,13 @@ FIRST_POINTS = 10  # with `Following`
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class DPFTSDE:
+class DPFTSDE(Budgeted):
     """DP-FTS-DE as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many queries each agent makes, `T`.
+        budget: How many evaluations each active agent makes, the initial ones included. The number
+            of rounds is ``T = budget - initial points``, of the agent that lacks most of them; one
+            that has data for some evaluates fewer.
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
         delta: Beside `epsilon`; default `N ** -1.1`.
@@ -1281,12 +1367,12 @@ class DPFTSDE:
             `Following` random ones in its own region.
 
     Example:
-        >>> result = run(DPFTSDE(rounds=20, epsilon=2.0), Landmine(), seed=0)
+        >>> result = run(DPFTSDE(budget=23, epsilon=2.0), SklearnTuning(4), seed=0)
         >>> result.privacy["epsilon"] <= 2.0
         True
     """
 
-    rounds: int
+    budget: int
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
@@ -1317,6 +1403,11 @@ class DPFTSDE:
     initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
 
     def __post_init__(self) -> None:
+        self._check_budget()
+        rounds = self.budget  # at most: with data it depends on who takes part, see `server`
+        if not self.data:
+            rounds = self.rounds_for(())
+            self._check_releases(())
         if self._transfers != (self.message_kind == "own_mean"):
             raise InputDataError(
                 f'message="{self.message}" does not go with {type(self.strategy).__name__}: '
@@ -1332,14 +1423,15 @@ class DPFTSDE:
         has_design = self.initial_design is not None
         check_start(self.default, transfers=self._transfers, has_design=has_design)
         noise = self.epsilon is not None or self.noise_multiplier is not None
-        if self.release_rounds() and noise == (self.noise_kind == "none"):
+        releasing = bool(self._releases_within(rounds))
+        if releasing and noise == (self.noise_kind == "none"):
             raise InputDataError(
                 "A private run needs epsilon or noise_multiplier. One without privacy (FTS-DE) is "
                 'noise_kind="none" and neither.'
             )
         strategy = self.strategy
         random = isinstance(strategy, Following) and strategy.own == "random"
-        if random and self.message_kind == "gain" and self.release_rounds():
+        if random and self.message_kind == "gain" and releasing:
             raise InputDataError('message="gain" needs an own model: own must not be "random".')
 
     def __getstate__(self) -> dict[str, Any]:
@@ -1364,15 +1456,44 @@ class DPFTSDE:
             return FIRST_POINTS
         return MIN_OWN if self.active is None else int(self.default is not None)
 
-    def release_rounds(self) -> tuple[int, ...]:
+    def initial_for(self, names: tuple[AgentId, ...]) -> int:
+        """The points of round 0: the initial design, or what an agent lacks of `starts`."""
+        design = self.initial_design
+        if design is not None:
+            each = design.values() if isinstance(design, Mapping) else (design,)
+            return max(map(len, each), default=0)
+        if not self._transfers:  # random points of the own region, with or without data
+            return self.starts
+        counts = {name: len(X) for name, (X, _) in self.data.items()}
+        return missing_points(self.starts, names, self.active, counts)
+
+    def _check_releases(self, names: tuple[AgentId, ...]) -> None:
+        """Refuse a plan of which nothing is left; an empty one is the user's own."""
+        rounds, initial = self.rounds_for(names), self.initial_for(names)
+        if self.releases == () or self._releases_within(rounds):
+            return
+        if not rounds:
+            raise no_round(self.budget, initial, "releases=()")
+        assert isinstance(self.releases, tuple)
+        raise InputDataError(
+            f"Nothing would ever be released: releases = {self.releases} come after the last of "
+            f"{rounds} rounds. Write releases = (0,), or budget = "
+            f"{initial + min(self.releases) + 1} or more. Sites that search alone on purpose have "
+            "releases=()."
+        )
+
+    def release_rounds(self, names: tuple[AgentId, ...] = ()) -> tuple[int, ...]:
         """After which rounds something is released, if it is worth it."""
+        return self._releases_within(self.rounds_for(names))
+
+    def _releases_within(self, rounds: int) -> tuple[int, ...]:
         if self.releases == "all":
-            return tuple(range(self.rounds))
+            return tuple(range(rounds))
         releases: tuple[int, ...] = RELEASES if self._transfers else FOLLOWED
         if self._transfers and self.active is not None:
             releases = RELEASES[:1]  # who has finished has no more to say later
         releases = releases if self.releases is None else self.releases
-        return tuple(t for t in releases if t < self.rounds)
+        return tuple(t for t in releases if t < rounds)
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> DPFTSDEServer:
         """The server of a study."""
@@ -1382,9 +1503,12 @@ class DPFTSDE:
         check_designs(self.initial_design, names)
         if self.active is not None and set(self.active) == set(names):
             return replace(self, active=None).server(space, names)
+        self._check_releases(names)
+        if self.releases != ():
+            note_one_site(names)
         partition = Partition.regular(self.num_regions, space.dim)
         delta = default_delta(len(names)) if self.delta is None else self.delta
-        releases = self.release_rounds()
+        releases = self.release_rounds(names)
         z, budget = self.noise_multiplier, None
         if self.epsilon is not None:
             budget = Budget(self.epsilon, delta)
@@ -1392,7 +1516,7 @@ class DPFTSDE:
         server = DPFTSDEServer(
             setup=self._setup(space, partition, names),
             agents=names,
-            rounds=self.rounds,
+            rounds=self.rounds_for(names),
             releases=releases,
             exploration=self.exploration,
             noise_multiplier=z,
@@ -1435,9 +1559,8 @@ class DPFTSDE:
         phi = self.feature_map
         if phi is None:
             phi = default_private_features(space)
-            offsets = space.log_offsets
-            if self._transfers and bool((offsets > 0).any()):
-                phi = WarpedFeatures(phi, offsets)
+            if self._transfers:
+                phi = WarpedFeatures.around(phi, space.log_offsets)
         if phi.input_dim != space.dim:
             raise InputDataError(
                 f"The feature map has {phi.input_dim} inputs, the search space {space.dim} columns."
@@ -1461,6 +1584,31 @@ class DPFTSDE:
             min_reliability=self.min_reliability,
             default=default_point(space, self.default),
         )
+
+    def alone(self) -> DPFTSDE:
+        """The baseline of comparisons: the same agents without messages, noise or payments."""
+        return replace(
+            self,
+            strategy=TransferSearch(listen=False),
+            message=None,
+            num_regions=1,
+            releases=(),
+            noise_kind="none",
+            epsilon=None,
+            noise_multiplier=None,
+            require=None,
+            books=None,
+        )
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        sees: Sees = quiet_server(self, space, names).sees
+        return sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        price: Price | None = quiet_server(self, space, names).price
+        return price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> DPFTSDEAgent:
         """An agent of a study."""
@@ -1554,7 +1702,7 @@ def paper_settings(
 
     Args:
         dim: Dimension of the unit cube.
-        rounds: :math:`T`.
+        rounds: :math:`T`, after the initial points.
         num_regions: :math:`P`.
         clip_norm: The paper's `S`; a vector is clipped to :math:`S / \sqrt P`.
         sampling_rate: :math:`q`.
@@ -1568,7 +1716,7 @@ def paper_settings(
     kernel = StationaryKernel(math.inf, [0.01] * dim)
     stream = generator(seed, "paper features")
     settings: dict[str, Any] = {
-        "rounds": rounds,
+        "budget": rounds + num_initial,
         "noise_multiplier": noise_multiplier,
         "releases": "all",
         "num_regions": num_regions,

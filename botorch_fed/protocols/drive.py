@@ -10,8 +10,10 @@ import hashlib
 import hmac
 import logging
 import secrets
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from botorch.exceptions.errors import InputDataError
@@ -30,6 +32,7 @@ from botorch_fed.protocols.base import (
     Request,
     Server,
 )
+from botorch_fed.protocols.contribution import carries
 from botorch_fed.protocols.site import (
     FRAME_BYTES,
     STATE_BYTES,
@@ -80,14 +83,20 @@ class Round:
     Attributes:
         serial: Its number, from 1.
         exchanged: What came back, refusals and malformed replies among the failures.
-        heard: Whose replies counted.
+        replied: Whose replies counted.
         state: The server's state after it.
+        sent: Of them, whose replies carried a message.
+        told: Whose requests carried a message.
+        broadcasts: Hashes of what was broadcast.
     """
 
     serial: int
     exchanged: Exchanged
-    heard: tuple[AgentId, ...]
+    replied: tuple[AgentId, ...]
     state: Any = field(repr=False)
+    sent: tuple[AgentId, ...] = ()
+    told: tuple[AgentId, ...] = ()
+    broadcasts: tuple[str, ...] = ()
 
 
 def drive(
@@ -101,6 +110,8 @@ def drive(
     on_round: Callable[[Round], None] | None = None,
     quorum: int = 0,
     retries: int = 0,
+    idle: float = 0.0,
+    pause: float = 1.0,
     max_bytes: int = MAX_BYTES,
 ) -> Any:
     """Run a protocol to its end and return the server's last state.
@@ -117,6 +128,10 @@ def drive(
         quorum: The least number of replies with which a round may go on, or of all whom it asks if
             these are fewer.
         retries: How often a round without a quorum is asked again, at once, before the run stops.
+        idle: For how many seconds a round waits in which evaluations are open and nobody has
+            finished. One who has lets the round go on; the others send what they have already, and
+            their evaluations count when they are there.
+        pause: Seconds between two questions meanwhile.
         max_bytes: Refuse longer messages.
 
     Raises:
@@ -126,6 +141,8 @@ def drive(
     """
     if min(quorum, retries) < 0:
         raise InputDataError(f"quorum and retries count from 0, got {quorum} and {retries}.")
+    if not (idle >= 0 and pause > 0):
+        raise InputDataError(f"Expected idle >= 0 and pause > 0 seconds, got {idle} and {pause}.")
     with one_thread() as own:
 
         def carry(outgoing: Outgoing) -> Exchanged:
@@ -148,7 +165,12 @@ def drive(
             outgoing = _outgoing(known, outbox, cache, max_bytes=max_bytes)
             past: Exchanged | None = None
             for attempt in range(retries + 1):
-                inbox, exchanged = _exchange(server, state, known, outgoing, carry, max_bytes)
+                inbox, exchanged = _finished(
+                    partial(_exchange, server, state, known, exchange=carry, max_bytes=max_bytes),
+                    outgoing,
+                    idle=idle,
+                    pause=pause,
+                )
                 exchanged = past = exchanged if past is None else _with_costs(exchanged, past)
                 needed = min(quorum, len(outgoing.requests))
                 if len(inbox) >= needed:
@@ -160,7 +182,15 @@ def drive(
                         f"{_summary(exchanged.failures)}. Resume when they are back."
                     )
             state = server.step(state, inbox)
-            round_ = Round(outgoing.serial, exchanged, tuple(sorted(inbox)), state)
+            round_ = Round(
+                outgoing.serial,
+                exchanged,
+                tuple(sorted(inbox)),
+                state,
+                sent=tuple(sorted(name for name, message in inbox.items() if carries(message))),
+                told=tuple(sorted(filter(lambda name: carries(outbox.messages[name]), inbox))),
+                broadcasts=tuple(outgoing.blobs),
+            )
             if on_exchange is not None:
                 on_exchange(round_)
             known = replace(
@@ -171,11 +201,58 @@ def drive(
             )
             known = _saved(known, state, save)
             logger.info(
-                "round %d: %d of %d agents heard", known.serial, len(inbox), len(outgoing.requests)
+                "round %d: %d of %d agents replied",
+                known.serial,
+                len(inbox),
+                len(outgoing.requests),
             )
             if on_round is not None:
                 on_round(round_)
         return state
+
+
+class Inbox(dict[AgentId, Any]):
+    """The messages of a round by agent.
+
+    Attributes:
+        open: The agents whose message was made without their evaluation of this round.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: set[AgentId] = set()
+
+
+def _finished(
+    ask: Callable[[Outgoing], tuple[Inbox, Exchanged]],
+    outgoing: Outgoing,
+    *,
+    idle: float,
+    pause: float,
+) -> tuple[Inbox, Exchanged]:
+    """A round: once somebody has finished, those who are busy are asked for what they have."""
+    end = time.monotonic() + idle
+    inbox, exchanged = ask(outgoing)
+    while (busy := _busy(exchanged)) and not inbox and (left := end - time.monotonic()) > 0:
+        time.sleep(min(pause, left))
+        inbox, again = ask(outgoing)
+        exchanged = _with_costs(again, exchanged)
+    if not busy:
+        return inbox, exchanged
+    requests = {agent: outgoing.requests[agent] for agent in busy}
+    deferred, again = ask(replace(outgoing, requests=requests, defer=True))
+    inbox.open |= deferred.open
+    inbox.update(deferred)
+    failures = {**exchanged.failures, **again.failures}
+    return inbox, replace(
+        _with_costs(again, exchanged),
+        replies={**exchanged.replies, **again.replies},
+        failures={agent: why for agent, why in failures.items() if agent not in inbox},
+    )
+
+
+def _busy(exchanged: Exchanged) -> list[AgentId]:
+    return [agent for agent, failure in exchanged.failures.items() if failure.code == "busy"]
 
 
 def finished_rounds(record: bytes) -> int:
@@ -218,12 +295,13 @@ def _exchange(
     state: Any,
     known: ServerRecord,
     outgoing: Outgoing,
+    *,
     exchange: Exchange,
     max_bytes: int,
-) -> tuple[dict[AgentId, Any], Exchanged]:
+) -> tuple[Inbox, Exchanged]:
     """Carry a round and sort what came back; one agent's mistake is its own only."""
     exchanged = exchange(outgoing)
-    inbox: dict[AgentId, Any] = {}
+    inbox = Inbox()
     failures = {agent: Failure("unasked") for agent in exchanged.replies.keys() - outgoing.requests}
     strangers = 0
     for agent, request in outgoing.requests.items():  # in one order, whoever answers first
@@ -253,6 +331,7 @@ def _exchange(
             failures[agent] = Failure("malformed", type(error).__name__)
         else:
             inbox[agent] = message
+            inbox.open |= {agent} if answer.open else set()
     silent = ("absent", "unknown")  # who is busy or has failed has begun
     present = len(exchanged.replies.keys() & outgoing.requests) + sum(
         agent not in exchanged.replies and failure.code not in silent

@@ -18,8 +18,8 @@ vanishes with them. Trust: honest server and agents.
 
 Differs from the paper: one map of inputs and outcomes for all (`SearchSpace`), so that messages
 mean the same thing; shared features with public hyperparameters that were chosen for transfer; own
-steps pathwise with the exact kernel; hyperparameters of the own model have priors. `paper_strategy`
-and `message="sample"` are the paper's.
+steps pathwise with the exact kernel; hyperparameters of the own model have priors. The paper's
+settings are ``benchmarks/papers/published/settings.py`` with `message="sample"`.
 
 .. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
    sampling. NeurIPS 2020. https://arxiv.org/abs/2010.10154
@@ -28,6 +28,7 @@ and `message="sample"` are the paper's.
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
@@ -40,15 +41,16 @@ from botorch.models import SingleTaskGP
 from torch import Tensor
 
 from botorch_fed.acquisition import (
-    InverseSquare,
-    MixingSchedule,
+    Constant,
     ThompsonSampling,
     TransferAcquisition,
     weight_path,
 )
 from botorch_fed.errors import FederatedError, MessageError, NumericalError
+from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     FeatureMap,
+    LogWarp,
     MessagePriorGP,
     OwnHyperparameters,
     RandomFourierFeatures,
@@ -64,11 +66,12 @@ from botorch_fed.models import (
     sample_weights_dual,
     summarize,
 )
-from botorch_fed.models.features import log_warp
 from botorch_fed.models.numerics import cholesky
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.budget import Budgeted, note_one_site
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
+    answered,
     check_data,
     check_designs,
     check_public_points,
@@ -99,6 +102,8 @@ from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace, Value
 from botorch_fed.wire.codec import content_hash, encode
 
+logger = logging.getLogger(__name__)
+
 MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows with the cube
 MAX_WEIGHT = 1e6  # of a message's entries: beyond it nothing is a function of scaled outcomes
 NOISE_VAR = 0.05  # that messages are made with by default, on the public scale
@@ -106,6 +111,11 @@ RESIDUAL_PRIOR = (-1.2, 1.0)  # of what messages leave open: normal, of the log 
 MessageKind = Literal["own_mean", "sample", "mean", "summary", "summary_and_incumbent"]
 MAX_INITIAL = 10_000  # points of an agent before its first query
 SUMMARIES = ("summary", "summary_and_incumbent")
+SAID: dict[str, str] = {  # of a message, in words
+    "own_mean": "the mean function of its own model",
+    "mean": "the posterior mean of its weights",
+    "sample": "a posterior sample of its weights",
+}
 
 
 # ------------------------------------------------------------------ messages
@@ -249,19 +259,6 @@ class Strategy(OwnStrategy):
             raise InputDataError("prior_until counts from 0.")
 
 
-def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
-    """What an agent does in [Dai2020FTS]_."""
-    return Strategy(
-        schedule=InverseSquare() if schedule is None else schedule,
-        prior_until=0,
-        own="thompson",
-        warp=False,
-        paper_gp=True,
-        min_distance=0.0,
-        num_features=200,
-    )
-
-
 @dataclass(frozen=True, eq=False)
 class FTSAgentState:
     """An agent's private state.
@@ -277,6 +274,7 @@ class FTSAgentState:
         X: Own points in the unit cube, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
         own: Hyperparameters of the own model.
+        failed: Points whose evaluation failed, `n x d`.
     """
 
     t: int
@@ -289,6 +287,7 @@ class FTSAgentState:
     X: Tensor
     Y: Tensor
     own: OwnHyperparameters | None
+    failed: Tensor
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -323,6 +322,7 @@ class FTSAgent:
 
     state_type = FTSAgentState
     accepts = (Query,)
+    defers = True
 
     def __post_init__(self) -> None:
         d = self.space.dim
@@ -361,7 +361,7 @@ class FTSAgent:
     def start(self) -> FTSAgentState:
         """The state before the first request: with the data that the site has already."""
         X, Y = public_data(self.space, self.data)
-        return self._fitted(FTSAgentState(0, False, False, "", None, {}, {}, X, Y, None))
+        return self._fitted(FTSAgentState(0, False, False, "", None, {}, {}, X, Y, None, X[:0]))
 
     def check(self, state: FTSAgentState, request: Query, broadcasts: tuple[str, ...]) -> None:
         """Raise `MessageError` unless the request and what it broadcasts fit."""
@@ -404,9 +404,13 @@ class FTSAgent:
         rows = [origin for origin in self._origins(state, others) if isinstance(origin, int)]
         return replace(state, using={others.agents[row]: others.made[row] for row in rows})
 
-    def ask(self, state: FTSAgentState) -> Tensor | Pending | None:
-        """The next `q x d` points, or None if the round asks for none or they were told."""
-        if not state.querying:
+    def wants(self, state: FTSAgentState) -> bool:
+        """Whether the round asks for a query that was not told."""
+        return state.querying
+
+    def ask(self, state: FTSAgentState, pending: Tensor | None = None) -> Tensor | Pending | None:
+        """The next `q x d` points, or None if the round asks for none or they are being tried."""
+        if not state.querying or (pending is not None and len(pending)):
             return None
         others = self._others(state)
         chosen = torch.zeros(0, self.space.dim).double()
@@ -421,17 +425,27 @@ class FTSAgent:
             chosen = torch.cat([chosen, point])
         return chosen
 
+    def left(self, state: FTSAgentState, pending: int) -> int:
+        """One query at a time."""
+        return self.q if state.querying and not pending else 0
+
     def tell(self, state: FTSAgentState, X: Tensor, Y: Tensor) -> FTSAgentState:
         """The state after a query; needs no broadcast, so that a late value can always be told."""
+        X, Y, failed = answered(X, Y)
         state = replace(
             state,
             t=state.t + 1,
             querying=False,
             used={**state.used, **state.using},
             using={},
-            X=torch.cat([state.X, X]),
-            Y=torch.cat([state.Y, self.space.outcome.to_public(Y)]),
+            failed=torch.cat([state.failed, failed]),
         )
+        return self.attach(state, X, Y)
+
+    def attach(self, state: FTSAgentState, X: Tensor, Y: Tensor) -> FTSAgentState:
+        """The state with more data."""
+        Y = self.space.outcome.to_public(Y)
+        state = replace(state, X=torch.cat([state.X, X]), Y=torch.cat([state.Y, Y]))
         return self._fitted(state)
 
     def reply(self, state: FTSAgentState) -> tuple[FTSAgentState, Upload]:
@@ -531,6 +545,7 @@ class FTSAgent:
                 self._advice(state, others),
                 chosen=chosen,
                 candidates=candidates,
+                failed=state.failed,
                 stream=stream,
             )
         if origin == "random":
@@ -586,8 +601,8 @@ class FTSAgent:
             return ThompsonSampling(weight_path(others.feature_map, others.message(origin)))
         if origin == "ensemble":
             return self._ensemble(state, others, stream)
-        offsets = self._published.offsets(self.space)
-        model = prior_model(others.feature_map, others.weights, state.X, state.Y, offsets=offsets)
+        warp = self._published.log_warp(self.space)
+        model = prior_model(others.feature_map, others.weights, state.X, state.Y, log_warp=warp)
         return expected_improvement(model, state.X, chosen)
 
     def _own_gp(self, state: FTSAgentState) -> SingleTaskGP:
@@ -736,7 +751,7 @@ def prior_model(
     X: Tensor,
     Y: Tensor,
     *,
-    offsets: Tensor | None = None,
+    log_warp: LogWarp | None = None,
 ) -> MessagePriorGP:
     """The model whose prior is the messages' mean and covariance, fitted to the own data.
 
@@ -745,12 +760,13 @@ def prior_model(
         weights: The messages, `N x M`.
         X: Own points, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
-        offsets: Of a logarithmic warp that the residual kernel sees inputs by.
+        log_warp: The scale on which the residual kernel sees inputs; default the unit cube's.
     """
     messages = feature_map(X) @ weights.mT  # n x N
     mean = messages.mean(dim=-1, keepdim=True)
     root = (messages - mean) / max(len(weights) - 1, 1) ** 0.5
-    Z = X if offsets is None else log_warp(X, offsets)
+    warp = LogWarp(torch.zeros_like(X[0])) if log_warp is None else log_warp
+    Z = warp.transform(X)
     known = fit_own_gp(
         Z,
         Y,
@@ -766,7 +782,7 @@ def prior_model(
         feature_map=feature_map,
         weights=weights,
         mean=known.mean,
-        residual_kernel=residual if offsets is None else WarpedKernel(residual, offsets),
+        residual_kernel=residual if warp.identity else WarpedKernel(residual, warp),
     )
     model.likelihood = own.likelihood
     model.requires_grad_(False)
@@ -925,6 +941,48 @@ class FTSServer:
         settings = (content_hash(encode(self.setup)), self.agents, self.active, self.every)
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
+    @property
+    def price(self) -> None:
+        """No guarantee, and nothing to pay."""
+        return None
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        M, kind = self._feature_map.num_features, self.setup.message
+        sent, limits = f"{SAID.get(kind, kind)}, {M} numbers", ""
+        if kind in SUMMARIES:
+            sent = f"a summary of its data, {M * (M + 3) // 2} numbers"
+            limits = (
+                " From a summary of fewer observations than features the data can be recovered."
+            )
+            if kind == "summary_and_incumbent":
+                sent += " and the best observed value"
+        return Sees(
+            rows=(
+                Row.of(
+                    Setup, "server", "search space, shared basis and message settings", EVERYBODY
+                ),
+                Row.of(Query, "server", "whether to query and whether to upload", ADDRESSEE),
+                Row.of(
+                    Upload,
+                    "agent",
+                    f"each agent's message: {sent}",
+                    ("server",),
+                    "data",
+                ),
+                Row.of(
+                    Received,
+                    "server",
+                    "the newest message of every agent, by name",
+                    EVERYBODY,
+                    "data",
+                ),
+            ),
+            trust="The server and all agents are trusted with every message.",
+            limits=(f"A message is a function of the agent's data.{limits}",),
+        )
+
     def start(self) -> FTSServerState:
         """The state before the collection."""
         return FTSServerState(0, None)
@@ -983,11 +1041,12 @@ NUM_FEATURES = 100
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FTS:
+class FTS(Budgeted):
     """Federated Thompson sampling as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many queries the active agents make, their first points included.
+        budget: How many evaluations each active agent makes, its first points included: a multiple
+            of `q`, with ``budget / q`` rounds of one query each.
         feature_map: The shared basis; default random Fourier features of a public SE kernel.
         noise_var: Noise variance that messages are made with, on the public scale.
         message: What agents send, see `Setup`; default what the strategy needs.
@@ -1009,10 +1068,10 @@ class FTS:
         agent_weights: :math:`P_N`, the same for all agents; default uniform.
 
     Example:
-        >>> result = run(FTS(rounds=20), Landmine(), seed=0)
+        >>> result = run(FTS(budget=20), SklearnTuning(4), seed=0)
     """
 
-    rounds: int
+    budget: int
     feature_map: FeatureMap | None = None
     noise_var: float = NOISE_VAR
     message: MessageKind | None = None
@@ -1031,6 +1090,65 @@ class FTS:
     def __post_init__(self) -> None:
         has_design = self.initial_design is not None
         check_start(self.default, transfers=self._transfers, has_design=has_design)
+        self._check_budget()
+        if self.q > 1 and self.budget % self.q:
+            below = self.budget - self.budget % self.q
+            raise InputDataError(
+                f"budget = {self.budget} is no multiple of q = {self.q}: write budget = "
+                f"{below + self.q}{f' or {below}' if below else ''}."
+            )
+        if self._starts > self.budget:
+            raise InputDataError(
+                f"budget = {self.budget} has no room for {self._starts} initial points: write "
+                f"budget = {self._starts} or more, or fewer initial points (num_initial)."
+            )
+        if self._listens and self._silent:
+            rounds = self.budget // self.q
+            late = f"every = {self._every} is more than the {rounds} rounds"
+            raise InputDataError(
+                "No message would ever be sent: "
+                f"{late if self._every else 'every = 0 asks for messages before the start alone'}, "
+                "and no site has the data for one before the start. Write every = 1, or give data. "
+                "Sites that search alone on purpose have strategy=TransferSearch(listen=False)."
+            )
+
+    @property
+    def _every(self) -> int:
+        return int(self._transfers) if self.every is None else self.every
+
+    @property
+    def _silent(self) -> bool:
+        """Whether no message is ever asked for from a site that has anything to say."""
+        least = MIN_OWN if self._transfers else 1
+        before = any(len(X) >= least for X, _ in self.data.values())
+        return not before and not 0 < abs(self._every) <= self.budget // self.q
+
+    @property
+    def _listens(self) -> bool:
+        strategy = self.strategy
+        if isinstance(strategy, TransferSearch):
+            return strategy.listen
+        alone = isinstance(strategy.schedule, Constant) and strategy.schedule.p == 1
+        return strategy.transfer != "mixture" or strategy.prior_until > 0 or not alone
+
+    @property
+    def _starts(self) -> int:
+        """How many of the first points are asked for; the default is as many as there is room."""
+        design = self.initial_design
+        if isinstance(design, Mapping):
+            return max(map(len, design.values()), default=0)
+        return (self.num_initial or 0) if design is None else len(design)
+
+    def rounds_for(self, names: tuple[AgentId, ...]) -> int:
+        """A round is a query of `q` points, first points or not."""
+        return self.budget // self.q
+
+    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
+        """Round 0 collects messages and evaluates nothing."""
+        return max(state.t - 1, 0) * self.q
+
+    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int:
+        return max(rounds, -(-self._starts // self.q)) * self.q
 
     @property
     def _transfers(self) -> bool:
@@ -1060,13 +1178,33 @@ class FTS:
         if unknown:
             raise InputDataError(f"Data or weights of agents that are no agents: {unknown[:8]}.")
         check_designs(self.initial_design, names)
+        if self._listens:
+            note_one_site(names)
+            if self._transfers and self.budget < MIN_OWN and not self.data:
+                logger.warning(
+                    "nothing will be sent: a first message needs %d observations, the budget is %d",
+                    MIN_OWN,
+                    self.budget,
+                )
         return FTSServer(
             setup=self.setup(space, names),
             agents=names,
-            rounds=self.rounds,
+            rounds=self.rounds_for(names),
             active=self.active,
-            every=int(self._transfers) if self.every is None else self.every,
+            every=self._every,
         )
+
+    def alone(self) -> FTS:
+        """The baseline of comparisons: the same agents without messages."""
+        return replace(self, every=0, message=None, strategy=TransferSearch(listen=False))
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; always None."""
+        return self.server(space, names).price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FTSAgent:
         """An agent of a study."""
@@ -1097,5 +1235,4 @@ def default_feature_map(space: SearchSpace, *, num_features: int = NUM_FEATURES)
     """
     stream = generator(0, "features")
     phi = RandomFourierFeatures.draw(default_kernel(space.dim), num_features, generator=stream)
-    offsets = space.log_offsets
-    return WarpedFeatures(phi, offsets) if bool((offsets > 0).any()) else phi
+    return WarpedFeatures.around(phi, space.log_offsets)

@@ -25,6 +25,7 @@ from botorch_fed.acquisition import (
     ThompsonSampling,
     check_schedule,
 )
+from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import NumericalError
 from botorch_fed.models import (
@@ -38,13 +39,15 @@ from botorch_fed.models import (
     needs_fit,
     own_gp,
 )
-from botorch_fed.models.features import log_warp
+from botorch_fed.models.feasibility import Feasibility, fit_feasibility
 from botorch_fed.models.support import sobol_support
 from botorch_fed.protocols.base import AgentId
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 
 logger = logging.getLogger(__name__)
+
+REDRAWS = 1000  # of a random point where an evaluation has failed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,10 +94,9 @@ class OwnStrategy:
         if self.refit_every < 1:
             raise InputDataError(f"refit_every counts from 1, got {self.refit_every}.")
 
-    def offsets(self, space: SearchSpace) -> Tensor | None:
-        """Of the warp that the own model sees inputs by; None if there is none."""
-        offsets = space.log_offsets
-        return offsets if self.warp and bool((offsets > 0).any()) else None
+    def log_warp(self, space: SearchSpace) -> LogWarp:
+        """The scale on which the own model sees inputs."""
+        return LogWarp(space.log_offsets if self.warp else torch.zeros(space.dim).double())
 
     def refit(
         self,
@@ -119,8 +121,7 @@ class OwnStrategy:
         n = len(X)
         if n == 0 or self.own == "random":
             return known
-        offsets = self.offsets(space)
-        X = X if offsets is None else log_warp(X, offsets)
+        X = self.log_warp(space).transform(X)
         if not self.paper_gp:
             if not needs_fit(n, known):
                 return known
@@ -138,9 +139,8 @@ class OwnStrategy:
         self, space: SearchSpace, X: Tensor, Y: Tensor, known: OwnHyperparameters
     ) -> SingleTaskGP:
         """The own Gaussian process."""
-        offsets = self.offsets(space)
-        transform = None if offsets is None else LogWarp(offsets)
-        return own_gp(X, Y, known, input_transform=transform)
+        warp = self.log_warp(space)
+        return own_gp(X, Y, known, input_transform=None if warp.identity else warp)
 
     def acquisition(
         self, model: SingleTaskGP, X: Tensor, chosen: Tensor, stream: Generator
@@ -167,16 +167,37 @@ class OwnStrategy:
         *,
         candidates: Tensor | None,
         stream: Generator,
+        succeeded: Tensor | None = None,
+        failed: Tensor | None = None,
     ) -> Tensor:
-        """The best point, `1 x d`, as far from those tried as the strategy says."""
+        """The best point, `1 x d`, as far from those tried as the strategy says.
+
+        Args:
+            acquisition: What is maximised.
+            space: The map of inputs.
+            tried: Points that were evaluated or are chosen already, `n x d`.
+            candidates: The only points that can be evaluated, `K x d`.
+            stream: Of the random points.
+            succeeded: Points whose evaluation succeeded, `n x d`; default all that were tried.
+            failed: Points whose evaluation failed, `m x d`: none is asked again while another is
+                left, and from two on the acquisition is weighted by the probability of success.
+        """
+        if failed is not None and len(failed):
+            known = tried if succeeded is None else succeeded
+            feasibility = feasibility_of(known, failed, self.log_warp(space))
+            if feasibility is not None:
+                acquisition = FeasibleAcquisition(acquisition, feasibility, known)
+            candidates = None if candidates is None else untried(candidates, failed)
         point, _ = maximize(
             acquisition,
             space.dim,
             generator=stream,
             candidates=candidates,
-            offsets=self.offsets(space),
+            log_warp=self.log_warp(space),
             tried=tried,
             min_distance=self.min_distance,
+            failed=failed,
+            snap=space.snap,
             num_raw=self.num_raw,
             num_restarts=self.num_restarts,
         )
@@ -197,10 +218,46 @@ def expected_improvement(model: Any, X: Tensor, chosen: Tensor) -> AcquisitionFu
     return LogExpectedImprovement(model, best_f=best)
 
 
-def random_point(space: SearchSpace, candidates: Tensor | None, stream: Generator) -> Tensor:
-    """A uniform point of the cube or of the candidates, `1 x d`."""
+def feasibility_of(X: Tensor, failed: Tensor, log_warp: LogWarp) -> Feasibility | None:
+    """What succeeds; None while failures do not repeat, or without a model of them.
+
+    Args:
+        X: Points whose evaluation succeeded, `n x d`.
+        failed: Points whose evaluation failed, `m x d`.
+        log_warp: The scale on which the model sees inputs.
+    """
+    try:
+        return fit_feasibility(X, failed, log_warp=log_warp)
+    except NumericalError as error:  # a site must not be stuck
+        logger.warning("no model of %d failed evaluations: %s", len(failed), error)
+        return None
+
+
+def random_point(
+    space: SearchSpace,
+    candidates: Tensor | None,
+    stream: Generator,
+    failed: Tensor | None = None,
+) -> Tensor:
+    """A uniform point of the cube or of the candidates, `1 x d`; not a failed one if possible.
+
+    Args:
+        space: The map of inputs.
+        candidates: The only points that can be evaluated, `K x d`.
+        stream: Of the point.
+        failed: Points whose evaluation failed, `m x d`.
+    """
+    failed = failed if failed is not None and len(failed) else None
     if candidates is None:
-        return stream.uniform(1, space.dim)
+        point = stream.uniform(1, space.dim)
+        if failed is not None:
+            for _ in range(REDRAWS):
+                if not bool((failed == space.snap(point)).all(dim=-1).any()):
+                    break
+                point = stream.uniform(1, space.dim)
+        return point
+    if failed is not None:
+        candidates = untried(candidates, failed)
     row = int(stream.uniform(1) * len(candidates))
     return candidates[row : row + 1].double()
 
@@ -316,6 +373,17 @@ def public_data(space: SearchSpace, data: tuple[Tensor, Tensor] | None) -> tuple
     if data is None:
         return torch.zeros(0, space.dim).double(), torch.zeros(0, 1).double()
     return data[0].double(), space.outcome.to_public(data[1])
+
+
+def answered(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Points and outcomes of the evaluations that succeeded, and points of those that failed.
+
+    Args:
+        X: Points, `q x d`.
+        Y: Outcomes, `q x 1`, NaN where an evaluation failed.
+    """
+    good = ~Y.isnan().flatten()
+    return X[good], Y[good], X[~good]
 
 
 def tensor_hash(tensor: Tensor | None) -> str:

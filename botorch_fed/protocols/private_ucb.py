@@ -66,7 +66,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
 from secrets import token_hex
-from typing import Any, Literal, Self, TypeVar, get_args
+from typing import Any, ClassVar, Literal, Self, TypeVar, get_args
 
 import torch
 from botorch.acquisition.analytic import LogExpectedImprovement
@@ -76,10 +76,12 @@ from torch import Tensor
 from botorch_fed.acquisition import AdditiveGrid, private_ucb_width
 from botorch_fed.acquisition.optimize import ascend
 from botorch_fed.errors import BudgetExceeded, MessageError, NumericalError, ProtocolError
+from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.models import (
     AdditiveFeatures,
     BasisGP,
     FeatureMap,
+    LogWarp,
     Summary,
     WeightPosterior,
     feature_map_from_tensors,
@@ -88,13 +90,13 @@ from botorch_fed.models import (
     noise_shift,
     repair_total,
 )
-from botorch_fed.models.features import log_unwarp
 from botorch_fed.privacy import (
     Adjacency,
     BlockRelease,
     BlockState,
     BlockSum,
     Budget,
+    Entry,
     Event,
     Guarantee,
     Ledger,
@@ -111,15 +113,17 @@ from botorch_fed.privacy import (
 )
 from botorch_fed.privacy.tree import Factorization
 from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.dp_fts_de import (
     _BooksElsewhere,
     default_private_features,
     reference_points,
 )
-from botorch_fed.protocols.fts import check_agreement, received_features
+from botorch_fed.protocols.fts import FTS, check_agreement, received_features
 from botorch_fed.protocols.own_step import check_points, random_point, tensor_hash
 from botorch_fed.protocols.site import STATE_BYTES
 from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore, Store
+from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
@@ -133,6 +137,7 @@ Mechanism = PrefixSum | LocalGaussian | BlockSum
 DecisionSets = Callable[[int], Tensor]  # a round to `K x d` points of the unit cube
 
 MAX_ROUNDS = 10**8
+MAX_OUTCOME = 1e6  # on the public scale: no public range is wider
 MAX_NUMBER = 1e15  # of what is released: beyond it nothing is a sum of clipped statistics
 MAX_NOISE = 64.0  # standard deviations that noise never exceeds
 NUM_RAW = 1000  # points of the cube that are looked at
@@ -455,9 +460,7 @@ def _action(
             best = int(order[int(values.argmax())])
         return arms[best : best + 1].clone()
     raw = generator(seed, "point", t).uniform(NUM_RAW, space.dim)
-    offsets = space.log_offsets
-    if bool((offsets > 0).any()):
-        raw[1::2] = log_unwarp(raw[1::2], offsets)
+    raw[1::2] = LogWarp(space.log_offsets).untransform(raw[1::2])
     with torch.no_grad():
         values = score(raw)
     starts = raw[values.topk(NUM_STARTS).indices]
@@ -552,6 +555,7 @@ class PrivateUCBAgent:
 
     state_type = PrivateUCBAgentState
     accepts = (Query,)
+    defers = False
 
     def __post_init__(self) -> None:
         if self.unit not in get_args(Unit) or self.adjacency not in get_args(Adjacency):
@@ -669,9 +673,15 @@ class PrivateUCBAgent:
             ledger=ledger,
         )
 
-    def ask(self, state: PrivateUCBAgentState) -> Tensor | Pending | None:
-        """The action, `1 x d`, or None if it has been played."""
-        if state.step == "rest":
+    def wants(self, state: PrivateUCBAgentState) -> bool:
+        """Whether the action of the round is still to be played."""
+        return state.step == "query"
+
+    def ask(
+        self, state: PrivateUCBAgentState, pending: Tensor | None = None
+    ) -> Tensor | Pending | None:
+        """The action, `1 x d`, or None if it has been played or is being played."""
+        if state.step == "rest" or (pending is not None and len(pending)):
             return None
         if state.action is not None:
             return state.action
@@ -695,9 +705,24 @@ class PrivateUCBAgent:
         _check_arms(arms, self.space.dim, f"The decision set of round {t}")
         return arms.double()
 
+    def left(self, state: PrivateUCBAgentState, pending: int) -> int:
+        """One action at a time."""
+        return int(self.wants(state) and not pending)
+
     def tell(self, state: PrivateUCBAgentState, X: Tensor, Y: Tensor) -> PrivateUCBAgentState:
-        """The state after an action; needs no broadcast, so that a late value can be told."""
-        return replace(state, step="rest", X=X, Y=self.space.outcome.to_public(Y))
+        """The state after an action; needs no broadcast, so that a late value can be told.
+
+        An action that failed has the worst outcome there is, which is clipped to the public range.
+        """
+        Y = self.space.outcome.to_public(Y).nan_to_num(nan=-MAX_OUTCOME)
+        return replace(state, step="rest", X=X, Y=Y)
+
+    def attach(self, state: PrivateUCBAgentState, X: Tensor, Y: Tensor) -> PrivateUCBAgentState:
+        """Refused: what an agent has not played in a round is in no release."""
+        raise InputDataError(
+            "A private bandit learns from what is played in its rounds: results that exist already "
+            "cannot be attached."
+        )
 
     def reply(
         self, state: PrivateUCBAgentState
@@ -1132,26 +1157,103 @@ class PrivateUCBServer:
         """What a report needs: the promise, what was paid, and the signal beside the noise."""
         sums = 0 if state.parameters is None else state.parameters.count
         common = {"trust": self.trust, "outcomes": sums}
-        if self.mechanism is None or self.promise is None:
+        if self.price is None:
             return {"mechanism": "none", "private": False, **common}
-        if self.trust == "local":
-            so_far = most_participations(1, state.asked, len(self.agents))
-            spent = self._guarantee(so_far)
-        else:
-            spent = state.ledger.guarantee(delta=self.delta)
         return {
-            "epsilon": spent.epsilon,
-            "delta": spent.delta,
-            "adjacency": spent.adjacency,
-            "unit": spent.unit,
-            "accountant": spent.accountant,
-            "private": spent.private,
-            "releases": spent.releases,
-            "promised_epsilon": self.promise.epsilon,
-            "mechanism": repr(self.mechanism),
+            **self.price.account(self.paid(state)),
             "signal_to_noise": signal_to_noise(state.parameters),
             **common,
         }
+
+    def paid(self, state: PrivateUCBServerState) -> tuple[Entry, ...]:
+        """All payments so far of the unit that has paid most."""
+        if self.mechanism is None or self.trust != "local":
+            return state.ledger.entries
+        events = self._events(most_participations(1, state.asked, len(self.agents)))
+        return (Entry(events[0], len(events), "increments"),) if events else ()
+
+    @cached_property
+    def price(self) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        mechanism = self.mechanism
+        if mechanism is None or self.promise is None:
+            return None
+        releases = self.releases
+        if isinstance(mechanism, PrefixSum):
+            noise_std = mechanism.noise_std(releases)
+        elif isinstance(mechanism, LocalGaussian):
+            noise_std, releases = mechanism.noise_scale, self.rounds * self.batch
+        else:
+            noise_std = mechanism.noise_std
+        return Price(
+            guarantee=self.promise,
+            event=mechanism.event,
+            payments=len(self._events(self.participations)),
+            releases=releases,
+            mechanism=type(mechanism).__name__,
+            settings=repr(mechanism),
+            noise_std=noise_std,
+            trust=self.sees.trust,
+            paid_at="site" if self.trust == "local" else "hub",
+        )
+
+    @cached_property
+    def sees(self) -> Sees:
+        """Who sees what."""
+        D = self._statistic.dim
+        public, none = self.trust == "public", self.trust == "none"
+        query = Row.of(Query, "server", "the number of the round", ADDRESSEE)
+        if public:
+            action = "the round and the action to play, a function of earlier releases"
+            query = Row.of(Query, "server", action, EVERYBODY, "noisy data")
+        sent = {
+            "joint": (Record, "every record, an action and its outcome", "data"),
+            "local": (Increment, f"the statistics of a record with noise, {D} numbers", None),
+            "public": (Outcome, "the outcome of every public action", "data"),
+            "none": (Record, "every record, an action and its outcome", "data"),
+        }
+        kind, content, reveals = sent[self.trust]
+        of = "the outcomes of a block" if public else "the statistics of all records"
+        released = f"the {'' if none else 'noisy '}sum of {of}, {D} numbers"
+        if self.trust == "local":
+            released = f"the sum of all noisy statistics, {D} numbers"
+        trusted = {
+            "joint": "The server is trusted with every record and adds the noise; the guarantee "
+            "is against all others together, not against the server.",
+            "local": "No party is trusted: the guarantee is against the server as well.",
+            "public": "The server is trusted with every outcome and adds the noise; the guarantee "
+            "is for outcomes alone, against all others together, because actions are public.",
+            "none": "The server is trusted with every record and all agents with sums of them.",
+        }
+        return Sees(
+            rows=(
+                Row.of(
+                    Setup,
+                    "server",
+                    "search space, shared basis, rules of action and the promise",
+                    EVERYBODY,
+                ),
+                query,
+                Row.of(
+                    kind,
+                    "agent",
+                    content,
+                    ("server",),
+                    "noisy data" if reveals is None else "data",
+                ),
+                Row.of(
+                    Parameters,
+                    "server",
+                    f"{released}, from which all make the same posterior",
+                    EVERYBODY,
+                    "data" if none else "noisy data",
+                ),
+            ),
+            trust=trusted[self.trust],
+            stays="An agent's own data, actions and outcomes stay with the agent."
+            if self.trust == "local"
+            else "",
+        )
 
     def model(self, state: PrivateUCBServerState) -> BasisGP:
         """The posterior of the newest release, which anybody may have."""
@@ -1451,11 +1553,14 @@ def _missing(state: PrivateUCBServerState) -> ProtocolError:
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class PrivateUCB:
+class PrivateUCB(Budgeted):
     r"""Private GP-UCB as a study: the settings of all agents and of the server.
 
     Args:
-        rounds: How many rounds there are, `T`.
+        budget: How many evaluations an agent makes at most. The number of rounds is
+            ``T = floor(budget * agents / batch)``, which is `budget` where all are asked in every
+            round. They are asked in turn: if `batch` does not divide ``budget * agents``, some
+            agents make one evaluation less.
         epsilon: What the whole run may reveal about one unit; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
         delta: Beside `epsilon`. The paper's 0.1 is no :math:`\delta`.
@@ -1490,12 +1595,12 @@ class PrivateUCB:
     Example:
         >>> problem = KernelBandit(num_agents=4, seed=0)
         >>> arms = lambda name, t: problem.decision_set(int(name[5:]), t)
-        >>> result = run(PrivateUCB(rounds=64, epsilon=10, decision_sets=arms), problem, seed=0)
+        >>> result = run(PrivateUCB(budget=64, epsilon=10, decision_sets=arms), problem, seed=0)
         >>> result.privacy["epsilon"] <= 10
         True
     """
 
-    rounds: int
+    budget: int
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-5
@@ -1525,9 +1630,10 @@ class PrivateUCB:
     final_release: bool = True
     _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
 
+    measure: ClassVar[Literal["cumulative"]] = "cumulative"
+
     def __post_init__(self) -> None:
-        if self.rounds < 1:
-            raise InputDataError(f"There must be at least one round, got {self.rounds}.")
+        self._check_budget()
         given = (self.epsilon is not None) + (self.noise_multiplier is not None)
         if given != (self.trust != "none"):
             raise InputDataError(
@@ -1539,6 +1645,28 @@ class PrivateUCB:
                 'With trust="public" the decision set is fixed and public: give candidates, or '
                 "nothing for the whole cube."
             )
+
+    def rounds_for(self, names: tuple[AgentId, ...]) -> int:
+        """As many rounds of `batch` agents as ask nobody more than `budget` times."""
+        if self.batch is None:
+            return self.budget
+        batch = max(1, min(self.batch, len(names)))  # the server refuses others
+        return self.budget * len(names) // batch
+
+    def evaluated(self, names: tuple[AgentId, ...], state: PrivateUCBServerState) -> int:
+        """How often an agent has been asked, in turn with the others."""
+        return most_participations(1, state.asked, len(names))
+
+    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int | str:
+        if self.batch is None:
+            return rounds
+        if not names:
+            return f"{rounds * self.batch} / the number of agents, rounded up"
+        return most_participations(rounds, self.batch, len(names))
+
+    def evaluations_for(self, names: tuple[AgentId, ...]) -> int:
+        """One evaluation of each agent that is asked in a round."""
+        return self.rounds_for(names) * (len(names) if self.batch is None else self.batch)
 
     def __getstate__(self) -> dict[str, Any]:
         books = None if self.books is None else _BooksElsewhere()
@@ -1561,7 +1689,8 @@ class PrivateUCB:
                 f"The feature map has {phi.input_dim} inputs, the search space {space.dim} columns."
             )
         batch = len(names) if self.batch is None else self.batch
-        participations = most_participations(self.rounds, batch, len(names))
+        rounds = self.rounds_for(names)
+        participations = most_participations(rounds, batch, len(names))
         z = self._noise_for(participations)
         setup = Setup(
             space=space,
@@ -1573,7 +1702,7 @@ class PrivateUCB:
             noise_multiplier=z,
             adjacency=self.adjacency,
             unit=self.unit,
-            horizon=self.rounds,
+            horizon=rounds,
             exploration=self.exploration,
             acquisition=self.acquisition,
             psd=self.psd,
@@ -1642,13 +1771,26 @@ class PrivateUCB:
             num_features=phi.num_features,
             outcome_bound=setup.outcome_bound,
             moment_scale=setup.moment_scale,
-            horizon=max(1, self.rounds - (not self.final_release)),
+            horizon=max(1, setup.horizon - (not self.final_release)),
             noise_multiplier=setup.noise_multiplier,
             factorization=self.factorization,
             adjacency=setup.adjacency,
             unit=setup.unit,
             participations=participations if setup.unit == "agent" else 1,
         )
+
+    def alone(self) -> FTS:
+        """The baseline of comparisons: agents with models of their own, without messages."""
+        alone = FTS(budget=self.budget, every=0, strategy=TransferSearch(listen=False))
+        return replace(alone, candidates=self.candidates)
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self.server(space, names).price
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> PrivateUCBAgent:
         """An agent of a study."""

@@ -1,30 +1,53 @@
-r"""A site: one request in, one reply out, whatever happens in between.
+r"""A site: requests of the hub in, replies out, and a trial service for whoever evaluates.
 
-    request -> checked -> received -> RECORD -> asked -> evaluated -> JOURNAL -> told
-            -> … -> reply drawn -> RECORD -> JOURNAL (released) -> reply
+    request -> checked -> received -> LOG -> chosen -> LOG -> evaluated -> LOG -> told
+            -> … -> reply drawn -> LOG -> reply
 
 What stands in capitals is on disk before the next arrow. Hence, for a process that is killed
-anywhere: no observation is lost or paid for twice, no reply is drawn twice, and a record that was
-restored from an older copy is noticed.
+anywhere: no observation is lost or paid for twice, and no reply is drawn twice. The state is
+computed from the log: the last snapshot, and the answers after it.
+
+*Who evaluates.* An objective, which the site calls whenever a request waits for an evaluation; or
+anybody else, by `ask` and `tell`, whenever there is time. Both work on one log and may be mixed.
+A request that waits for an evaluation is refused as long as that is not finished (``"busy"``),
+unless it is to be answered with what the site has already (`Reply.open`).
 """
 
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
+import math
+import secrets
 import threading
-from collections.abc import Iterator
-from dataclasses import dataclass, field, replace
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Self
 
 import numpy as np
 import scipy.linalg  # noqa: F401 - loads its libraries, which the controller below must see
 import torch
+from botorch.exceptions.errors import InputDataError
 from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
-from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
+from botorch_fed.errors import BudgetExceeded, MessageError, ObjectiveError, ProtocolError
+from botorch_fed.federation.log import Log
+from botorch_fed.federation.trial import (
+    MAX_REASON,
+    MAX_VALUE,
+    SITE_EVENTS,
+    Asked,
+    Attached,
+    Batch,
+    Failed,
+    Handed,
+    Joined,
+    Observation,
+    Observed,
+    Replied,
+    Requested,
+    Trial,
+)
 from botorch_fed.protocols.base import (
     Agent,
     AgentId,
@@ -35,64 +58,14 @@ from botorch_fed.protocols.base import (
     Reply,
     Request,
 )
-from botorch_fed.protocols.store import (
-    FileJournal,
-    FileStore,
-    Journal,
-    MemoryStore,
-    Observation,
-    Released,
-    Store,
-)
+from botorch_fed.space import SearchSpace, Value
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 
 logger = logging.getLogger(__name__)
 
 FRAME_BYTES = 64 * 1024  # what a frame may add to its body
-MAX_VALUE = 1e30  # of an objective: beyond it squares and sums of squares overflow
 STATE_BYTES = 2**30  # of one's own state, which nobody else writes
-
-
-@dataclass(frozen=True)
-class SiteRecord:
-    """What a site keeps between requests.
-
-    Attributes:
-        run: The run it takes part in.
-        instance: The start of that run.
-        agent: Its name.
-        fingerprint: Hash of its settings.
-        serial: The last request that was received.
-        request: Hash of that request's bytes.
-        content: Hash of what it asked for.
-        tag: The server's seal on that.
-        broadcasts: The public blobs that were in force.
-        observations: How many observations the journal held.
-        evaluating: The points that the objective has started on and not finished, `q x d`.
-        index: Which evaluation of the request they are.
-        state: The agent's encoded state, after that request or after its reply.
-        reply: The reply to that request, once there is one.
-    """
-
-    run: str
-    instance: str
-    agent: AgentId
-    fingerprint: str
-    serial: int
-    request: str
-    content: str
-    tag: str
-    broadcasts: tuple[str, ...]
-    observations: int
-    evaluating: Tensor | None = field(repr=False)
-    index: int
-    state: bytes = field(repr=False)
-    reply: bytes | None = field(repr=False)
-
-    @property
-    def address(self) -> tuple[str, str, int, str]:
-        """Where its observations lie in the journal."""
-        return self.run, self.instance, self.serial, self.request
+HOPELESS = 3  # failures from the first evaluation on, after which an objective is taken for broken
 
 
 class _Refused(Exception):
@@ -101,50 +74,67 @@ class _Refused(Exception):
 
 
 class Site:
-    """One agent with its objective and what it must not lose.
+    """One agent with its objective, if it has one, and what it must not lose.
 
     Args:
         name: The agent's name, by which the server addresses it.
         agent: The site's side of the protocol.
         objective: `q x d` points to `q x 1` values, or `Pending()` while it is running: then it is
-            called again with the same points until it has them, also after a restart, and newer
-            requests wait. A process that is killed between the start of an evaluation and its
-            first `Pending()` may not come back to it; the objective then still has the value. What
-            has answered `Pending()` must come to an end: newer requests wait for it, until it has
-            the values or raises an error.
+            called again with the same points until it has them, also after a restart. An error
+            that it raises, or a value that is not finite, is a failed evaluation: it is recorded,
+            its point is not asked again, and the search goes on. None if trials are answered by
+            `tell` and `fail` only.
         run: The run's name, agreed with the server.
-        store: Where the record is kept; default in memory. Several sites may share one.
-        journal: Where observations are kept the moment they exist; default in memory. Its own.
+        log: What the site must not lose; default in memory. Its own.
         max_bytes: Refuse longer messages.
+        raise_errors: Whether an error of the objective is raised instead of recorded; the request
+            may then be repeated.
+
+    Example:
+        >>> site = Site("clinic", agent, None, log=FileLog(folder, SITE_EVENTS))
+        >>> for trial in site.ask(2):
+        ...     site.tell(trial.id, measure(**trial.parameters))
     """
 
     def __init__(
         self,
         name: AgentId,
         agent: Agent[Any],
-        objective: Objective,
+        objective: Objective | None,
         *,
         run: str = "run",
-        store: Store | None = None,
-        journal: Journal | None = None,
+        log: Log | None = None,
         max_bytes: int = MAX_BYTES,
+        raise_errors: bool = False,
     ) -> None:
         self.name = name
         self.agent = agent
         self.run = run
-        self.journal = Journal() if journal is None else journal
+        self.log = Log(SITE_EVENTS) if log is None else log
         self.objective = objective
-        self._store = MemoryStore() if store is None else store
+        self._raises = raise_errors
         self._max_bytes = max_bytes
-        self._lock = threading.Lock()
-        if isinstance(self._store, FileStore) != isinstance(self.journal, FileJournal):
-            raise ProtocolError(
-                f"Site {name!r} keeps only one of record and journal on disk: after a crash the "
-                "other would be missing. Give both, or neither."
-            )
-        key = hashlib.sha256(encode_names(run, name)).hexdigest()[:16]
-        self._key = f"record-{key}"
-        self._record = self._load()
+        self._lock = threading.RLock()
+        self._request: Requested | None = None
+        self._replied: Replied | None = None
+        self._state: Any = None
+        self._batches: list[Batch] = []  # that are not answered yet
+        self._handed: set[int] = set()
+        self._answers: list[Observation] = []  # in the order in which they came
+        self._count = 0  # of trials
+        self._queries = 0  # of batches
+        with one_thread():
+            self._open()
+
+    def close(self) -> None:
+        """Give its log back."""
+        self.log.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def __repr__(self) -> str:
         return f"Site({self.name!r}, run={self.run!r}, round={self.serial})"
@@ -152,27 +142,47 @@ class Site:
     @property
     def serial(self) -> int:
         """The last round it has seen, 0 at the beginning."""
-        return 0 if self._record is None else self._record.serial
+        return 0 if self._request is None else self._request.serial
 
     @property
     def broadcasts(self) -> tuple[str, ...]:
         """Hashes of the blobs its state may refer to."""
-        return () if self._record is None else self._record.broadcasts
+        return () if self._request is None else self._request.broadcasts
 
     @property
     def state(self) -> Any:
-        """The agent's state as it was last saved."""
-        record = self._record
-        return self.agent.start() if record is None else self._decoded(record)
+        """The agent's state, with all that was told."""
+        return self._state
 
-    def respond(self, request: bytes) -> bytes:
+    @property
+    def space(self) -> SearchSpace:
+        """The map of inputs and outcomes."""
+        return self.agent.space
+
+    @property
+    def token(self) -> str:
+        """A random name of this site's log, the same after a restart."""
+        if not len(self.log):
+            fingerprint = self.agent.fingerprint
+            self.log.append(Joined(self.run, self.name, fingerprint, secrets.token_hex(8)))
+        joined: Joined = self.log[0]
+        return joined.token
+
+    # -------------------------------------------------------------- requests
+
+    def respond(self, request: bytes, *, defer: bool = False) -> bytes:
         """Answer one request, by a `Reply` or a `Refusal`.
 
         The request's broadcasts must be in the agent's `blobs` before.
 
+        Args:
+            request: The bytes of a `Request`.
+            defer: Whether to reply, if the protocol can, without an evaluation that is not
+                finished.
+
         Raises:
             ProtocolError: The site itself cannot go on; nothing was lost.
-            Exception: Whatever the objective raises. The request may be repeated.
+            ObjectiveError: The objective has failed from its first evaluation on.
 
         The agent computes on one thread, the objective on as many as the process has.
         """
@@ -181,7 +191,7 @@ class Site:
             frame = None
             try:
                 frame = self._frame(request)
-                return self._answer(frame, digest)
+                return self._answer(frame, digest, defer)
             except _Refused as refused:
                 return self._refusal(frame, digest, refused.code)
 
@@ -192,13 +202,7 @@ class Site:
         background calls this the moment it has a value.
         """
         with self._lock, one_thread() as self._threads:
-            record = self._record
-            if record is None or record.evaluating is None or record.reply is not None:
-                return
-            with contextlib.suppress(_Refused):  # still busy
-                self._unfinished(record)
-
-    # -------------------------------------------------------------- one request
+            self._collect()
 
     def _frame(self, request: bytes) -> Request:
         try:
@@ -207,32 +211,35 @@ class Site:
             raise _Refused("invalid") from None
         return frame
 
-    def _answer(self, frame: Request, digest: str) -> bytes:
-        record = self._record
+    def _answer(self, frame: Request, digest: str, defer: bool) -> bytes:
+        last = self._request
         if (frame.run, frame.agent) != (self.run, self.name):
             raise _Refused("foreign")
-        if record is not None:
-            if frame.instance != record.instance:
+        if last is not None:
+            if frame.instance != last.instance:
                 raise _Refused("foreign")
-            if frame.serial < record.serial:
+            if frame.serial < last.serial:
                 raise _Refused("stale")
-            if frame.serial == record.serial and digest != record.request:
+            if frame.serial == last.serial and digest != last.request:
                 raise _Refused("changed")
-            if frame.asked < record.serial < frame.serial:
-                raise _Refused("stale")  # the server does not remember the round of the record
-            if frame.serial == record.serial and record.reply is not None:
-                return self._released(record)
+            if frame.asked < last.serial < frame.serial:
+                raise _Refused("stale")  # the server does not remember the last round
+            if frame.serial == last.serial and self._replied is not None:
+                return self._go_on(last, defer)
         if frame.heard > self.serial:
             raise _Refused("behind")
         if not all(self.agent.blobs.has(blob) for blob in frame.broadcasts):
             raise _Refused("missing")
-        if record is not None and frame.serial == record.serial:
-            return self._go_on(record)
-        state = self.agent.start() if record is None else self._unfinished(record)
+        if last is None or frame.serial > last.serial:
+            last = self._received(frame, digest)
+        return self._go_on(last, defer)
+
+    def _received(self, frame: Request, digest: str) -> Requested:
+        self._collect()
         try:
             message = decode(frame.body, *self.agent.accepts, max_bytes=self._max_bytes)
-            self.agent.check(state, message, frame.broadcasts)
-            state = self.agent.receive(state, message, frame.broadcasts)
+            self.agent.check(self._state, message, frame.broadcasts)
+            state = self.agent.receive(self._state, message, frame.broadcasts)
         except MessageError as error:
             logger.warning("site %r refuses round %d: %s", self.name, frame.serial, error)
             raise _Refused("invalid") from None
@@ -242,193 +249,483 @@ class Site:
         except Exception as error:  # a hostile request may raise anything; nothing is saved yet
             logger.exception("site %r cannot take round %d", self.name, frame.serial)
             raise _Refused("invalid") from error
-        record = SiteRecord(
-            run=frame.run,
+        snapshot = self._snapshot(state)
+        event = Requested(
             instance=frame.instance,
-            agent=self.name,
-            fingerprint=self.agent.fingerprint,
             serial=frame.serial,
             request=digest,
             content=request_content(frame),
             tag=frame.tag,
             broadcasts=frame.broadcasts,
-            observations=len(self.journal),
-            evaluating=None,
-            index=0,
-            state=self._encoded(state),
-            reply=None,
+            state=snapshot,
         )
-        self._save(record)
-        return self._go_on(record)
+        self._append(event)
+        self._request, self._replied, self._state = event, None, self._loaded(snapshot)
+        self.log.keep([snapshot])
+        return event
 
-    def _unfinished(self, record: SiteRecord) -> Any:
-        """The state before a newer request: with all that the older one has brought.
+    def _go_on(self, last: Requested, defer: bool) -> bytes:
+        """The reply to the last request, after its evaluation if there is an objective."""
+        if self.objective is not None:
+            while self.agent.wants(self._state):
+                batch = self._batches[0] if self._batches else self._chosen()
+                if batch is None or not self._evaluated(batch):
+                    break
+        if self._replied is None:
+            waits = self.agent.wants(self._state)
+            if waits and not (defer and self.agent.defers):
+                raise _Refused("busy")
+            self._reply(last, waits)
+        assert self._replied is not None
+        return self.log.load(self._replied.reply)
 
-        The agent is asked nothing: an unanswered request that it cannot cope with is left behind.
-        """
-        state = self._decoded(record)
-        if record.reply is not None:
-            return state
-        index = 0
-        while (known := self.journal.find(*record.address, index)) is not None:
-            state = self.agent.tell(state, known.X.clone(), known.Y.clone())
-            index += 1
-        if record.evaluating is not None and record.index == index:
-            # The objective has started on it: the newer request waits until it is finished.
-            state, _ = self._evaluate(record, state, index, record.evaluating)
-        return state
-
-    def _replayed(self, record: SiteRecord, state: Any) -> tuple[Any, int, Tensor | Pending | None]:
-        """The state after all observations of a request that the journal holds."""
-        index = 0
-        while True:
-            asked = self._asked(state)
-            if not isinstance(asked, Tensor):
-                return state, index, asked
-            known = self.journal.find(*record.address, index)
-            if known is None:
-                return state, index, asked
-            if not torch.equal(known.X, asked):
-                raise ProtocolError(
-                    f"The journal of site {self.name!r} holds another point for round "
-                    f"{record.serial} than the agent asks for: its code or its seed has changed. "
-                    "Go on with the version that started the run."
-                )
-            state = self.agent.tell(state, known.X.clone(), known.Y.clone())
-            index += 1
-
-    def _go_on(self, record: SiteRecord) -> bytes:
-        state, index, asked = self._replayed(record, self._decoded(record))
-        while isinstance(asked, Tensor):
-            state, record = self._evaluate(record, state, index, asked)
-            index += 1
-            asked = self._asked(state)
-        if asked is not None:
-            raise _Refused("busy")
+    def _reply(self, last: Requested, waits: bool) -> None:
+        """Make the reply, once."""
         try:
-            state, message = self.agent.reply(state)
+            state, message = self.agent.reply(self._state)
         except BudgetExceeded:
             raise _Refused("budget") from None
         try:
             body = encode(message, max_bytes=self._max_bytes)
         except MessageError as error:
             raise ProtocolError(f"Site {self.name!r} cannot send its reply: {error}") from error
-        reply = encode(
-            Reply(bytes.fromhex(record.request), body),
+        data = encode(
+            Reply(bytes.fromhex(last.request), body, waits),
             max_bytes=self._max_bytes + FRAME_BYTES,
         )
-        count = len(self.journal)
-        record = replace(record, state=self._encoded(state), reply=reply, observations=count)
-        self._save(record)
-        return self._released(record)
-
-    def _released(self, record: SiteRecord) -> bytes:
-        """The stored reply, after the journal knows that it may leave."""
-        assert record.reply is not None
-        self.journal.release(Released(*record.address))
-        return record.reply
-
-    def _asked(self, state: Any) -> Tensor | Pending | None:
-        asked = self.agent.ask(state)
-        if not isinstance(asked, Tensor):
-            return asked
-        if asked.dim() != 2 or asked.dtype != torch.float64 or len(asked) == 0:
-            raise ProtocolError(
-                f"The agent of site {self.name!r} must ask for `q x d` float64 points, got shape "
-                f"{tuple(asked.shape)} and {asked.dtype}."
-            )
-        if not bool(torch.isfinite(asked).all()):
-            raise ProtocolError(f"The agent of site {self.name!r} asks for a point with NaN.")
-        return asked.detach().clone()
-
-    def _evaluate(
-        self, record: SiteRecord, state: Any, index: int, X: Tensor
-    ) -> tuple[Any, SiteRecord]:
-        """One evaluation, in the journal before anybody uses it."""
-        try:
-            with threads(self._threads):
-                answer = self.objective(X.clone())
-        except Exception:
-            if record.evaluating is not None:  # it has ended: newer requests need not wait for it
-                self._save(replace(record, evaluating=None))
-            raise
-        if isinstance(answer, Pending):
-            if record.evaluating is None or record.index != index:
-                self._save(replace(record, evaluating=X, index=index))
-            raise _Refused("busy")
-        Y = checked_values(X, answer)
-        self.journal.record(Observation(*record.address, index, X, Y))
-        if record.evaluating is not None:
-            record = replace(record, evaluating=None)
-            self._save(record)
-        return self.agent.tell(state, X.clone(), Y.clone()), record
+        snapshot, reply = self._snapshot(state), self.log.snapshot(data)
+        event = Replied(last.serial, last.request, reply, snapshot)
+        self._append(event)
+        self._replied, self._state = event, self._loaded(snapshot)
+        self.log.keep([snapshot, reply])
 
     def _refusal(self, frame: Request | None, digest: str, code: RefusalCode) -> bytes:
         run, instance = (self.run, "") if frame is None else (frame.run, frame.instance)
         serial = 0 if frame is None else frame.serial
-        known = self._record
-        content, tag = ("", "") if known is None else (known.content, known.tag)
+        last = self._request
+        content, tag = ("", "") if last is None else (last.content, last.tag)
         return encode(
             Refusal(run, instance, self.name, serial, digest, code, self.serial, content, tag)
         )
 
-    # -------------------------------------------------------------- the record
+    # -------------------------------------------------------------- the trial service
 
-    def _load(self) -> SiteRecord | None:
-        data = self._store.get(self._key)
-        if data is None:
-            if not self.journal.empty:
-                raise ProtocolError(
-                    f"Site {self.name!r} has a journal with entries and no record: restore "
-                    "the record; or join as a new agent, under another name and with a new "
-                    "journal, and pass the observations of the old one to it as data of its own."
+    def ask(self, n: int = 1) -> list[Trial]:
+        """New trials to evaluate, `n` of them, or fewer where the budget ends.
+
+        A trial that is open already is not given out again: `pending` lists those. Points differ
+        from all that are open.
+        """
+        if n < 1:
+            raise InputDataError(f"Expected n >= 1 trials, got {n}.")
+        with self._lock, one_thread() as self._threads:
+            self._check_asked()
+            while len(self._free()) < n and self._chosen() is not None:
+                pass
+            trials = tuple(self._free()[:n])
+            if trials:
+                self._hand(trials)
+            return [trial for trial in self.pending() if trial.id in trials]
+
+    def tell(
+        self,
+        id: int,
+        value: float | Mapping[str, float],
+        sem: float | Mapping[str, float] | None = None,
+    ) -> Trial:
+        """Answer an open trial.
+
+        Args:
+            id: The trial's number.
+            value: The outcome as measured, or a mapping from the outcome's name to it.
+            sem: The standard error of the value, in the same form. It is kept with the trial; the
+                models learn the noise from the outcomes.
+        """
+        number, error = self._outcome(value, "value"), None
+        if sem is not None:
+            error = self._outcome(sem, "sem")
+            if error < 0:
+                raise InputDataError(f"Expected sem >= 0, got {error}.")
+        with self._lock, one_thread() as self._threads:
+            self._check_open(id)
+            self._observe((id,), _column([number]), None if error is None else _column([error]))
+            return self._trial(self._answers[-1])
+
+    def fail(self, id: int, reason: str = "") -> Trial:
+        """Say that an open trial has no value; its point is not asked again.
+
+        Args:
+            id: The trial's number.
+            reason: Why, for the site's own report.
+        """
+        with self._lock, one_thread() as self._threads:
+            self._check_open(id)
+            self._fail((id,), reason)
+            return self._trial(self._answers[-1])
+
+    def attach(
+        self,
+        parameters: Mapping[str, Value] | Tensor,
+        value: float | Mapping[str, float],
+        sem: float | Mapping[str, float] | None = None,
+        *,
+        label: str = "",
+    ) -> Trial:
+        """Add a result that exists already. It counts as data, not as an evaluation.
+
+        Args:
+            parameters: Named values in the user's units, or a point of the unit cube, `1 x d`.
+            value: As in `tell`.
+            sem: As in `tell`.
+            label: A name for it. A result of a name that is there already is not added again.
+        """
+        known = next((a for a in self._answers if label and a.label == label), None)
+        if known is not None:
+            return self._trial(known)
+        if isinstance(parameters, Tensor):
+            X = parameters.double()
+        else:
+            X = self.space.to_unit([parameters])
+        if X.shape != (1, self.space.dim) or not bool(((X >= 0) & (X <= 1)).all()):
+            raise InputDataError(
+                f"Expected one point of the unit cube, `1 x {self.space.dim}`, got shape "
+                f"{tuple(X.shape)}."
+            )
+        number = self._outcome(value, "value")
+        error = None if sem is None else _column([self._outcome(sem, "sem")])
+        with self._lock, one_thread() as self._threads:
+            event = Attached(self._count, X, _column([number]), error, label)
+            state = self.agent.attach(self._state, X.clone(), event.Y.clone())
+            self._append(event)
+            self._attached(event)
+            self._state = state
+            return self._trial(self._answers[-1])
+
+    def pending(self) -> list[Trial]:
+        """The trials that are open."""
+        with self._lock:
+            return [
+                Trial(number, self._parameters(batch.points([number])), round=batch.serial)
+                for batch in self._batches
+                for number in batch.open
+            ]
+
+    def trials(self) -> list[Trial]:
+        """All trials, by their numbers."""
+        with self._lock:
+            answered = [self._trial(answer) for answer in self._answers]
+            return sorted([*answered, *self.pending()], key=lambda trial: trial.id)
+
+    def best(self) -> Trial | None:
+        """The trial with the best value, attached results included; None without a value."""
+        values = [trial for trial in self.trials() if trial.value is not None]
+        sign = -1.0 if self.space.outcome.minimize else 1.0
+        return max(values, key=lambda trial: sign * float(trial.value or 0.0), default=None)
+
+    def point(self, id: int) -> Tensor:
+        """The point of an open trial in the unit cube, `1 x d`."""
+        self._check_open(id)
+        return self._batch_of(id).points([id])
+
+    @property
+    def left(self) -> int:
+        """How many trials can be chosen now beside those that are open, at least."""
+        if self._request is None:
+            return 0
+        return self.agent.left(self._state, sum(len(batch.open) for batch in self._batches))
+
+    def take(self, id: int) -> None:
+        """Note that an open trial was given to somebody, who will answer it."""
+        with self._lock:
+            self._check_open(id)
+            if id not in self._handed:
+                self._hand((id,))
+
+    def observations(self, start: int = 0) -> Sequence[Observation]:
+        """The answered trials in the order of their answers, from one on."""
+        return tuple(self._answers[start:])
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the last request waits for an evaluation."""
+        return self._request is not None and bool(self.agent.wants(self._state))
+
+    def _check_asked(self) -> None:
+        if self._request is None:
+            raise ProtocolError(
+                f"Site {self.name!r} has had no request from the hub yet, and so does not know "
+                "what the others know: ask again when the hub has begun."
+            )
+
+    def _check_open(self, id: int) -> None:
+        if any(id in batch.open for batch in self._batches):
+            return
+        numbers = [trial.id for trial in self.pending()]
+        known = next((trial for trial in self.trials() if trial.id == id), None)
+        what = f"trial {id} is {known.status} already" if known else f"there is no trial {id}"
+        raise InputDataError(f"Site {self.name!r}: {what}; open trials are {numbers}.")
+
+    def _outcome(self, value: object, what: str) -> float:
+        name = self.space.outcome.name
+        if isinstance(value, Mapping):
+            if set(value) != {name}:
+                raise InputDataError(
+                    f"Expected {what} of the one outcome {name!r}, got {sorted(map(str, value))}."
                 )
+            value = value[name]
+        try:
+            number = float(value)  # type: ignore[arg-type]
+        except (TypeError, ValueError):
+            raise InputDataError(
+                f"Expected {what} as a number or as {{{name!r}: number}}, got "
+                f"{type(value).__name__}."
+            ) from None
+        if not abs(number) <= MAX_VALUE:
+            raise InputDataError(
+                f"Expected a finite {what} up to {MAX_VALUE:g}, got {number}: a trial without a "
+                "value is answered by `fail`."
+            )
+        return number
+
+    def _trial(self, answer: Observation) -> Trial:
+        parameters = self._parameters(answer.X)
+        value = float(answer.Y) if len(answer.Y) else None
+        return Trial(
+            answer.trial,
+            parameters,
+            answer.status,
+            value,
+            answer.sem,
+            answer.reason,
+            answer.serial,
+            answer.label,
+        )
+
+    def _parameters(self, X: Tensor) -> dict[str, Value]:
+        (parameters,) = self.space.from_unit(X)
+        return parameters
+
+    # -------------------------------------------------------------- choosing and answering
+
+    def _free(self) -> list[int]:
+        """Open trials that were not given to anybody."""
+        return [
+            number for batch in self._batches for number in batch.open if number not in self._handed
+        ]
+
+    def _chosen(self) -> Batch | None:
+        """A new batch, None if there is nothing to evaluate."""
+        pending = [batch.points(batch.open) for batch in self._batches]
+        empty = torch.zeros(0, self.space.dim, dtype=torch.float64)
+        X = self.agent.ask(self._state, torch.cat([empty, *pending]))
+        if isinstance(X, Pending):
+            raise _Refused("busy")
+        if X is None:
             return None
-        try:
-            record: SiteRecord = decode(data, SiteRecord, max_bytes=2 * STATE_BYTES)
-        except MessageError as error:
+        if X.dim() != 2 or X.dtype != torch.float64 or len(X) == 0:
             raise ProtocolError(
-                f"The record of site {self.name!r} cannot be read: {error}"
-            ) from error
-        found = record.run, record.agent, record.fingerprint
-        if found != (self.run, self.name, self.agent.fingerprint):
-            raise ProtocolError(
-                f"The record is of agent {record.agent!r} in run {record.run!r} with settings "
-                f"{record.fingerprint[:12]}…, not of {self.name!r} in {self.run!r} with "
-                f"{self.agent.fingerprint[:12]}…: use the settings that it was made with."
+                f"The agent of site {self.name!r} must ask for `q x d` float64 points, got shape "
+                f"{tuple(X.shape)} and {X.dtype}."
             )
-        last = self.journal.last(record.run, record.instance)
-        released = self.journal.released(record.run, record.instance)
-        if len(self.journal) < record.observations:
-            raise ProtocolError(
-                f"The journal of site {self.name!r} has {len(self.journal)} observations, its "
-                f"record knows of {record.observations}: restore the newest journal."
-            )
-        if last > record.serial or (released == record.serial and record.reply is None):
-            raise ProtocolError(
-                f"The record of site {self.name!r} is older than its journal (round "
-                f"{record.serial} against {last}): going on would draw a reply twice. Restore the "
-                "newest record."
-            )
-        return record
+        if not bool(torch.isfinite(X).all()):
+            raise ProtocolError(f"The agent of site {self.name!r} asks for a point with NaN.")
+        event = Asked(self._count, self.serial, X.detach())
+        self._append(event)
+        self._asked(event)
+        return self._batches[-1]
 
-    def _save(self, record: SiteRecord) -> None:
-        self._store.put(self._key, encode(record, max_bytes=2 * STATE_BYTES))
-        self._record = record
+    def _hand(self, trials: tuple[int, ...]) -> None:
+        event = Handed(trials)
+        self._append(event)
+        self._handed.update(trials)
 
-    def _encoded(self, state: Any) -> bytes:
+    def _collect(self) -> None:
+        """Evaluate, or go on to evaluate, what is open and not in anybody's hands."""
+        while self.objective is not None and self._batches:
+            if not self._evaluated(self._batches[0]):
+                return
+
+    def _evaluated(self, batch: Batch) -> bool:
+        """Have the objective answer the free trials of a batch; False while it is running.
+
+        A batch in which somebody has trials in hand waits for that answer.
+        """
+        free = [number for number in batch.open if number not in self._handed]
+        if not free:
+            return False
+        return self._evaluate(batch, free)
+
+    def _evaluate(self, batch: Batch, trials: list[int]) -> bool:
+        assert self.objective is not None
+        X = batch.points(trials)
         try:
-            return encode(state, max_bytes=STATE_BYTES)
+            with threads(self._threads):
+                answer = self.objective(X.clone())
+        except Exception as error:
+            if self._raises:
+                raise
+            if len(trials) > 1:  # one of them at a time: the others may have values
+                return all(self._evaluate(batch, [trial]) for trial in trials)
+            self._check_hope(error)
+            logger.warning("site %r: an evaluation has failed", self.name, exc_info=True)
+            self._fail(tuple(trials), f"{type(error).__name__}: {error}")
+            return True
+        if isinstance(answer, Pending):
+            return False
+        Y = checked_values(X, answer)
+        good = (Y.abs() <= MAX_VALUE).flatten().tolist()  # false for NaN
+        bad = [trial for trial, fine in zip(trials, good, strict=True) if not fine]
+        if len(bad) < len(trials):
+            fine = [trial for trial in trials if trial not in bad]
+            self._observe(tuple(fine), Y[[trial not in bad for trial in trials]], None)
+        if bad:
+            strange = ValueError(f"the value is NaN, infinite or beyond {MAX_VALUE:g}")
+            self._check_hope(strange)
+            self._fail(tuple(bad), str(strange))
+        return True
+
+    def _check_hope(self, error: Exception) -> None:
+        """Raise if an objective has failed from the first evaluation on: it is broken."""
+        failed = [answer for answer in self._answers if answer.status == "failed"]
+        if len(failed) < HOPELESS - 1 or any(a.status == "completed" for a in self._answers):
+            return
+        raise ObjectiveError(
+            f"The objective of site {self.name!r} has failed at its first {HOPELESS} points, the "
+            f"last time with {type(error).__name__}: {error}. Mend it and go on: the failures "
+            "before this one are recorded, and this point is asked again."
+        ) from error
+
+    def _observe(self, trials: tuple[int, ...], Y: Tensor, sem: Tensor | None) -> None:
+        event = Observed(trials, Y, sem)
+        self._append(event)
+        self._answered(event)
+
+    def _fail(self, trials: tuple[int, ...], reason: str) -> None:
+        event = Failed(trials, "".join(filter(str.isprintable, str(reason)))[:MAX_REASON])
+        self._append(event)
+        self._answered(event)
+
+    # -------------------------------------------------------------- the log
+
+    def _append(self, event: Any) -> None:
+        _ = self.token
+        self.log.append(event)
+
+    def _open(self) -> None:
+        """The state that the log leads to."""
+        self._state = self.agent.start()
+        if not len(self.log):
+            return
+        joined = self.log[0]
+        mine = self.run, self.name, self.agent.fingerprint
+        if not isinstance(joined, Joined):
+            raise ProtocolError(f"{self.log!r} does not begin as a site's log does.")
+        if (joined.run, joined.agent, joined.fingerprint) != mine:
+            raise ProtocolError(
+                f"The log is of agent {joined.agent!r} in run {joined.run!r} with settings "
+                f"{joined.fingerprint[:12]}…, not of {self.name!r} in {self.run!r} with "
+                f"{mine[2][:12]}…: use the settings that it was made with."
+            )
+        events = list(self.log)
+        saved = [i for i, event in enumerate(events) if isinstance(event, Requested | Replied)]
+        last = saved[-1] if saved else 0
+        for place, event in enumerate(events):
+            self._happened(event, tells=place > last)
+            if place == last and saved:
+                self._state = self._loaded(event.state)
+        kept = [] if not saved else [events[last].state]
+        if self._replied is not None:
+            kept.append(self._replied.reply)
+        for digest in kept:
+            self.log.load(digest)
+        self.log.keep(kept)
+
+    def _happened(self, event: Any, *, tells: bool) -> None:
+        match event:
+            case Requested():
+                self._request, self._replied = event, None
+            case Replied():
+                self._replied = event
+            case Asked():
+                self._asked(event)
+            case Handed():
+                self._handed.update(event.trials)
+            case Observed() | Failed():
+                self._answered(event, tells=tells)
+            case Attached():
+                self._attached(event)
+                if tells:
+                    self._state = self.agent.attach(self._state, event.X.clone(), event.Y.clone())
+
+    def _asked(self, event: Asked) -> None:
+        self._queries += 1
+        self._batches.append(Batch(event, self._queries))
+        self._count = event.first + len(event.X)
+
+    def _answered(self, event: Observed | Failed, *, tells: bool = True) -> None:
+        """Note answers, and tell the agent of a batch that is complete."""
+        for row, number in enumerate(event.trials):
+            batch = self._batch_of(number)
+            X, none = batch.points([number]), _column([])
+            if isinstance(event, Observed):
+                batch.answer(number, float(event.Y[row]))
+                sem = None if event.sem is None else float(event.sem[row])
+                Y = event.Y[row : row + 1]
+                found = Observation(number, batch.number, batch.serial, X, Y, sem)
+            else:
+                batch.answer(number, math.nan)
+                found = Observation(
+                    number, batch.number, batch.serial, X, none, None, "failed", event.reason
+                )
+            self._answers.append(found)
+            if batch.answered:
+                self._batches.remove(batch)
+                if tells:
+                    self._state = self.agent.tell(self._state, batch.X.clone(), batch.Y.clone())
+
+    def _batch_of(self, trial: int) -> Batch:
+        for batch in self._batches:
+            if trial in batch.open:
+                return batch
+        raise ProtocolError(
+            f"{self.log!r} answers trial {trial}, which is not open: it is no log of a site, or "
+            "two sites have written to it."
+        )
+
+    def _attached(self, event: Attached) -> None:
+        for row in range(len(event.X)):
+            sem = None if event.sem is None else float(event.sem[row])
+            found = Observation(
+                event.first + row,
+                0,
+                self.serial,
+                event.X[row : row + 1],
+                event.Y[row : row + 1],
+                sem,
+                "attached",
+                "",
+                event.label,
+            )
+            self._answers.append(found)
+        self._count = event.first + len(event.X)
+
+    def _snapshot(self, state: Any) -> str:
+        try:
+            return self.log.snapshot(encode(state, max_bytes=STATE_BYTES))
         except MessageError as error:
             raise ProtocolError(f"Site {self.name!r} cannot save its state: {error}") from error
 
-    def _decoded(self, record: SiteRecord) -> Any:
+    def _loaded(self, digest: str) -> Any:
         try:
-            return decode(record.state, self.agent.state_type, max_bytes=STATE_BYTES)
+            return decode(self.log.load(digest), self.agent.state_type, max_bytes=STATE_BYTES)
         except MessageError as error:
             raise ProtocolError(
                 f"The state of site {self.name!r} cannot be read: {error}"
             ) from error
+
+
+def _column(values: Sequence[float]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64).reshape(-1, 1)
 
 
 def request_content(frame: Request) -> str:
@@ -476,10 +773,4 @@ def checked_values(X: Tensor, Y: object) -> Tensor:
     if Y.is_complex():
         raise ProtocolError("The objective must return real numbers, got complex ones.")
     Y = Y.detach().double().cpu().reshape(-1, 1)
-    if not bool((Y.abs() <= MAX_VALUE).all()):  # false for NaN
-        raise ProtocolError(
-            f"The objective returned NaN, infinity or a value beyond {MAX_VALUE:g}. Return the "
-            "worst value that is plausible, or raise an exception for a point that must be tried "
-            "again."
-        )
     return Y.clone()

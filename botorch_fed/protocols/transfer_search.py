@@ -39,14 +39,17 @@ from torch import Tensor
 from botorch_fed.acquisition.earned import (
     Domain,
     EarnedImprovement,
+    maximize_feasibility,
     maximize_improvement,
     maximize_prior,
 )
+from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import NumericalError
 from botorch_fed.models import (
     AdditiveFeatures,
     FeatureMap,
+    LogWarp,
     PolynomialFeatures,
     RandomFourierFeatures,
     StationaryKernel,
@@ -62,9 +65,9 @@ from botorch_fed.models.earned_prior import (
     project,
     reference_features,
 )
-from botorch_fed.models.features import log_unwarp
+from botorch_fed.models.feasibility import Feasibility
 from botorch_fed.models.support import sobol_support
-from botorch_fed.protocols.own_step import random_point, untried
+from botorch_fed.protocols.own_step import feasibility_of, random_point, untried
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace, Value
 
@@ -127,10 +130,9 @@ class TransferSearch:
             name = f"{named.__module__}.{named.__qualname__}"
         return repr((name, self.warp, self.trusts, self.trust_prior, self.listen))
 
-    def offsets(self, space: SearchSpace) -> Tensor | None:
-        """Of the warp that the own model sees inputs by; None if there is none."""
-        offsets = space.log_offsets
-        return offsets if self.warp and bool((offsets > 0).any()) else None
+    def log_warp(self, space: SearchSpace) -> LogWarp:
+        """The scale on which the own model sees inputs."""
+        return LogWarp(space.log_offsets if self.warp else torch.zeros(space.dim).double())
 
     # -------------------------------------------------------------- what it says
 
@@ -197,7 +199,7 @@ class TransferSearch:
                 prior,
                 trusts=self.trusts,
                 trust_prior=pooled,
-                offsets=self.offsets(space),
+                log_warp=self.log_warp(space),
             )
         except NumericalError as error:  # a site must not be stuck, nor others wait for it
             logger.warning("no model of %d observations: %s", len(X), error)
@@ -215,6 +217,7 @@ class TransferSearch:
         chosen: Tensor,
         candidates: Tensor | None,
         stream: Generator,
+        failed: Tensor | None = None,
     ) -> Tensor:
         """The next point, `1 x d`.
 
@@ -226,50 +229,78 @@ class TransferSearch:
             chosen: Points that the same query has already, `k x d`.
             candidates: The only points that can be evaluated, `K x d`.
             stream: The site's own random numbers.
+            failed: Points whose evaluation failed, `m x d`: none is asked again while another is
+                left, and from two on the probability of success is modelled.
         """
         prior, others = advice if advice is not None and self.listen else (None, None)
         tried = torch.cat([X, chosen])
-        domain = self._domain(space, tried, candidates)
+        failed = X[:0] if failed is None else failed.double()
+        domain = self._domain(space, tried, candidates, failed)
+        feasibility = self._feasibility(space, X, failed)
         if prior is not None and not len(X):
-            return maximize_prior(prior, domain, stream, apart=APART)
+            return maximize_prior(prior, domain, stream, apart=APART, feasibility=feasibility)
+        if feasibility is not None and not len(X):
+            return maximize_feasibility(feasibility, domain, stream)
         posterior = self._fitted(space, X, Y, prior, others) if len(X) else None
         if posterior is None:
-            point = random_point(space, domain.candidates, stream)
+            point = random_point(space, domain.candidates, stream, failed)
             return point if candidates is not None else space.snap(point)
         if len(chosen):
             posterior = posterior.conditioned(chosen)
         if self.acquisition is not None:
-            return self._passed_in(space, posterior, domain, stream)
+            return self._passed_in(space, posterior, domain, feasibility, X, stream)
         chance = float(stream.uniform(1))  # in any case: no trust is then the site alone, exactly
         if prior is not None and others is None and not len(chosen):
             posterior = posterior.only(posterior.drawn(chance))
-        improvement = EarnedImprovement.of(posterior, tried)
+        improvement = EarnedImprovement.of(posterior, tried, feasibility)
         return maximize_improvement(improvement, domain, stream)
 
+    def _feasibility(self, space: SearchSpace, X: Tensor, failed: Tensor) -> Feasibility | None:
+        """What succeeds; None while failures do not repeat."""
+        return feasibility_of(X, failed, self.log_warp(space)) if len(failed) else None
+
     def _passed_in(
-        self, space: SearchSpace, posterior: EarnedPosterior, domain: Domain, stream: Generator
+        self,
+        space: SearchSpace,
+        posterior: EarnedPosterior,
+        domain: Domain,
+        feasibility: Feasibility | None,
+        X: Tensor,
+        stream: Generator,
     ) -> Tensor:
         """The best point by an acquisition function of BoTorch."""
         assert self.acquisition is not None
         model = posterior.model(posterior.drawn(float(stream.uniform(1))))
+        acquisition = self.acquisition(model, domain.tried)
+        if feasibility is not None:
+            acquisition = FeasibleAcquisition(acquisition, feasibility, X)
         point, _ = maximize(
-            self.acquisition(model, domain.tried),
+            acquisition,
             space.dim,
             generator=stream,
             candidates=domain.candidates,
-            offsets=self.offsets(space),
+            log_warp=self.log_warp(space),
             tried=domain.tried,
             min_distance=1e-4,
+            failed=domain.failed,
+            snap=domain.snap,
             num_raw=512,
             num_restarts=10,
         )
         return point if domain.snap is None else domain.snap(point)
 
-    def _domain(self, space: SearchSpace, tried: Tensor, candidates: Tensor | None) -> Domain:
+    def _domain(
+        self,
+        space: SearchSpace,
+        tried: Tensor,
+        candidates: Tensor | None,
+        failed: Tensor,
+    ) -> Domain:
         lower, upper = space.bounds.double()
-        if candidates is not None:
-            return Domain(lower, upper, tried, untried(candidates, tried))
-        return Domain(lower, upper, tried, None, space.snap)
+        if candidates is None:
+            return Domain(lower, upper, tried, None, space.snap, failed)
+        candidates = untried(candidates, failed)
+        return Domain(lower, upper, tried, untried(candidates, tried), failed=failed)
 
 
 # ------------------------------------------------------------------ what arrives
@@ -299,8 +330,7 @@ def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) ->
         groups = [every] if space.dim <= MOST_PAIRED else [range(j, j + 1) for j in every]
         trends = [PolynomialFeatures(0.5, 0.5, input_dim=len(group)) for group in groups]
         phi = AdditiveFeatures([*trends, phi], [*groups, every])
-    offsets = space.log_offsets
-    return WarpedFeatures(phi, offsets) if bool((offsets > 0).any()) else phi
+    return WarpedFeatures.around(phi, space.log_offsets)
 
 
 class Advice(NamedTuple):
@@ -539,8 +569,7 @@ def dealt_design(
     if num_points < 1:
         return torch.zeros(0, space.dim).double()
     sequence = sobol_support(space.dim, num_sites * num_points, seed=seed)[index::num_sites]
-    if bool((space.log_offsets > 0).any()):  # parameters that act by their ratio: evenly there
-        sequence = log_unwarp(sequence, space.log_offsets)
+    sequence = LogWarp(space.log_offsets).untransform(sequence)  # evenly on a model's scale
     if candidates is None:
         return space.snap(sequence)
     left = candidates.double()

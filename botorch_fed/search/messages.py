@@ -274,7 +274,8 @@ class TransferRows(RowSearch):
             view.X,
             view.Y,
             self._advice(view),
-            chosen=view.avoid,
+            chosen=view.chosen,
+            failed=view.failed,
             candidates=view.candidates,
             stream=view.stream("point", view.query, view.slot),
         )

@@ -27,6 +27,7 @@ from __future__ import annotations
 import logging
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import ClassVar
@@ -41,13 +42,20 @@ from botorch_fed.federation.terms import Terms, View, remembered
 from botorch_fed.models import (
     AdditiveFeatures,
     InducingFeatures,
+    LogWarp,
     StationaryKernel,
     Summary,
 )
+from botorch_fed.models.feasibility import Feasibility
 from botorch_fed.models.features import FeatureMap, PolynomialFeatures
 from botorch_fed.models.summary import WeightPosterior, profiled_evidence, summarize
 from botorch_fed.models.support import sobol_support
-from botorch_fed.protocols.own_step import tensor_hash, untried
+from botorch_fed.protocols.own_step import (
+    feasibility_of,
+    random_point,
+    tensor_hash,
+    untried,
+)
 from botorch_fed.rng import Generator, generator
 from botorch_fed.search.releases import Sum, Sums
 from botorch_fed.search.sums import SummedSearch
@@ -289,18 +297,34 @@ class RegionSearch(SummedSearch):
     def point(self, view: View) -> Tensor:
         """The next point, `1 x d`: of the region, or at random before the first sum."""
         memory: RegionMemory = view.memory
-        agents, stream = view.terms.agents, view.stream("query", view.n - view.first)
+        agents, space = view.terms.agents, view.terms.space
+        stream = view.stream("query", view.n - view.first)
         if memory.seen is None:
-            point = stream.uniform(1, view.terms.space.dim)
+            point = random_point(space, None, stream, view.failed)
         else:
             read = _remembered_view(self, view.terms, memory.seen, memory.total, memory.count)
             turn = agents[read.plan.t % len(agents)] == view.name
-            tried = torch.cat([view.X, view.avoid])
-            point = next_point(self, read, tried, stream=stream, turn=turn)
+            point = next_point(
+                self,
+                read,
+                torch.cat([view.X, view.avoid]),
+                stream=stream,
+                turn=turn,
+                feasible=_feasible(view),
+            )
         if view.candidates is None:
-            return view.terms.space.snap(point)
+            return space.snap(point)
         fresh = untried(view.candidates, view.X).double()
         return fresh[torch.cdist(point, fresh).argmin()].unsqueeze(0)
+
+
+def _feasible(view: View) -> Feasible | None:
+    """What succeeds at this site; None while failures do not repeat."""
+    if not len(view.failed):
+        return None
+    warp = LogWarp(torch.zeros(view.terms.space.dim).double())
+    feasibility = feasibility_of(view.X, view.failed, warp)
+    return None if feasibility is None else Feasible(feasibility, view.X)
 
 
 def _remembered_view(
@@ -557,8 +581,32 @@ def _following(
 # ------------------------------------------------------------------ an agent's point
 
 
+@dataclass(frozen=True, eq=False)
+class Feasible:
+    """What succeeds at a site, and where an evaluation has."""
+
+    model: Feasibility
+    X: Tensor
+
+    def weigh(self, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """A function above its least value at `X`, times the probability of success."""
+        least = float(function(self.X).min()) if len(self.X) else 0.0
+
+        def weighed(X: Tensor) -> Tensor:
+            above = function(X) - least
+            return torch.where(above > 0, above * self.model(X).exp(), above)
+
+        return weighed
+
+
 def next_point(
-    search: RegionSearch, found: RegionView, tried: Tensor, *, stream: Generator, turn: bool
+    search: RegionSearch,
+    found: RegionView,
+    tried: Tensor,
+    *,
+    stream: Generator,
+    turn: bool,
+    feasible: Feasible | None = None,
 ) -> Tensor:
     """The maximum in the region of a function drawn from the shared posterior, `1 x d`.
 
@@ -569,12 +617,13 @@ def next_point(
         stream: The agent's own random numbers.
         turn: Whether it is this agent's turn to try the maximum of the mean. Where the model is
             certain all draws have the same maximum: the others then try the neighbourhood.
+        feasible: What succeeds, where evaluations of this agent have failed.
     """
     posterior = found.posterior
     deviation = posterior.sample(generator=stream) - posterior.mean
     weights = posterior.mean + search.spread * found.scale * deviation
     start = found.following.centre.clamp(*found.plan.box).unsqueeze(0)
-    best = _maximum(search, found, weights, start)
+    best = _maximum(search, found, weights, start, feasible)
     known = tried if turn else torch.cat([tried, found.following.centre.unsqueeze(0)])
     if len(known) and float(torch.cdist(best, known).min()) < 0.01 * found.plan.half_width:
         nudge = 0.05 * found.plan.half_width * stream.normal(1, best.shape[-1])
@@ -582,12 +631,25 @@ def next_point(
     return best
 
 
-def _maximum(search: RegionSearch, found: RegionView, weights: Tensor, start: Tensor) -> Tensor:
+def _maximum(
+    search: RegionSearch,
+    found: RegionView,
+    weights: Tensor,
+    start: Tensor,
+    feasible: Feasible | None = None,
+) -> Tensor:
     """Where in the region a function of the basis is largest, `1 x d`."""
     lower, upper = found.plan.box
+
+    def draw(X: Tensor) -> Tensor:
+        return found.features(X) @ weights
+
+    function: Callable[[Tensor], Tensor] = draw
     values = found.raw_features @ weights
+    if feasible is not None:
+        function = feasible.weigh(draw)
+        with torch.no_grad():
+            values = function(found.raw)
     first = found.raw[values.topk(search.num_restarts).indices]
-    points, ends = ascend(
-        lambda X: found.features(X) @ weights, torch.cat([first, start]), lower, upper
-    )
+    points, ends = ascend(function, torch.cat([first, start]), lower, upper)
     return points[ends.argmax()].unsqueeze(0)

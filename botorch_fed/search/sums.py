@@ -152,7 +152,8 @@ class TransferSum(SummedSearch):
             view.X,
             view.Y,
             advice,
-            chosen=view.avoid,
+            chosen=view.chosen,
+            failed=view.failed,
             candidates=view.candidates,
             stream=view.stream("query", view.n - view.first),
         )

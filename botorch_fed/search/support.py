@@ -21,7 +21,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar, Literal, get_args
 
@@ -44,12 +44,14 @@ from botorch_fed.acquisition import (
     ThompsonSampling,
     check_schedule,
 )
+from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.optimize import ascend, maximize
 from botorch_fed.errors import NumericalError
 from botorch_fed.federation.terms import MAX_EVALUATIONS, Terms, View, remembered
 from botorch_fed.models import (
     BasisGP,
     InducingFeatures,
+    LogWarp,
     OwnHyperparameters,
     RandomFourierFeatures,
     StationaryKernel,
@@ -65,7 +67,12 @@ from botorch_fed.models.repair import repair_total
 from botorch_fed.models.summary import WeightPosterior
 from botorch_fed.models.support import sobol_support
 from botorch_fed.privacy.distributed import DistributedRecordSum
-from botorch_fed.protocols.own_step import random_point, tensor_hash, untried
+from botorch_fed.protocols.own_step import (
+    feasibility_of,
+    random_point,
+    tensor_hash,
+    untried,
+)
 from botorch_fed.rng import Generator, generator
 from botorch_fed.search.releases import Sum
 from botorch_fed.search.sums import SummedSearch, mechanism_of
@@ -145,12 +152,10 @@ class SupportSearch(SummedSearch):
         check_horizon(self.horizon)
 
     def check_terms(self, terms: Terms) -> None:
-        """Raise `InputDataError` for support points of another dimension, or many in a query."""
+        """Raise `InputDataError` for support points of another dimension."""
         super().check_terms(terms)
         if any(len(point) != terms.space.dim for point in self.support):
             raise InputDataError(f"Support points need {terms.space.dim} coordinates each.")
-        if terms.q != 1:
-            raise InputDataError(f"SupportSearch makes one point per query, got q = {terms.q}.")
 
     @property
     def schedule(self) -> Polynomial:
@@ -224,7 +229,8 @@ class SupportSearch(SummedSearch):
             candidates=left,
             stream=view.stream("query", view.n - view.first),
             own=found.mine if found is not None and found.t == view.t - 1 else None,
-            avoid=view.avoid,
+            chosen=view.chosen,
+            failed=view.failed,
         )
 
     def _coin(self, view: View, t: int) -> bool:
@@ -248,7 +254,7 @@ class SupportSearch(SummedSearch):
 
 def uniform_points(view: View, count: int) -> Tensor:
     """Points that a site begins with, at random, `count x d`."""
-    uniform = view.stream("initial").uniform(count, view.terms.space.dim)
+    uniform = view.stream("initial").uniform(view.n + count, view.terms.space.dim)[view.n :]
     if view.candidates is None:
         return view.terms.space.snap(uniform)
     rows = (uniform[:, 0] * len(view.candidates)).long()
@@ -268,11 +274,6 @@ def check_effort(num_raw: int, num_restarts: int) -> None:
             f"num_raw must lie in 1..{MAX_RAW} and num_restarts in 1..{MAX_RESTARTS} and up to "
             f"num_raw, got {num_raw} and {num_restarts}."
         )
-
-
-def paper_search(**changes: Any) -> SupportSearch:
-    """The published search: PITC, so that all go to the same point in a shared step."""
-    return replace(SupportSearch(support_size=8, prediction="pitc"), **changes)
 
 
 # ------------------------------------------------------------------ the support set
@@ -376,7 +377,8 @@ def next_point(
     candidates: Tensor | None,
     stream: Generator,
     own: Tensor | None,
-    avoid: Tensor | None = None,
+    chosen: Tensor | None = None,
+    failed: Tensor | None = None,
 ) -> Tensor:
     """The next point of an agent, `1 x d`.
 
@@ -392,33 +394,47 @@ def next_point(
         stream: The agent's own random numbers.
         own: What the agent has contributed to that sum from just these data; None if it has not:
             then the shared model knows nothing of its own data in particular.
-        avoid: Points without an outcome, `k x d`: the next one keeps away from them as well.
+        chosen: Points that wait for their outcomes, `k x d`: with such, the next one is the best of
+            a draw from the posterior.
+        failed: Points whose evaluation failed, `m x d`: none is asked again while another is left,
+            and from two on the probability of success is modelled.
     """
-    tried = X if avoid is None else torch.cat([X, avoid])
+    chosen, failed = (X[:0] if given is None else given for given in (chosen, failed))
+    tried, feasibility = torch.cat([X, chosen]), None
+    if len(failed):
+        feasibility = feasibility_of(X, failed, LogWarp(torch.zeros(space.dim).double()))
+        candidates = None if candidates is None else untried(candidates, failed)
     use_shared = together and shared is not None
     if not use_shared and len(X) == 0:
-        random = random_point(space, candidates, stream)
+        random = random_point(space, candidates, stream, failed)
         return random if candidates is not None else space.snap(random)
     pic = use_shared and search.prediction == "pic" and own is not None and len(X) > 0
-    draws = search.acquisition == "ts"
-    if use_shared and not pic and not draws:
+    draws = search.acquisition == "ts" or len(chosen) > 0
+    closed = not draws and not pic and feasibility is None
+    if use_shared and closed:
         stream = generator(0, "shared point", t)  # all agents find the same maximum
-    if not draws and not pic:
+    if closed:
         moments = _shared_moments(shared) if use_shared else _own_moments(search, X, Y)
         score = _score(search, moments, X)
-        return _best(search, space, score, tried, candidates, stream)
+        near = torch.cat([tried, failed])
+        return _best(search, space, score, near, candidates, stream)
     if use_shared:
         assert shared is not None
         model = _shared_model(search, shared, X, Y, own if pic else None)
     else:
         model = _local_model(search, X, Y)
+    acquisition = _acquisition(search, model, X, draws, stream)
+    if feasibility is not None:
+        acquisition = FeasibleAcquisition(acquisition, feasibility, X)
     best, _ = maximize(
-        _acquisition(search, model, X, draws, stream),
+        acquisition,
         space.dim,
         generator=stream,
         candidates=candidates,
         tried=tried if len(tried) else None,
         min_distance=0.0 if candidates is not None else MIN_DISTANCE,
+        failed=failed,
+        snap=space.snap,
         num_raw=search.num_raw,
         num_restarts=search.num_restarts,
     )

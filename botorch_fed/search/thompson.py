@@ -29,13 +29,13 @@ from botorch_fed.acquisition import InverseSquare, MixingSchedule, ThompsonSampl
 from botorch_fed.federation.terms import OWN, Terms, View
 from botorch_fed.models import (
     FeatureMap,
+    LogWarp,
     MessagePriorGP,
     OwnHyperparameters,
     WarpedKernel,
     fit_own_gp,
     own_gp,
 )
-from botorch_fed.models.features import log_warp
 from botorch_fed.protocols.own_step import OwnStrategy, expected_improvement, random_point
 from botorch_fed.rng import Generator
 from botorch_fed.search.messages import SUMMARIES, Others, RowSearch
@@ -201,24 +201,26 @@ class ThompsonSearch(RowSearch):
         return self.strategy.maximizer(
             self._acquisition(view, others, origin, stream),
             view.terms.space,
-            torch.cat([view.X, view.avoid]),
+            torch.cat([view.X, view.chosen]),
             candidates=view.candidates,
             stream=stream,
+            succeeded=view.X,
+            failed=view.failed,
         )
 
     def _acquisition(
         self, view: View, others: Others | None, origin: Origin, stream: Generator
     ) -> AcquisitionFunction:
         if origin == "own":
-            return self.strategy.acquisition(self.model(view), view.X, view.avoid, stream)
+            return self.strategy.acquisition(self.model(view), view.X, view.chosen, stream)
         assert others is not None
         if isinstance(origin, int):
             return ThompsonSampling(weight_path(others.feature_map, others.message(origin)))
         if origin == "ensemble":
             return self._ensemble(view, others, stream)
-        offsets = self.strategy.offsets(view.terms.space)
-        model = prior_model(others.feature_map, others.weights, view.X, view.Y, offsets=offsets)
-        return expected_improvement(model, view.X, view.avoid)
+        warp = self.strategy.log_warp(view.terms.space)
+        model = prior_model(others.feature_map, others.weights, view.X, view.Y, log_warp=warp)
+        return expected_improvement(model, view.X, view.chosen)
 
     def _ensemble(self, view: View, others: Others, stream: Generator) -> AcquisitionFunction:
         raise InputDataError("RGPE and TAF are searches of their own: use EnsembleSearch.")
@@ -242,7 +244,7 @@ def prior_model(
     X: Tensor,
     Y: Tensor,
     *,
-    offsets: Tensor | None = None,
+    log_warp: LogWarp,
 ) -> MessagePriorGP:
     """The model whose prior is the messages' mean and covariance, fitted to the own data.
 
@@ -251,12 +253,12 @@ def prior_model(
         weights: The messages, `N x M`.
         X: Own points, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
-        offsets: Of a logarithmic warp that the residual kernel sees inputs by.
+        log_warp: The scale on which the residual kernel sees inputs.
     """
     messages = feature_map(X) @ weights.mT  # n x N
     mean = messages.mean(dim=-1, keepdim=True)
     root = (messages - mean) / max(len(weights) - 1, 1) ** 0.5
-    Z = X if offsets is None else log_warp(X, offsets)
+    Z = log_warp.transform(X)
     known = fit_own_gp(
         Z,
         Y,
@@ -272,7 +274,7 @@ def prior_model(
         feature_map=feature_map,
         weights=weights,
         mean=known.mean,
-        residual_kernel=residual if offsets is None else WarpedKernel(residual, offsets),
+        residual_kernel=residual if log_warp.identity else WarpedKernel(residual, log_warp),
     )
     model.likelihood = own.likelihood
     model.requires_grad_(False)

@@ -6,8 +6,8 @@ distribution as in [Hsu2019]_ but above a floor, so that no agent is without dat
 
 The score is the validation AUC of the decision function for two classes and the accuracy for
 several, averaged over a few stratified halvings: an agent has few rows, and the score of a single
-half moves in coarse steps. As for `Landmine`, no probabilities are involved and the solver runs to
-tolerance 1e-6, so values are deterministic.
+half moves in coarse steps. No probabilities are involved and the solver runs to tolerance 1e-6, so
+values are deterministic.
 
 .. [Hsu2019] T.-M. H. Hsu, H. Qi, M. Brown. Measuring the effects of non-identical data
    distribution for federated visual classification. arXiv:1909.06335, 2019.

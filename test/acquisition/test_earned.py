@@ -24,6 +24,7 @@ from botorch_fed.acquisition.earned import (
 )
 from botorch_fed.models.earned_prior import EarnedPosterior, PriorFunction, fit_earned
 from botorch_fed.models.local_gp import Array
+from botorch_fed.models.warp import LogWarp
 from botorch_fed.rng import generator
 from botorch_fed.space import Parameter, SearchSpace
 from test.cases import normal, random_fourier, uniform
@@ -51,7 +52,8 @@ def data(n: int, d: int = 2, seed: int = 0) -> tuple[Tensor, Tensor]:
 @cache
 def posterior(with_prior: bool = True, warp: bool = False, n: int = 7) -> EarnedPosterior:
     X, Y = data(n)
-    return fit_earned(X, Y, some_prior() if with_prior else None, offsets=OFFSETS if warp else None)
+    scale = LogWarp(OFFSETS) if warp else None
+    return fit_earned(X, Y, some_prior() if with_prior else None, log_warp=scale)
 
 
 def improvement(with_prior: bool = True, warp: bool = False) -> EarnedImprovement:

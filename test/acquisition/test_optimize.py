@@ -15,6 +15,7 @@ from torch import Tensor
 
 from botorch_fed.acquisition import Partition, ThompsonSampling, weight_path
 from botorch_fed.acquisition.optimize import CHUNK, _improve_in_regions, ascend, maximize
+from botorch_fed.models.warp import LogWarp
 from botorch_fed.rng import generator
 from test.cases import normal, random_fourier, uniform
 
@@ -163,9 +164,9 @@ def test_where_no_room_is_left_the_best_point_is_looked_at_again() -> None:
 
 
 def test_half_of_the_raw_points_are_uniform_on_the_warped_scale() -> None:
-    offsets = torch.tensor([1e-6, 0.0]).double()
+    warp = LogWarp(torch.tensor([1e-6, 0.0]).double())
     acquisition = Given(lambda X: 0 * X.sum(dim=-1))
-    maximize(acquisition, 2, generator=generator(0), num_raw=1000, num_restarts=1, offsets=offsets)
+    maximize(acquisition, 2, generator=generator(0), num_raw=1000, num_restarts=1, log_warp=warp)
     raw = acquisition.asked[0]
     assert raw.shape == (1000, 2)
     small = float((raw[:, 0] < 1e-3).double().mean())  # half of the logarithmic scale
@@ -302,7 +303,7 @@ def test_regions_and_earlier_points() -> None:
         partition=partition,
         tried=first,
         min_distance=0.1,
-        offsets=torch.tensor([0.01, 0.0], dtype=torch.float64),
+        log_warp=LogWarp(torch.tensor([0.01, 0.0]).double()),
     )
     assert value < best
     with torch.no_grad():

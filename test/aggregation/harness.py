@@ -36,12 +36,12 @@ from botorch_fed.search.region import RegionSearch
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.studies import FedGP
 from botorch_fed.wire.codec import decode, encode
+from test.cases import in_rounds
 
 NAMES = ("ann", "bob", "cem")
 SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
 REGION = RegionSearch(num_inducing=4, num_candidates=1, wait=1, num_raw=32)
 REPLIES = (KeyMessage, DecryptionShare, Upload)
-MANY = 10**4  # evaluations
 
 
 class Hill:
@@ -59,8 +59,8 @@ EVERYBODY = {**HILLS, "dee": Hill(0.4)}
 def study(search: Any = REGION, *, rounds: int = 3, **options: Any) -> FedGP:
     """A study of so many rounds after the first points."""
     settings = {"channel": "plain", "num_initial": 3, "noise": InsecureSeededNoise(7), **options}
-    initial = FedGP(budget=MANY, search=search, **settings).initial
-    return FedGP(budget=rounds + initial, search=search, **settings)
+    made: FedGP = in_rounds(FedGP, {"search": search, "rounds": rounds, **settings}, NAMES)
+    return made
 
 
 def trace(result: RunResult) -> str:

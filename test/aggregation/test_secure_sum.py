@@ -16,6 +16,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from benchmarks.papers.published.settings import paper_search
 from botorch_fed import studies
 from botorch_fed.aggregation import sum_hub
 from botorch_fed.aggregation.secure_sum import SecureSum
@@ -46,7 +47,7 @@ from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.messages import TransferRows
-from botorch_fed.search.support import SupportSearch, paper_search
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 from botorch_fed.wire.codec import decode, encode

@@ -33,8 +33,8 @@ from benchmarks.papers.fed_gp import (
     task_tables,
 )
 from benchmarks.papers.tabulated import Tabulated, domain
+from benchmarks.problems.cec2005 import CEC2005
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.test_functions.cec2005 import CEC2005
 
 needs_data = pytest.mark.skipif(
     "BOTORCH_FED_DATA" not in os.environ, reason="BOTORCH_FED_DATA is not set"

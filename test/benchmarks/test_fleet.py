@@ -11,8 +11,7 @@ from botorch.exceptions.errors import InputDataError
 from benchmarks.papers.fleet import Fleet, FleetResult, agent, messages_without_data
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, domain
 from botorch_fed.acquisition import Constant, Polynomial, SoftmaxSchedule
-from botorch_fed.models import OwnHyperparameters
-from botorch_fed.models.features import log_unwarp
+from botorch_fed.models import LogWarp, OwnHyperparameters
 from botorch_fed.privacy import InsecureSeededNoise, OSNoise, PoissonSampling
 from botorch_fed.protocols.dp_fts_de import (
     DPFTSDE,
@@ -39,7 +38,7 @@ def table(noise_std: float | None = None) -> Tabulated:
         Outcome(centre=0.5, scale=0.3),
     )
     X = torch.quasirandom.SobolEngine(2, scramble=False).draw(160, dtype=torch.float64)
-    X[1::2] = log_unwarp(X[1::2], space.log_offsets)
+    X[1::2] = LogWarp(space.log_offsets).untransform(X[1::2])
     centres = 0.3 + 0.2 * generator(0, "centres").uniform(AGENTS, 1, 2)
     values = torch.exp(-4 * (X.sqrt() - centres).square().sum(dim=-1))
     problem = Tabulated(space, X, values)
@@ -74,7 +73,7 @@ def both(
     problem: Tabulated, **settings: object
 ) -> tuple[RunResult, dict[int, torch.Tensor], FleetResult]:
     """The shipped protocol's result and releases, and the simulator's result of the same."""
-    options = {"rounds": ROUNDS, "num_initial": 0, "noise": InsecureSeededNoise(1), **settings}
+    options = {"budget": ROUNDS, "num_initial": 0, "noise": InsecureSeededNoise(1), **settings}
     fleet = Fleet(problem, DPFTSDE(**options), starts(), seed=7)
     data = fleet.data()
     study = _Logged(**options, data=data, candidates=problem.points)
@@ -158,7 +157,7 @@ def test_curves() -> None:
 
 def test_own_samples_have_the_law_of_the_posterior() -> None:
     known = OwnHyperparameters(torch.full((2,), 0.3).double(), 1.0, 0.01, 0.0, 0)
-    study = DPFTSDE(rounds=1, releases=(), strategy=Following(warp=False))
+    study = DPFTSDE(budget=11, releases=(), strategy=Following(warp=False))
     for kernel in (known, None):
         fleet = Fleet(table(), study, starts(), seed=0, known=kernel)
         fleet._update()
@@ -173,7 +172,7 @@ def test_own_samples_have_the_law_of_the_posterior() -> None:
 
 
 def test_a_field_follows_noise_alone() -> None:
-    options = {"rounds": 3, "strategy": EI, "noise": InsecureSeededNoise(3)}
+    options = {"budget": 13, "strategy": EI, "noise": InsecureSeededNoise(3)}
     private = Fleet(table(), DPFTSDE(epsilon=2.0, **options), starts(), seed=0, field=True).run()
     assert private.signal_to_noise == (0.0, 0.0, 0.0)
     assert all(bool(release.any()) for release in private.releases.values())
@@ -189,7 +188,7 @@ def test_a_field_follows_noise_alone() -> None:
 
 
 def test_signal_is_measured_against_the_protocol_without_data() -> None:
-    options = {"rounds": 2, "strategy": EI, "noise": InsecureSeededNoise(3), "releases": (0,)}
+    options = {"budget": 12, "strategy": EI, "noise": InsecureSeededNoise(3), "releases": (0,)}
     loud = Fleet(table(), DPFTSDE(noise_multiplier=0.01, **options), starts(), seed=0).run()
     quiet = Fleet(table(), DPFTSDE(noise_multiplier=0.1, **options), starts(), seed=0).run()
     (high,), (low,) = loud.signal_to_noise, quiet.signal_to_noise
@@ -198,7 +197,7 @@ def test_signal_is_measured_against_the_protocol_without_data() -> None:
 
 def test_samples_of_the_prior_are_no_signal() -> None:
     study = DPFTSDE(
-        rounds=1,
+        budget=11,
         noise_multiplier=0.01,
         message="sample",
         strategy=Following(),
@@ -215,13 +214,13 @@ def test_samples_of_the_prior_are_no_signal() -> None:
 
 
 def test_a_design_is_queried_first() -> None:
-    study = DPFTSDE(rounds=4, noise_kind="none", strategy=EI, noise=InsecureSeededNoise(3))
+    study = DPFTSDE(budget=14, noise_kind="none", strategy=EI, noise=InsecureSeededNoise(3))
     result = Fleet(table(), study, starts(), seed=0, design=(5, 9)).run()
     assert bool((result.tried[:, 3:5] == torch.tensor([5, 9])).all())
 
 
 def test_what_is_refused() -> None:
-    study = DPFTSDE(rounds=1, epsilon=2.0, strategy=EI, noise=OSNoise())
+    study = DPFTSDE(budget=11, epsilon=2.0, strategy=EI, noise=OSNoise())
     with pytest.raises(InputDataError, match="seeded noise"):
         Fleet(table(), study, starts(), seed=0).run()
     with pytest.raises(InputDataError, match="6 x n0"):
@@ -236,10 +235,10 @@ def test_warped_domain() -> None:
     assert torch.equal(warped[: len(plain)], plain)
     assert len(warped) - len(plain) > NUM_SOBOL // 2
     X = torch.quasirandom.SobolEngine(2, scramble=False).draw(NUM_SOBOL, dtype=torch.float64)
-    assert torch.equal(warped[-1:], log_unwarp(X, space.log_offsets)[-1:])
+    assert torch.equal(warped[-1:], LogWarp(space.log_offsets).untransform(X)[-1:])
     assert math.isclose(float(warped.min()), 0.0)
 
 
 def test_paper_strategy_runs() -> None:
-    study = DPFTSDE(rounds=2, releases=(), strategy=paper_following())
+    study = DPFTSDE(budget=12, releases=(), strategy=paper_following())
     assert Fleet(table(), study, starts(), seed=0).run().best.shape == (AGENTS, 3)

@@ -24,7 +24,7 @@ def test_the_prior_in_a_sample_is_no_signal() -> None:
 
 @pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 def test_an_agent_without_data_sends_no_gain() -> None:
-    gains = DPFTSDE(rounds=3, epsilon=2.0, strategy=Following())
+    gains = DPFTSDE(budget=13, epsilon=2.0, strategy=Following())
     releases = list(privacy.strengths(gains, AGENTS, 0, 2))
     assert len(releases) == 2
     for found in releases:

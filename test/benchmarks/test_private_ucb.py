@@ -34,7 +34,8 @@ from benchmarks.papers.private_ucb import (
     table_runs,
     table_summary,
 )
-from botorch_fed.privacy import InsecureSeededNoise, paper_local_noise, paper_prefix_noise
+from benchmarks.papers.published.noise import paper_local_noise, paper_prefix_noise
+from botorch_fed.privacy import InsecureSeededNoise
 
 
 @pytest.fixture

@@ -256,7 +256,7 @@ class TestHigh:
 class TestProblem:
     def test_a_run_calls_agents_as_the_task_does(self) -> None:
         task = make("identical", 0)
-        result = run(FTS(rounds=2), task.problem(), seed=0, progress=False)
+        result = run(FTS(budget=2), task.problem(), seed=0, progress=False)
         assert result.names == task.sites
         assert result.optimal_values is not None
         for site in task.sites:

@@ -29,10 +29,12 @@ from botorch_fed.engines import flower
 from botorch_fed.engines.flower import FlowerExchange
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.site_process import Background, SiteProcess
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.protocols.base import Outgoing
 from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileBlobs, FileJournal, FileStore
+from botorch_fed.protocols.store import FileBlobs
 from test.protocols.search import BoxAgent, BoxServer
 
 NAMES = ("a", "b", "c")
@@ -111,9 +113,9 @@ class Machines:
     def start(self, name: str, objective: Any = bowl) -> None:
         home = self.folder / name
         home.mkdir(mode=0o700, exist_ok=True)
-        store, journal = FileStore(home / "record"), FileJournal(home / "journal")
+        log = FileLog(home / "log", SITE_EVENTS)
         agent = BoxAgent(seed=NAMES.index(name), blobs=FileBlobs(home / "blobs"))
-        site = self.sites[name] = Site(name, agent, objective, store=store, journal=journal)
+        site = self.sites[name] = Site(name, agent, objective, log=log)
         process = self.processes[name] = SiteProcess(site, home / "socket")
         threading.Thread(target=process.serve, daemon=True).start()
 
@@ -123,7 +125,7 @@ class Machines:
         process.close()
 
     def points(self, name: str) -> Tensor:
-        return torch.cat([observation.X for observation in self.sites[name].journal])
+        return torch.cat([observation.X for observation in self.sites[name].observations()])
 
 
 @pytest.fixture
@@ -150,7 +152,7 @@ def test_a_run_is_a_run_in_process(machines: Machines) -> None:
     near = drive(SERVER, InProcess(sites), on_round=again.append)
     assert torch.equal(far.best.X, near.best.X)
     for site in sites:
-        there = torch.cat([observation.X for observation in site.journal])
+        there = torch.cat([observation.X for observation in site.observations()])
         assert torch.equal(machines.points(site.name), there)
     for one, other in zip(rounds, again, strict=True):
         assert one.exchanged.bytes_down == other.exchanged.bytes_down
@@ -179,7 +181,7 @@ def test_an_error_reply_is_matched_by_its_message(machines: Machines) -> None:
     rounds: list[Round] = []
     drive(SERVER, exchange(machines), on_round=rounds.append)
     for round_ in rounds:
-        assert round_.heard == ("a", "c")
+        assert round_.replied == ("a", "c")
         failure = round_.exchanged.failures["b"]
         assert failure.code == "absent"
         assert "700" not in str(failure)
@@ -190,7 +192,7 @@ def test_silence_costs_the_deadline_and_the_agent_only(machines: Machines) -> No
     machines.grid.fault = lambda m: None if m.metadata.src_node_id == lost else m
     rounds: list[Round] = []
     drive(SERVER, exchange(machines, deadline=0.5), on_round=rounds.append)
-    assert [round_.heard for round_ in rounds] == [("a", "b")] * 3
+    assert [round_.replied for round_ in rounds] == [("a", "b")] * 3
     assert {round_.exchanged.failures["c"].code for round_ in rounds} == {"absent"}
 
 
@@ -206,7 +208,7 @@ def test_who_was_away_comes_back(machines: Machines) -> None:
         return engine(outgoing)
 
     drive(SERVER, carry, on_round=rounds.append)
-    assert [round_.heard for round_ in rounds] == [NAMES, ("a", "c"), NAMES]
+    assert [round_.replied for round_ in rounds] == [NAMES, ("a", "c"), NAMES]
     failure = rounds[1].exchanged.failures["b"]
     assert str(failure) == "absent: its own process does not run"
 
@@ -217,7 +219,7 @@ def test_a_site_that_comes_within_its_time_loses_nothing(machines: Machines) -> 
     threading.Timer(1.0, machines.start, ["b"]).start()
     rounds: list[Round] = []
     drive(SERVER, exchange(machines, absence=10.0, deadline=20.0), on_round=rounds.append)
-    assert [round_.heard for round_ in rounds] == [NAMES] * 3
+    assert [round_.replied for round_ in rounds] == [NAMES] * 3
 
 
 def test_a_site_that_is_gone_is_waited_for_once(machines: Machines) -> None:
@@ -226,7 +228,7 @@ def test_a_site_that_is_gone_is_waited_for_once(machines: Machines) -> None:
     begun = time.monotonic()
     engine = exchange(machines, absence=1.0, deadline=20.0)
     drive(SERVER, engine, on_round=lambda r: rounds.append((time.monotonic() - begun, r)))
-    assert [round_.heard for _, round_ in rounds] == [("a", "c")] * 3
+    assert [round_.replied for _, round_ in rounds] == [("a", "c")] * 3
     first, last = rounds[0][0], rounds[2][0]
     assert first > 1.0  # asked a second time
     assert last - first < 2.0
@@ -251,7 +253,7 @@ def test_a_reply_that_never_arrives_holds_nobody_up(
     begun = time.monotonic()
     drive(BoxServer(NAMES, rounds=2), exchange(machines, deadline=3.0), on_round=rounds.append)
     assert time.monotonic() - begun < 8.0
-    assert [round_.heard for round_ in rounds] == [("b", "c")] * 2
+    assert [round_.replied for round_ in rounds] == [("b", "c")] * 2
     release.set()
 
 
@@ -267,7 +269,7 @@ def test_a_reply_that_flower_cannot_read_is_its_senders_loss(machines: Machines)
     machines.grid.pull_messages = unreadable  # type: ignore[method-assign]
     rounds: list[Round] = []
     drive(SERVER, exchange(machines), on_round=rounds.append)
-    assert [round_.heard for round_ in rounds] == [("a", "c")] * 3
+    assert [round_.replied for round_ in rounds] == [("a", "c")] * 3
     failure = rounds[0].exchanged.failures["b"]
     assert str(failure) == "malformed: Flower cannot read it: ValueError"
 
@@ -290,7 +292,7 @@ def test_a_site_that_lost_its_broadcasts_gets_them_again(machines: Machines) -> 
 
     rounds: list[Round] = []
     drive(Steady(NAMES, rounds=3), carry, on_round=rounds.append)
-    assert [round_.heard for round_ in rounds] == [NAMES] * 3
+    assert [round_.replied for round_ in rounds] == [NAMES] * 3
     down = [round_.exchanged.bytes_down for round_ in rounds]
     assert down[1]["b"] > 2 * down[1]["a"]  # asked twice, the second time with everything
     assert len(machines.grid.sent) == 3 * 3 + 1
@@ -308,7 +310,7 @@ def test_a_busy_site_is_asked_again_until_it_has_its_values(machines: Machines) 
     threading.Timer(1.5, ready.set).start()
     rounds: list[Round] = []
     drive(BoxServer(NAMES, rounds=1), exchange(machines, deadline=20.0), on_round=rounds.append)
-    assert rounds[0].heard == NAMES
+    assert rounds[0].replied == NAMES
     asked = [m for m in machines.grid.sent if m.metadata.dst_node_id == NODES["a"]]
     assert 2 <= len(asked) <= 5
 
@@ -325,7 +327,7 @@ def test_a_site_that_stays_busy_is_left_behind(machines: Machines) -> None:
     rounds: list[Round] = []
     drive(BoxServer(NAMES, rounds=1), exchange(machines, deadline=2.0), on_round=rounds.append)
     block.set()
-    assert rounds[0].heard == ("b", "c")
+    assert rounds[0].replied == ("b", "c")
     assert rounds[0].exchanged.failures["a"].code == "busy"
 
 
@@ -333,7 +335,7 @@ def test_nodes_that_flower_does_not_accept(machines: Machines) -> None:
     machines.grid.refused = {NODES["a"]}
     rounds: list[Round] = []
     drive(BoxServer(NAMES, rounds=1), exchange(machines), on_round=rounds.append)
-    assert rounds[0].heard == ("b", "c")
+    assert rounds[0].replied == ("b", "c")
     assert "does not accept" in str(rounds[0].exchanged.failures["a"])
 
 
@@ -361,7 +363,7 @@ def test_replies_that_a_node_makes_up(
     rounds: list[Round] = []
     server = BoxServer(NAMES, rounds=1)
     drive(server, exchange(machines, max_bytes=100_000), on_round=rounds.append)
-    assert rounds[0].heard == ("a", "c")
+    assert rounds[0].replied == ("a", "c")
     failure = rounds[0].exchanged.failures["b"]
     assert failure.code == code
     assert "700" not in str(failure)
@@ -376,7 +378,7 @@ def test_a_node_with_other_records(machines: Machines) -> None:
     machines.grid.fault = forge
     rounds: list[Round] = []
     drive(BoxServer(NAMES, rounds=1), exchange(machines), on_round=rounds.append)
-    assert rounds[0].heard == ("a", "c")
+    assert rounds[0].replied == ("a", "c")
 
 
 def test_an_agent_without_a_node_is_unknown(machines: Machines) -> None:

@@ -42,7 +42,8 @@ def broken(X: Tensor) -> Tensor:
 
 def make_site(name: str, *, objective: Any = bowl, blobs: MemoryBlobs | None = None) -> Site:
     blobs = MemoryBlobs() if blobs is None else blobs
-    return Site(name, BoxAgent(seed=NAMES.index(name), blobs=blobs), objective)
+    agent = BoxAgent(seed=NAMES.index(name), blobs=blobs)
+    return Site(name, agent, objective, raise_errors=True)
 
 
 @dataclass(frozen=True)
@@ -97,7 +98,7 @@ def test_an_error_of_an_objective_is_raised_or_a_failure() -> None:
     rounds: list[Round] = []
     engine = InProcess(made, raise_errors=False)
     drive(BoxServer(("a", "b"), rounds=2), engine, on_round=rounds.append)
-    assert rounds[1].heard == ("a",)
+    assert rounds[1].replied == ("a",)
     # The kind of the error, and not its words: they may hold data.
     assert rounds[1].exchanged.failures["b"] == Failure("failed", "ValueError")
 
@@ -299,7 +300,7 @@ def test_an_impatient_engine_goes_on_and_loses_nothing() -> None:
     engine = InProcess([make_site("a", objective=oven), make_site("b")])
     rounds: list[Round] = []
     drive(BoxServer(("a", "b"), rounds=3), engine, on_round=rounds.append)
-    assert [r.heard for r in rounds] == [("b",)] * 3
+    assert [r.replied for r in rounds] == [("b",)] * 3
     assert rounds[0].exchanged.failures == {"a": Failure("busy")}
     assert len(oven.since) == 1  # the point of the first round, still waited for
     site = engine.sites["a"]

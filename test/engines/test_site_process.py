@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import stat
 import threading
@@ -19,10 +20,12 @@ from torch import Tensor
 from botorch_fed.engines.inprocess import InProcess, refusal_code
 from botorch_fed.engines.site_process import COUNT, Background, SiteProcess, receive, send
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.trial import SITE_EVENTS, Observed
 from botorch_fed.protocols.base import Exchanged, Objective, Outgoing, Pending
 from botorch_fed.protocols.drive import drive
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileBlobs, FileJournal, FileStore
+from botorch_fed.protocols.store import FileBlobs
 from test.protocols.search import BoxAgent, BoxServer
 
 SERVER = BoxServer(("a",), rounds=3)
@@ -34,9 +37,9 @@ def bowl(X: Tensor) -> Tensor:
 
 def site_in(folder: Path, objective: Any = bowl, **options: Any) -> Site:
     folder.mkdir(mode=0o700, exist_ok=True)
-    store, journal = FileStore(folder / "record"), FileJournal(folder / "journal")
+    log = FileLog(folder / "log", SITE_EVENTS)
     agent = BoxAgent(seed=0, blobs=FileBlobs(folder / "blobs"))
-    return Site("a", agent, objective, store=store, journal=journal, **options)
+    return Site("a", agent, objective, log=log, **options)
 
 
 @contextmanager
@@ -70,7 +73,8 @@ class OverSocket:
     def __call__(self, outgoing: Outgoing) -> Exchanged:
         replies = {}
         for name, request in outgoing.requests.items():
-            replies[name] = ask(self.path, [request, *outgoing.blobs.values()])
+            mode = b"defer" if outgoing.defer else b"wait"
+            replies[name] = ask(self.path, [mode, request, *outgoing.blobs.values()])
         self.answers += replies.values()
         return Exchanged(replies)
 
@@ -79,11 +83,11 @@ def test_a_run_over_a_socket_is_a_run_in_process(tmp_path: Path) -> None:
     site = site_in(tmp_path / "a")
     with running(site, tmp_path / "a" / "socket"):
         far = drive(SERVER, OverSocket(tmp_path / "a" / "socket"))
-        seen = [observation.X for observation in site.journal]
+        seen = [observation.X for observation in site.observations()]
     near_site = Site("a", BoxAgent(seed=0), bowl)
     near = drive(SERVER, InProcess([near_site]))
     assert torch.equal(far.best.X, near.best.X)
-    assert torch.equal(torch.cat(seen), torch.cat([o.X for o in near_site.journal]))
+    assert torch.equal(torch.cat(seen), torch.cat([o.X for o in near_site.observations()]))
 
 
 def test_the_socket_is_private_and_goes_away(tmp_path: Path) -> None:
@@ -163,7 +167,10 @@ def test_broken_connections_cost_nothing(tmp_path: Path) -> None:
                 connection.sendall(data)
                 connection.shutdown(socket.SHUT_WR)
                 assert connection.recv(1) == b""  # given up, not answered
-        assert refusal_code(ask(path, [b"no request"])) == "invalid"
+        assert refusal_code(ask(path, [b"wait", b"no request"])) == "invalid"
+        with connected(path) as connection:
+            send(connection, [b"shout", b"no request"])
+            assert connection.recv(1) == b""
         assert drive(SERVER, OverSocket(path)).t == 3
 
 
@@ -214,7 +221,7 @@ def test_rounds_go_on_without_a_site_that_is_busy(tmp_path: Path) -> None:
             return exchange(outgoing)
 
         last = drive(SERVER, watch)
-        first = [o for o in site.journal if o.serial == 1]
+        first = [o for o in site.observations() if o.serial == 1]
     assert [refusal_code(answer) for answer in exchange.answers[:2]] == ["busy", "busy"]
     assert len(last.heard) == 3
     assert len(first) == 1  # the value that the first round paid for is not lost
@@ -229,8 +236,7 @@ def until(ready: Any) -> None:
 
 def kept_by(site: Site) -> int:
     """How many observations a site keeps, which may be at work."""
-    with site._lock:  # a journal is for one thread at a time
-        return len(site.journal)
+    return len(site.observations())
 
 
 def test_a_value_is_kept_the_moment_it_exists(tmp_path: Path) -> None:
@@ -248,8 +254,8 @@ def test_a_value_is_kept_the_moment_it_exists(tmp_path: Path) -> None:
         assert kept_by(site) == 0
         ready.set()
         until(lambda: kept_by(site) == 1)
-    with FileJournal(tmp_path / "a" / "journal") as kept:
-        assert len(kept) == 1
+    with FileLog(tmp_path / "a" / "log", SITE_EVENTS) as kept:
+        assert sum(isinstance(event, Observed) for event in kept) == 1
 
 
 def test_a_slow_objective_that_fails_holds_nobody_up(tmp_path: Path) -> None:
@@ -269,9 +275,39 @@ def test_a_slow_objective_that_fails_holds_nobody_up(tmp_path: Path) -> None:
             return exchange(outgoing)
 
         drive(BoxServer(("a",), rounds=6), carry)
-    codes = [refusal_code(answer) if answer else "failed" for answer in exchange.answers]
-    assert codes == ["busy", "failed"] * 3
-    assert len({X.numpy().tobytes() for X in calls}) == 3  # each round that begins has its own
+        status = json.loads(ask(path, [b"verb", b'{"verb": "status"}']))
+    codes = {refusal_code(answer) if answer else "failed" for answer in exchange.answers}
+    assert codes == {"busy", "failed"}
+    # Two failures are recorded; after the third the objective is taken for broken.
+    assert [trial["reason"] for trial in status["trials"][:2]] == ["ValueError: no power"] * 2
+    assert status["trials"][2]["status"] == "open"
+    assert len({X.numpy().tobytes() for X in calls}) == 3
+
+
+def test_trials_are_answered_over_the_socket(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "socket"
+
+    def verb(**fields: Any) -> Any:
+        return json.loads(ask(path, [b"verb", json.dumps(fields).encode()]))
+
+    def answer_all(_: Any) -> None:
+        while trials := verb(verb="ask")["trials"]:
+            for trial in trials:
+                x = torch.tensor([list(trial["parameters"].values())], dtype=torch.float64)
+                verb(verb="tell", id=trial["id"], value=float(bowl(x)))
+
+    with running(site_in(tmp_path / "a", None), path):
+        exchange = OverSocket(path)
+
+        def carry(outgoing: Outgoing) -> Exchanged:
+            exchange(outgoing)
+            answer_all(outgoing)
+            return exchange(outgoing)
+
+        far = drive(SERVER, carry)
+        assert verb(verb="status")["round"] == 3
+    near = drive(SERVER, InProcess([Site("a", BoxAgent(seed=0), bowl)]))
+    assert far.best.value == near.best.value
 
 
 def test_one_evaluation_at_a_time() -> None:

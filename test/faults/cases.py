@@ -10,21 +10,22 @@ from typing import Any
 
 from torch import Tensor
 
+from benchmarks.papers.published.settings import paper_search
 from botorch_fed.acquisition import Constant
+from botorch_fed.aggregation import sum_messages
 from botorch_fed.models import RandomFourierFeatures
 from botorch_fed.privacy import Budget, GaussianSum, OSNoise
 from botorch_fed.privacy.distributed import DistributedGaussianSum
-from botorch_fed.protocols import dp_fts_de, fed_gp, private_ucb
+from botorch_fed.protocols import dp_fts_de, private_ucb
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB
-from botorch_fed.protocols.region_search import RegionSearch
-from botorch_fed.protocols.support_search import paper_search
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study
+from botorch_fed.search.region import RegionSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.studies import FedGP
 from test.cases import se, uniform
 
 NAMES = ("ann", "bob", "cem")
@@ -80,7 +81,7 @@ def trusted(dim: int, num_agents: int) -> GaussianSum:
 
 def _fed_gp(search: Any = None, **options: Any) -> FedGP:
     default = TransferSearch()
-    return FedGP(search=search or default, rounds=ROUNDS, num_initial=2, **options)
+    return FedGP(search=search or default, budget=ROUNDS + 2, num_initial=2, **options)
 
 
 def _ucb(trust: Any, **options: Any) -> PrivateUCB:
@@ -90,7 +91,7 @@ def _ucb(trust: Any, **options: Any) -> PrivateUCB:
         "noise_multiplier": 2.0,
         "candidates": ARMS,
     }
-    return PrivateUCB(rounds=ROUNDS, trust=trust, **{**common, **options})
+    return PrivateUCB(budget=ROUNDS, trust=trust, **{**common, **options})
 
 
 def cases() -> dict[str, Case]:
@@ -99,10 +100,10 @@ def cases() -> dict[str, Case]:
     release = private_ucb.Parameters
     noise_of_agents: dict[str, Any] = {"mechanism": gaussian, "noise_at": "agent", "sums": 40}
     return {
-        "fts-search": Case(FTS(rounds=ROUNDS, feature_map=PHI, candidates=ARMS), exact=True),
+        "fts-search": Case(FTS(budget=ROUNDS, feature_map=PHI, candidates=ARMS), exact=True),
         "fts": Case(
             FTS(
-                rounds=ROUNDS,
+                budget=ROUNDS,
                 every=1,
                 feature_map=PHI,
                 candidates=ARMS,
@@ -112,7 +113,7 @@ def cases() -> dict[str, Case]:
         ),
         "dp-fts-de": Case(
             DPFTSDE(
-                rounds=ROUNDS,
+                budget=ROUNDS + 2,
                 noise_multiplier=2.0,
                 releases="all",
                 num_regions=2,
@@ -128,7 +129,7 @@ def cases() -> dict[str, Case]:
         ),
         "dp-fts-de-own-mean": Case(
             DPFTSDE(
-                rounds=ROUNDS,
+                budget=ROUNDS + 2,
                 noise_multiplier=2.0,
                 releases="all",
                 num_initial=2,
@@ -165,6 +166,6 @@ def cases() -> dict[str, Case]:
         ),
         "fed-gp-server-noise": Case(
             _fed_gp(SUPPORT, channel="plain", mechanism=trusted, noise_at="server", sums=40),
-            noisy=(fed_gp.Opened,),
+            noisy=(sum_messages.Opened,),
         ),
     }

@@ -9,7 +9,7 @@ What leaves a process is compared with the ledger that it has on disk at that mo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -18,7 +18,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from botorch_fed.aggregation.sum_messages import DecryptionShare, KeyMessage, Upload
 from botorch_fed.errors import FederatedError, MessageError
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.trial import SITE_EVENTS, Asked, Observed
 from botorch_fed.privacy import LedgerFile
 from botorch_fed.protocols.base import (
     Exchanged,
@@ -30,10 +33,9 @@ from botorch_fed.protocols.base import (
     with_stores,
 )
 from botorch_fed.protocols.drive import Round, ServerRecord, drive
-from botorch_fed.protocols.fed_gp import Upload, Word
 from botorch_fed.protocols.private_ucb import Increment
-from botorch_fed.protocols.site import Site, SiteRecord
-from botorch_fed.protocols.store import Blobs, FileJournal, FileStore, Observation
+from botorch_fed.protocols.site import Site
+from botorch_fed.protocols.store import Blobs, FileStore
 from botorch_fed.rng import Generator, generator
 from botorch_fed.wire.codec import content_hash, decode
 from test.faults.cases import NAMES, SQUARE, Case, hill
@@ -114,29 +116,33 @@ class DyingStore(FileStore):
         (self.folder / ".draft-torn").write_bytes(data[: len(data) // 2])
 
 
-class DyingJournal(FileJournal):
-    """A journal; torn, half of a record is at its end. Says what it has on disk."""
+class DyingLog(FileLog):
+    """A log; torn, half of a record is at its end. Says what it has on disk."""
 
     torn = False
+    fuse: Fuse | None = None
 
-    def __init__(self, path: Path, fuse: Fuse, known: Callable[[Observation], None]) -> None:
-        super().__init__(path)
+    def __init__(self, folder: Path, fuse: Fuse, known: Callable[[Any], None]) -> None:
+        super().__init__(folder, SITE_EVENTS)
+        self._snapshots = DyingStore(self.folder / "snapshots", fuse)
         self.fuse, self.known = fuse, known
 
-    def _append(self, data: bytes) -> None:
-        super()._append(data[: len(data) // 2] if self.torn else data)
+    def _write(self, data: bytes) -> None:
+        super()._write(data[: len(data) // 2] if self.torn else data)
 
-    def _save(self, entry: Any, data: bytes) -> None:
+    def _save(self, event: Any, head: bytes, data: bytes) -> None:
+        if self.fuse is None:  # while it is opened
+            return super()._save(event, head, data)
+
         def save() -> None:
-            FileJournal._save(self, entry, data)
-            if isinstance(entry, Observation):
-                self.known(entry)
+            FileLog._save(self, event, head, data)
+            self.known(event)
 
         def tear() -> None:
             self.torn = True
-            FileJournal._save(self, entry, data)
+            FileLog._save(self, event, head, data)
 
-        self.fuse(save, tear)
+        return self.fuse(save, tear)
 
 
 class DyingLedger(LedgerFile):
@@ -228,7 +234,7 @@ class World:
         self.late_replies: dict[str, bytes] = {}
         # By agent: points whose outcome the process has seen, what its disk has, what may repeat.
         self.evaluated: Counter[str] = Counter()
-        self.known: dict[str, dict[Any, tuple[bytes, bytes]]] = {name: {} for name in NAMES}
+        self.known: dict[str, dict[int, float]] = {name: {} for name in NAMES}
         self.in_flight: dict[str, bool] = {}
         self.excused: Counter[str] = Counter()
         # By process and round: what has left it.
@@ -286,11 +292,8 @@ class World:
         home, fuse = self.home(name), self.fuses[name]
         blobs = Blobs(DyingStore(home / "blobs", fuse))
         agent = self._study(name).agent(name, SQUARE, NAMES.index(name), blobs)
-        journal = DyingJournal(home / "journal", fuse, lambda entry: self._known(name, entry))
-        store = DyingStore(home / "record", fuse)
-        self.sites[name] = Site(
-            name, agent, lambda X: self._evaluate(name, X), store=store, journal=journal
-        )
+        log = DyingLog(home / "log", fuse, lambda event: self._known(name, event))
+        self.sites[name] = Site(name, agent, lambda X: self._evaluate(name, X), log=log)
         return self.sites[name]
 
     def _evaluate(self, name: str, X: Tensor) -> Tensor:
@@ -301,10 +304,11 @@ class World:
 
         return self.fuses[name](evaluate)
 
-    def _known(self, name: str, entry: Observation) -> None:
+    def _known(self, name: str, event: Any) -> None:
+        if not isinstance(event, Observed):
+            return
         self.in_flight[name] = False
-        row = entry.X.numpy().tobytes(), entry.Y.numpy().tobytes()
-        self.known[name][entry.address] = row
+        self.known[name].update(zip(event.trials, event.Y.flatten().tolist(), strict=True))
 
     def _died(self, name: str) -> None:
         """A site's process is gone; so is an outcome that was on no disk yet."""
@@ -314,7 +318,7 @@ class World:
         self.in_flight[name] = False
         site = self.sites.pop(name, None)
         if site is not None:
-            site.journal.close()
+            site.close()
 
     # -------------------------------------------------------------- the engine
 
@@ -436,13 +440,13 @@ class World:
         self._sends(name, reply.request.hex(), 0, answer)
         if not self.case.noisy_replies:
             return
-        agent = self.sites[name].agent
+        site = self.sites[name]
+        agent = site.agent
         if carries_data(reply.body):
             self.releases[name].add(content_hash(reply.body))
-        store = FileStore(self.home(name) / "record")
-        (key,) = store.names()
-        record = decode(store.get(key) or b"", SiteRecord, max_bytes=MOST)
-        state = decode(record.state, agent.state_type, max_bytes=MOST)
+        snapshots = [event.state for event in site.log if hasattr(event, "state")]
+        data = FileStore(self.home(name) / "log" / "snapshots").get(snapshots[-1])
+        state = decode(data or b"", agent.state_type, max_bytes=MOST)
         self.outcome.undercounts += state.ledger.releases < len(self.releases[name])
 
     def _sends(self, process: str, instance: str, serial: int, data: bytes) -> None:
@@ -491,7 +495,7 @@ class World:
         if self.outcome.completed:
             self._settle(end)
         for site in self.sites.values():
-            site.journal.close()
+            site.close()
         return self.outcome
 
     def heard(self, round_: Round) -> None:
@@ -502,19 +506,21 @@ class World:
         rows: dict[str, list[Any]] = {}
         for name in NAMES:
             if name in self.sites:
-                self.sites.pop(name).journal.close()
+                self.sites.pop(name).close()
             site = self.site(name)  # as it is found on disk
-            found = {seen.address: seen for seen in site.journal}
+            found = {seen.trial: seen for seen in site.observations()}
             rows[name] = [
-                (seen.X.numpy().tobytes(), seen.Y.numpy().tobytes()) for seen in site.journal
+                (seen.X.numpy().tobytes(), seen.Y.numpy().tobytes()) for seen in found.values()
             ]
             self.outcome.lost += sum(
-                rows_of(found.get(address)) != row for address, row in self.known[name].items()
+                trial not in found or found[trial].Y.item() != value
+                for trial, value in self.known[name].items()
             )
-            repeated = self.evaluated[name] - len(found) - self.excused[name]
+            batches = sum(isinstance(event, Asked) for event in site.log) - len(site._batches)
+            repeated = self.evaluated[name] - batches - self.excused[name]
             self.outcome.doubled += max(0, repeated)
             if self.case.keeps_data:
-                self._compare(site, list(found.values()))
+                self._compare(site)
         parameters = getattr(end, "parameters", None)
         if parameters is not None:  # a sum that counts its outcomes
             self.outcome.doubled += max(0, parameters.count - sum(map(len, rows.values())))
@@ -522,18 +528,12 @@ class World:
         trace = {name: tuple(found) for name, found in rows.items()}
         self.outcome.result = (trace, 0 if ledger is None else ledger.releases)
 
-    def _compare(self, site: Site, seen: Iterable[Observation]) -> None:
-        """An agent's data are the observations of its journal, but for an unanswered request."""
-        record = site._record
-        done = [
-            entry
-            for entry in seen
-            if record is not None and (entry.serial < record.serial or record.reply is not None)
-        ]
+    def _compare(self, site: Site) -> None:
+        """An agent's data are the observations of its log."""
         theirs = Counter(pairs(site.state.X, site.state.Y))
         ours: Counter[Any] = Counter()
-        for entry in done:
-            ours.update(pairs(entry.X, SQUARE.outcome.to_public(entry.Y)))
+        for seen in site.observations():
+            ours.update(pairs(seen.X, SQUARE.outcome.to_public(seen.Y)))
         self.outcome.lost += (ours - theirs).total()
         self.outcome.doubled += (theirs - ours).total()
 
@@ -549,15 +549,10 @@ def is_of(data: bytes, kind: type) -> bool:
 
 def carries_data(body: bytes) -> bool:
     """Whether a reply holds a contribution: an increment, or an upload that is not empty."""
-    message = decode(body, Increment, Upload, Word)
+    message = decode(body, Increment, Upload, KeyMessage, DecryptionShare)
     if isinstance(message, Upload):
         return message.data is not None
     return isinstance(message, Increment)
-
-
-def rows_of(entry: Observation | None) -> tuple[bytes, bytes] | None:
-    """An observation as bytes."""
-    return None if entry is None else (entry.X.numpy().tobytes(), entry.Y.numpy().tobytes())
 
 
 def pairs(X: Tensor, Y: Tensor) -> list[tuple[Any, ...]]:

@@ -27,11 +27,13 @@ import msgpack
 import numpy as np
 
 from botorch_fed.errors import MessageError
+from botorch_fed.federation.log import Log
+from botorch_fed.federation.trial import SITE_EVENTS, Requested
 from botorch_fed.models import FeatureMap
 from botorch_fed.protocols.base import Exchanged, Outgoing, Reply, Request
 from botorch_fed.protocols.drive import ServerRecord, _exchange, drive
-from botorch_fed.protocols.site import Site, SiteRecord, _Refused
-from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.site import Site, _Refused
+from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import report_size
 from botorch_fed.rng import generator
 from botorch_fed.wire.codec import content_hash, decode
@@ -82,10 +84,29 @@ class Busy(Site):
 
     willing = True
 
-    def _go_on(self, record: SiteRecord) -> bytes:
+    def _go_on(self, last: Requested, defer: bool) -> bytes:
         if not self.willing:
             raise _Refused("busy")
-        return super()._go_on(record)
+        return super()._go_on(last, defer)
+
+    def memory(self) -> dict[str, Any]:
+        """What it knows, to be put back; its log included."""
+        kept = {**self.__dict__, "log": None}
+        return {
+            **{key: list(v) if isinstance(v, list) else v for key, v in kept.items()},
+            "events": (list(self.log._events), self.log._head),
+        }
+
+    def remember(self, memory: dict[str, Any]) -> None:
+        """Know again what `memory` gave."""
+        log = self.log
+        self.__dict__.update({key: v for key, v in memory.items() if key not in ("log", "events")})
+        for key, value in memory.items():
+            if isinstance(value, list):
+                self.__dict__[key] = list(value)
+        self._handed = set(memory["_handed"])
+        events, head = memory["events"]
+        log._events, log._head = list(events), head
 
 
 @dataclass
@@ -95,7 +116,7 @@ class Visit:
     Attributes:
         site: The receiver.
         stores: What its stores held.
-        record: Its record.
+        memory: What it knew.
         good: The valid request.
         blobs: The broadcasts that came with it.
     """
@@ -103,7 +124,7 @@ class Visit:
     case: str
     site: Busy
     stores: tuple[tuple[dict[Any, Any], dict[Any, Any]], ...]
-    record: SiteRecord | None
+    memory: dict[str, Any]
     good: bytes
     blobs: Mapping[str, bytes]
     last: Tree = None  # the body of the request before
@@ -114,7 +135,7 @@ class Visit:
 
     def restore(self) -> None:
         """The site as it was."""
-        self.site._record = self.record
+        self.site.remember(self.memory)
         for store, held in self.stores:
             store.clear()
             store.update(held)
@@ -168,12 +189,12 @@ class Traffic:
         sites, stores, last, records = {}, {}, dict.fromkeys(NAMES), []  # type: ignore[var-annotated]
         for index, who in enumerate(NAMES):
             agent = case.study.agent(who, SQUARE, index, MemoryBlobs(max_bytes=MAX_BYTES))
-            store, journal = MemoryStore(), Journal()
-            dicts: list[dict[Any, Any]] = [store._data, journal._entries, agent.blobs._store._data]  # type: ignore[attr-defined]
+            log = Log(SITE_EVENTS)
+            dicts: list[dict[Any, Any]] = [log._snapshots._data, agent.blobs._store._data]  # type: ignore[attr-defined]
             if hasattr(agent, "secrets"):
                 dicts.append(agent.secrets._data)
             stores[who] = dicts
-            sites[who] = Busy(who, agent, hill, store=store, journal=journal, max_bytes=MAX_BYTES)
+            sites[who] = Busy(who, agent, hill, log=log, max_bytes=MAX_BYTES)
 
         def exchange(outgoing: Outgoing) -> Exchanged:
             replies = {}
@@ -185,7 +206,7 @@ class Traffic:
                 for data in outgoing.blobs.values():
                     site.agent.blobs.put(data)
                 held = tuple((store, dict(store)) for store in stores[who])
-                visit = Visit(name, site, held, site._record, request, outgoing.blobs, last[who])
+                visit = Visit(name, site, held, site.memory(), request, outgoing.blobs, last[who])
                 self.visits.append(visit)
                 last[who] = body_of(request)
                 replies[who] = site.respond(request)
@@ -575,7 +596,7 @@ def judge(one: Visit | Return, made: Mutant, answer: Any = None) -> str | None:
 
 def _judge_request(one: Visit, made: Mutant, frame: Tree, body: Tree) -> str | None:
     run, instance, agent, serial, asked, heard, broadcasts, _, tag = frame
-    record, good = one.record, read(one.good)[2]
+    record, good = one.memory["_request"], read(one.good)[2]
     if (run, agent) != (good[0], one.agent):
         return "mis-addressed"
     last = 0 if record is None else record.serial
@@ -813,8 +834,8 @@ def _to_site(one: Visit, made: Mutant) -> tuple[bool, Any]:
         one.site.agent.blobs.put(data)
     answer = one.site.respond(made.data)
     digest = content_hash(made.data)
-    record = one.site._record
-    accepted = record is not None and record is not one.record and record.request == digest
+    last = one.site._request
+    accepted = last is not None and last is not one.memory["_request"] and last.request == digest
     if not accepted:
         return False, None
     try:
@@ -831,7 +852,12 @@ def _to_server(one: Return, made: Mutant) -> tuple[bool, Any]:
         asked[other], replies[other] = one.outgoing.requests[other], one.replies[other]
     outgoing = Outgoing(one.outgoing.serial, asked)
     inbox, _ = _exchange(
-        one.server, one.state, one.known, outgoing, lambda _: Exchanged(replies), MAX_BYTES
+        one.server,
+        one.state,
+        one.known,
+        outgoing,
+        exchange=lambda _: Exchanged(replies),
+        max_bytes=MAX_BYTES,
     )
     if one.agent not in inbox:
         return False, None

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from botorch_fed.aggregation.secure_sum import SecureSum
 from botorch_fed.privacy.channels import Channel
 from botorch_fed.protocols import drive as drive_module
 from botorch_fed.protocols import fts, private_ucb
 from botorch_fed.protocols.base import Request
 from botorch_fed.protocols.dp_fts_de import DPFTSDEServer
-from botorch_fed.protocols.fed_gp import FedGPServer
 from botorch_fed.protocols.fts import FTSAgent, FTSServer
 from botorch_fed.protocols.private_ucb import PrivateUCBAgent, PrivateUCBServer
 from botorch_fed.protocols.site import Site
@@ -85,7 +85,7 @@ DEFECTS: dict[str, tuple[str, Any, str, Callable[..., Any], str]] = {
     "local server": ("ucb-local", PrivateUCBServer, "check", nothing, "mis-sized"),
     "agent": ("ucb-public", PrivateUCBAgent, "check", nothing, "stale round"),
     "action": ("ucb-public", PrivateUCBAgent, "_check_action", nothing, "out of range"),
-    "contributions": ("fed-gp-plain", FedGPServer, "check", nothing, "payload"),
+    "contributions": ("fed-gp-plain", SecureSum, "check", nothing, "payload"),
     "headers": (
         "fed-gp-threshold",
         Channel,

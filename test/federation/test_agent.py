@@ -34,6 +34,7 @@ SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.
 PHI = random_fourier()
 SMALL = Strategy(num_raw=64, num_restarts=4, num_features=64, prior_until=0)
 NEXT = Order(1, "next", True)
+FAILED = torch.full((1, 1), torch.nan, dtype=torch.float64)
 
 
 def hill(X: Tensor) -> Tensor:
@@ -48,7 +49,7 @@ def told(agent: FederatedAgent, state: AgentState, count: int) -> AgentState:
     for _ in range(count):
         X = agent.ask(state)
         assert isinstance(X, Tensor)
-        state = replace(agent.tell(state, X, hill(X)), asking=agent.terms.q)
+        state = replace(agent.tell(state, X, hill(X)), asking=agent.terms.q, ahead=0)
     return state
 
 
@@ -101,7 +102,8 @@ def test_a_failed_point_is_used_and_never_asked_again() -> None:
         X = desk.agent.ask(state)
         assert isinstance(X, Tensor)
         asked.append(tuple(X[0].tolist()))
-        state = desk.agent.fail(state, X) if index % 2 else desk.agent.tell(state, X, hill(X))
+        Y = FAILED if index % 2 else hill(X)
+        state = desk.agent.tell(state, X, Y)
         assert state.asking == 0
         state = desk.asked(state)
     assert len(set(asked)) == 5
@@ -113,7 +115,7 @@ def test_a_failed_dealt_point_is_not_dealt_again() -> None:
     desk = Desk()
     first = desk.agent.ask(desk.state)
     assert isinstance(first, Tensor)
-    second = desk.agent.ask(desk.asked(desk.agent.fail(desk.state, first)))
+    second = desk.agent.ask(desk.asked(desk.agent.tell(desk.state, first, FAILED)))
     assert isinstance(second, Tensor)
     assert float(torch.cdist(first, second)) > 0.1
 
@@ -156,25 +158,37 @@ def test_a_deferred_reply_and_a_late_value() -> None:
     X = uniform(4, 2, seed=1)
     desk = Desk(study(data={"ann": (X, hill(X))}))
     point = _point(desk, desk.state)
-    waiting = desk.agent.defer(desk.state)
-    assert waiting is not None
-    assert desk.agent.ask(waiting) is None
-    after, reply = desk.agent.reply(waiting)
+    assert desk.agent.defers
+    after, reply = desk.agent.reply(desk.state)
     assert reply.values is not None
     assert after.used == 0
-    late = desk.agent.tell(after, point, hill(point))
+    assert desk.agent.wants(after)
+    late = desk.agent.tell(desk.asked(after), point, hill(point))
     assert (late.used, len(late.X), late.asking) == (1, 5, 0)
     assert not torch.equal(_point(desk, desk.asked(late)), point)
+
+
+def test_evaluations_ahead_of_the_rounds_count_for_the_next() -> None:
+    desk = Desk()
+    state = desk.state
+    for _ in range(3):
+        X = _point(desk, state)
+        state = desk.agent.tell(state, X, hill(X))
+    assert (state.used, state.ahead, desk.agent.wants(state)) == (3, 2, False)
+    state = desk.asked(state)
+    assert (state.ahead, desk.agent.wants(state)) == (1, False)
+    state = desk.asked(desk.asked(state))
+    assert (state.ahead, desk.agent.wants(state)) == (0, True)
+    assert desk.agent.left(state, 1) == 2
 
 
 def test_a_message_is_used_once_though_its_value_is_late() -> None:
     rows = Rows(("bob",), (0,), 0.5 * normal(1, PHI.num_features, seed=5))
     desk = Desk(study(strategy=replace(SMALL, schedule=Constant(1e-12)), every=1), rows)
     assert desk.state.search.using == {"bob": 0}
-    waiting = desk.agent.defer(desk.state)
-    assert waiting is not None
-    assert waiting.search.used == {"bob": 0}
-    assert desk.asked(waiting).search.using == {}
+    after, _ = desk.agent.reply(desk.state)
+    assert after.search.used == {"bob": 0}
+    assert desk.asked(after).search.using == {}
 
 
 def test_a_state_survives_encoding() -> None:

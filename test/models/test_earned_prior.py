@@ -23,8 +23,8 @@ from botorch_fed.models.earned_prior import (
     projection,
     reference_points,
 )
-from botorch_fed.models.features import log_warp
 from botorch_fed.models.local_gp import Array
+from botorch_fed.models.warp import LogWarp
 from test.cases import UNIT, normal, random_fourier, uniform, warped
 
 PHI = random_fourier()
@@ -64,7 +64,7 @@ def history(n: int, *, seed: int = 0, noise: float = 0.05) -> tuple[Tensor, Tens
 @cache
 def posterior(with_prior: bool, warp: bool = False, n: int = 8) -> EarnedPosterior:
     prior = random_prior(1) if with_prior else None
-    return fit_earned(*history(n), prior, offsets=OFFSETS if warp else None)
+    return fit_earned(*history(n), prior, log_warp=LogWarp(OFFSETS) if warp else None)
 
 
 # ------------------------------------------------------------------ a prior function
@@ -250,7 +250,7 @@ def test_who_trusts_nothing_is_alone() -> None:
 
 def test_the_warp_is_undone() -> None:
     fit, X = posterior(True, warp=True), uniform(40, 2, seed=3)
-    np.testing.assert_array_equal(fit.warp(X), log_warp(X, OFFSETS).numpy())
+    np.testing.assert_array_equal(fit.warp(X), LogWarp(OFFSETS).transform(X).numpy())
     torch.testing.assert_close(fit.unwarp(fit.warp(X)), X)
 
 

@@ -12,6 +12,7 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
 
+from benchmarks.papers.published.noise import paper_local_noise
 from botorch_fed.errors import BudgetExceeded, MessageError
 from botorch_fed.privacy.accounting import Budget, Event, Ledger, LedgerFile, gaussian_mu
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise, Path, lattice_step
@@ -20,7 +21,6 @@ from botorch_fed.privacy.increments import (
     BlockState,
     BlockSum,
     LocalGaussian,
-    paper_local_noise,
 )
 from botorch_fed.rng import generator
 from botorch_fed.wire.codec import decode, encode

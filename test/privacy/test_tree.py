@@ -15,11 +15,12 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from torch import Tensor
 
 from benchmarks.factors import ExactRoot
+from benchmarks.papers.published.noise import paper_prefix_noise
 from botorch_fed.errors import BudgetExceeded, MessageError
 from botorch_fed.privacy import tree
 from botorch_fed.privacy.accounting import Budget, Event, Ledger, noise_multiplier_for
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, NoiseSource, OSNoise, Path, normal
-from botorch_fed.privacy.tree import PrefixRelease, PrefixState, PrefixSum, paper_prefix_noise
+from botorch_fed.privacy.tree import PrefixRelease, PrefixState, PrefixSum
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal as data
 

@@ -16,6 +16,7 @@ from botorch_fed.errors import MessageError
 from botorch_fed.protocols.base import Outbox, Pending
 from botorch_fed.protocols.store import Blobs, MemoryBlobs
 from botorch_fed.rng import generator
+from botorch_fed.space import Parameter, SearchSpace
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,8 +57,13 @@ class BoxAgent:
     busy_rounds: tuple[int, ...] = ()
     blobs: Blobs = field(default_factory=MemoryBlobs)
     draws: int = 0
+    defers: bool = False
     state_type: type[AgentState] = AgentState
     accepts: tuple[type, ...] = (Ask,)
+
+    @property
+    def space(self) -> SearchSpace:
+        return SearchSpace(tuple(Parameter.real(f"x{i}", 0.0, 1.0) for i in range(self.dim)))
 
     @property
     def fingerprint(self) -> str:
@@ -77,24 +83,30 @@ class BoxAgent:
             state, t=state.t + 1, todo=self.per_round, centre=request.centre, width=plan.width
         )
 
-    def ask(self, state: AgentState) -> Tensor | Pending | None:
+    def wants(self, state: AgentState) -> bool:
+        return state.todo > 0
+
+    def ask(self, state: AgentState, pending: Tensor) -> Tensor | Pending | None:
         if state.t in self.busy_rounds:
             return Pending()
-        if state.todo == 0:
+        if state.todo * self.q <= len(pending):
             return None
-        step = generator(self.seed, state.t, state.todo).uniform(self.q, self.dim) - 0.5
+        step = (
+            generator(self.seed, state.t, state.todo, len(pending)).uniform(self.q, self.dim) - 0.5
+        )
         return (state.centre + state.width * step).clamp(0, 1)
 
     def tell(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
-        return replace(
-            state,
-            todo=state.todo - 1,
-            X=torch.cat([state.X, X]),
-            Y=torch.cat([state.Y, Y]),
-        )
+        good = ~Y.isnan().flatten()
+        return replace(self.attach(state, X[good], Y[good]), todo=max(0, state.todo - 1))
+
+    def attach(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
+        return replace(state, X=torch.cat([state.X, X]), Y=torch.cat([state.Y, Y]))
 
     def reply(self, state: AgentState) -> tuple[AgentState, Best]:
         self.draws += 1
+        if not len(state.Y):
+            return state, Best(state.centre, -1e9, self.draws)
         row = int(state.Y.argmax())
         return state, Best(state.X[row], float(state.Y[row]), self.draws)
 

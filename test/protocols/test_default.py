@@ -11,14 +11,14 @@ from torch import Tensor
 
 from botorch_fed.errors import MessageError
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.protocols.transfer_search import MIN_OWN, dealt_design, first_points
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.studies import FedGP
 from botorch_fed.wire.codec import decode, encode
-from test.cases import uniform
+from test.cases import in_rounds, uniform
 
 SPACE = SearchSpace(
     (Parameter.real("C", 1e-3, 1e3, scale="log"), Parameter.real("gamma", 1e-4, 1.0, scale="log"))
@@ -39,7 +39,8 @@ EACH = pytest.mark.parametrize("protocol", STUDIES)
 
 def study(protocol: str, **options: Any) -> Any:
     make, usual = STUDIES[protocol]
-    return make(**{"rounds": 4 if protocol == "fts" else 1, "default": DEFAULT, **usual, **options})
+    settings = {"rounds": 4 if protocol == "fts" else 1, "default": DEFAULT, **usual, **options}
+    return in_rounds(make, settings, NAMES)
 
 
 def hill(X: Tensor) -> Tensor:

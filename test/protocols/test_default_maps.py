@@ -114,10 +114,10 @@ def test_protocols_send_these_maps() -> None:
     space, names = cube(2), ("ann", "bob")
     shared, private = default_feature_map(space), default_private_features(space)
     of_study = (
-        (FTS(rounds=2, strategy=Strategy()), shared),
-        (FTS(rounds=2, strategy=TransferSearch()), transfer_search.default_feature_map(space)),
-        (DPFTSDE(rounds=2, epsilon=9.0), private),
-        (PrivateUCB(rounds=4, epsilon=9.0), private),
+        (FTS(budget=2, strategy=Strategy(), every=1), shared),
+        (FTS(budget=2, strategy=TransferSearch()), transfer_search.default_feature_map(space)),
+        (DPFTSDE(budget=5, epsilon=9.0), private),
+        (PrivateUCB(budget=4, epsilon=9.0), private),
     )
     for study, phi in of_study:
         sent = study.server(space, names).setup.features  # type: ignore[attr-defined]

@@ -28,6 +28,8 @@ from botorch_fed.acquisition import (
 )
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
+from botorch_fed.federation.log import Log
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
@@ -77,13 +79,13 @@ from botorch_fed.protocols.dp_fts_de import (
 from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.noisy_prior import MIN_RELIABILITY, Heard, Outlook
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import TransferSearch, dealt_design
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.wire.codec import content_hash, decode, encode
-from test.cases import normal, quadrature, random_fourier, uniform
+from test.cases import in_rounds, normal, quadrature, random_fourier, uniform
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 
@@ -135,7 +137,7 @@ class Silence:
 # ------------------------------------------------------------------ a federation
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Somebody pulled the plug."""
 
 
@@ -149,8 +151,7 @@ class Federation:
     absent: Callable[[str, int], bool] | None = None
 
     def __post_init__(self) -> None:
-        self.stores = {name: MemoryStore() for name in self.objectives}
-        self.journals = {name: Journal() for name in self.objectives}
+        self.logs = {name: Log(SITE_EVENTS) for name in self.objectives}
         self.rounds: list[Round] = []
         self.traffic: list[bytes] = []
         self.requests: list[list[Query]] = []
@@ -167,9 +168,7 @@ class Federation:
         self.sites = {}
         for i, (name, objective) in enumerate(self.objectives.items()):
             agent = self.study.agent(name, self.space, i, MemoryBlobs())
-            self.sites[name] = Site(
-                name, agent, objective, store=self.stores[name], journal=self.journals[name]
-            )
+            self.sites[name] = Site(name, agent, objective, log=self.logs[name])
 
     def exchange(self, outgoing: Outgoing) -> Exchanged:
         self.traffic += [*outgoing.requests.values(), *outgoing.blobs.values()]
@@ -232,7 +231,7 @@ def study(strategy: Strategy = SMALL, **options: Any) -> DPFTSDE:
         "noise": InsecureSeededNoise(7),
         "strategy": strategy,
     }
-    return DPFTSDE(**{**common, **options})
+    return in_rounds(DPFTSDE, {**common, **options}, NAMES)
 
 
 def finished(strategy: Strategy = SMALL, **options: Any) -> Federation:
@@ -715,10 +714,9 @@ def test_a_study_leaves_out_releases_after_its_end() -> None:
     assert study(rounds=3, releases="all").release_rounds() == (0, 1, 2)
 
 
-@pytest.mark.parametrize("options", [{"releases": ()}, {"rounds": 0}], ids=["never", "no rounds"])
-def test_a_run_without_releases_costs_nothing(options: dict[str, Any]) -> None:
+def test_a_run_without_releases_costs_nothing() -> None:
     problem: dict[str, Objective] = dict.fromkeys(NAMES, hill)
-    result = run(study(ALONE, **{"rounds": 1, **options}), problem, seed=0, space=SQUARE)
+    result = run(study(ALONE, rounds=1, releases=()), problem, seed=0, space=SQUARE)
     assert result.privacy is not None
     assert result.privacy["epsilon"] == result.privacy["releases"] == 0
     assert result.privacy["mechanism"] == "none"
@@ -1232,7 +1230,7 @@ def test_agents_that_require_more_refuse() -> None:
         try:
             federation.drive()
         except ProtocolError:
-            assert all(site.journal.empty for site in federation.sites.values())
+            assert all(not site.trials() for site in federation.sites.values())
             return ["refused"]
         return sorted(set(federation.failures("ann")))
 
@@ -1415,7 +1413,7 @@ def test_the_report_of_a_run(tmp_path: Path) -> None:
     assert (privacy["delta"], privacy["releases"]) == (default_delta(3), 2)
     assert (privacy["adjacency"], privacy["unit"]) == ("zero-out", "agent")
     assert privacy["private"]
-    assert privacy["mechanism"].startswith("CorrelatedGaussianSum(num_agents=3, num_regions=2")
+    assert privacy["settings"].startswith("CorrelatedGaussianSum(num_agents=3, num_regions=2")
     assert [len(row) for row in privacy["signal_to_noise"]] == [2, 2]
     assert all(math.isfinite(x) and x >= 0 for row in privacy["signal_to_noise"] for x in row)
     assert RunResult.load(tmp_path / "run").privacy == privacy
@@ -1490,7 +1488,7 @@ def test_the_papers_settings() -> None:
     result = run(plan, dict.fromkeys(NAMES, hill), seed=0, space=SQUARE)
     assert result.privacy is not None
     assert result.privacy["releases"] == 2
-    assert "noise as published" in result.privacy["mechanism"]
+    assert "noise as published" in result.privacy["settings"]
 
 
 # ------------------------------------------------------------------ the shared basis
@@ -1581,7 +1579,7 @@ def test_a_copy_of_a_study_cannot_spend_unseen(tmp_path: Path) -> None:
             copied.agent("ann", SQUARE, 0, MemoryBlobs())
             with pytest.raises(ProtocolError, match="cannot pay"):
                 copied.server(SQUARE, NAMES)
-        replace(plan, rounds=4).server(SQUARE, NAMES)
+        replace(plan, budget=7).server(SQUARE, NAMES)
 
 
 def test_fingerprints_tell_settings_apart() -> None:
@@ -1850,14 +1848,14 @@ def test_a_federation_with_enough_agents_releases_and_says_how_much() -> None:
 
 
 def test_old_defaults_by_name() -> None:
-    plan = DPFTSDE(rounds=5, epsilon=2.0, strategy=Following())
+    plan = DPFTSDE(budget=15, epsilon=2.0, strategy=Following())
     assert (plan.message_kind, plan.starts) == ("gain", 10)
     assert plan.release_rounds() == (0, 1, 2, 3)
     boss = plan.server(SQUARE, NAMES)
     assert (boss.setup.message, boss.setup.num_initial, boss.setup.clip_norm) == ("gain", 10, 1.0)
     assert boss.outlook is None
     assert "signal" not in boss.privacy(boss.start())
-    assert DPFTSDE(rounds=5, epsilon=2.0).starts == 3
+    assert DPFTSDE(budget=8, epsilon=2.0).starts == 3
 
 
 def test_what_does_not_go_with_own_means() -> None:

@@ -39,7 +39,7 @@ def test_a_run_improves_and_everybody_is_heard() -> None:
     assert state.heard == (3, 3, 3, 3)
     assert state.best.value > -0.01
     assert [r.serial for r in rounds] == [1, 2, 3, 4]
-    assert rounds[0].heard == NAMES
+    assert rounds[0].replied == NAMES
 
 
 def test_an_empty_round_is_a_round() -> None:
@@ -171,7 +171,7 @@ def test_who_is_heard_has_not_failed() -> None:
 
     rounds: list[Round] = []
     drive(SERVER, confused, on_round=rounds.append)
-    assert rounds[0].heard == NAMES
+    assert rounds[0].replied == NAMES
     assert not rounds[0].exchanged.failures
 
 

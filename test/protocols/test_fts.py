@@ -13,9 +13,12 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from benchmarks.papers.published.settings import paper_strategy
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation.log import Log
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import FeatureMap, WeightPosterior, fit_own_gp, summarize
 from botorch_fed.protocols.base import (
     Exchanged,
@@ -41,18 +44,17 @@ from botorch_fed.protocols.fts import (
     Upload,
     check_message,
     make_message,
-    paper_strategy,
     prior_model,
 )
 from botorch_fed.protocols.own_step import spread_design
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import TransferSearch, report_size
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.wire.codec import content_hash, decode, encode
-from test.cases import MAPS, normal, random_fourier, uniform
+from test.cases import MAPS, in_rounds, normal, random_fourier, uniform
 
 NAMES = ("ann", "bob", "cem")
 SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
@@ -103,8 +105,7 @@ class Federation:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        self.stores = {name: MemoryStore() for name in self.objectives}
-        self.journals = {name: Journal() for name in self.objectives}
+        self.logs = {name: Log(SITE_EVENTS) for name in self.objectives}
         self.rounds: list[Round] = []
         self.traffic: list[bytes] = []
         self.records: list[bytes] = []
@@ -119,9 +120,7 @@ class Federation:
         for i, (name, objective) in enumerate(self.objectives.items()):
             space = self.site_spaces.get(name, self.space)
             agent = self.study.agent(name, space, 100 * self.seed + i, MemoryBlobs())
-            self.sites[name] = Site(
-                name, agent, objective, store=self.stores[name], journal=self.journals[name]
-            )
+            self.sites[name] = Site(name, agent, objective, log=self.logs[name])
 
     def exchange(self, outgoing: Outgoing) -> Exchanged:
         self.traffic += [*outgoing.requests.values(), *outgoing.blobs.values()]
@@ -170,7 +169,7 @@ class Federation:
 
 
 def study(strategy: AnyStrategy = SMALL, **options: Any) -> FTS:
-    return FTS(**{"rounds": 3, "feature_map": PHI, "strategy": strategy, **options})
+    return in_rounds(FTS, {"rounds": 3, "feature_map": PHI, "strategy": strategy, **options})
 
 
 def with_data(n: int = 8, f: Objective = hill) -> dict[str, tuple[Tensor, Tensor]]:
@@ -228,7 +227,7 @@ def test_a_seeded_run_twice_gives_identical_bytes(which: int) -> None:
     assert finished(strategy, **options).result() == first
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Somebody pulled the plug."""
 
 
@@ -317,7 +316,8 @@ def test_messages_are_the_only_thing_that_crosses(strategy: AnyStrategy, kind: s
             scalars = torch.tensor([own.outputscale, own.noise_var, own.mean], dtype=torch.float64)
             private |= patterns(own.lengthscale, scalars)
     for site in federation.sites.values():
-        private |= patterns(*(seen.Y for seen in site.journal), *(s.X for s in site.journal))
+        seen = site.observations()
+        private |= patterns(*(o.Y for o in seen), *(o.X for o in seen))
     assert len(private) > 100
     for data in federation.traffic:
         assert not [pattern for pattern in private if pattern in data]
@@ -484,7 +484,7 @@ def test_only_the_active_agents_query() -> None:
     received = federation.end.received
     assert received is not None
     assert received.made == (0, 3, 0)
-    assert all(round_.heard == ("bob",) for round_ in federation.rounds[1:])
+    assert all(round_.replied == ("bob",) for round_ in federation.rounds[1:])
 
 
 def test_agents_without_data() -> None:
@@ -497,14 +497,18 @@ def test_agents_without_data() -> None:
 
 
 def test_nobody_has_data() -> None:
-    federation = finished(MIXED, data={})
+    federation = Federation(study(MIXED, every=1))
+    federation.server = replace(federation.server, every=0)
+    federation.drive()
     assert federation.end.received is None
     for name in NAMES:
         assert len(federation.sites[name].state.X) == 3
 
 
 def test_no_rounds_is_a_collection() -> None:
-    federation = finished(MIXED, rounds=0)
+    federation = Federation(study(MIXED, data=with_data()))
+    federation.server = replace(federation.server, rounds=0)
+    federation.drive()
     assert federation.end.t == 1
     assert federation.end.received is not None
 
@@ -958,7 +962,7 @@ def test_kinds_that_do_not_fit_are_refused(strategy: AnyStrategy, kind: str) -> 
     with pytest.raises(ProtocolError, match="refuse to begin: 3 invalid"):
         federation.drive()
     assert federation.sites["ann"].serial == 0
-    assert federation.sites["ann"].journal.empty
+    assert not federation.sites["ann"].trials()
 
 
 # ------------------------------------------------------------------ refusals
@@ -969,7 +973,7 @@ def test_another_search_space_is_refused_and_no_data_leave() -> None:
     federation = Federation(study(SEARCH, data=with_data()), site_spaces={"bob": others})
     federation.drive()
     assert federation.failures("bob") == ["invalid"] * 4
-    assert federation.sites["bob"].journal.empty
+    assert not federation.sites["bob"].trials()
     assert len(federation.sites["bob"].state.X) == 8  # and what it has, it keeps
     assert federation.end.received is not None
     assert federation.end.received.agents == ("ann", "cem")
@@ -1011,7 +1015,7 @@ def test_numbers_that_are_none_never_arrive(value: float) -> None:
     weights = torch.full((M,), value).double()
     with pytest.raises(MessageError, match="finite"):
         encode(Upload(weights))
-    server = study().server(SQUARE, NAMES)
+    server = study(every=1).server(SQUARE, NAMES)
     with pytest.raises(MessageError, match="exceeds"):
         server.check(server.start(), "bob", Upload(weights))
 
@@ -1211,7 +1215,7 @@ def test_bad_settings() -> None:
     with pytest.raises(InputDataError, match="decrease"):
         Strategy(schedule=lambda t: 1 / t)
     with pytest.raises(InputDataError, match="no agents"):
-        study(active=("zoe",)).server(SQUARE, NAMES)
+        study(active=("zoe",), every=1).server(SQUARE, NAMES)
     with pytest.raises(InputDataError, match="names must differ"):
         FTSServer(setup=setup(), agents=("a", "a"), rounds=1)
     with pytest.raises(InputDataError, match="count from 0"):
@@ -1251,10 +1255,18 @@ def test_fingerprints_tell_settings_apart() -> None:
     ]
     assert len({agent.fingerprint, *(other.fingerprint for other in others)}) == 9
     assert replace(agent, blobs=MemoryBlobs()).fingerprint == agent.fingerprint
-    server = study().server(SQUARE, NAMES)
-    changed = [study(every=2), study(active=("ann",)), study(noise_var=0.1), study(beta=2.0)]
+    server = study(every=1).server(SQUARE, NAMES)
+    changed = [
+        study(every=2),
+        *(
+            study(every=1, **options)
+            for options in ({"active": ("ann",)}, {"noise_var": 0.1}, {"beta": 2.0})
+        ),
+    ]
     assert len({server.fingerprint, *(s.server(SQUARE, NAMES).fingerprint for s in changed)}) == 5
-    assert study(rounds=9).server(SQUARE, NAMES).fingerprint == server.fingerprint  # may go on
+    assert (
+        study(rounds=9, every=1).server(SQUARE, NAMES).fingerprint == server.fingerprint
+    )  # may go on
 
 
 # ------------------------------------------------------------------ the paper, and what it is for

@@ -13,6 +13,7 @@ from torch import Tensor
 from botorch_fed.acquisition import Constant, ThompsonSampling, weight_path
 from botorch_fed.errors import NumericalError
 from botorch_fed.models import OwnHyperparameters, default_hyperparameters, own_gp
+from botorch_fed.models.warp import LogWarp
 from botorch_fed.protocols import own_step
 from botorch_fed.protocols.own_step import (
     OwnStrategy,
@@ -109,27 +110,26 @@ def test_an_outcome_beyond_all_scales_leaves_a_model() -> None:
 
 
 def test_the_warp_is_for_ratios_on_a_linear_scale() -> None:
-    assert SMALL.offsets(SQUARE) is None
-    assert SMALL.offsets(LOG) is None
-    offsets = SMALL.offsets(RATIO)
-    assert offsets is not None
-    assert torch.equal(offsets, RATIO.log_offsets)
-    assert replace(SMALL, warp=False).offsets(RATIO) is None
+    assert SMALL.log_warp(SQUARE).identity
+    assert SMALL.log_warp(LOG).identity
+    assert torch.equal(SMALL.log_warp(RATIO).offsets, RATIO.log_offsets)
+    assert RATIO.log_offsets.any()
+    assert replace(SMALL, warp=False).log_warp(RATIO).identity
 
 
 def test_a_warped_model_is_the_model_of_warped_points() -> None:
     X, Y = history(8)
     own = SMALL.refit(RATIO, X, Y, None, seed=0, name="ann")
     assert own is not None
-    offsets = RATIO.log_offsets
-    warped = own_step.log_warp(X, offsets)
+    warp = LogWarp(RATIO.log_offsets)
+    warped = warp(X)
     flat = SMALL.refit(SQUARE, warped, Y, None, seed=0, name="ann")
     assert flat is not None
     assert torch.equal(own.lengthscale, flat.lengthscale)
     x = uniform(20, 2, seed=3)
     with torch.no_grad():
         found = SMALL.model(RATIO, X, Y, own).posterior(x).mean
-        expected = own_gp(warped, Y, own).posterior(own_step.log_warp(x, offsets)).mean
+        expected = own_gp(warped, Y, own).posterior(warp(x)).mean
     torch.testing.assert_close(found, expected)
 
 

@@ -23,6 +23,8 @@ from torch import Tensor
 from botorch_fed.acquisition import private_ucb_width
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
+from botorch_fed.federation.log import Log
+from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import (
     AdditiveFeatures,
     BasisGP,
@@ -72,14 +74,14 @@ from botorch_fed.protocols.private_ucb import (
     unit_features,
 )
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileStore, Journal, MemoryBlobs, MemoryStore
+from botorch_fed.protocols.store import FileStore, MemoryBlobs, MemoryStore
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome as OutcomeMap
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.test_functions import Camelback, KernelBandit
 from botorch_fed.wire.codec import decode, encode
-from test.cases import normal, quadrature, random_fourier, uniform
+from test.cases import in_rounds, normal, quadrature, random_fourier, uniform
 
 NAMES = ("ann", "bob", "cem")
 SQUARE = SearchSpace(
@@ -104,7 +106,7 @@ def sets(name: str, t: int, count: int = 7) -> Tensor:
     return generator(0, "sets", name, t).uniform(count, 2)
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Somebody pulled the plug."""
 
 
@@ -122,8 +124,7 @@ class Federation:
     site_options: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.stores = {name: MemoryStore() for name in self.names}
-        self.journals = {name: Journal() for name in self.names}
+        self.logs = {name: Log(SITE_EVENTS) for name in self.names}
         self.rounds: list[Round] = []
         self.down: list[list[bytes]] = []
         self.up: list[dict[str, Any]] = []
@@ -138,8 +139,7 @@ class Federation:
         self.sites = {}
         for i, name in enumerate(self.names):
             agent = replace(self.study.agent(name, SQUARE, i, MemoryBlobs()), **self.site_options)
-            store, journal = self.stores[name], self.journals[name]
-            self.sites[name] = Site(name, agent, self.objective(name), store=store, journal=journal)
+            self.sites[name] = Site(name, agent, self.objective(name), log=self.logs[name])
 
     def exchange(self, outgoing: Outgoing) -> Exchanged:
         self.down.append([*outgoing.requests.values(), *outgoing.blobs.values()])
@@ -174,8 +174,8 @@ class Federation:
     def played(self) -> list[dict[str, tuple[Tensor, Tensor]]]:
         """By round and agent, what was played and its outcome on the public scale."""
         rounds: list[dict[str, tuple[Tensor, Tensor]]] = [{} for _ in range(len(self.rounds))]
-        for name, journal in self.journals.items():
-            for seen in journal:
+        for name, site in self.sites.items():
+            for seen in site.observations():
                 rounds[seen.serial - 1][name] = seen.X, SQUARE.outcome.to_public(seen.Y)
         return rounds
 
@@ -198,7 +198,7 @@ def study(trust: str = "joint", **options: Any) -> PrivateUCB:
         common["decision_sets"] = sets
     if "epsilon" in options:
         common["noise_multiplier"] = None
-    return PrivateUCB(**{**common, **options})
+    return in_rounds(PrivateUCB, {**common, **options}, NAMES)
 
 
 def server_of(trust: str = "joint", **options: Any) -> PrivateUCBServer:
@@ -241,10 +241,10 @@ def test_a_run_in_every_trust_model(trust: str) -> None:
     options: dict[str, Any] = {} if trust == "none" else {"epsilon": 10.0}
     if trust != "public":
         options["decision_sets"] = lambda name, t: problem.decision_set(int(name[5:]), t)
-    result = run(PrivateUCB(rounds=6, trust=trust, **options), problem, seed=0)  # type: ignore[arg-type]
+    result = run(PrivateUCB(budget=6, trust=trust, **options), problem, seed=0)  # type: ignore[arg-type]
     queried = [(row["agent"], row["round"]) for row in result.records]
     assert len(set(queried)) == len(queried)
-    assert all(row["heard"] for row in result.rounds)
+    assert all(row["replied"] for row in result.rounds)
     report = result.privacy
     assert report is not None
     assert report["trust"] == trust
@@ -278,7 +278,7 @@ def test_seeded_runs_repeat_themselves(trust: str) -> None:
 def test_on_the_whole_cube_points_are_those_that_can_be_played(trust: str) -> None:
     space = SearchSpace((Parameter.integer("n", 1, 4), Parameter.real("C", 1e-2, 1e2)))
     options: dict[str, Any] = {} if trust == "none" else {"epsilon": 10.0}
-    made = PrivateUCB(rounds=3, trust=trust, **options)  # type: ignore[arg-type]
+    made = PrivateUCB(budget=3, trust=trust, **options)  # type: ignore[arg-type]
     result = run(made, {"a": hill, "b": hill}, seed=0, space=space)
     for row in result.records:
         X = torch.tensor([row["x"]]).double()
@@ -425,10 +425,10 @@ def test_a_block_is_as_long_as_what_is_not_known_asks_for() -> None:
     block = drowned.start().block
     assert block is not None
     assert block.length == 20  # a twentieth
-    short = server_of("public", rounds=2, most_per_block=100, noise_multiplier=500.0, batch=2)
+    short = server_of("public", rounds=3, most_per_block=100, noise_multiplier=500.0, batch=2)
     block = short.start().block
     assert block is not None
-    assert block.length == 4  # a longer one could not be completed
+    assert block.length == 6  # a longer one could not be completed
 
 
 # ------------------------------------------------------------------ the rule
@@ -908,7 +908,7 @@ def test_promises_are_those_of_one_gaussian_mechanism() -> None:
         alone = compose([Event(z)], delta=1e-5, adjacency="replace-one", unit="record")
         assert server.promise.epsilon == alone.epsilon
         assert "epsilon <=" in repr(server)
-        assert repr(server.mechanism) in server.privacy(server.start())["mechanism"]
+        assert repr(server.mechanism) == server.privacy(server.start())["settings"]
     assert "actions public" in repr(server_of("public").mechanism)
     assert server_of("none").promise is None
     seeded = server_of("joint")
@@ -943,7 +943,7 @@ def test_agents_as_units_count_how_often_they_are_asked() -> None:
 def test_agents_are_asked_in_turn() -> None:
     federation = Federation(study("joint", rounds=7, batch=2))
     federation.drive()
-    asked_names = [tuple(round_.heard) for round_ in federation.rounds]
+    asked_names = [tuple(round_.replied) for round_ in federation.rounds]
     turns = ["ann", "bob", "cem"] * 5
     assert asked_names == [tuple(sorted(turns[2 * t : 2 * t + 2])) for t in range(7)]
     assert federation.end.asked == 14
@@ -1115,7 +1115,7 @@ def test_a_value_that_comes_too_late_is_neither_sent_nor_paid_for() -> None:
         def objective(X: Tensor) -> Tensor | Pending:
             nonlocal calls
             calls += name == "bob"
-            return Pending() if name == "bob" and calls == 1 else hill(X)
+            return Pending() if name == "bob" and calls <= 2 else hill(X)
 
         return objective
 
@@ -1126,7 +1126,7 @@ def test_a_value_that_comes_too_late_is_neither_sent_nor_paid_for() -> None:
     assert [failure.code for failure in codes if failure is not None] == ["busy"]
     state = federation.sites["bob"].state
     assert (state.releases, state.ledger.releases) == (3, 3)
-    assert len(federation.journals["bob"]) == 4
+    assert len(federation.sites["bob"].trials()) == 4
     assert federation.report()["outcomes"] == 11
 
 
@@ -1202,7 +1202,7 @@ def test_a_block_waits_for_outcomes_that_are_missing() -> None:
     assert (end.parameters.t, end.parameters.count) == (6, 5)
     assert end.block is None
     # A block of three takes two outcomes of two agents, then one of the next.
-    assert [len(round_.heard) for round_ in federation.rounds] == [0, 0, 0, 2, 1, 2]
+    assert [len(round_.replied) for round_ in federation.rounds] == [0, 0, 0, 2, 1, 2]
     assert end.asked == 3 * 2 + 2 + 1 + 2
 
 
@@ -1549,7 +1549,7 @@ def test_a_bandit_with_privacy_beats_random_play() -> None:
     problem = KernelBandit(num_agents=1, seed=0)
     arms = problem.decision_sets(301)
     result = run(
-        PrivateUCB(rounds=300, epsilon=10.0, noise=SEEDED, decision_sets=lambda name, t: arms[t]),
+        PrivateUCB(budget=300, epsilon=10.0, noise=SEEDED, decision_sets=lambda name, t: arms[t]),
         problem,
         seed=0,
     )
@@ -1575,7 +1575,7 @@ def test_numbers_that_no_statistic_has_do_not_leave() -> None:
 def test_camelback_with_public_actions() -> None:
     problem = Camelback(num_agents=1)
     made = PrivateUCB(
-        rounds=200,
+        budget=200,
         trust="public",
         epsilon=10.0,
         outcome_bound=1.4,

@@ -566,7 +566,7 @@ def test_a_design_has_points_of_the_space() -> None:
 
 
 def test_a_first_point_that_failed_is_not_dealt_again() -> None:
-    study = FTS(rounds=5)
+    study = FTS(budget=5)
     blobs = MemoryBlobs()
     agent = study.agent("bob", SQUARE, 0, blobs)
     broadcasts = (blobs.put(encode(study.setup(SQUARE, NAMES))),)
@@ -593,7 +593,7 @@ def federation(
 ) -> Federation:
     """Of three sites without data, by the defaults."""
     given = dict.fromkeys(NAMES, hill) if objectives is None else objectives
-    return Federation(FTS(**{"rounds": 5, **options}), space=space, objectives=given, absent=absent)
+    return Federation(FTS(**{"budget": 5, **options}), space=space, objectives=given, absent=absent)
 
 
 def driven(**options: Any) -> Federation:
@@ -706,7 +706,7 @@ def test_a_hostile_message_is_one_voice() -> None:
     # A million times as loud, and loud: the others go where they go with a voice as loud as a site
     # can have.
     def shouted(factor: float) -> Federation:
-        run = federation(rounds=4)
+        run = federation(budget=4)
 
         def tamper(name: str, message: Any) -> Any:
             if name != "bob" or message.weights is None:
@@ -729,7 +729,7 @@ def test_a_hostile_message_is_one_voice() -> None:
 
 
 def test_two_points_at_a_time() -> None:
-    run = driven(q=2, rounds=4)
+    run = driven(q=2, budget=8)
     for name in NAMES:
         X = points_of(run, name)
         assert X.shape == (8, 2)
@@ -742,7 +742,7 @@ def test_two_points_at_a_time() -> None:
 
 def test_a_list_of_candidates() -> None:
     candidates = uniform(8, 2, seed=4)
-    run = driven(candidates=candidates, rounds=8)
+    run = driven(candidates=candidates, budget=8)
     for name in NAMES:
         X = points_of(run, name)
         assert torch.equal(torch.unique(X, dim=0), torch.unique(candidates, dim=0))
@@ -753,7 +753,7 @@ def test_a_mixed_space() -> None:
     def f(X: Tensor) -> Tensor:
         return X[:, 2:3] - (X[:, 1:2] - 0.5).square()
 
-    run = driven(space=MIXED, objectives=dict.fromkeys(NAMES, f), rounds=6)
+    run = driven(space=MIXED, objectives=dict.fromkeys(NAMES, f), budget=6)
     for name in NAMES:
         X = points_of(run, name)
         assert torch.equal(MIXED.snap(X), X)
@@ -763,7 +763,7 @@ def test_a_mixed_space() -> None:
 
 
 def test_a_straggler_is_missing_and_comes_back() -> None:
-    run = driven(rounds=6, absent=lambda name, t: name == "bob" and t in (2, 3))
+    run = driven(budget=6, absent=lambda name, t: name == "bob" and t in (2, 3))
     assert [len(points_of(run, name)) for name in NAMES] == [6, 4, 6]
     assert run.end_of_round(4).agents == ("ann", "cem")
     assert run.end.received is not None
@@ -774,20 +774,20 @@ def test_a_straggler_is_missing_and_comes_back() -> None:
 
 def test_a_newcomer_begins_with_what_others_have_seen() -> None:
     data = {name: history(12, seed=i) for i, name in enumerate(NAMES) if name != "ann"}
-    run = driven(data=data, active=("ann",), rounds=4)
+    run = driven(data=data, active=("ann",), budget=4)
     X = points_of(run, "ann")
     assert len(X) == 4
     assert [len(points_of(run, name)) for name in ("bob", "cem")] == [12, 12]
     assert run.end_of_round(1).agents == ("bob", "cem")  # they have spoken before
     assert float(hill(X)[0]) > 0.7  # where others are best
     assert len(torch.unique(X, dim=0)) == 4
-    alone = driven(data=data, active=("ann",), rounds=4, strategy=DEAF)
+    alone = driven(data=data, active=("ann",), budget=4, strategy=DEAF)
     assert float(hill(X).max()) >= float(hill(points_of(alone, "ann")).max())
 
 
 def test_nobody_but_oneself() -> None:
-    run = driven(objectives={"ann": hill}, rounds=6)
-    deaf = driven(objectives={"ann": hill}, rounds=6, strategy=DEAF)
+    run = driven(objectives={"ann": hill}, budget=6)
+    deaf = driven(objectives={"ann": hill}, budget=6, strategy=DEAF)
     assert torch.equal(points_of(run, "ann"), points_of(deaf, "ann"))
     assert float(hill(points_of(run, "ann")).max()) > 0.9
 
@@ -800,14 +800,14 @@ def test_an_agent_that_counts_for_nothing_is_not_heard() -> None:
             agent_weights=weights,
             active=("ann",),
             data={name: history(6, seed=i) for i, name in enumerate(NAMES)},
-            rounds=2,
+            budget=2,
         )
         for third in (hill, valley)
     )
     assert torch.equal(points_of(one, "ann"), points_of(two, "ann"))
 
 
-class Stopped(Exception):
+class Stopped(BaseException):
     """Somebody pulled the plug."""
 
 
@@ -815,7 +815,7 @@ class Stopped(Exception):
 def test_a_stopped_run_goes_on_as_if_nothing_had_happened(acquisition: Any) -> None:
     options: dict[str, Any] = {
         "strategy": TransferSearch(acquisition=acquisition),
-        "rounds": 5,
+        "budget": 5,
         "data": {"cem": history(4)},
     }
     expected = driven(**options).result()

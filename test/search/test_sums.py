@@ -165,7 +165,7 @@ def test_the_default_is_the_sum_of_mean_functions() -> None:
     protocol = FedGP(budget=6)
     terms = protocol.server(SQUARE, NAMES).terms
     assert terms.search == TransferSum(strategy=ONE)
-    assert terms.aggregation == SecureSum(channel="threshold")
+    assert terms.aggregation == SecureSum(channel="threshold", rounds=3)
     assert terms.num_initial == MIN_OWN
     assert protocol.rounds == 3
     assert replace(protocol, search=RegionSearch()).terms(SQUARE, NAMES).num_initial == 4
@@ -376,7 +376,7 @@ def test_sites_that_are_done_answer_and_do_not_query(channel: Any) -> None:
     assert (last.t, last.members) == (2, NAMES)  # in every round, with what they have
     once = finished(study(ONE, **settings))
     assert once.end.sums == 1  # the difference of two would be what cem has added
-    assert [round_.heard for round_ in once.rounds][-3:] == [("cem",)] * 3
+    assert [round_.replied for round_ in once.rounds][-3:] == [("cem",)] * 3
     assert once.counts() == {"ann": 12, "bob": 12, "cem": 3}
 
 

@@ -16,6 +16,7 @@ from botorch.acquisition.analytic import (
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from benchmarks.papers.published.settings import paper_search
 from botorch_fed.models import OwnHyperparameters, own_gp
 from botorch_fed.models.pic import PartiallyIndependentGP
 from botorch_fed.privacy.distributed import DistributedRecordSum
@@ -29,7 +30,6 @@ from botorch_fed.search.support import (
     contribution,
     feature_map,
     next_point,
-    paper_search,
     read_sum,
 )
 from botorch_fed.space import Parameter, SearchSpace

@@ -15,12 +15,12 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.privacy.audit import audit
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.studies import FedGP
 from botorch_fed.test_functions import SyntheticGPAgents
 
 X = torch.zeros(3, 1).double()
@@ -28,18 +28,18 @@ PROBLEM = SyntheticGPAgents(3, seed=0)
 
 
 class NoStudy:
-    """Has rounds, and neither server nor agent."""
+    """Has a budget, and neither server nor agent."""
 
-    rounds = 3
+    budget = 3
 
 
 def wrong(result: RunResult) -> None:
-    FTS(rounds="20")  # wrong
-    FTS(rounds=20, message="means")  # wrong
+    FTS(budget="20")  # wrong
+    FTS(budget=20, message="means")  # wrong
     Strategy(schedule=0.5)  # wrong
     Polynomial("0.5")  # wrong
-    FedGP(rounds=3, channel="telephone")  # wrong
-    PrivateUCB(rounds=3, trust="some")  # wrong
+    FedGP(budget=3, channel="telephone")  # wrong
+    PrivateUCB(budget=3, trust="some")  # wrong
     Parameter.real("x", "0", 1.0)  # wrong
     SearchSpace([Parameter.real("x", 0, 1)])  # wrong
     BasisGP(X, X, feature_map="rff")  # wrong
@@ -55,8 +55,8 @@ def wrong(result: RunResult) -> None:
     GaussianSum(num_agents=4, dim=3, clip_norm="1", noise_multiplier=1.0)  # wrong
     audit(3)  # wrong
     run(NoStudy(), PROBLEM, seed=0)  # wrong
-    run(FTS(rounds=3), {"a": 3}, seed=0)  # wrong
-    run(FTS(rounds=3), PROBLEM)  # wrong
+    run(FTS(budget=3), {"a": 3}, seed=0)  # wrong
+    run(FTS(budget=3), PROBLEM)  # wrong
     result.best(3)  # wrong
     text: str = result.bytes_per_round()  # wrong
     print(text)

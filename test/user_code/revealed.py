@@ -55,7 +55,7 @@ def revealed(phi: FeatureMap, space: SearchSpace) -> None:
     reveal_type(ThompsonSampling(draw_path(model)))
     reveal_type(space.to_unit([{"x": 1.0}]))
     reveal_type(space.from_unit(X))
-    result = run(FTS(rounds=2), SyntheticGPAgents(2, seed=0), seed=0)
+    result = run(FTS(budget=2), SyntheticGPAgents(2, seed=0), seed=0)
     reveal_type(result)
     reveal_type(result.history("agent0"))
     reveal_type(result.regret("agent0"))

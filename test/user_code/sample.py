@@ -45,14 +45,14 @@ from botorch_fed.privacy import (
 from botorch_fed.privacy.audit import AuditReport, audit
 from botorch_fed.protocols.base import Agent, AgentId, Objective, Outbox, Pending, Server
 from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.store import Blobs
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, Study, run
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.studies import FedGP
 from botorch_fed.test_functions import SyntheticGPAgents
 
 SPACE = SearchSpace(
@@ -123,7 +123,7 @@ def loss(shift: float) -> Objective:
 def own_objectives(folder: Path) -> RunResult:
     """Three sites, kept on disk, loaded again."""
     objectives: dict[AgentId, Objective] = {name: loss(i + 1) for i, name in enumerate("abc")}
-    study = FTS(rounds=2, every=1, strategy=LIGHT)
+    study = FTS(budget=2, every=1, strategy=LIGHT)
     result: RunResult = run(study, objectives, space=SPACE, seed=0, out=folder, progress=False)
     loaded = RunResult.load(folder)
     X, Y = loaded.history("a")
@@ -141,7 +141,7 @@ def protocols() -> list[RunResult]:
     problem = SyntheticGPAgents(3, seed=0)
     studies: list[Study] = [
         DPFTSDE(
-            rounds=2,
+            budget=4,
             epsilon=20.0,
             delta=1e-2,
             num_initial=2,
@@ -149,7 +149,7 @@ def protocols() -> list[RunResult]:
             noise=InsecureSeededNoise(0),
         ),
         FedGP(
-            rounds=1,
+            budget=3,
             num_initial=2,
             channel="plain",
             search=SupportSearch(support_size=4, num_raw=32, num_restarts=2),
@@ -159,7 +159,7 @@ def protocols() -> list[RunResult]:
             noise_at="server",
             noise=InsecureSeededNoise(0),
         ),
-        PrivateUCB(rounds=2, epsilon=20.0, noise=InsecureSeededNoise(0)),
+        PrivateUCB(budget=2, epsilon=20.0, noise=InsecureSeededNoise(0)),
     ]
     return [run(study, problem, seed=0, progress=False) for study in studies]
 
@@ -212,7 +212,7 @@ def ax_experiments(trials: int) -> int:
         )
         client.configure_optimization(objective="score")
         clients[name] = client
-    federation = AxFederation(FTS(rounds=trials, every=1, strategy=LIGHT), clients, seed=0)
+    federation = AxFederation(FTS(budget=trials, every=1, strategy=LIGHT), clients, seed=0)
     completed = 0
     for _ in range(trials):
         for client in clients.values():
@@ -329,10 +329,10 @@ class Board:
 class Walk:
     """The study of it."""
 
-    rounds: int
+    budget: int
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Server[BoardState]:
-        return Board(names, self.rounds)
+        return Board(names, self.budget)
 
     def agent(
         self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs

@@ -31,9 +31,9 @@ from botorch.exceptions.errors import UnsupportedError
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.problems.data import load_arrays
 from botorch_fed.space import Outcome, Parameter, Scale, SearchSpace
 from botorch_fed.test_functions.base import FederatedTestProblem, check_points
-from botorch_fed.test_functions.data import load_arrays
 
 ORIGIN = "LandmineData.mat of Xue et al., JMLR 8:35-63, 2007"
 AUC = Outcome(centre=0.7, scale=0.1)

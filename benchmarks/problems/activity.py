@@ -48,10 +48,10 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.problems.data import load_arrays
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, Scale, SearchSpace
 from botorch_fed.test_functions.base import FederatedTestProblem, check_points
-from botorch_fed.test_functions.data import load_arrays
 
 ORIGIN = (
     "Human Activity Recognition Using Smartphones, UCI Machine Learning Repository, data set 240"

@@ -59,10 +59,10 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.problems.data import load_arrays
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.test_functions.base import FederatedTestProblem, check_points
-from botorch_fed.test_functions.data import load_arrays
 from botorch_fed.test_functions.sklearn_tuning import deal_rows, halve_rows
 
 Score = Literal["accuracy", "balanced_accuracy", "auc"]

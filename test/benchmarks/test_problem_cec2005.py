@@ -20,9 +20,9 @@ from botorch.test_functions.base import BaseTestProblem
 from numpy.typing import NDArray
 from torch import Tensor
 
+from benchmarks.problems.cec2005 import CEC2005
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome
-from botorch_fed.test_functions.cec2005 import CEC2005
 from test.cases import uniform
 
 FOLDER = os.environ.get("BOTORCH_FED_DATA")

@@ -12,7 +12,7 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.test_functions.base import BaseTestProblem
 from sklearn.svm import SVC
 
-from botorch_fed.test_functions import Landmine
+from benchmarks.problems import Landmine
 from test.cases import uniform
 
 FOLDER = os.environ.get("BOTORCH_FED_DATA")

@@ -12,9 +12,9 @@ import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor, nn
 
+from benchmarks.problems import WriterDigits
+from benchmarks.problems import digits as module
 from botorch_fed.rng import generator
-from botorch_fed.test_functions import WriterDigits
-from botorch_fed.test_functions import digits as module
 from test.cases import uniform
 
 FOLDER = os.environ.get("BOTORCH_FED_DATA")

@@ -13,8 +13,8 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from sklearn.model_selection import train_test_split
 from torch import Tensor
 
+from benchmarks.problems import ActivityRecognition
 from botorch_fed.rng import generator
-from botorch_fed.test_functions import ActivityRecognition
 from test.cases import uniform
 
 FOLDER = os.environ.get("BOTORCH_FED_DATA")

@@ -57,10 +57,10 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 from torch.nn.functional import cross_entropy, pad
 
+from benchmarks.problems.data import load_arrays
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, Scale, SearchSpace
 from botorch_fed.test_functions.base import FederatedTestProblem, check_points
-from botorch_fed.test_functions.data import load_arrays
 
 ORIGIN = (
     "MNIST's training digits and the writer numbers of QMNIST (github.com/facebookresearch/qmnist)"

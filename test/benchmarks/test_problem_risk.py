@@ -20,7 +20,7 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from botorch_fed.test_functions.risk import (
+from benchmarks.problems.risk import (
     NORMAL,
     CreditDefault,
     DiabetesHealth,

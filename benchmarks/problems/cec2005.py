@@ -34,10 +34,10 @@ from botorch.exceptions.errors import (
 )
 from torch import Tensor
 
+from benchmarks.problems.data import load_arrays
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.test_functions.base import AgentProblem, FederatedTestProblem, check_points
-from botorch_fed.test_functions.data import load_arrays
 
 DIM = 10
 FILE = "cec2005_d10.npz"

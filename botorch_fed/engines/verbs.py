@@ -1,0 +1,116 @@
+r"""The trial service of a site as JSON, for a shell or another program on the same machine.
+
+    {"verb": "ask", "n": 2}
+    {"verb": "tell", "id": 3, "value": 0.71, "sem": 0.02}
+    {"verb": "fail", "id": 4, "reason": "the sample was lost"}
+    {"verb": "attach", "parameters": {"temperature": 80.0}, "value": 0.65}
+    {"verb": "status"}
+
+An answer has the key ``error`` with the reason, or ``trials`` and what the verb says besides.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from botorch.exceptions.errors import BotorchError, InputDataError
+
+from botorch_fed.errors import FederatedError
+from botorch_fed.federation.trial import Trial
+from botorch_fed.protocols.site import Site
+
+logger = logging.getLogger(__name__)
+
+
+def ask(site: Site, n: int = 1) -> dict[str, Any]:
+    """New trials."""
+    trials = site.ask(n)
+    if trials:
+        return _listed(trials)
+    open_trials = site.pending()
+    why = (
+        f"{len(open_trials)} trials are open: answer them first"
+        if open_trials
+        else "nothing is left to evaluate until the next round of the hub, or the budget is used"
+    )
+    return {**_listed([]), "note": why}
+
+
+def tell(site: Site, id: int, value: Any, sem: Any = None) -> dict[str, Any]:
+    """Answer a trial."""
+    return _listed([site.tell(id, value, sem)])
+
+
+def fail(site: Site, id: int, reason: str = "") -> dict[str, Any]:
+    """Say that a trial has no value."""
+    return _listed([site.fail(id, reason)])
+
+
+def attach(
+    site: Site, parameters: Mapping[str, Any], value: Any, sem: Any = None, label: str = ""
+) -> dict[str, Any]:
+    """Add a result that exists already."""
+    return _listed([site.attach(parameters, value, sem, label=label)])
+
+
+def status(site: Site) -> dict[str, Any]:
+    """All trials and how far the site is."""
+    best = site.best()
+    return {
+        **_listed(site.trials()),
+        "site": site.name,
+        "round": site.serial,
+        "waiting": site.waiting,
+        "best": None if best is None else _plain(best),
+    }
+
+
+VERBS: dict[str, Callable[..., dict[str, Any]]] = {
+    "ask": ask,
+    "tell": tell,
+    "fail": fail,
+    "attach": attach,
+    "status": status,
+}
+
+
+def perform(site: Site, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """What a verb says; an error of the caller's under the key ``error``."""
+    if verb not in VERBS:
+        return {"error": f"Expected one of the verbs {', '.join(VERBS)}, got {verb!r}."}
+    try:
+        return VERBS[verb](site, **arguments)
+    except (FederatedError, BotorchError, InputDataError) as error:
+        return {"error": str(error)}
+    except TypeError as error:
+        return {"error": f"The verb {verb!r} does not take these arguments: {error}."}
+
+
+def perform_json(site: Site, data: bytes) -> bytes:
+    """`perform` for a JSON object with the key ``verb`` and the arguments."""
+    try:
+        fields = json.loads(data)
+        verb = fields.pop("verb")
+    except (ValueError, KeyError, AttributeError, TypeError):
+        return _json({"error": 'Expected a JSON object with the key "verb".'})
+    try:
+        return _json(perform(site, str(verb), fields))
+    except Exception as error:  # the site goes on; its log has the traceback
+        logger.exception("site %r cannot %s", site.name, verb)
+        return _json({"error": f"{type(error).__name__}: see the log of the site's process."})
+
+
+def _listed(trials: list[Trial]) -> dict[str, Any]:
+    return {"trials": [_plain(trial) for trial in trials]}
+
+
+def _plain(trial: Trial) -> dict[str, Any]:
+    return dataclasses.asdict(trial)
+
+
+def _json(found: dict[str, Any]) -> bytes:
+    return json.dumps(found).encode()

@@ -1,0 +1,285 @@
+r"""What a party has done and learned, event by event: the one thing that it must not lose.
+
+    Log        events and snapshots in memory
+    FileLog    the same in a folder, for one process at a time
+
+A log only grows. An event is safe when `append` returns; what it refers to, a *snapshot* of a large
+object, is safe when `keep` returns. Everything else that a party knows is computed from both.
+
+Every event carries a hash of all events before it, so that a removed, exchanged or altered event
+is noticed when the log is opened. A log that was cut back to an earlier state at a border of two
+events is a shorter log; a peer that remembers `head` and `len` can tell.
+
+A damaged file raises `ProtocolError` and stays as it is. A disk that fails raises `OSError`.
+`FileLog` needs a POSIX system.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import stat
+import struct
+import weakref
+import zlib
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.protocols.store import (
+    FileStore,
+    MemoryStore,
+    Store,
+    check_private,
+    read_all,
+    sync_folder,
+    write_all,
+)
+from botorch_fed.wire.codec import content_hash, decode, encode
+
+logger = logging.getLogger(__name__)
+
+MAX_EVENT = 2**28  # bytes of one event
+_HEADER = b"bofedlog" + (1).to_bytes(4, "little")  # magic and format version
+_FRAME = struct.Struct("<4sII")  # before a record: its length, the length's CRC-32, its own CRC-32
+_SECTOR = 512  # a disk writes this many bytes or none
+_CHAIN = hashlib.sha256().digest_size
+
+
+class Log:
+    """Events in memory; `FileLog` keeps them on disk. For one thread at a time.
+
+    Args:
+        kinds: The classes of its events.
+    """
+
+    def __init__(self, kinds: tuple[type, ...]) -> None:
+        self.kinds = kinds
+        self._events: list[Any] = []
+        self._head = hashlib.sha256(_HEADER).digest()
+        self._snapshots: Store = MemoryStore()
+
+    @property
+    def head(self) -> str:
+        """A hash of all events and their order."""
+        self._check_usable()
+        return self._head.hex()
+
+    def append(self, event: Any) -> None:
+        """Add an event.
+
+        Args:
+            event: Of one of the log's kinds. What cannot be encoded, as NaN, raises `MessageError`.
+        """
+        self._check_usable()
+        data = encode(event, max_bytes=MAX_EVENT)
+        event = decode(data, *self.kinds, max_bytes=MAX_EVENT)  # a copy, that can be read again
+        self._save(event, hashlib.sha256(self._head + data).digest(), data)
+
+    def __iter__(self) -> Iterator[Any]:
+        self._check_usable()
+        return iter(tuple(self._events))
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def __getitem__(self, place: int) -> Any:
+        self._check_usable()
+        return self._events[place]
+
+    def snapshot(self, data: bytes) -> str:
+        """Keep some bytes; their hash, by which an event can refer to them."""
+        self._check_usable()
+        digest = content_hash(data)
+        self._snapshots.put(digest, data)
+        return digest
+
+    def load(self, digest: str) -> bytes:
+        """The bytes of a snapshot; `ProtocolError` if they are missing or damaged."""
+        self._check_usable()
+        data = self._snapshots.get(digest)
+        if data is None or content_hash(data) != digest:
+            raise ProtocolError(
+                f"{self!r} refers to a snapshot {digest[:8]}… that is missing or damaged: restore "
+                "the folder from a copy of all of its files."
+            )
+        return data
+
+    def keep(self, digests: Iterable[str]) -> None:
+        """Drop all other snapshots."""
+        kept = set(digests)
+        for name in self._snapshots.names():
+            if name not in kept:
+                self._snapshots.delete(name)
+
+    def close(self) -> None:
+        """Give the file back, if there is one."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)} events)"
+
+    def _check_usable(self) -> None:
+        """Raise unless calls are possible now."""
+
+    def _save(self, event: Any, head: bytes, data: bytes) -> None:
+        self._events.append(event)
+        self._head = head
+
+
+class FileLog(Log):
+    """A log in a folder, held open and locked by one process until `close`.
+
+    The file ``log`` is a header, then records of length, two checksums and bytes. The last record
+    is dropped on opening, with a warning, if a crash cut it short: the file ends inside it, or its
+    end is zeros from the border of a disk sector (or its beginning) on, as an unwritten sector is.
+    Every other mismatch is damage, also in the last record: it may have been complete.
+
+    After a failed write the file is cut back to its last good record and the log goes on. If that
+    fails too, or an interrupt came in between, it must be closed and opened again. A forked process
+    cannot use the log of its parent.
+
+    Args:
+        folder: The folder, created with mode 0700 if it does not exist.
+        kinds: The classes of its events.
+
+    Raises:
+        ProtocolError: The log is open elsewhere, damaged, of another kind, or not private.
+    """
+
+    def __init__(self, folder: str | Path, kinds: tuple[type, ...]) -> None:
+        super().__init__(kinds)
+        self.folder = Path(folder).absolute()
+        self._snapshots = FileStore(self.folder / "snapshots")
+        check_private(self.folder, self.folder.stat(), stat.S_IFDIR)
+        self.path = self.folder / "log"
+        self._fault: str | None = None
+        self._process = os.getpid()
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        self._file = os.open(self.path, flags, 0o600)
+        self._closing = weakref.finalize(self, os.close, self._file)
+        try:
+            self._open()
+        except BaseException:
+            self.close()
+            raise
+
+    def _open(self) -> None:
+        import fcntl  # not on Windows, where a log in memory still works
+
+        check_private(self.path, os.fstat(self._file), stat.S_IFREG)
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise ProtocolError(
+                f"The log {self.path} is open already, here or in another process: close that one "
+                "first, or give every party its own folder."
+            ) from error
+        data = read_all(self._file)
+        # A crash while the file was created leaves a part of the header, or zeros instead.
+        if len(data) <= len(_HEADER) and (_HEADER.startswith(data) or not data.strip(b"\0")):
+            self._end = 0
+            self._truncate()
+            self._write(_HEADER)
+        else:
+            self._end = self._read(data)
+            if self._end < len(data):
+                lost = len(data) - self._end
+                self._truncate()
+                logger.warning("%s: dropped %d bytes that a crash cut short", self.path, lost)
+        sync_folder(self.folder)
+
+    def _read(self, data: bytes) -> int:
+        """Take over all events; the end of the last good record."""
+        if not data.startswith(_HEADER):
+            raise self._damaged(0, f"it is no log of format {_HEADER[-4]}")
+        written = len(data.rstrip(b"\0"))
+        start = len(_HEADER)
+        while start + _FRAME.size <= len(data):
+            size, check, checksum = _FRAME.unpack_from(data, start)
+            body = start + _FRAME.size
+            if zlib.crc32(size) != check:
+                if written <= body:  # nothing but zeros behind it
+                    break
+                raise self._damaged(start, "wrong checksum of a length")
+            stop = body + int.from_bytes(size, "little")
+            if stop > len(data):
+                break
+            record = data[body:stop]
+            if zlib.crc32(record) != checksum:
+                if written <= max(body, (stop - 1) // _SECTOR * _SECTOR):
+                    break
+                raise self._damaged(start, "wrong checksum of a record")
+            self._take(record, start)
+            start = stop
+        return start
+
+    def _take(self, record: bytes, start: int) -> None:
+        head, event = record[:_CHAIN], record[_CHAIN:]
+        if hashlib.sha256(self._head + event).digest() != head:
+            raise self._damaged(start, "an event before it is missing or was altered")
+        try:
+            found = decode(event, *self.kinds, max_bytes=MAX_EVENT)
+        except MessageError as error:
+            raise self._damaged(start, str(error)) from error
+        super()._save(found, head, event)
+
+    def _damaged(self, where: int, why: str) -> ProtocolError:
+        return ProtocolError(
+            f"The log {self.path} is damaged at byte {where} ({why.rstrip('.')}). It was left as "
+            "it is: restore the folder from a copy, or move it away to start without it."
+        )
+
+    def _check_usable(self) -> None:
+        fault = self._fault
+        if not self._closing.alive:
+            fault = "is closed"
+        elif os.getpid() != self._process:
+            fault = "was opened before a fork"
+        if fault is not None:
+            raise ProtocolError(f"The log {self.path} {fault}: open it again.")
+
+    def _save(self, event: Any, head: bytes, data: bytes) -> None:
+        record = head + data
+        size = len(record).to_bytes(4, "little")
+        framed = _FRAME.pack(size, zlib.crc32(size), zlib.crc32(record)) + record
+        # Whatever interrupts this block, memory and disk may differ until the file is read again.
+        self._fault = "may end with a part of a record after a failed write; close it first"
+        try:
+            self._write(framed)
+        except OSError:
+            with suppress(OSError):
+                self._truncate()
+                self._fault = None
+            raise
+        super()._save(event, head, data)
+        self._fault = None
+
+    def _write(self, data: bytes) -> None:
+        os.lseek(self._file, self._end, os.SEEK_SET)
+        write_all(self._file, data)
+        os.fsync(self._file)
+        self._end += len(data)
+
+    def _truncate(self) -> None:
+        os.ftruncate(self._file, self._end)
+        os.fsync(self._file)
+
+    def close(self) -> None:
+        """Unlock and close the file; a second call does nothing."""
+        if self._closing.alive and os.getpid() == self._process:
+            import fcntl
+
+            fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked process may still hold a copy
+        self._closing()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.folder)!r})"

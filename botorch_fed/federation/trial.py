@@ -1,0 +1,236 @@
+r"""Trials: what a site is asked to evaluate, and what came of it.
+
+A trial has a number and a point, and is *open* until somebody answers it: with a value, or with the
+reason why there is none. `Trial` is what a user sees, with named parameters in the user's units;
+the classes after it are the events of a site's log.
+
+    Joined       whose log this is
+    Requested    a request of the hub was received
+    Asked        a batch of points was chosen, one trial each
+    Handed       open trials were given to somebody
+    Observed     trials have values
+    Failed       trials have none
+    Attached     results that exist without having been asked for
+    Replied      the reply to the last request was made, and may have left
+
+A batch is told to the agent when all of its trials are answered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from botorch_fed.space import Value
+
+MAX_VALUE = 1e30  # of an outcome: beyond it squares and sums of squares overflow
+MAX_REASON = 500  # characters of a reason that are kept
+TrialStatus = Literal["open", "completed", "failed", "attached"]
+
+
+@dataclass(frozen=True)
+class Trial:
+    """One point of a site, and what is known of it.
+
+    Attributes:
+        id: Its number at this site, from 0.
+        parameters: Named values in the user's units.
+        status: ``"open"`` until it is answered; ``"completed"``; ``"failed"``; or ``"attached"``
+            for a result that exists without having been asked for.
+        value: The outcome as measured.
+        sem: The standard error of the value, where it was given. It is kept; the models learn the
+            noise from the outcomes.
+        reason: Why it failed.
+        round: The last round of the hub before the point was chosen; 0 before the first.
+        label: What an attached result is called by whoever attached it.
+    """
+
+    id: int
+    parameters: Mapping[str, Value]
+    status: TrialStatus = "open"
+    value: float | None = None
+    sem: float | None = None
+    reason: str = ""
+    round: int = 0
+    label: str = ""
+
+
+# ------------------------------------------------------------------ events of a site's log
+
+
+@dataclass(frozen=True)
+class Joined:
+    """The first event: the run, the agent, a hash of its settings, and a random name of the log."""
+
+    run: str
+    agent: str
+    fingerprint: str
+    token: str
+
+
+@dataclass(frozen=True)
+class Requested:
+    """A request was received.
+
+    Attributes:
+        instance: The start of the run that it belongs to.
+        serial: Its number.
+        request: Hash of its bytes.
+        content: Hash of what it asks for.
+        tag: The server's seal on that.
+        broadcasts: Hashes of the public blobs that are in force.
+        state: Hash of the snapshot of the agent's state after it.
+    """
+
+    instance: str
+    serial: int
+    request: str
+    content: str
+    tag: str
+    broadcasts: tuple[str, ...]
+    state: str
+
+
+@dataclass(frozen=True, eq=False)
+class Asked:
+    """Points `q x d` were chosen in a round: the trials from number `first` on."""
+
+    first: int
+    serial: int
+    X: Tensor = field(repr=False)
+
+    def __post_init__(self) -> None:
+        if self.X.dim() != 2 or self.X.dtype != torch.float64 or len(self.X) == 0:
+            raise InputDataError(
+                f"Expected `q x d` float64 points, got {self.X.dtype} of shape "
+                f"{tuple(self.X.shape)}."
+            )
+
+
+@dataclass(frozen=True)
+class Handed:
+    """Open trials were given to somebody who will answer them."""
+
+    trials: tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Observed:
+    """Trials have values `n x 1`; `sem` are their standard errors, `n x 1`, NaN nowhere."""
+
+    trials: tuple[int, ...]
+    Y: Tensor = field(repr=False)
+    sem: Tensor | None = field(repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        _check_column(self.trials, self.Y)
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Trials have no values, for a reason that stays at the site."""
+
+    trials: tuple[int, ...]
+    reason: str = field(repr=False)
+
+
+@dataclass(frozen=True, eq=False)
+class Attached:
+    """Results `n x d`, `n x 1` that exist: the trials from number `first` on."""
+
+    first: int
+    X: Tensor = field(repr=False)
+    Y: Tensor = field(repr=False)
+    sem: Tensor | None = field(repr=False, default=None)
+    label: str = ""
+
+    def __post_init__(self) -> None:
+        _check_column(tuple(range(len(self.X))), self.Y)
+
+
+@dataclass(frozen=True)
+class Replied:
+    """A reply was made: hashes of the snapshots of its bytes and of the state after it."""
+
+    serial: int
+    request: str
+    reply: str
+    state: str
+
+
+SITE_EVENTS = (Joined, Requested, Asked, Handed, Observed, Failed, Attached, Replied)
+
+
+@dataclass(frozen=True, eq=False)
+class Observation:
+    """A trial that is answered, as results list it.
+
+    Attributes:
+        trial: Its number.
+        query: The number of its batch, from 1; 0 if it was attached.
+        serial: The round in which its point was chosen.
+        X: The point in the unit cube, `1 x d`.
+        Y: The outcome as measured, `1 x 1`; empty, `0 x 1`, if it failed.
+        sem: The standard error of the outcome, where it was given.
+        status: What became of it.
+        reason: Why it failed.
+        label: What an attached result is called.
+    """
+
+    trial: int
+    query: int
+    serial: int
+    X: Tensor = field(repr=False)
+    Y: Tensor = field(repr=False)
+    sem: float | None = None
+    status: TrialStatus = "completed"
+    reason: str = ""
+    label: str = ""
+
+
+class Batch:
+    """Points that were chosen together, and the answers so far.
+
+    Args:
+        asked: The event.
+        number: How many batches there are with it.
+    """
+
+    def __init__(self, asked: Asked, number: int) -> None:
+        self.number = number
+        self.first, self.serial, self.X = asked.first, asked.serial, asked.X
+        self.Y = torch.full((len(asked.X), 1), math.nan, dtype=torch.float64)
+        self._open = set(range(asked.first, asked.first + len(asked.X)))
+
+    @property
+    def open(self) -> list[int]:
+        """The numbers of the trials that are not answered."""
+        return sorted(self._open)
+
+    @property
+    def answered(self) -> bool:
+        """Whether all of its trials are."""
+        return not self._open
+
+    def points(self, trials: list[int]) -> Tensor:
+        """The points of some of its trials."""
+        return self.X[[trial - self.first for trial in trials]]
+
+    def answer(self, trial: int, value: float) -> None:
+        """A value, NaN if the trial has failed."""
+        self._open.remove(trial)
+        self.Y[trial - self.first] = value
+
+
+def _check_column(trials: tuple[int, ...], Y: Tensor) -> None:
+    if Y.shape != (len(trials), 1) or Y.dtype != torch.float64:
+        raise InputDataError(
+            f"Expected a `{len(trials)} x 1` float64 column of outcomes, got {Y.dtype} of shape "
+            f"{tuple(Y.shape)}."
+        )

@@ -1,0 +1,298 @@
+"""The trial service: whoever evaluates asks for trials and answers them, whenever."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from botorch_fed.engines.inprocess import refusal_code
+from botorch_fed.engines.verbs import perform, perform_json
+from botorch_fed.errors import ObjectiveError, ProtocolError
+from botorch_fed.federation.log import FileLog, Log
+from botorch_fed.federation.trial import SITE_EVENTS
+from botorch_fed.protocols.base import Reply
+from botorch_fed.protocols.fts import FTS
+from botorch_fed.protocols.private_ucb import PrivateUCB
+from botorch_fed.protocols.site import Site
+from botorch_fed.protocols.store import MemoryBlobs
+from botorch_fed.run import run
+from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.wire.codec import decode
+from test.protocols.search import Best, BoxAgent
+from test.protocols.test_site import Home, bowl, code
+
+OVEN = SearchSpace(
+    (Parameter.real("heat", 50.0, 250.0), Parameter.integer("minutes", 5, 60)),
+    Outcome(name="yield"),
+)
+
+
+def by_hand(home: Home, **options: Any) -> Site:
+    return home.site(BoxAgent(seed=1, per_round=2, defers=True, **options), "none")
+
+
+def asked(home: Home, site: Site, serial: int = 1) -> Site:
+    """A site that a request waits at."""
+    assert refusal_code(site.respond(home.request(serial))) == "busy"
+    return site
+
+
+def test_trials_are_asked_told_and_the_reply_is_made() -> None:
+    home = Home()
+    site = asked(home, by_hand(home))
+    (first,), (second,) = site.ask(), site.ask()
+    assert (first.id, second.id, first.status) == (0, 1, "open")
+    assert set(first.parameters) == {"x0", "x1"}
+    assert first.parameters != second.parameters
+    assert site.ask() == []  # two evaluations in a round
+    assert [trial.id for trial in site.pending()] == [0, 1]
+    done = site.tell(1, 0.5, sem=0.1)
+    assert (done.status, done.value, done.sem) == ("completed", 0.5, 0.1)
+    assert code(site.respond(home.request(1))) == "busy"
+    site.tell(0, {"objective": 0.25})
+    reply = decode(site.respond(home.request(1)), Reply)
+    assert decode(reply.body, Best).value == 0.5
+    assert not reply.open
+    best = site.best()
+    assert best is not None
+    assert (best.id, best.value) == (1, 0.5)
+    assert [trial.status for trial in site.trials()] == ["completed", "completed"]
+
+
+def test_nothing_is_asked_before_the_hub_has_begun() -> None:
+    with pytest.raises(ProtocolError, match="no request from the hub yet"):
+        by_hand(Home()).ask()
+
+
+def test_a_request_can_be_answered_with_what_there_is() -> None:
+    home = Home()
+    site = asked(home, by_hand(home))
+    site.ask(2)
+    site.tell(0, 0.125)
+    reply = decode(site.respond(home.request(1), defer=True), Reply)
+    assert reply.open
+    assert decode(reply.body, Best).value == 0.125
+    site.tell(1, 7.0)  # later: the reply that was made stays what it was
+    again = decode(site.respond(home.request(1)), Reply)
+    assert again == reply
+    asked(home, site, 2)
+    assert torch.equal(site.state.Y, torch.tensor([[0.125], [7.0]]).double())
+
+
+def test_an_open_trial_outlives_rounds_and_restarts(tmp_path: Path) -> None:
+    home = Home()
+
+    def opened() -> Site:
+        agent = BoxAgent(seed=1, per_round=1, defers=True, blobs=home.blobs)
+        return Site("a", agent, None, log=FileLog(tmp_path / "site", SITE_EVENTS))
+
+    with opened() as site:
+        site.respond(home.request(1), defer=True)
+        (trial,) = site.ask()
+    for serial in (2, 3):
+        with opened() as site:
+            assert decode(site.respond(home.request(serial), defer=True), Reply).open
+            assert site.pending() == [trial]
+            assert site.ask() == []  # one at a time in this search
+    with opened() as site:
+        site.tell(trial.id, 0.5)
+        assert site.pending() == []
+        site.respond(home.request(4), defer=True)
+    with opened() as site:
+        assert [seen.value for seen in site.trials()] == [0.5]
+        assert site.state.Y.tolist() == [[0.5]]
+
+
+def test_a_failed_trial_is_recorded_and_the_search_goes_on() -> None:
+    home = Home()
+    site = asked(home, by_hand(home))
+    site.ask(2)
+    failed = site.fail(0, "the sample\nwas lost" + "x" * 1000)
+    assert failed.status == "failed"
+    assert failed.reason.startswith("the samplewas lost")
+    assert len(failed.reason) <= 500
+    site.tell(1, 0.5)
+    reply = decode(site.respond(home.request(1)), Reply)
+    assert decode(reply.body, Best).value == 0.5
+    assert len(site.state.Y) == 1
+    assert site.best() == site.trials()[1]
+
+
+def test_results_that_exist_are_attached_once() -> None:
+    home = Home()
+    site = by_hand(home)
+    trial = site.attach({"x0": 0.2, "x1": 0.4}, 0.9, label="run 7")
+    assert (trial.status, trial.value, trial.label) == ("attached", 0.9, "run 7")
+    assert site.attach({"x0": 0.2, "x1": 0.4}, 0.9, label="run 7") == trial
+    site.attach(torch.tensor([[0.5, 0.5]]), 0.1)
+    assert [seen.id for seen in site.trials()] == [0, 1]
+    assert site.state.Y.tolist() == [[0.9], [0.1]]
+    again = home.site(BoxAgent(seed=1, per_round=2), "none")
+    assert again.state.Y.tolist() == [[0.9], [0.1]]
+    assert again.best() == trial
+
+
+@pytest.mark.parametrize(
+    ("call", "match"),
+    [
+        (lambda s: s.ask(0), "Expected n >= 1"),
+        (lambda s: s.tell(9, 1.0), "there is no trial 9; open trials are \\[0, 1\\]"),
+        (lambda s: s.tell(0, float("nan")), "answered by `fail`"),
+        (lambda s: s.tell(0, "good"), "as a number or as"),
+        (lambda s: s.tell(0, {"loss": 1.0}), "one outcome 'objective', got \\['loss'\\]"),
+        (lambda s: s.tell(0, 1.0, sem=-1.0), "sem >= 0"),
+        (lambda s: s.attach({"x0": 0.2}, 1.0), "x1"),
+        (lambda s: s.attach(torch.tensor([[0.2, 1.5]]), 1.0), "unit cube"),
+    ],
+)
+def test_mistakes_change_nothing(call: Any, match: str) -> None:
+    home = Home()
+    site = asked(home, by_hand(home))
+    site.ask(2)
+    before = home.log.head
+    with pytest.raises(InputDataError, match=match):
+        call(site)
+    assert home.log.head == before
+
+
+def test_an_answer_is_given_once() -> None:
+    home = Home()
+    site = asked(home, by_hand(home))
+    site.ask(2)
+    site.tell(0, 1.0)
+    with pytest.raises(InputDataError, match="trial 0 is completed already"):
+        site.tell(0, 2.0)
+    with pytest.raises(InputDataError, match="trial 0 is completed already"):
+        site.fail(0)
+
+
+# ------------------------------------------------------------------ objectives that fail
+
+
+def test_an_objective_that_raises_is_a_failed_evaluation() -> None:
+    def fragile(X: Tensor) -> Tensor:
+        if float(X[0, 0]) > 0.5:
+            raise OSError("the oven is on fire")
+        return bowl(X)
+
+    home = Home()
+    site = home.site(BoxAgent(seed=1, per_round=8), fragile)
+    decode(site.respond(home.request(1)), Reply)
+    seen = site.trials()
+    failed = [trial for trial in seen if trial.status == "failed"]
+    assert 0 < len(failed) < len(seen) == 8
+    assert all(float(trial.parameters["x0"]) > 0.5 for trial in failed)
+    assert {trial.reason for trial in failed} == {"OSError: the oven is on fire"}
+    assert len(site.state.Y) == 8 - len(failed)
+
+
+def test_one_failure_in_a_batch_leaves_the_others_their_values() -> None:
+    def fragile(X: Tensor) -> Tensor:
+        if bool((X[:, 0] > 0.5).any()):
+            raise ValueError("too hot")
+        return bowl(X)
+
+    home = Home()
+    site = home.site(BoxAgent(seed=1, per_round=1, q=6), fragile)
+    decode(site.respond(home.request(1)), Reply)
+    status = [trial.status for trial in site.trials()]
+    hot = [float(trial.parameters["x0"]) > 0.5 for trial in site.trials()]
+    assert status == ["failed" if is_hot else "completed" for is_hot in hot]
+    assert {"failed", "completed"} == set(status)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e200])
+def test_a_value_that_is_none_is_a_failure(value: float) -> None:
+    home = Home()
+    site = home.site(
+        BoxAgent(seed=1, per_round=1, q=2), lambda X: torch.tensor([[1.0], [value]]).double()
+    )
+    decode(site.respond(home.request(1)), Reply)
+    assert [trial.status for trial in site.trials()] == ["completed", "failed"]
+    assert "NaN, infinite or beyond" in site.trials()[1].reason
+
+
+def test_an_objective_that_never_works_stops_the_site_and_can_be_mended() -> None:
+    mended = [False]
+
+    def broken(X: Tensor) -> Tensor:
+        if not mended[0]:
+            raise NameError("name 'trian' is not defined")
+        return bowl(X)
+
+    home = Home()
+    site = home.site(BoxAgent(seed=1, per_round=5), broken)
+    with pytest.raises(ObjectiveError, match=r"first 3 points.*NameError.*trian"):
+        site.respond(home.request(1))
+    point = site.pending()[0]
+    mended[0] = True
+    site = home.site(BoxAgent(seed=1, per_round=5), broken)
+    decode(site.respond(home.request(1)), Reply)
+    assert [trial.status for trial in site.trials()] == ["failed"] * 2 + ["completed"] * 3
+    assert site.trials()[2].parameters == point.parameters
+
+
+def test_a_run_goes_on_through_failures_and_lists_them() -> None:
+    def fragile(X: Tensor) -> Tensor:
+        if float(X[0, 1]) > 0.7:
+            raise RuntimeError("it has burnt")
+        return (X.sum() / 2).reshape(1, 1)
+
+    names = ("north", "south")
+    result = run(FTS(rounds=9), dict.fromkeys(names, fragile), seed=0, space=OVEN, progress=False)
+    for name in names:
+        rows = [row for row in result.records if row["agent"] == name]
+        assert len(rows) == 9
+        failed = [row for row in rows if row["status"] == "failed"]
+        assert all(row["x"][1] > 0.7 and row["y"] is None for row in failed)
+        assert failed
+        assert len(result.history(name)[0]) == 9 - len(failed)
+        points = [tuple(row["x"]) for row in rows]
+        assert len(set(points)) == len(points)  # a failed point is not asked again
+
+
+def test_a_failed_action_of_a_bandit_counts_as_the_worst() -> None:
+    study = PrivateUCB(rounds=1, trust="none")
+    agent = study.agent("a", OVEN, 0, MemoryBlobs())
+    state = agent.start()
+    X = torch.zeros(1, 2).double()
+    told = agent.tell(state, X, torch.full((1, 1), torch.nan).double())
+    assert float(told.Y) == -1e6
+    with pytest.raises(InputDataError, match="cannot be attached"):
+        agent.attach(state, X, X[:, :1])
+
+
+# ------------------------------------------------------------------ the same as JSON
+
+
+def test_verbs_as_json() -> None:
+    home = Home()
+    site = asked(home, by_hand(home))
+
+    def verb(**fields: Any) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(perform_json(site, json.dumps(fields).encode()))
+        return found
+
+    assert [trial["id"] for trial in verb(verb="ask", n=2)["trials"]] == [0, 1]
+    assert "2 trials are open" in verb(verb="ask")["note"]
+    assert verb(verb="tell", id=0, value=0.5)["trials"][0]["status"] == "completed"
+    assert verb(verb="fail", id=1, reason="lost")["trials"][0]["reason"] == "lost"
+    assert "answer" not in verb(verb="status")
+    assert verb(verb="status")["best"]["value"] == 0.5
+    assert verb(verb="attach", parameters={"x0": 0.1, "x1": 0.2}, value=1.0)["trials"]
+    assert "open trials are []" in verb(verb="tell", id=0, value=1.0)["error"]
+    assert "verbs ask, tell" in verb(verb="delete")["error"]
+    assert "does not take" in verb(verb="tell", number=0)["error"]
+    assert "JSON object" in json.loads(perform_json(site, b"{"))["error"]
+    assert perform(site, "status", {})["waiting"] is False
+
+
+def test_a_site_without_a_hub_says_so() -> None:
+    site = Site("a", BoxAgent(seed=1), None, log=Log(SITE_EVENTS))
+    assert "no request from the hub" in perform(site, "ask", {})["error"]

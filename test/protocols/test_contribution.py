@@ -1,0 +1,39 @@
+"""Which messages count as contributions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from botorch_fed.aggregation import sum_messages
+from botorch_fed.protocols import dp_fts_de, fts, private_ucb
+from botorch_fed.protocols.contribution import carries
+
+SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
+
+
+@pytest.mark.parametrize(
+    ("message", "expected"),
+    [
+        (fts.Upload(SOME), True),
+        (fts.Upload(None), False),
+        (fts.Query(query=True, upload=True), False),
+        (dp_fts_de.Upload(SOME), True),
+        (dp_fts_de.Upload(None), False),
+        (sum_messages.KeyMessage(b"key"), True),
+        (sum_messages.DecryptionShare(None), False),
+        (sum_messages.Upload(b"sum", True), True),
+        (sum_messages.Upload(None, True), False),
+        (sum_messages.SumOrder(3, "next", True, "sum", 0, ("a", "b")), False),
+        (sum_messages.Keys(0, ({"a": b"part"},)), True),
+        (private_ucb.Query(1, None), False),
+        (private_ucb.Query(1, SOME.unsqueeze(0)), True),
+        (fts.Upload(NONE), False),
+        ((1, "two", True, None), False),
+        ([0.0], True),
+    ],
+)
+def test_numbers_and_sealed_bytes_are_messages(message: Any, expected: bool) -> None:
+    assert carries(message) is expected
