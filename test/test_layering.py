@@ -42,6 +42,7 @@ ROOMS: dict[str, set[str]] = {
         "space",
         "models",
         "acquisition",
+        "privacy",
         "protocols",
         "federation",
     },
@@ -61,7 +62,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "engines": {"errors", "federation", "protocols", "wire"},
     "test_functions": {"errors", "rng", "space"},
-    "report": {"errors", "privacy", "run", "space"},
+    "report": {"errors", "privacy", "federation", "run", "space"},
     "run": {"errors", "rng", "space", "wire", "federation", "protocols", "engines"}
     | {"test_functions"},
     "ax_adapter": {
@@ -86,6 +87,7 @@ ROOMS: dict[str, set[str]] = {
         "run",
         "test_functions",
         "federation",
+        "search",
     },
     "deploy": {"errors", "engines", "federation", "protocols", "run", "study"},
     "flower_app": {"deploy"},
