@@ -112,7 +112,7 @@ from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.protocols.base import MAX_NAME, AgentId
 from botorch_fed.protocols.store import Store
-from botorch_fed.search.releases import Sum, Sums
+from botorch_fed.search.messages import RowSearch
 from botorch_fed.search.sums import SummedSearch, exact_precision
 
 logger = logging.getLogger(__name__)
@@ -138,8 +138,10 @@ class SecureSum(Aggregation):
         mechanism: Makes the mechanism from the size of a message and the number of agents; None for
             no privacy guarantee.
         noise_at: Who adds the noise.
-        sums: The most sums that are opened; needed with a mechanism. Default one a round, or one
-            in all where the search says so for a run in which some agents do not evaluate.
+        sums: The most sums that are opened. Default one for each of `releases`, or one in all where
+            the search says so for a run in which some agents do not evaluate.
+        releases: After which rounds there is a sum; default after each. With a mechanism, `sums`
+            or `releases` says what the promise is for.
         precision: Of the public grid, relative to the largest contribution; default what the search
             says, or the finest at which sums are exact.
         run: The run's name: agents whose secrets outlive a run need another one for the next.
@@ -153,6 +155,7 @@ class SecureSum(Aggregation):
     mechanism: Callable[[int, int], Any] | None = None
     noise_at: NoiseAt = "none"
     sums: int | None = None
+    releases: tuple[int, ...] | None = None
     precision: float | None = None
     run: str = "run"
     delta: float = 1e-5
@@ -181,13 +184,24 @@ class SecureSum(Aggregation):
             )
         if self.sums is not None and not 0 <= self.sums <= MAX_ROUNDS:
             raise InputDataError(f"Expected 0 <= sums <= {MAX_ROUNDS:,}, got {self.sums}.")
-        if self.sums is None and self.mechanism is not None:
+        if self.releases is not None and (
+            sorted(set(self.releases)) != list(self.releases) or min(self.releases, default=0) < 0
+        ):
+            raise InputDataError(f"releases are rounds in order, from 0, got {self.releases}.")
+        if self.planned is None and self.mechanism is not None:
             raise InputDataError(
                 "A mechanism needs the most sums of the whole run, which its promise is for: give "
                 "sums."
             )
         if not 0 < len(self.run) <= MAX_NAME:
             raise InputDataError(f"The name of a run has 1 to {MAX_NAME} characters.")
+
+    @property
+    def planned(self) -> int | None:
+        """The most sums that are opened; None for one a round."""
+        if self.sums is None and self.releases is not None:
+            return len(self.releases)
+        return self.sums
 
     # -------------------------------------------------------------- what is added
 
@@ -215,8 +229,8 @@ class SecureSum(Aggregation):
 
     def most_sums(self, terms: Terms) -> int | None:
         """The most sums that are opened; None for one a round."""
-        if self.sums is not None:
-            return self.sums
+        if self.planned is not None:
+            return self.planned
         some_done = set(terms.evaluating) != set(terms.agents)
         return 1 if some_done and getattr(terms.search, "one_sum_if_done", False) else None
 
@@ -232,6 +246,11 @@ class SecureSum(Aggregation):
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` unless the search's messages can be added."""
+        if isinstance(terms.search, RowSearch):
+            raise InputDataError(
+                f"{type(terms.search).__name__} reads the message of each agent, which a sum does "
+                "not have: use Relay, or with SecureSum another search, e.g. TransferSum."
+            )
         if terms.search.needs_outcome:
             raise InputDataError(
                 f"A SecureSum adds functions of all data of a site; {type(terms.search).__name__} "
@@ -276,7 +295,7 @@ class SecureSum(Aggregation):
 
     def _guarantee(self, terms: Terms) -> Guarantee | None:
         """What all sums of a run reveal at most, with noise that is secret; None without noise."""
-        mechanism, sums = self.mechanism_for(terms), self.sums
+        mechanism, sums = self.mechanism_for(terms), self.planned
         if mechanism is None or sums is None:
             return None
         return _composed(mechanism.event, sums, self.delta, mechanism.adjacency, mechanism.unit)
@@ -304,13 +323,13 @@ class SecureSum(Aggregation):
                 )
         if own.epsilon > promise.epsilon * (1 + _TOLERANCE):
             raise InputDataError(
-                f"the hub promises epsilon {promise.epsilon:.4g}, but {self.sums} sums of this "
+                f"the hub promises epsilon {promise.epsilon:.4g}, but {self.planned} sums of this "
                 f"site's mechanism give {own.epsilon:.4g}."
             )
 
     def price(self, terms: Terms) -> Price | None:
         """What a run costs in privacy; None without noise."""
-        mechanism, sums = self.mechanism_for(terms), self.sums
+        mechanism, sums = self.mechanism_for(terms), self.planned
         guarantee = self._guarantee(terms) if terms.promise is None else terms.promise
         if mechanism is None or guarantee is None or sums is None:
             return None
@@ -434,6 +453,7 @@ class SecureSum(Aggregation):
             run=self.run,
             private_sum=self.private_sum(hub),
             rounds=self.rounds_of(hub.terms),
+            releases=self.releases,
             least=least_of(self.mechanism_for(hub.terms)),
             most=self.most_sums(hub.terms),
             every_sum=_reads_every_sum(hub.terms),
@@ -470,7 +490,7 @@ class SecureSum(Aggregation):
             run=self.run,
             private_sum=self.private_sum(site),
             noise_at=self.noise_at,
-            most=self.sums,
+            most=self.planned,
             every_sum=_reads_every_sum(site.terms),
         )
 
@@ -494,8 +514,8 @@ class SecureSum(Aggregation):
         """The memory with the newest sum; keys of an epoch that is over are deleted."""
         return self._site(site).received(order, published)
 
-    def release(self, site: Party, published: tuple[Any, ...]) -> Sum | Sums | None:
-        """The newest sum, or all that came for a search that reads every one."""
+    def release(self, site: Party, published: tuple[Any, ...]) -> Any:
+        """The newest sum as the search reads it; all that came, if it reads every one."""
         return self._site(site).release(published)
 
     def contribute(

@@ -50,6 +50,7 @@ class SumHub:
         run: The name of the run.
         private_sum: What bounds, noises and carries contributions; None if nothing is added.
         rounds: How many queries each agent makes after its first points.
+        releases: After which rounds there is a sum; None for after each.
         least: How many contributions a sum needs for the noise that agents add to suffice.
         most: The most sums that are opened; None for no limit.
         every_sum: Whether a sum can be read only by who has read those before.
@@ -60,6 +61,7 @@ class SumHub:
     run: str
     private_sum: PrivateSum | None
     rounds: int
+    releases: tuple[int, ...] | None
     least: int
     most: int | None
     every_sum: bool
@@ -161,6 +163,8 @@ class SumHub:
     def _adding(self, state: SumState) -> bool:
         """Whether this round's contributions may be added."""
         if self.private_sum is None or state.t >= self.rounds or not self._affordable(state):
+            return False
+        if self.releases is not None and state.t not in self.releases:
             return False
         return len(state.roster) >= self.least  # else noise would not suffice: nobody pays
 

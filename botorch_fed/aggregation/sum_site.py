@@ -256,11 +256,14 @@ class SumSite:
         if self.private_sum is not None:
             self._channel.forget(epoch, self._name, self._secrets)
 
-    def release(self, published: tuple[Any, ...]) -> Sum | Sums | None:
-        """The newest sum, or all that came for a search that reads every one."""
+    def release(self, published: tuple[Any, ...]) -> Any:
+        """The newest sum as the search reads it; all that came, if it reads every one."""
         memory = self._memory
         if not self.every_sum:
-            return memory.newest
+            convert = getattr(self.party.terms.search, "of_sum", None)
+            if memory.newest is None or convert is None:
+                return memory.newest
+            return convert(self.party.terms, memory.newest)
         if memory.order is None or memory.order.step != "sum":
             return None
         return Sums(tuple(map(self._opened, _sums(published))))

@@ -61,7 +61,8 @@ class SummedSearch(Search):
     """A search that knows more of its sums than that they are numbers.
 
     A search without these properties can be added up as well: its numbers are bounded by
-    `MAX_WEIGHT`, and a sum is exact.
+    `MAX_WEIGHT`, and a sum is exact. Its `View.release` is the newest `Sum`, or what its method
+    ``of_sum(terms, found)`` makes of that, if it has one.
     """
 
     every_sum: ClassVar[bool] = False  # a sum can be read only by who has read those before

@@ -1123,11 +1123,11 @@ def test_settings_that_do_not_go_together() -> None:
         SecureSum(run="")
     with pytest.raises(InputDataError, match="give horizon"):
         studies.Federation(budget=5, search=REGION, aggregation=SecureSum()).server(SQUARE, NAMES)
-    with pytest.raises(InputDataError, match="adds records, TransferRows has none"):
+    with pytest.raises(InputDataError, match="rounds in order"):
+        SecureSum(releases=(3, 1))
+    with pytest.raises(InputDataError, match="TransferRows reads the message of each agent"):
         studies.Federation(
-            budget=5,
-            search=TransferRows(),
-            aggregation=SecureSum(mechanism=records, noise_at="agent", sums=2),
+            budget=5, search=TransferRows(), aggregation=SecureSum(channel="plain")
         ).server(SQUARE, NAMES)
 
 
