@@ -2,6 +2,7 @@ r"""Studies: constructors of terms, of a server and of agents.
 
 Federation   any search with any aggregation
 FTS          federated Thompson sampling; by default `TransferSearch` on relayed messages
+DPFTSDE      the same on noisy sums that a trusted server releases, differentially private
 FedGP        FBO-FedGP; by default `TransferSearch` on a sum of messages under a joint key
 """
 
@@ -10,11 +11,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Literal
 
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.acquisition import ExplorationSchedule, SoftmaxSchedule
+from botorch_fed.aggregation.noisy import NoiseKind, NoisySum, Sampling
 from botorch_fed.aggregation.relay import Relay
 from botorch_fed.aggregation.secure_sum import (
     CONTEXT,
@@ -33,10 +36,17 @@ from botorch_fed.models import (
     StationaryKernel,
     WarpedFeatures,
 )
-from botorch_fed.privacy import Budget, NoiseSource, OSNoise
+from botorch_fed.privacy import (
+    Adjacency,
+    Budget,
+    LedgerFile,
+    NoiseSource,
+    OSNoise,
+    PoissonSampling,
+)
 from botorch_fed.privacy.aggregation import NoiseAt
 from botorch_fed.privacy.distributed import DistributedRecordSum
-from botorch_fed.protocols.base import AgentId
+from botorch_fed.protocols.base import AgentId, LedgerElsewhere
 from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
 from botorch_fed.protocols.own_step import check_designs, design_of
 from botorch_fed.protocols.store import Blobs, MemoryStore, Store
@@ -45,6 +55,7 @@ from botorch_fed.protocols.transfer_search import (
     TransferSearch,
     check_start,
     default_point,
+    default_private_features,
 )
 from botorch_fed.protocols.transfer_search import (
     default_feature_map as transfer_feature_map,
@@ -58,7 +69,9 @@ from botorch_fed.search.messages import (
     RowSearch,
     TransferRows,
 )
+from botorch_fed.search.noisy import MIN_RELIABILITY, NoisyTransfer
 from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.released import RIDGE, Following, ReleaseMessage, ReleaseSearch
 from botorch_fed.search.sums import TransferSum, mechanism_of
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy, ThompsonSearch
@@ -66,6 +79,9 @@ from botorch_fed.space import SearchSpace, Value
 
 LENGTHSCALE = 0.2  # of a published strategy's shared basis, in two dimensions of the unit cube
 NUM_FEATURES = 100
+RELEASES = (0, 4)  # of own means, which are averaged
+FOLLOWED = (0, 1, 2, 3)  # with `Following`, which looks at the newest
+FIRST_POINTS = 10  # with `Following`
 USUAL_INITIAL = 4  # first points of a site in FBO-FedGP, where `TransferSearch` does not say more
 
 
@@ -102,7 +118,7 @@ class Federation:
     num_initial: int | None = None
     default: Mapping[str, Value] | None = None
     active: tuple[AgentId, ...] | None = None
-    data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     q: int = 1
     candidates: Tensor | None = None
     initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
@@ -282,6 +298,278 @@ class FTS(Federation):
         return super().make_basis(space) if self._transfers else default_feature_map(space)
 
 
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DPFTSDE(Budgeted, Federation):
+    """Differentially private federated Thompson sampling: a trusted server releases noisy sums.
+
+    By default agents average the releases and take them, as loud as they are reliable, as the prior
+    of their own model (`search.noisy`). With ``strategy=Following()`` they follow releases greedily
+    in their first queries and are alone afterwards, as published by regions (`search.released`).
+    `aggregation.noisy` has the guarantee.
+
+    Args:
+        budget: How many evaluations each active agent makes, the initial ones included. The number
+            of rounds is ``T = budget - initial points``, of the agent that lacks most of them; one
+            that has data for some evaluates fewer.
+        epsilon: What the whole run may reveal about one agent; the noise follows from it.
+        noise_multiplier: Instead of `epsilon`, the noise itself.
+        delta: Beside `epsilon`; default ``N ** -1.1``.
+        releases: After which rounds something is released; default 0 and 4, or 0 alone where
+            `active` are newcomers to others who have finished; with `Following` 0, 1, 2 and 3.
+            ``"all"`` for 0, …, T - 1.
+        num_regions: The number `P` of regions, with `Following`; 1 is DP-FTS.
+        exploration: How much an agent counts in its own region.
+        sampling: Who takes part in a release.
+        noise_kind: See `NoisySum`; ``"none"`` is FTS-DE, which is not private.
+        message: What agents send: ``"own_mean"``, the default, goes with `TransferSearch`, and
+            ``"gain"``, ``"mean"`` and ``"sample"`` with `Following`, by default ``"gain"``.
+        clip_norm: The bound on a message's norm; default 1 for own means and gains, which fill it,
+            and `suggested_clip_norm` for others.
+        feature_map: The shared basis; default `default_private_features`, with `TransferSearch`
+            on the scale of the own model.
+        noise_var: Noise variance that weight messages are made with, on the public scale.
+        beta: Scale of a sample's deviation from the mean.
+        num_initial: How many points every agent evaluates first; default 3, of which those that
+            it has data for are left out, or with `active` none but the `default`; with `Following`
+            10 in its own region.
+        default: The configuration that users have had so far, a value for each parameter: every
+            agent without data evaluates it first, as the first of `num_initial` points, and can
+            only gain on it. Public: never one that was found on the agents' data. With
+            `TransferSearch`, and instead of an `initial_design`.
+        ridge: Of a gain's projection on the basis, see `ReleaseMessage`.
+        strategy: How agents use releases and data.
+        min_reliability: With `TransferSearch`, the least share of agreement that is listened to. A
+            run in which even early messages of related agents would have less, all releases
+            together, releases nothing, spends nothing and warns; 0 for releases in any case.
+        switch_to_local_after: The last round in which agents listen; default they always do.
+        active: Who evaluates; default all. The others, who have finished, are in the releases with
+            the data that they have, and pay for them like everybody.
+        trim: How many messages are left out at each end of every coordinate, see `NoisySum`; with
+            ``noise_kind="none"`` only.
+        adjacency: What a neighbouring world is.
+        require: The most that agents let a run reveal about them.
+        books: A durable ledger that pays as well, e.g. for pilot runs too.
+        noise: Where noise and secret coins come from. The default is the operating system, so a run
+            cannot be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
+        search: Another search in the place of these settings.
+        aggregation: Another aggregation than `NoisySum`.
+        data: What agents have observed before, by name.
+        q: Points per query.
+        candidates: The only points that can be evaluated, `K x d`.
+        initial_design: Public points that every agent evaluates at the start, or its own points by
+            name: `own_step.spread_design` makes them. Default those that it is dealt, or with
+            `Following` random ones in its own region.
+
+    Example:
+        >>> result = run(DPFTSDE(budget=23, epsilon=2.0), SklearnTuning(4), seed=0)
+        >>> result.privacy["epsilon"] <= 2.0
+        True
+    """
+
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    releases: tuple[int, ...] | Literal["all"] | None = None
+    num_regions: int = 1
+    exploration: ExplorationSchedule = SoftmaxSchedule()  # noqa: RUF009 - frozen
+    sampling: Sampling = PoissonSampling()  # noqa: RUF009 - frozen
+    noise_kind: NoiseKind = "correlated"
+    message: Literal["own_mean", "gain", "mean", "sample"] | None = None
+    clip_norm: float | None = None
+    noise_var: float = NOISE_VAR
+    beta: float = 1.0
+    ridge: float = RIDGE
+    strategy: TransferSearch | Following = TransferSearch()  # noqa: RUF009 - frozen
+    min_reliability: float = MIN_RELIABILITY
+    switch_to_local_after: int | None = None
+    trim: int = 0
+    adjacency: Adjacency = "zero-out"
+    require: Budget | None = None
+    books: LedgerFile | None = None
+    noise: NoiseSource = field(default_factory=OSNoise)
+
+    def __post_init__(self) -> None:
+        self._check_budget()
+        has_design = self.initial_design is not None
+        check_start(self.default, transfers=self._transfers, has_design=has_design)
+        _ = self.make_search(), self.make_aggregation()  # what they refuse is refused now
+        if not self.data:  # with data it depends on who takes part, see `server`
+            self._check_releases(())
+
+    def __getstate__(self) -> dict[str, Any]:
+        books = None if self.books is None else LedgerElsewhere()
+        return {**self.__dict__, "books": books}
+
+    @property
+    def _transfers(self) -> bool:
+        return isinstance(self.strategy, TransferSearch)
+
+    @property
+    def initial(self) -> int:
+        """How many points every agent evaluates first."""
+        if self.num_initial is not None:
+            return self.num_initial
+        if not self._transfers:
+            return FIRST_POINTS
+        return MIN_OWN if self.active is None else int(self.default is not None)
+
+    def initial_for(self, names: tuple[AgentId, ...]) -> int:
+        """The points of round 0: the initial design, or what an agent lacks of `initial`."""
+        design = self.initial_design
+        if design is not None:
+            each = design.values() if isinstance(design, Mapping) else (design,)
+            return max(map(len, each), default=0)
+        if not self._transfers:  # random points of the own region, with or without data
+            return self.initial
+        counts = {name: len(X) for name, (X, _) in self.data.items()}
+        return missing_points(self.initial, names, self.active, counts)
+
+    @property
+    def rounds(self) -> int:
+        """How many queries each agent makes after its first points."""
+        return self._rounds(())
+
+    def _rounds(self, names: tuple[AgentId, ...]) -> int:
+        return math.ceil(self.rounds_for(names) / self.q)
+
+    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
+        """How many evaluations a site has been asked for when the server is in a state, at most."""
+        return min(self.budget, self.initial_for(names) + self.q * (state.t - 1)) if state.t else 0
+
+    def _check_releases(self, names: tuple[AgentId, ...]) -> None:
+        """Refuse a plan of which nothing is left; an empty one is the user's own."""
+        rounds, initial, planned = self._rounds(names), self.initial_for(names), self._planned
+        rest = range(rounds) if planned == "all" else planned
+        if planned == () or any(t < rounds for t in rest):
+            return
+        if not rounds:
+            raise no_round(self.budget, initial, "releases=()")
+        assert isinstance(planned, tuple)
+        raise InputDataError(
+            f"Nothing would ever be released: releases = {planned} come after the last of "
+            f"{rounds} rounds. Write releases = (0,), or budget = "
+            f"{initial + self.q * min(planned) + 1} or more. Sites that search alone on purpose "
+            "have releases=()."
+        )
+
+    @property
+    def _planned(self) -> tuple[int, ...] | Literal["all"]:
+        if self.releases is not None:
+            return self.releases
+        if not self._transfers:
+            return FOLLOWED
+        return RELEASES if self.active is None else RELEASES[:1]  # who is done has no more to say
+
+    def make_search(self) -> Search:
+        """The search of the strategy."""
+        if self.search is not None:
+            return self.search
+        if isinstance(self.strategy, TransferSearch):
+            if self.message not in (None, "own_mean"):
+                raise InputDataError(
+                    f"message={self.message!r} does not go with TransferSearch, which sends an "
+                    '"own_mean": leave message out, or give strategy=Following().'
+                )
+            if self.num_regions > 1:
+                raise InputDataError(
+                    "TransferSearch listens to one release for the whole space: leave out "
+                    "num_regions, or give strategy=Following()."
+                )
+            norm = 1.0 if self.clip_norm is None else self.clip_norm
+            return NoisyTransfer(
+                clip_norm=norm, min_reliability=self.min_reliability, strategy=self.strategy
+            )
+        kind = "gain" if self.message is None else self.message
+        if kind == "own_mean":
+            raise InputDataError(
+                'message="own_mean" does not go with Following, which sends a "gain", a "mean" or '
+                'a "sample": leave message out.'
+            )
+        messages = ReleaseMessage(kind, self.clip_norm, self.noise_var, self.beta, self.ridge)
+        return ReleaseSearch(
+            messages=messages, num_regions=self.num_regions, strategy=self.strategy
+        )
+
+    def make_aggregation(self) -> Aggregation:
+        """Noisy sums by a trusted server."""
+        if self.aggregation is not None:
+            return self.aggregation
+        return NoisySum(
+            releases=self._planned,
+            epsilon=self.epsilon,
+            noise_multiplier=self.noise_multiplier,
+            delta=self.delta,
+            noise_kind=self.noise_kind,
+            sampling=self.sampling,
+            exploration=self.exploration,
+            switch_to_local_after=self.switch_to_local_after,
+            trim=self.trim,
+            adjacency=self.adjacency,
+        )
+
+    def make_basis(self, space: SearchSpace) -> FeatureMap:
+        """A small basis, for the default search on the scale of the own model."""
+        phi = default_private_features(space)
+        return WarpedFeatures.around(phi, space.log_offsets) if self._transfers else phi
+
+    def terms(self, space: SearchSpace, names: tuple[AgentId, ...] = ()) -> Terms:
+        """What all parties agree upon; with a roster also how many rounds there are."""
+        terms = super().terms(space, names)
+        if not names or not isinstance(terms.aggregation, NoisySum):
+            return terms
+        key = ("hub", space, names)
+        if key not in self._made:
+            counted = replace(terms.aggregation, rounds=self._rounds(names))
+            self._made[key] = replace(terms, aggregation=counted)
+        return self._made[key]
+
+    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
+        """The server of a study."""
+        if self.active is not None and set(self.active) == set(names):
+            raise InputDataError("active names all agents: leave it out.")
+        self._check_releases(names)
+        if self._planned != ():
+            note_one_site(names)
+        return super().server(space, names)
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees | None:
+        """Who sees what."""
+        terms = self.terms(space, names)
+        return terms.aggregation.sees(terms)
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        terms = self.terms(space, names)
+        price = terms.aggregation.price(terms)
+        if price is None:
+            return None
+        return replace(price, guarantee=replace(price.guarantee, private=self.noise.private))
+
+    def alone(self) -> DPFTSDE:
+        """The baseline of comparisons: the same agents without messages, noise or payments."""
+        return replace(
+            self,
+            strategy=TransferSearch(listen=False),
+            message=None,
+            num_regions=1,
+            releases=(),
+            noise_kind="none",
+            epsilon=None,
+            noise_multiplier=None,
+            require=None,
+            books=None,
+        )
+
+    @property
+    def requirement(self) -> dict[str, Any]:
+        """What agents require of a promise for all that they send."""
+        return {"require": self.require, "adjacency": self.adjacency}
+
+    def hub_resources(self) -> Resources:
+        """Noise, and a ledger that other runs share."""
+        return Resources(noise=self.noise, shared_ledger=self.books)
+
+
 def default_kernel(dim: int) -> StationaryKernel:
     """The public SE kernel of published messages; its length scale grows with the dimension."""
     return StationaryKernel(float("inf"), [LENGTHSCALE * (dim / 2) ** 0.5] * dim)
@@ -323,8 +611,7 @@ class FedGP(Budgeted, Federation):
         budget: How many evaluations each active agent makes, the initial ones included. The number
             of rounds is ``T = budget - initial points``, of the agent that lacks most of them; one
             that has data for some evaluates fewer.
-        search: How points are found; default `TransferSearch`. Or `SupportSearch`, `RegionSearch`,
-            or any other search.
+        search: How points are found; default `TransferSearch`. Or `SupportSearch`, `RegionSearch`.
         aggregation: Another aggregation than `SecureSum`.
         feature_map: The shared basis of `TransferSearch`, public; default features of a public SE
             kernel (`transfer_search.default_feature_map`).
@@ -369,7 +656,7 @@ class FedGP(Budgeted, Federation):
     """
 
     budget: int
-    search: TransferSearch | Search = TransferSearch()  # type: ignore[assignment] # noqa: RUF009
+    search: TransferSearch | SupportSearch | RegionSearch = TransferSearch()  # type: ignore[assignment] # noqa: RUF009
     channel: ChannelKind = "threshold"
     mechanism: Callable[[int, int], Any] | None = None
     noise_at: NoiseAt = "none"
@@ -488,17 +775,21 @@ class FedGP(Budgeted, Federation):
 
     def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
         """Who sees what."""
-        server = self.server(space, names)
-        sees: Sees = server.terms.aggregation.sees(server.hub.terms)  # type: ignore[attr-defined]
-        return sees
+        return self._summed.sees(self.terms(space, names))
 
     def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
         """What a run costs in privacy; None without noise."""
-        server = self.server(space, names)
-        price: Price | None = server.terms.aggregation.price(  # type: ignore[attr-defined]
-            server.hub.terms
-        )
-        return price
+        price = self._summed.price(self.terms(space, names))
+        if price is None:
+            return None
+        return replace(price, guarantee=replace(price.guarantee, private=self.noise.private))
+
+    @property
+    def _summed(self) -> SecureSum:
+        found = self.make_aggregation()
+        if not isinstance(found, SecureSum):
+            raise InputDataError(f"Expected a SecureSum, got {type(found).__name__}.")
+        return found
 
     def terms(self, space: SearchSpace, names: tuple[AgentId, ...] = ()) -> Terms:
         """What all parties agree upon; with a roster also how many rounds there are."""

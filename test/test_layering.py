@@ -46,8 +46,17 @@ ROOMS: dict[str, set[str]] = {
         "protocols",
         "federation",
     },
-    "aggregation": {"errors", "rng", "models", "privacy", "wire", "protocols", "federation"}
-    | {"search"},
+    "aggregation": {
+        "errors",
+        "rng",
+        "models",
+        "acquisition",
+        "privacy",
+        "wire",
+        "protocols",
+        "federation",
+        "search",
+    },
     "studies": {
         "errors",
         "rng",

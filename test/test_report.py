@@ -35,7 +35,6 @@ from botorch_fed.privacy import (
 from botorch_fed.privacy.accounting import Event, Ledger
 from botorch_fed.privacy.audit import AuditReport, Claim, audit_transcripts
 from botorch_fed.protocols.base import Objective
-from botorch_fed.protocols.dp_fts_de import DPFTSDE
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB, Trust
 from botorch_fed.report import plot_audit, write_report
@@ -43,7 +42,7 @@ from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import FedGP
+from botorch_fed.studies import DPFTSDE, FedGP
 from botorch_fed.test_functions import KernelBandit, SyntheticGPAgents
 
 pytest.importorskip("matplotlib")

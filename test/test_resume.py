@@ -35,7 +35,6 @@ from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
 from botorch_fed.privacy.mechanisms import GaussianSum
 from botorch_fed.protocols.base import KeepsSecrets, secrets_in, site_folder, with_stores
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.drive import drive
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB
@@ -44,9 +43,10 @@ from botorch_fed.protocols.store import FileStore, MemoryBlobs
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.run import RunResult, make_agent, run
 from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.released import Following
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import FedGP
+from botorch_fed.studies import DPFTSDE, FedGP
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 

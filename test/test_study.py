@@ -23,7 +23,6 @@ from botorch_fed.models import (
     sobol_support,
 )
 from botorch_fed.privacy import DistributedGaussianSum, GaussianSum
-from botorch_fed.protocols.dp_fts_de import DPFTSDE
 from botorch_fed.protocols.fts import FTS, default_feature_map, default_kernel
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.transfer_search import TransferSearch
@@ -31,7 +30,7 @@ from botorch_fed.rng import generator
 from botorch_fed.run import RunResult
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import FedGP
+from botorch_fed.studies import DPFTSDE, FedGP
 from botorch_fed.study import (
     ObjectiveError,
     StudyError,

@@ -237,7 +237,7 @@ class SecureSum(Aggregation):
     def _made(self, terms: Terms) -> tuple[Any, PublicGrid]:
         """The mechanism, and the grid on which contributions are added."""
         search, num_agents = terms.search, len(terms.agents)
-        bound, precision = MAX_WEIGHT, exact_precision(num_agents)
+        bound, precision = search.norm(terms) or MAX_WEIGHT, exact_precision(num_agents)
         if isinstance(search, SummedSearch):
             bound, precision = search.bound(terms), search.precision(num_agents)
         if self.precision is not None:
@@ -251,6 +251,8 @@ class SecureSum(Aggregation):
                 f"{type(terms.search).__name__} reads the message of each agent, which a sum does "
                 "not have: use Relay, or with SecureSum another search, e.g. TransferSum."
             )
+        if getattr(terms.search, "num_regions", 1) > 1:
+            raise InputDataError("A SecureSum is for the whole space: leave num_regions out.")
         if terms.search.needs_outcome:
             raise InputDataError(
                 f"A SecureSum adds functions of all data of a site; {type(terms.search).__name__} "

@@ -217,7 +217,8 @@ class FederatedAgent:
         memory = terms.aggregation.received(party, request, published)
         state = replace(state, order=request, broadcasts=broadcasts, aggregation=memory)
         if request.evaluate == "first":
-            begins = terms.num_initial - len(state.X)
+            had = 0 if terms.search.begins_anyway else len(state.X)
+            begins = terms.num_initial - had
             if self.initial_design is not None:
                 begins = len(self.initial_design) - state.used
             state = replace(state, asking=max(begins, 0), first=max(begins, 0))

@@ -14,7 +14,7 @@ from botorch_fed.errors import FederatedError
 
 PROTOCOLS: dict[str, str] = {
     "fts": "botorch_fed.protocols.fts:FTS",
-    "dp-fts-de": "botorch_fed.protocols.dp_fts_de:DPFTSDE",
+    "dp-fts-de": "botorch_fed.studies:DPFTSDE",
     "fed-gp": "botorch_fed.studies:FedGP",
     "private-ucb": "botorch_fed.protocols.private_ucb:PrivateUCB",
 }

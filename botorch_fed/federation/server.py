@@ -11,9 +11,10 @@ from typing import Any
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.errors import MessageError
+from botorch_fed.federation.disclosure import Price, Sees
 from botorch_fed.federation.terms import Party, Resources, Terms
 from botorch_fed.models import FeatureMap
-from botorch_fed.privacy import Guarantee
+from botorch_fed.privacy import Entry, Guarantee
 from botorch_fed.protocols.base import AgentId, Outbox
 from botorch_fed.wire.codec import content_hash, encode
 
@@ -77,9 +78,28 @@ class FederatedServer:
             f"budget={self.terms.budget}, {promise})"
         )
 
+    @property
+    def signal_words(self) -> str:
+        """What a plan says of signal and noise; empty if there is nothing to say."""
+        return self.terms.aggregation.signal_words(self.hub)
+
     def privacy(self, state: Any) -> dict[str, Any] | None:
         """What a report needs: the promise and what was paid."""
         return self.terms.aggregation.account(self.hub, state)
+
+    @property
+    def sees(self) -> Sees | None:
+        """Who sees what."""
+        return self.terms.aggregation.sees(self.hub.terms)
+
+    @property
+    def price(self) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self.terms.aggregation.price(self.hub.terms)
+
+    def paid(self, state: Any) -> tuple[Entry, ...]:
+        """All payments so far of the unit that has paid most."""
+        return self.terms.aggregation.paid(self.hub, state)
 
     # -------------------------------------------------------------- the rounds
 

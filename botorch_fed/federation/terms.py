@@ -29,8 +29,9 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import MessageError
+from botorch_fed.federation.disclosure import Price, Sees
 from botorch_fed.models import FeatureMap
-from botorch_fed.privacy import Guarantee, Ledger, LedgerFile, NoiseSource, OSNoise
+from botorch_fed.privacy import Entry, Guarantee, Ledger, LedgerFile, NoiseSource, OSNoise
 from botorch_fed.protocols.base import MAX_NAME, AgentId
 from botorch_fed.protocols.store import MemoryStore, Store
 from botorch_fed.protocols.transfer_search import check_active, check_default, first_points
@@ -197,6 +198,7 @@ class Search:
     memory_type: ClassVar[type | None] = None
     needs_outcome: ClassVar[bool] = False  # a message is about the evaluation just made, alone
     has_basis: ClassVar[bool] = True
+    begins_anyway: ClassVar[bool] = False  # first points are made whatever the site has observed
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` unless the search goes with the terms."""
@@ -212,6 +214,10 @@ class Search:
     def size(self, terms: Terms) -> int:
         """How many numbers a message has; 0 for a search that says nothing."""
         return 0
+
+    def norm(self, terms: Terms) -> float | None:
+        """The Euclidean norm that a message is to be clipped to; None if none is known."""
+        return None
 
     def message(self, view: View) -> Tensor | None:
         """What the site says, `size` numbers; None for nothing."""
@@ -314,8 +320,25 @@ class Aggregation:
         """What the whole run reveals at most; None without noise."""
         return None
 
+    def signal_words(self, hub: Party) -> str:
+        """What a plan says of signal and noise; empty if there is nothing to say."""
+        return ""
+
     def account(self, hub: Party, state: Any) -> dict[str, Any] | None:
         """What was promised and paid, for a report; None where nothing is promised."""
+        price = self.price(hub.terms)
+        return None if price is None else price.account(self.paid(hub, state))
+
+    def paid(self, hub: Party, state: Any) -> tuple[Entry, ...]:
+        """All payments so far of the unit that has paid most."""
+        return ()
+
+    def price(self, terms: Terms) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return None
+
+    def sees(self, terms: Terms) -> Sees | None:
+        """Who sees what; None of an aggregation that does not say."""
         return None
 
     # -------------------------------------------------------------- a site

@@ -112,18 +112,17 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.privacy.tree import Factorization
-from botorch_fed.protocols.base import AgentId, Outbox, Pending
+from botorch_fed.protocols.base import AgentId, LedgerElsewhere, Outbox, Pending
 from botorch_fed.protocols.budget import Budgeted
-from botorch_fed.protocols.dp_fts_de import (
-    _BooksElsewhere,
-    default_private_features,
-    reference_points,
-)
 from botorch_fed.protocols.fts import FTS, check_agreement, received_features
 from botorch_fed.protocols.own_step import check_points, random_point, tensor_hash
 from botorch_fed.protocols.site import STATE_BYTES
 from botorch_fed.protocols.store import Blobs, MemoryBlobs, MemoryStore, Store
-from botorch_fed.protocols.transfer_search import TransferSearch
+from botorch_fed.protocols.transfer_search import (
+    TransferSearch,
+    default_private_features,
+    reference_points,
+)
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
@@ -1669,7 +1668,7 @@ class PrivateUCB(Budgeted):
         return self.rounds_for(names) * (len(names) if self.batch is None else self.batch)
 
     def __getstate__(self) -> dict[str, Any]:
-        books = None if self.books is None else _BooksElsewhere()
+        books = None if self.books is None else LedgerElsewhere()
         return {**self.__dict__, "books": books, "secrets": None, "_stores": None}
 
     def with_stores(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 
 from botorch.exceptions.errors import InputDataError
@@ -66,3 +67,31 @@ class Sums:
     """All sums that came with a request, in order of their rounds: some came before."""
 
     sums: tuple[Sum, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Noisy:
+    """A noisy weighted sum of clipped messages, or one for each region.
+
+    Attributes:
+        made: The round whose messages are in it.
+        values: One row for each region, `P x M`.
+        noise_std: The deviation of the noise in each row, `P` public numbers.
+        num_agents: How many agents are expected to be in it.
+    """
+
+    made: int
+    values: Tensor
+    noise_std: Tensor
+    num_agents: float
+
+    def __post_init__(self) -> None:
+        if self.made < 0 or not 0 < self.num_agents < math.inf:
+            raise InputDataError(
+                f"Expected made >= 0 and num_agents > 0, got {self.made} and {self.num_agents}."
+            )
+        if self.values.dim() != 2 or self.noise_std.shape != self.values.shape[:1]:
+            raise InputDataError(
+                "Expected a row of a release and a deviation of its noise for each region, got "
+                f"shapes {tuple(self.values.shape)} and {tuple(self.noise_std.shape)}."
+            )

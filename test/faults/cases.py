@@ -16,16 +16,17 @@ from botorch_fed.aggregation import sum_messages
 from botorch_fed.models import RandomFourierFeatures
 from botorch_fed.privacy import Budget, GaussianSum, OSNoise
 from botorch_fed.privacy.distributed import DistributedGaussianSum
-from botorch_fed.protocols import dp_fts_de, private_ucb
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
+from botorch_fed.protocols import private_ucb
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study
 from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.released import Following
+from botorch_fed.search.releases import Noisy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import FedGP
+from botorch_fed.studies import DPFTSDE, FedGP
 from test.cases import se, uniform
 
 NAMES = ("ann", "bob", "cem")
@@ -125,7 +126,7 @@ def cases() -> dict[str, Case]:
                 noise=OSNoise(),
             ),
             books=True,
-            noisy=(dp_fts_de.Released,),
+            noisy=(Noisy,),
         ),
         "dp-fts-de-own-mean": Case(
             DPFTSDE(
@@ -138,7 +139,7 @@ def cases() -> dict[str, Case]:
                 noise=OSNoise(),
             ),
             books=True,
-            noisy=(dp_fts_de.Released,),
+            noisy=(Noisy,),
         ),
         "ucb-joint": Case(_ucb("joint"), books=True, noisy=(release,), once=True, keeps_data=False),
         "ucb-local": Case(

@@ -10,11 +10,11 @@ from typing import Any
 import pytest
 
 from botorch_fed.aggregation.secure_sum import SecureSum
+from botorch_fed.federation.server import FederatedServer
 from botorch_fed.privacy.channels import Channel
 from botorch_fed.protocols import drive as drive_module
 from botorch_fed.protocols import fts, private_ucb
 from botorch_fed.protocols.base import Request
-from botorch_fed.protocols.dp_fts_de import DPFTSDEServer
 from botorch_fed.protocols.fts import FTSAgent, FTSServer
 from botorch_fed.protocols.private_ucb import PrivateUCBAgent, PrivateUCBServer
 from botorch_fed.protocols.site import Site
@@ -80,7 +80,7 @@ def nothing(*_: Any, **__: Any) -> None:
 
 DEFECTS: dict[str, tuple[str, Any, str, Callable[..., Any], str]] = {
     "fts server": ("fts", FTSServer, "check", nothing, "mis-sized"),
-    "dp server": ("dp-fts-de", DPFTSDEServer, "check", nothing, "mis-sized"),
+    "dp server": ("dp-fts-de", FederatedServer, "check", nothing, "mis-sized"),
     "joint server": ("ucb-joint", PrivateUCBServer, "check", nothing, "out of range"),
     "local server": ("ucb-local", PrivateUCBServer, "check", nothing, "mis-sized"),
     "agent": ("ucb-public", PrivateUCBAgent, "check", nothing, "stale round"),
@@ -123,7 +123,7 @@ def test_numbers_that_are_none_are_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     traffic = recorded(("dp-fts-de",))
     monkeypatch.setattr(codec._Array, "_check_values", staticmethod(nothing))
     assert not fuzz(traffic, 2000).bad
-    monkeypatch.setattr(DPFTSDEServer, "check", nothing)
+    monkeypatch.setattr(FederatedServer, "check", nothing)
     found = searched(traffic, lambda found: any("finite" in why for why in found.crashes))
     assert any("not finite" in why for why in found.crashes)
 

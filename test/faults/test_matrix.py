@@ -11,9 +11,9 @@ import pytest
 
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.trial import Observed, Replied
 from botorch_fed.privacy import LedgerFile
-from botorch_fed.protocols.dp_fts_de import DPFTSDEServer
 from botorch_fed.protocols.private_ucb import PrivateUCBAgent
 from botorch_fed.protocols.site import Site
 from test.faults.cases import NAMES, Case, cases
@@ -193,7 +193,7 @@ def test_books_that_are_not_kept_are_noticed(
 
 
 def test_a_state_that_pays_for_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    reply, step = PrivateUCBAgent.reply, DPFTSDEServer.step
+    reply, step = PrivateUCBAgent.reply, FederatedServer.step
 
     def free(self: Any, state: Any) -> Any:
         after, message = reply(self, state)
@@ -202,7 +202,7 @@ def test_a_state_that_pays_for_nothing_is_noticed(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(PrivateUCBAgent, "reply", free)
     assert undisturbed(case_of("ucb-local")).outcome.undercounts > 0
     monkeypatch.setattr(
-        DPFTSDEServer,
+        FederatedServer,
         "step",
         lambda self, state, inbox: replace(step(self, state, inbox), ledger=state.ledger),
     )

@@ -25,6 +25,8 @@ from botorch_fed.federation.disclosure import (
     entries_of,
     first_payments,
 )
+from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.terms import Setup
 from botorch_fed.privacy import (
     Budget,
     DistributedGaussianSum,
@@ -38,14 +40,15 @@ from botorch_fed.privacy import (
 from botorch_fed.privacy.channels import Epoch
 from botorch_fed.protocols import base
 from botorch_fed.protocols.base import Outbox
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.released import Following
 from botorch_fed.search.support import SupportSearch
-from botorch_fed.studies import FedGP
+from botorch_fed.studies import DPFTSDE, FedGP
 from botorch_fed.wire.codec import decode
+from test.federation.dp import plan_of
 from test.federation.wire import NAMES, SPACE, Recorded, bowl, recorded, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
@@ -99,12 +102,6 @@ STUDIES: dict[str, Callable[[], Any]] = {
     "fed-gp, threshold": lambda: FedGP(budget=5, channel="threshold"),
     "fed-gp, region": lambda: FedGP(
         budget=5, num_initial=2, channel="plain", search=RegionSearch(num_inducing=4)
-    ),
-    "fed-gp, clustered": lambda: FedGP(
-        budget=6,
-        num_initial=4,
-        channel="plain",
-        search=SupportSearch(rule="clustered", models="global", **QUICK),
     ),
     "fed-gp, agents' noise, plain": lambda: FedGP(
         **NOISY, channel="plain", mechanism=distributed, noise_at="agent"
@@ -260,7 +257,7 @@ def test_a_price_is_the_promise_of_the_server_and_of_its_setup(name: str) -> Non
     price, found = price_of(name), finished(name)
     assert price.guarantee == found.server.promise
     assert price == found.server.price
-    kind = type(found.server.setup)
+    kind = Setup if isinstance(found.server, FederatedServer) else type(found.server.setup)
     travelled = decode(found.wire.sent["server", "Setup"][0], kind)
     assert travelled.promise == price.guarantee
     assert price.trust == sees_of(name).trust
@@ -309,8 +306,12 @@ def test_who_pays_is_who_has_the_ledger(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kind", "noise"),
     [
-        ("dp-fts-de", "CorrelatedGaussianSum", lambda s: s.mechanism(0).noise_std.max()),
-        ("dp-fts-de, as published", "WeightedGaussianSum", lambda s: s.mechanism(0).noise_std[0]),
+        ("dp-fts-de", "CorrelatedGaussianSum", lambda s: plan_of(s).mechanism(0).noise_std.max()),
+        (
+            "dp-fts-de, as published",
+            "WeightedGaussianSum",
+            lambda s: plan_of(s).mechanism(0).noise_std[0],
+        ),
         ("dp-fts-de, nothing released", "none", lambda s: 0.0),
         (
             "fed-gp, server's noise",

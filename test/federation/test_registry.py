@@ -17,6 +17,7 @@ from botorch_fed.cli import main
 from botorch_fed.errors import FederatedError
 from botorch_fed.federation.registry import PROTOCOLS, study_class
 from botorch_fed.run import RunResult
+from botorch_fed.studies import Federation
 from botorch_fed.study import StudyError, plan, read_study, run_study, settings, simple_settings
 from test.federation.test_disclosure import STUDIES, sees_of
 
@@ -70,14 +71,20 @@ def test_readers_know_no_protocol(path: Path) -> None:
     assert not found & (CLASSES | set(PROTOCOLS))
 
 
-MODULES = sorted({target.split(":")[0] for target in PROTOCOLS.values()})
+def module_of(study: Any) -> str:
+    """The module whose messages a study sends."""
+    part = study.make_aggregation() if isinstance(study, Federation) else study
+    return type(part).__module__
+
+
+MODULES = sorted({module_of(study()) for name, study in STUDIES.items()})
 
 
 @pytest.mark.parametrize("module", MODULES)
 def test_the_table_of_messages_of_a_module_is_its_rows(module: str) -> None:
     text = importlib.import_module(module).__doc__ or ""
     lines = re.findall(r"^    (\w+) +(server|agent) -> (?:server|agent) ", text, re.MULTILINE)
-    mine = [name for name in STUDIES if type(STUDIES[name]()).__module__ == module]
+    mine = [name for name in STUDIES if module_of(STUDIES[name]()) == module]
     rows = {(row.message, row.sender) for name in mine for row in sees_of(name).rows}
     assert rows == set(lines)
     assert len(set(lines)) == len(lines)

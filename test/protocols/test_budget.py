@@ -12,17 +12,19 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from benchmarks.papers.published.settings import paper_settings
 from botorch_fed.privacy import InsecureSeededNoise
 from botorch_fed.protocols.budget import Budgeted
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following, paper_settings
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.released import Following
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import FedGP
+from botorch_fed.studies import DPFTSDE, FedGP
 from test.cases import in_rounds, uniform
+from test.federation.dp import plan_of
 
 SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
 NAMES = ("ann", "bob", "cem")
@@ -196,7 +198,7 @@ def test_a_budget_that_does_not_fit_is_refused_with_the_numbers(make: Any, said:
 
 def test_first_points_of_data_are_not_asked_for_room() -> None:
     made = DPFTSDE(budget=1, data=ALL, **QUIET)
-    assert made.server(SPACE, NAMES).rounds == 1
+    assert plan_of(made.server(SPACE, NAMES)).rounds == 1
 
 
 def test_the_papers_count_rounds() -> None:

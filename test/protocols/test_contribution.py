@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from botorch_fed.aggregation import sum_messages
-from botorch_fed.protocols import dp_fts_de, fts, private_ucb
+from botorch_fed.federation.terms import Contribution
+from botorch_fed.protocols import fts, private_ucb
 from botorch_fed.protocols.contribution import carries
 
 SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
@@ -20,8 +21,8 @@ SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
         (fts.Upload(SOME), True),
         (fts.Upload(None), False),
         (fts.Query(query=True, upload=True), False),
-        (dp_fts_de.Upload(SOME), True),
-        (dp_fts_de.Upload(None), False),
+        (Contribution(SOME), True),
+        (Contribution(None), False),
         (sum_messages.KeyMessage(b"key"), True),
         (sum_messages.DecryptionShare(None), False),
         (sum_messages.Upload(b"sum", True), True),

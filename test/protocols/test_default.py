@@ -10,13 +10,13 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import MessageError
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.protocols.fts import FTS, Strategy
 from botorch_fed.protocols.transfer_search import MIN_OWN, dealt_design, first_points
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.released import Following
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import FedGP
+from botorch_fed.studies import DPFTSDE, FedGP
 from botorch_fed.wire.codec import decode, encode
 from test.cases import in_rounds, uniform
 
@@ -171,7 +171,7 @@ def test_a_default_beside_other_settings(protocol: str) -> None:
         study(protocol, **published[protocol])
 
 
-@EACH
+@pytest.mark.parametrize("protocol", ["fts", "fed-gp"])  # the house says it in words
 def test_a_received_default_is_checked(protocol: str) -> None:
     setup = setup_of(protocol)
     assert torch.equal(decode(encode(setup), type(setup)).default, POINT)
