@@ -24,6 +24,7 @@ from botorch_fed.aggregation.secure_sum import (
     ChannelKind,
     OneKey,
     SecureSum,
+    context_in,
     new_key,
 )
 from botorch_fed.federation.agent import FederatedAgent
@@ -858,6 +859,8 @@ class FedGP(Budgeted, Federation):
         store = self._agent_store(name)
         if self._key is not None:
             self._key.provision(store)
+        if self.channel == "ckks":
+            context_in(store)  # a missing key is named before the run begins
         return Resources(noise=self.noise, secrets=store)
 
     # -------------------------------------------------------------- who plays

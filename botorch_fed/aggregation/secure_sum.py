@@ -547,6 +547,17 @@ class OneKey:
             channel.provision(self.secret, store)
 
 
+def context_in(store: Store) -> bytes:
+    """The public part of the one key; `ProtocolError` if the store has none."""
+    found = store.get(CONTEXT)
+    if found is None:
+        raise ProtocolError(
+            'channel="ckks" has one key for all agents, and it is not in this store: call '
+            "provision once before the run where all stores can be reached, or restore it."
+        )
+    return found
+
+
 def new_key() -> OneKey:
     """A new key; it depends on no setting."""
     channel, secret = CKKSChannel.generate(_ANY_GRID)
@@ -595,13 +606,7 @@ def _context(party: Party) -> bytes:
     """The public part of the one key, read once."""
     cache = party.resources.cache
     if CONTEXT not in cache:
-        found = party.resources.secrets.get(CONTEXT)
-        if found is None:
-            raise ProtocolError(
-                'channel="ckks" has one key for all agents, and it is not in this store: call '
-                "provision once before the run where all stores can be reached, or restore it."
-            )
-        cache[CONTEXT] = found
+        cache[CONTEXT] = context_in(party.resources.secrets)
     return bytes(cache[CONTEXT])
 
 

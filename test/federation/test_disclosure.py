@@ -37,6 +37,7 @@ from botorch_fed.privacy import (
     Ledger,
     PoissonSampling,
 )
+from botorch_fed.privacy.aggregation import PrivateSum
 from botorch_fed.privacy.channels import Epoch
 from botorch_fed.protocols import base
 from botorch_fed.protocols.base import Outbox
@@ -139,6 +140,13 @@ def finished(name: str) -> Recorded:
     return recorded(STUDIES[name]())
 
 
+def private_sum(server: Any) -> PrivateSum:
+    """What bounds, noises and carries contributions."""
+    found: PrivateSum | None = server.terms.aggregation.private_sum(server.hub)
+    assert found is not None
+    return found
+
+
 def sees_of(name: str) -> Sees:
     found: Sees = STUDIES[name]().sees(SPACE, NAMES)
     return found
@@ -193,7 +201,7 @@ def test_agents_read_noisy_data_exactly_where_there_is_a_price(name: str) -> Non
 @pytest.mark.parametrize("name", [name for name in STUDIES if name.startswith("fed-gp")])
 def test_the_server_reads_contributions_as_the_channel_shows_them(name: str) -> None:
     found, sees = finished(name), sees_of(name)
-    channel = found.server.private_sum.channel
+    channel = private_sum(found.server).channel
     uploads = [decode(data, Upload).data for data in found.wire.sent["agent", "Upload"]]
     readable = [_opens_alone(channel, data) for data in uploads if data is not None]
     assert readable
@@ -316,12 +324,12 @@ def test_who_pays_is_who_has_the_ledger(name: str) -> None:
         (
             "fed-gp, server's noise",
             "GaussianSum",
-            lambda s: s.private_sum.mechanism.noise_std[0],
+            lambda s: private_sum(s).mechanism.noise_std[0],
         ),
         (
             "fed-gp, agents' noise, threshold",
             "DistributedGaussianSum",
-            lambda s: s.private_sum.mechanism.noise_std,
+            lambda s: private_sum(s).mechanism.noise_std,
         ),
         ("private-ucb, joint", "PrefixSum", lambda s: s.mechanism.noise_std(s.releases)),
         ("private-ucb, local", "LocalGaussian", lambda s: s.mechanism.noise_scale),

@@ -171,7 +171,7 @@ def test_a_default_beside_other_settings(protocol: str) -> None:
         study(protocol, **published[protocol])
 
 
-@pytest.mark.parametrize("protocol", ["fts", "fed-gp"])  # the house says it in words
+@pytest.mark.parametrize("protocol", ["fts"])  # the house says it in words
 def test_a_received_default_is_checked(protocol: str) -> None:
     setup = setup_of(protocol)
     assert torch.equal(decode(encode(setup), type(setup)).default, POINT)
