@@ -822,7 +822,7 @@ class FedGP(Budgeted, Federation):
         """Make the one key of ``"ckks"``, once: its public part into all stores, its secret one
         into the agents'. The server's comes last, so that what a crash left behind is made anew.
         """
-        if self.channel != "ckks" or self._stores is None:
+        if not self._has_one_key or self._stores is None:
             return
         server = self._stores(None)
         if server.get(CONTEXT) is None:
@@ -830,6 +830,10 @@ class FedGP(Budgeted, Federation):
             for name in self._names:
                 key.provision(self._agent_store(name))
             server.put_new(CONTEXT, key.context)
+
+    @property
+    def _has_one_key(self) -> bool:
+        return getattr(self.make_aggregation(), "channel", None) == "ckks"
 
     def _agent_store(self, name: AgentId) -> Store:
         """An agent's own store."""
@@ -840,7 +844,7 @@ class FedGP(Budgeted, Federation):
     @property
     def _key(self) -> OneKey | None:
         """The one key where one process plays all parts, made for all of them."""
-        if self.channel != "ckks" or self._stores is not None:
+        if not self._has_one_key or self._stores is not None:
             return None
         if "key" not in self._made:
             self._made["key"] = new_key()
@@ -859,7 +863,7 @@ class FedGP(Budgeted, Federation):
         store = self._agent_store(name)
         if self._key is not None:
             self._key.provision(store)
-        if self.channel == "ckks":
+        if self._has_one_key:
             context_in(store)  # a missing key is named before the run begins
         return Resources(noise=self.noise, secrets=store)
 

@@ -52,9 +52,6 @@ STUDIES: dict[str, Any] = {
     'FedGP(budget=12, search=RegionSearch(), channel="plain")': FedGP(
         budget=BUDGET, search=RegionSearch(), channel="plain"
     ),
-    'FedGP(budget=12, search=SupportSearch(rule="clustered"), channel="plain")': FedGP(
-        budget=BUDGET, search=SupportSearch(rule="clustered"), channel="plain"
-    ),
     'FedGP(budget=12, search=…, mechanism=distributed, noise_at="agent")': FedGP(
         budget=BUDGET, search=SUPPORT, mechanism=_distributed, noise_at="agent"
     ),

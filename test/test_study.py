@@ -381,7 +381,7 @@ def test_a_budget_of_fed_gp(
     assert 180 < found.price.epsilon <= 200  # what [privacy] allows, and not much less
     assert (found.price.adjacency, found.price.delta) == (adjacency, 1e-3)
     assert "noise" in str(found.sees)
-    mechanism = made.server(study.space, study.agents).private_sum.mechanism
+    mechanism = made.make_aggregation().mechanism_for(made.terms(study.space, study.agents))
     assert isinstance(mechanism, kind)
     assert mechanism.clip_norm == 50.0
     result = run_study(study, out=None, progress=False)

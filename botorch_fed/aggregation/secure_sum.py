@@ -242,7 +242,9 @@ class SecureSum(Aggregation):
             bound, precision = search.bound(terms), search.precision(num_agents)
         if self.precision is not None:
             precision = self.precision
-        return _mechanism_and_grid(self.mechanism, self.size(terms), num_agents, bound, precision)
+        return _mechanism_and_grid(
+            _Made(self.mechanism), self.size(terms), num_agents, bound, precision
+        )
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` unless the search's messages can be added."""
@@ -567,15 +569,24 @@ def new_key() -> OneKey:
 # ------------------------------------------------------------------ helpers
 
 
+class _Made:
+    """A maker of mechanisms, the same as itself alone: it need not be hashable."""
+
+    def __init__(self, make: Callable[[int, int], Any] | None) -> None:
+        self.make = make
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Made) and self.make is other.make
+
+    def __hash__(self) -> int:
+        return id(self.make)
+
+
 @lru_cache(maxsize=32)
 def _mechanism_and_grid(
-    make: Callable[[int, int], Any] | None,
-    size: int,
-    num_agents: int,
-    bound: float,
-    precision: float,
+    made: _Made, size: int, num_agents: int, bound: float, precision: float
 ) -> tuple[Any, PublicGrid]:
-    mechanism = None if make is None else make(size, num_agents)
+    mechanism = None if made.make is None else made.make(size, num_agents)
     grid = getattr(mechanism, "grid", None)
     if grid is None:
         grid = PublicGrid(dim=size, bound=bound, num_agents=num_agents, precision=precision)

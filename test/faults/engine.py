@@ -447,7 +447,9 @@ class World:
         snapshots = [event.state for event in site.log if hasattr(event, "state")]
         data = FileStore(self.home(name) / "log" / "snapshots").get(snapshots[-1])
         state = decode(data or b"", agent.state_type, max_bytes=MOST)
-        self.outcome.undercounts += state.ledger.releases < len(self.releases[name])
+        ledger = getattr(state, "aggregation", state).ledger
+        paid = 0 if ledger is None else ledger.releases
+        self.outcome.undercounts += paid < len(self.releases[name])
 
     def _sends(self, process: str, instance: str, serial: int, data: bytes) -> None:
         sent = self.sent[process, instance, serial]
