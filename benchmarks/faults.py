@@ -175,8 +175,8 @@ def study(protocol: str, points: torch.Tensor) -> Study:
     """A cheap one: own steps are random."""
     cheap: dict[str, Any] = {"own": "random", "schedule": Constant(0.5)}
     if protocol == "fts":
-        strategy = Strategy(prior_until=0, **cheap)
-        return FTS(budget=ROUNDS, every=5, candidates=points, strategy=strategy)
+        strategy, every = Strategy(prior_until=0, **cheap), min(5, ROUNDS)
+        return FTS(budget=ROUNDS, every=every, candidates=points, strategy=strategy)
     return DPFTSDE(
         budget=ROUNDS + 3,
         epsilon=2.0,

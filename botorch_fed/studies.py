@@ -4,6 +4,7 @@ Federation   any search with any aggregation
 FTS          federated Thompson sampling; by default `TransferSearch` on relayed messages
 DPFTSDE      the same on noisy sums that a trusted server releases, differentially private
 FedGP        FBO-FedGP; by default `TransferSearch` on a sum of messages under a joint key
+PrivateUCB   private bandits: `BanditSearch` on sums of records
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
@@ -27,6 +28,16 @@ from botorch_fed.aggregation.secure_sum import (
     context_in,
     new_key,
 )
+from botorch_fed.aggregation.stream import (
+    JointStream,
+    LocalStream,
+    PublicStream,
+    Stream,
+    StreamState,
+    Trust,
+    most_participations,
+    rounds_of,
+)
 from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.disclosure import Price, Sees
 from botorch_fed.federation.server import FederatedServer
@@ -40,13 +51,16 @@ from botorch_fed.models import (
 from botorch_fed.privacy import (
     Adjacency,
     Budget,
+    Ledger,
     LedgerFile,
     NoiseSource,
     OSNoise,
     PoissonSampling,
+    Unit,
 )
 from botorch_fed.privacy.aggregation import NoiseAt
 from botorch_fed.privacy.distributed import DistributedRecordSum
+from botorch_fed.privacy.tree import Factorization
 from botorch_fed.protocols.base import AgentId, LedgerElsewhere
 from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
 from botorch_fed.protocols.own_step import check_designs, design_of
@@ -62,6 +76,7 @@ from botorch_fed.protocols.transfer_search import (
     default_feature_map as transfer_feature_map,
 )
 from botorch_fed.rng import generator
+from botorch_fed.search.bandit import PSD, AcquisitionName, BanditSearch, DecisionSets
 from botorch_fed.search.ensemble import EnsembleSearch
 from botorch_fed.search.messages import (
     NOISE_VAR,
@@ -569,6 +584,237 @@ class DPFTSDE(Budgeted, Federation):
     def hub_resources(self) -> Resources:
         """Noise, and a ledger that other runs share."""
         return Resources(noise=self.noise, shared_ledger=self.books)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrivateUCB(Budgeted, Federation):
+    r"""Private GP-UCB as a study, see `aggregation.stream` and `search.bandit`.
+
+    Args:
+        budget: How many evaluations an agent makes at most. The number of rounds is
+            ``T = floor(budget * agents / batch)``, which is `budget` where all are asked in every
+            round. They are asked in turn: if `batch` does not divide ``budget * agents``, some
+            agents make one evaluation less.
+        epsilon: What the whole run may reveal about one unit; the noise follows from it.
+        noise_multiplier: Instead of `epsilon`, the noise itself.
+        delta: Beside `epsilon`. The paper's 0.1 is no :math:`\delta`.
+        trust: Who adds noise: ``"joint"``, ``"local"``, ``"public"`` (actions), or ``"none"``,
+            which has neither epsilon nor a multiplier.
+        batch: How many agents are asked in a round; default all.
+        feature_map: The shared basis; default `default_private_features`. Features cost noise: 6 to
+            15 for epsilons up to one, 15 to 30 for ten.
+        noise_var: Variance of an outcome on the public scale.
+        outcome_bound: Outcomes on the public scale are clipped to this range around zero.
+        moment_scale: See `RecordStatistic`.
+        exploration: See `BanditSearch`; with public actions 1.5 is better, because blocks are few.
+        acquisition: See `BanditSearch`.
+        psd: See `BanditSearch`.
+        height: See `BanditSearch`.
+        inflate: See `BanditSearch`; of use with ``trust="local"``, where noise is large.
+        norm_bound: See `BanditSearch`.
+        factorization: Of the running sums, see `privacy.tree`.
+        adjacency: What a neighbouring world is.
+        unit: Whose data are protected: a record, or all of an agent's.
+        require: The most that agents let a run reveal about one unit of theirs.
+        books: A durable ledger that pays as well, e.g. for pilot runs too.
+        noise: Where noise comes from. The default is the operating system, so a private run cannot
+            be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
+        secrets: Where the server keeps sums without noise; default in memory, and with
+            ``run(out=…)`` in the server's part of the folder.
+        decision_sets: What an agent may play in a round, by name and round (from 1 on): `K x d`.
+        candidates: The only points that can be played, `K x d`; with public actions, public.
+        most_per_block: For public actions, the longest block; default a twentieth of all outcomes.
+        seed: For public actions, of the server's choices; not secret.
+        final_release: Whether the last round is released too; without it noise is a bit smaller.
+
+    Example:
+        >>> problem = KernelBandit(num_agents=4, seed=0)
+        >>> arms = lambda name, t: problem.decision_set(int(name[5:]), t)
+        >>> result = run(PrivateUCB(budget=64, epsilon=10, decision_sets=arms), problem, seed=0)
+        >>> result.privacy["epsilon"] <= 10
+        True
+    """
+
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float = 1e-5
+    trust: Trust = "joint"
+    batch: int | None = None
+    noise_var: float = NOISE_VAR
+    outcome_bound: float = 2.0
+    moment_scale: float | None = None
+    exploration: float = 0.5
+    acquisition: AcquisitionName = "ucb"
+    psd: PSD = "floor"
+    height: float = 4.0
+    inflate: bool = False
+    norm_bound: float = 0.0
+    factorization: Factorization = "sqrt"
+    adjacency: Adjacency = "replace-one"
+    unit: Unit = "record"
+    require: Budget | None = None
+    books: LedgerFile | None = None
+    noise: NoiseSource = field(default_factory=OSNoise)
+    secrets: Store | None = field(default=None, repr=False)
+    decision_sets: DecisionSets | None = field(default=None, repr=False)
+    most_per_block: int | None = None
+    seed: int = 0
+    final_release: bool = True
+    _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
+
+    measure: ClassVar[Literal["cumulative"]] = "cumulative"
+
+    def __post_init__(self) -> None:
+        self._check_budget()
+        if self.trust not in get_args(Trust):
+            raise InputDataError(f"trust is one of {get_args(Trust)}, got {self.trust!r}.")
+        given = (self.epsilon is not None) + (self.noise_multiplier is not None)
+        if given != (self.trust != "none"):
+            raise InputDataError(
+                "A private run needs epsilon or noise_multiplier, one of the two. One without "
+                'privacy is trust="none" and neither.'
+            )
+        if self.decision_sets is not None and self.trust == "public":
+            raise InputDataError(
+                'With trust="public" the decision set is fixed and public: give candidates, or '
+                "nothing for the whole cube."
+            )
+        if self.decision_sets is not None and self.candidates is not None:
+            raise InputDataError(
+                "Give candidates, which are the same in all rounds, or decision_sets."
+            )
+        if self.data or self.initial_design is not None:
+            raise InputDataError(
+                "A bandit learns from what is evaluated in its rounds: leave out data and "
+                "initial_design."
+            )
+
+    # -------------------------------------------------------------- how many rounds
+
+    def rounds_for(self, names: tuple[AgentId, ...]) -> int:
+        """As many rounds of `batch` agents as ask nobody more than `budget` times."""
+        batch = self.batch and min(self.batch, len(names))  # the server refuses larger ones
+        return rounds_of(self.budget, batch, len(names))
+
+    def evaluated(self, names: tuple[AgentId, ...], state: StreamState) -> int:
+        """How often an agent has been asked, in turn with the others."""
+        return most_participations(1, state.asked, len(names))
+
+    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int | str:
+        if self.batch is None:
+            return rounds
+        if not names:
+            return f"{rounds * self.batch} / the number of agents, rounded up"
+        return most_participations(rounds, self.batch, len(names))
+
+    def evaluations_for(self, names: tuple[AgentId, ...]) -> int:
+        """One evaluation of each agent that is asked in a round."""
+        return self.rounds_for(names) * (len(names) if self.batch is None else self.batch)
+
+    # -------------------------------------------------------------- what it is made of
+
+    @property
+    def initial(self) -> int:
+        """A bandit has no initial points, unless somebody asks for them: they are refused."""
+        return self.num_initial or 0
+
+    def make_search(self) -> Search:
+        """The bandit."""
+        if self.search is not None:
+            return self.search
+        return BanditSearch(
+            noise_var=self.noise_var,
+            exploration=self.exploration,
+            acquisition=self.acquisition,
+            psd=self.psd,
+            height=self.height,
+            inflate=self.inflate,
+            norm_bound=self.norm_bound,
+            decision_sets=self.decision_sets,
+        )
+
+    def make_aggregation(self) -> Aggregation:
+        """Sums of records, by trust."""
+        if self.aggregation is not None:
+            return self.aggregation
+        common: dict[str, Any] = {
+            "horizon": self.budget,
+            "batch": self.batch,
+            "outcome_bound": self.outcome_bound,
+            "moment_scale": self.moment_scale,
+            "final_release": self.final_release,
+        }
+        if self.trust == "none":
+            return Stream(**common)
+        for name in ("epsilon", "noise_multiplier", "delta", "adjacency", "unit"):
+            common[name] = getattr(self, name)
+        if self.trust == "local":
+            return LocalStream(**common)
+        if self.trust == "joint":
+            return JointStream(factorization=self.factorization, **common)
+        return PublicStream(
+            candidates=self.candidates,
+            most_per_block=self.most_per_block,
+            seed=self.seed,
+            **common,
+        )
+
+    def make_basis(self, space: SearchSpace) -> FeatureMap:
+        """Few features: each costs noise."""
+        return default_private_features(space)
+
+    @property
+    def requirement(self) -> dict[str, Any]:
+        """What agents require."""
+        return {"require": self.require, "unit": self.unit, "adjacency": self.adjacency}
+
+    def hub_resources(self) -> Resources:
+        """Noise, secrets and ledgers; with local noise the hub pays for nothing."""
+        budget = None
+        if self.epsilon is not None and self.trust in ("joint", "public"):
+            budget = Budget(self.epsilon, self.delta)
+        secrets = self.secrets
+        if secrets is None:
+            secrets = MemoryStore() if self._stores is None else self._stores(None)
+        return Resources(
+            noise=self.noise,
+            secrets=secrets,
+            ledger=Ledger(self.adjacency, self.unit, budget),
+            shared_ledger=self.books,
+        )
+
+    def site_resources(self, name: AgentId) -> Resources:
+        """Noise, and the ledger from which a site with local noise pays."""
+        return Resources(noise=self.noise, ledger=Ledger(self.adjacency, self.unit, self.require))
+
+    def __getstate__(self) -> dict[str, Any]:
+        books = None if self.books is None else LedgerElsewhere()
+        own: dict[str, Any] = {"books": books, "secrets": None, "_stores": None, "_made": {}}
+        return {**self.__dict__, **own}
+
+    def with_stores(
+        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
+    ) -> Self:
+        """The study with its secrets in stores: of the server's part, asked for by None, alone."""
+        return replace(self, _stores=stores)
+
+    def provision(self, space: SearchSpace) -> None:
+        """Nothing has to be there before a run."""
+
+    # -------------------------------------------------------------- what a reader needs
+
+    def alone(self) -> FTS:
+        """The baseline of comparisons: agents with models of their own, without messages."""
+        strategy = TransferSearch(listen=False)
+        return FTS(budget=self.budget, every=0, strategy=strategy, candidates=self.candidates)
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees | None:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self.server(space, names).price
 
 
 def default_kernel(dim: int) -> StationaryKernel:

@@ -506,12 +506,7 @@ class NamedObjective:
 
     def _value(self, function: Callable[..., float], point: Mapping[str, Value]) -> float:
         said = f"The objective {self.study.objective} of agent {self.agent!r}"
-        try:
-            value = function(self.agent, **point)
-        except Exception as error:
-            raise ObjectiveError(
-                f"{said} raised {type(error).__name__}: {error} (--debug shows where)."
-            ) from error
+        value = function(self.agent, **point)
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -692,12 +687,13 @@ def _space(top: _Table) -> SearchSpace:
         )
     parameters = tuple(_parameter(table, name) for name in table.values)
     outcome = top.table("outcome")
-    outcome.only(("centre", "scale", "minimize"), {"center": "unknown key. Write centre."})
+    outcome.only(("centre", "scale", "minimize", "name"), {"center": "unknown key. Write centre."})
     with outcome.blamed():
         scales = Outcome(
             centre=outcome.get("centre", float, "centre = 0.9", 0.0),
             scale=outcome.get("scale", float, "scale = 0.1", 1.0),
             minimize=outcome.get("minimize", bool, "minimize = true", False),
+            name=outcome.get("name", str, 'name = "yield"', "objective"),
         )
     return SearchSpace(parameters, scales)
 
@@ -1262,7 +1258,12 @@ def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
 
 
 def run_study(
-    study: StudyFile, *, out: Path | None, resume: bool = False, progress: bool = True
+    study: StudyFile,
+    *,
+    out: Path | None,
+    resume: bool = False,
+    progress: bool = True,
+    raise_errors: bool = False,
 ) -> RunResult:
     """Run a study file.
 
@@ -1271,6 +1272,7 @@ def run_study(
         out: The folder that keeps the run, or None.
         resume: Go on with the run in `out`.
         progress: Whether to show progress, on a terminal.
+        raise_errors: As in `run`.
 
     Raises:
         StudyError: The objective cannot be found, or the run cannot be resumed.
@@ -1297,6 +1299,7 @@ def run_study(
             resume=resume,
             workers=study.workers,
             progress=progress,
+            raise_errors=raise_errors,
         )
     finally:
         if books is not None:

@@ -14,11 +14,14 @@ sys.path.insert(0, str(ROOT))
 from botorch_fed.federation.disclosure import FRAMES, Price, Row, Sees  # noqa: E402
 from botorch_fed.privacy import DistributedGaussianSum, GaussianSum, SignalWarning  # noqa: E402
 from botorch_fed.protocols.fts import FTS, Strategy  # noqa: E402
-from botorch_fed.protocols.private_ucb import PrivateUCB  # noqa: E402
 from botorch_fed.search.region import RegionSearch  # noqa: E402
 from botorch_fed.search.support import SupportSearch  # noqa: E402
 from botorch_fed.space import Parameter, SearchSpace  # noqa: E402
-from botorch_fed.studies import DPFTSDE, FedGP  # noqa: E402
+from botorch_fed.studies import (  # noqa: E402
+    DPFTSDE,
+    FedGP,
+    PrivateUCB,
+)
 
 PAGE = Path(__file__).parent / "who_sees_what.rst"
 AGENTS, BUDGET = 40, 12

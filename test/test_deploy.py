@@ -10,6 +10,7 @@ import ssl
 import stat
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,9 +25,13 @@ import contextlib
 
 from botorch_fed.cli import main
 from botorch_fed.deploy import DeployError, Hub, SiteFolder, free_port, make_keys
+from botorch_fed.engines.inprocess import refusal_code
+from botorch_fed.engines.site_process import SiteProcess
+from botorch_fed.protocols.base import Exchanged, Outgoing
+from botorch_fed.protocols.drive import drive
 from botorch_fed.protocols.store import FileStore
 from botorch_fed.run import RunResult
-from botorch_fed.study import StudyFile, read_study, run_study
+from botorch_fed.study import StudyError, StudyFile, read_study, run_study
 
 ROOT = Path(__file__).parent.parent
 SITES = ("north", "south", "west")
@@ -440,3 +445,94 @@ def test_the_script_of_three_sites(tmp_path: Path) -> None:
     machines = Machines.__new__(Machines)
     machines.folder = tmp_path / "here"
     same_points(machines, read_study(tmp_path / "here" / "study.toml"))
+
+
+# ------------------------------------------------------------------ trials by hand
+
+
+def by_hand(tmp_path: Path) -> tuple[StudyFile, SiteFolder]:
+    text = FTS.format(budget=4).replace("tuning:score", "ask")
+    study = write_study(tmp_path, text.replace("[outcome]", '[outcome]\nname = "yield"'))
+    site = SiteFolder.create(tmp_path / "site")
+    return study, site
+
+
+def command(capsys: pytest.CaptureFixture[str], *words: object) -> dict[str, Any]:
+    """What a command says as JSON."""
+    code = main([str(word) for word in (*words, "--json")])
+    found: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert (code == 0) == ("error" not in found)
+    return found
+
+
+def test_trials_are_answered_from_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, folder = by_hand(tmp_path)
+    assert "takes part in no study" in command(capsys, "site", "status", folder.folder)["error"]
+    with folder._remembered(study, "north"):
+        pass
+    assert "no request from the hub" in command(capsys, "site", "ask", folder.folder)["error"]
+    attached = ("site", "attach", folder.folder, "x=0.9", "y=0.1", "--value", 0.2, "--label", "old")
+    assert command(capsys, *attached)["trials"] == command(capsys, *attached)["trials"]
+    server = study.study().server(study.space, study.agents)
+    told: list[int] = []
+
+    def answer() -> None:
+        """Somebody at the site, with a shell."""
+        (trial,) = command(capsys, "site", "ask", folder.folder)["trials"]
+        assert set(trial["parameters"]) == {"x", "y"}
+        if len(told) == 1:
+            command(capsys, "site", "fail", folder.folder, trial["id"], "--reason", "it has burnt")
+        else:
+            value = 1 - trial["parameters"]["x"] ** 2
+            command(capsys, "site", "tell", folder.folder, trial["id"], value, "--sem", 0.01)
+        told.append(trial["id"])
+
+    with SiteProcess(folder.site(study, "north"), folder.folder / "socket") as process:
+        thread = threading.Thread(target=process.serve)
+        thread.start()
+
+        def exchange(outgoing: Outgoing) -> Exchanged:
+            request, blobs = outgoing.requests["north"], list(outgoing.blobs.values())
+            reply = process.respond(request, blobs, defer=outgoing.defer)
+            if refusal_code(reply) == "busy":
+                answer()
+                reply = process.respond(request, blobs, defer=outgoing.defer)
+            return Exchanged({"north": reply})
+
+        try:
+            drive(server, exchange, run=study.fingerprint)
+        finally:
+            process.stop()
+            thread.join(10)
+    assert len(told) == 4
+    status = command(capsys, "site", "status", folder.folder)  # the process has ended
+    statuses = [trial["status"] for trial in status["trials"]]
+    assert statuses == ["attached", "completed", "failed", "completed", "completed"]
+    assert status["best"]["value"] == max(t["value"] for t in status["trials"] if t["value"])
+    used = command(capsys, "site", "ask", folder.folder)
+    assert used["trials"] == []
+    assert "budget" in used["note"]
+    assert main(["site", "status", str(folder.folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "it has burnt" in shown
+    assert "Best: trial" in shown
+
+
+def test_mistakes_at_the_command_line_are_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    study, folder = by_hand(tmp_path)
+    with folder._remembered(study, "north"):
+        pass
+    for words, match in (
+        (("tell", folder.folder, 7, 1.0), "there is no trial 7"),
+        (("attach", folder.folder, "x=0.9", "--value", 0.2), "y"),
+        (("attach", folder.folder, "x=0.9", "y=7", "--value", 0.2), "7"),
+    ):
+        assert match in command(capsys, "site", *words)["error"]
+    assert main(["site", "attach", str(folder.folder), "x", "--value", "1"]) == 2
+    assert "expected NAME=VALUE" in capsys.readouterr().err
+    with pytest.raises(StudyError, match="is for sites of a hub"):
+        run_study(study, out=None)

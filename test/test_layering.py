@@ -71,7 +71,7 @@ ROOMS: dict[str, set[str]] = {
     },
     "engines": {"errors", "federation", "protocols", "wire"},
     "test_functions": {"errors", "rng", "space"},
-    "report": {"errors", "privacy", "federation", "run", "space"},
+    "report": {"errors", "federation", "privacy", "run", "space"},
     "run": {"errors", "rng", "space", "wire", "federation", "protocols", "engines"}
     | {"test_functions"},
     "ax_adapter": {

@@ -21,6 +21,7 @@ from botorch.exceptions.errors import InputDataError
 
 from botorch_fed import report
 from botorch_fed.acquisition import Constant
+from botorch_fed.aggregation.stream import Trust
 from botorch_fed.federation.disclosure import Row, Sees
 from botorch_fed.privacy import (
     DistributedGaussianSum,
@@ -36,13 +37,12 @@ from botorch_fed.privacy.accounting import Event, Ledger
 from botorch_fed.privacy.audit import AuditReport, Claim, audit_transcripts
 from botorch_fed.protocols.base import Objective
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.private_ucb import PrivateUCB, Trust
 from botorch_fed.report import plot_audit, write_report
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import DPFTSDE, FedGP
+from botorch_fed.studies import DPFTSDE, FedGP, PrivateUCB
 from botorch_fed.test_functions import KernelBandit, SyntheticGPAgents
 
 pytest.importorskip("matplotlib")

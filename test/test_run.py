@@ -576,7 +576,8 @@ def test_progress_shows_epsilon_where_it_is_promised(monkeypatch: pytest.MonkeyP
     )
     result, words = shown(protocol, Bowls(), monkeypatch)
     assert result.privacy is not None
-    event = protocol.server(SPACE, result.names).event
+    assert result.price is not None
+    event = result.price.event
     costs = [compose([event] * n, delta=result.privacy["delta"]).epsilon for n in (1, 1, 2, 2)]
     assert [f"epsilon {cost:.3g} (seeded noise, not private)" for cost in costs] == [
         line.split(", ", 2)[2] for line in words

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 import pickle
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,13 +25,12 @@ from botorch_fed.models import (
 )
 from botorch_fed.privacy import DistributedGaussianSum, GaussianSum
 from botorch_fed.protocols.fts import FTS, default_feature_map, default_kernel
-from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import DPFTSDE, FedGP
+from botorch_fed.studies import DPFTSDE, FedGP, PrivateUCB
 from botorch_fed.study import (
     ObjectiveError,
     StudyError,
@@ -454,15 +454,21 @@ def test_an_objective_is_called_by_agent_and_keywords(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        ("broken", "raised ValueError: no licence"),
+        ("broken", "ValueError: no licence"),
         ("wordy", "must return a finite number|must return a number, got str"),
         ("lost", "must return a finite number, got nan"),
     ],
 )
 def test_an_objective_that_fails(folder: Path, name: str, said: str) -> None:
     study = read(folder, STUDY.replace(":score", f":{name}"))
-    with pytest.raises(ObjectiveError, match=f"of agent 'north' .*({said})"):
-        run_study(study, out=None, progress=False)
+    result = run_study(study, out=None, progress=False)
+    north, south = result.failures()
+    assert (north["site"], north["failed"], north["evaluations"]) == ("north", 2, 2)
+    assert re.search(said, " ".join(north["reasons"]))
+    assert south["failed"] == 2
+    longer = read(folder, STUDY.replace(":score", f":{name}").replace("budget = 2", "budget = 3"))
+    with pytest.raises(ObjectiveError, match=f"'north' has failed at its first 3 .*({said})"):
+        run_study(longer, out=None, progress=False)
 
 
 # ------------------------------------------------------------------ what is refused
@@ -711,8 +717,8 @@ def test_a_private_bandit_goes_on_where_it_was(folder: Path) -> None:
         )
     )
     study = read_study(path)
-    with pytest.raises(ObjectiveError, match="power cut"):
-        run_study(study, out=folder / "run", progress=False)
+    with pytest.raises(OSError, match="power cut"):
+        run_study(study, out=folder / "run", progress=False, raise_errors=True)
     result = run_study(study, out=folder / "run", resume=True, progress=False)
     assert len(result.records) == 6
     assert (folder / "calls").read_text() == "nsn" + "nsns"  # the failed one again, no other

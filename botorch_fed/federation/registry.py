@@ -16,7 +16,7 @@ PROTOCOLS: dict[str, str] = {
     "fts": "botorch_fed.protocols.fts:FTS",
     "dp-fts-de": "botorch_fed.studies:DPFTSDE",
     "fed-gp": "botorch_fed.studies:FedGP",
-    "private-ucb": "botorch_fed.protocols.private_ucb:PrivateUCB",
+    "private-ucb": "botorch_fed.studies:PrivateUCB",
 }
 ALONE = "fts"  # agents of this study need no others: without messages it is the usual baseline
 

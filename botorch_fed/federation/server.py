@@ -18,6 +18,8 @@ from botorch_fed.privacy import Entry, Guarantee
 from botorch_fed.protocols.base import AgentId, Outbox
 from botorch_fed.wire.codec import content_hash, encode
 
+_ORDERS = "orders"  # in the cache: of which state, and themselves
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class FederatedServer:
@@ -109,7 +111,7 @@ class FederatedServer:
 
     def outbox(self, state: Any) -> Outbox | None:
         """The orders of the round, with the terms and what was released; None at the end."""
-        orders = self.terms.aggregation.orders(self.hub, state)
+        orders = self._orders(state)
         if orders is None:
             return None
         released = self.terms.aggregation.broadcasts(self.hub, state)
@@ -117,10 +119,18 @@ class FederatedServer:
 
     def check(self, state: Any, sender: AgentId, message: Any) -> None:
         """Raise `MessageError` unless a reply was asked for and can be combined."""
-        orders = self.terms.aggregation.orders(self.hub, state) or {}
+        orders = self._orders(state) or {}
         if sender not in orders:
             raise MessageError("A reply that nobody asked for.")
         self.terms.aggregation.check(self.hub, state, sender, message, orders[sender])
+
+    def _orders(self, state: Any) -> Mapping[AgentId, Any] | None:
+        """The orders of a state, worked out once for all replies of a round."""
+        known, orders = self.resources.cache.get(_ORDERS, (None, None))
+        if known is not state:
+            orders = self.terms.aggregation.orders(self.hub, state)
+            self.resources.cache[_ORDERS] = state, orders
+        return orders
 
     def step(self, state: Any, inbox: Mapping[AgentId, Any]) -> Any:
         """The state after a round; an agent that is not in the inbox did not answer."""

@@ -198,6 +198,7 @@ class Search:
     memory_type: ClassVar[type | None] = None
     needs_outcome: ClassVar[bool] = False  # a message is about the evaluation just made, alone
     has_basis: ClassVar[bool] = True
+    snaps: ClassVar[bool] = True  # the agent moves its points to those that can be evaluated
     begins_anyway: ClassVar[bool] = False  # first points are made whatever the site has observed
 
     def check_terms(self, terms: Terms) -> None:

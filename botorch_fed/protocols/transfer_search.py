@@ -19,6 +19,9 @@ one (`default_point`), and goes on with the points that it is dealt or, where ot
 already, where the prior is largest. What nobody has tested yet, such as the word of sites that are
 done, is met with caution: half of the probability is on no trust, and one trust is drawn for each
 query, so that the site goes on to search by itself as well.
+
+A point whose evaluation failed is asked again only if no other is left. From the second failure on
+the acquisition is weighted by the probability of success (`models.feasibility`).
 """
 
 from __future__ import annotations
@@ -244,7 +247,8 @@ class TransferSearch:
         feasibility = self._feasibility(space, X, failed)
         if prior is not None and not len(X):
             return maximize_prior(prior, domain, stream, apart=APART, feasibility=feasibility)
-        if feasibility is not None and not len(X):
+        if feasibility is not None and not len(X) and len(failed) % 2 == 0:
+            # In turns with random points: what succeeds may be the middle, which is far from none.
             return maximize_feasibility(feasibility, domain, stream)
         posterior = self._fitted(space, X, Y, prior, others) if len(X) else None
         if posterior is None:
@@ -338,6 +342,7 @@ def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) ->
     return WarpedFeatures.around(phi, space.log_offsets)
 
 
+@lru_cache(maxsize=4)
 def default_private_features(
     space: SearchSpace, *, num_features: int = FEW_FEATURES, lengthscale: float | None = None
 ) -> FeatureMap:

@@ -49,7 +49,7 @@ ReleaseKind = Literal["gain", "mean", "sample"]
 
 @dataclass(frozen=True, kw_only=True)
 class Following(OwnStrategy):
-    r"""How an agent uses releases and its own data; its own business, nobody else needs to know.
+    r"""How a site uses releases and its own data: the site's own business.
 
     The first `follow` queries after the start go where the newest release is largest. From then on
     a coin with probability :math:`p_t` decides between an own step and the release.

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.privacy.records import RecordStatistic
 from botorch_fed.protocols.base import AgentId
 
 
@@ -67,6 +68,39 @@ class Sums:
     """All sums that came with a request, in order of their rounds: some came before."""
 
     sums: tuple[Sum, ...]
+
+
+@dataclass(frozen=True, eq=False)
+class Parameters:
+    r"""The newest sum of records' statistics: all that anybody needs for the posterior.
+
+    Attributes:
+        t: After which round it was made.
+        values: The sum of statistics, `D` numbers. With public actions every block is one record of
+            weight :math:`\rho^2/v`, `v` the variance of its mean, noise included.
+        noise_std: The standard deviation of the noise in each of them; 0 where weights know it.
+        count: How many outcomes it is made of.
+    """
+
+    t: int
+    values: Tensor
+    noise_std: float
+    count: int
+
+
+@dataclass(frozen=True, eq=False)
+class RecordSum:
+    """What `Parameters` mean.
+
+    Attributes:
+        parameters: The newest.
+        statistic: What one record adds to them.
+        horizon: How many of them there are at most.
+    """
+
+    parameters: Parameters
+    statistic: RecordStatistic
+    horizon: int
 
 
 @dataclass(frozen=True, eq=False)

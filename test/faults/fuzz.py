@@ -170,7 +170,7 @@ class Return:
             store, held = self.secrets
             store.clear()
             store.update(held)
-            self.server._newest.clear()
+            self.server.resources.cache.clear()
 
 
 @dataclass
@@ -186,7 +186,7 @@ class Traffic:
     def record(self, name: str, case: Case) -> None:
         """One run."""
         server = case.study.server(SQUARE, NAMES)
-        secrets = getattr(server, "secrets", None)
+        secrets = server.resources.secrets if name.startswith("ucb") else None
         sites, stores, last, records = {}, {}, dict.fromkeys(NAMES), []  # type: ignore[var-annotated]
         for index, who in enumerate(NAMES):
             agent = case.study.agent(who, SQUARE, index, MemoryBlobs(max_bytes=MAX_BYTES))
@@ -652,16 +652,18 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
         if kind == "Opened" and not (0 <= content[0] < fields[0] and _some(content[2])):
             return "broadcast of a round that there is not, or of nobody"
     if one.case.startswith("ucb"):
-        t, X = fields
+        t, evaluate, contribute, *X = fields
         before = 0 if one.last is None else one.last[2][0]
         if not before < t <= ROUNDS:
             return "stale round"
-        if (X is not None) != (one.case == "ucb-public"):
+        if evaluate != "next" or contribute is not True:
+            return "no action to play"
+        if bool(X) != (one.case == "ucb-public"):
             return "action that nobody may choose"
-        if X is not None:
-            if why := numbers_of(X, [1, 2], 0.0, 1.0):
+        if X:
+            if why := numbers_of(X[0], [1, 2], 0.0, 1.0):
                 return why
-            if X[2] not in [row.numpy().tobytes() for row in ARMS]:
+            if X[0][2] not in [row.numpy().tobytes() for row in ARMS]:
                 return "action out of range"
     if one.case.startswith("fed-gp"):
         t, evaluate, _, step, epoch, roster, *_ = fields
@@ -702,15 +704,17 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
     name, fields = body[1], body[2]
     if name != valid[1]:
         return "another kind of message"
-    if name == "Record":
-        point = numbers_of(fields[0], [1, 2], 0.0, 1.0)
-        return point or numbers_of(fields[1], [1, 1], -math.inf, math.inf)
-    if name == "Outcome":  # any number: what is added is clipped
-        return numbers_of(fields[0], [1, 1], -math.inf, math.inf)
-    if name == "Increment":
-        return numbers_of(fields[0], valid[2][0][1], -1e15, 1e15)
     if fields[0] is None:
         return None
+    if one.case == "ucb-joint":
+        if why := numbers_of(fields[0], [3], -math.inf, math.inf):
+            return why
+        point = np.frombuffer(fields[0][2], dtype="<f8")[:2]
+        return None if bool(((point >= 0) & (point <= 1)).all()) else "number out of range"
+    if one.case == "ucb-public":  # any number: what is added is clipped
+        return numbers_of(fields[0], [1], -math.inf, math.inf)
+    if one.case == "ucb-local":
+        return numbers_of(fields[0], valid[2][0][1], -1e15, 1e15)
     order = body_of(one.outgoing.requests[one.agent])[2]
     if one.case == "fts-search":
         if not order[1]:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from botorch_fed.aggregation.secure_sum import SecureSum
+from botorch_fed.aggregation.stream import JointStream, LocalStream, PublicStream, Stream
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.privacy.channels import Channel
 from botorch_fed.protocols import drive as drive_module
-from botorch_fed.protocols import fts, private_ucb
+from botorch_fed.protocols import fts
 from botorch_fed.protocols.base import Request
 from botorch_fed.protocols.fts import FTSAgent, FTSServer
-from botorch_fed.protocols.private_ucb import PrivateUCBAgent, PrivateUCBServer
 from botorch_fed.protocols.site import Site
 from botorch_fed.wire import codec
 from test.faults import fuzz as module
@@ -56,7 +56,7 @@ def test_mutants_of_orders(traffic: Traffic) -> None:
 def test_every_kind_of_message_is_recorded(traffic: Traffic) -> None:
     names = {module.read(body)[1] for _, body in traffic.bodies}
     blobs = {module.read(blob)[1] for one in traffic.visits for blob in one.blobs.values()}
-    assert names == {"Query", "Order", "Upload", "Record", "Increment", "Outcome", "Word"}
+    assert names == {"Query", "Order", "Play", "Upload", "Contribution", "Word"}
     assert blobs >= {"Setup", "Received", "Released", "Parameters", "Keys", "Sealed", "Opened"}
 
 
@@ -81,10 +81,10 @@ def nothing(*_: Any, **__: Any) -> None:
 DEFECTS: dict[str, tuple[str, Any, str, Callable[..., Any], str]] = {
     "fts server": ("fts", FTSServer, "check", nothing, "mis-sized"),
     "dp server": ("dp-fts-de", FederatedServer, "check", nothing, "mis-sized"),
-    "joint server": ("ucb-joint", PrivateUCBServer, "check", nothing, "out of range"),
-    "local server": ("ucb-local", PrivateUCBServer, "check", nothing, "mis-sized"),
-    "agent": ("ucb-public", PrivateUCBAgent, "check", nothing, "stale round"),
-    "action": ("ucb-public", PrivateUCBAgent, "_check_action", nothing, "out of range"),
+    "joint server": ("ucb-joint", JointStream, "check_values", nothing, "out of range"),
+    "local server": ("ucb-local", LocalStream, "check_values", nothing, "mis-sized"),
+    "agent": ("ucb-public", PublicStream, "check_order", nothing, "stale round"),
+    "action": ("ucb-public", PublicStream, "check_order", Stream.check_order, "out of range"),
     "contributions": ("fed-gp-plain", SecureSum, "check", nothing, "payload"),
     "headers": (
         "fed-gp-threshold",
@@ -94,13 +94,7 @@ DEFECTS: dict[str, tuple[str, Any, str, Callable[..., Any], str]] = {
         "payload of another",
     ),
     "broadcast": ("fts", fts, "_received", lambda blobs, d, s: blobs.load(d, fts.Received), ""),
-    "release": (
-        "ucb-joint",
-        private_ucb,
-        "_parameters",
-        lambda blobs, d, s: blobs.load(d, private_ucb.Parameters),
-        "broadcast",
-    ),
+    "release": ("ucb-joint", Stream, "check_published", nothing, "broadcast"),
 }
 
 

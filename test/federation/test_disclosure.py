@@ -25,8 +25,6 @@ from botorch_fed.federation.disclosure import (
     entries_of,
     first_payments,
 )
-from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.terms import Setup
 from botorch_fed.privacy import (
     Budget,
     DistributedGaussianSum,
@@ -42,12 +40,11 @@ from botorch_fed.privacy.channels import Epoch
 from botorch_fed.protocols import base
 from botorch_fed.protocols.base import Outbox
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.released import Following
 from botorch_fed.search.support import SupportSearch
-from botorch_fed.studies import DPFTSDE, FedGP
+from botorch_fed.studies import DPFTSDE, FedGP, PrivateUCB
 from botorch_fed.wire.codec import decode
 from test.federation.dp import plan_of
 from test.federation.wire import NAMES, SPACE, Recorded, bowl, recorded, refused
@@ -265,7 +262,8 @@ def test_a_price_is_the_promise_of_the_server_and_of_its_setup(name: str) -> Non
     price, found = price_of(name), finished(name)
     assert price.guarantee == found.server.promise
     assert price == found.server.price
-    kind = Setup if isinstance(found.server, FederatedServer) else type(found.server.setup)
+    server = found.server
+    kind = type(server.setup if hasattr(server, "setup") else server.terms.setup)
     travelled = decode(found.wire.sent["server", "Setup"][0], kind)
     assert travelled.promise == price.guarantee
     assert price.trust == sees_of(name).trust
@@ -311,6 +309,11 @@ def test_who_pays_is_who_has_the_ledger(name: str) -> None:
     assert (hub > 0) == (price.paid_at == "hub" and price.payments > 0)
 
 
+def mechanism_of(server: Any) -> Any:
+    """What adds noise, where it follows from the terms."""
+    return server.terms.aggregation.mechanism(server.terms)
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "noise"),
     [
@@ -331,9 +334,9 @@ def test_who_pays_is_who_has_the_ledger(name: str) -> None:
             "DistributedGaussianSum",
             lambda s: private_sum(s).mechanism.noise_std,
         ),
-        ("private-ucb, joint", "PrefixSum", lambda s: s.mechanism.noise_std(s.releases)),
-        ("private-ucb, local", "LocalGaussian", lambda s: s.mechanism.noise_scale),
-        ("private-ucb, public", "BlockSum", lambda s: s.mechanism.noise_std),
+        ("private-ucb, joint", "PrefixSum", lambda s: mechanism_of(s).noise_std(4)),
+        ("private-ucb, local", "LocalGaussian", lambda s: mechanism_of(s).noise_scale),
+        ("private-ucb, public", "BlockSum", lambda s: mechanism_of(s).noise_std),
     ],
 )
 def test_a_price_names_the_mechanism_and_its_noise(

@@ -16,13 +16,12 @@ from benchmarks.papers.published.settings import paper_settings
 from botorch_fed.privacy import InsecureSeededNoise
 from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.released import Following
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import DPFTSDE, FedGP
+from botorch_fed.studies import DPFTSDE, FedGP, PrivateUCB
 from test.cases import in_rounds, uniform
 from test.federation.dp import plan_of
 
@@ -118,9 +117,10 @@ def test_a_bandit_asks_nobody_more_often_than_its_budget(
     budget: int, batch: int, rounds: int, expected: list[int]
 ) -> None:
     made = PrivateUCB(budget=budget, batch=batch, noise_multiplier=1.0, noise=NOISE)
-    server = made.server(SPACE, NAMES)
-    assert (server.rounds, made.rounds_for(NAMES)) == (rounds, rounds)
-    assert server.participations == budget
+    terms = made.server(SPACE, NAMES).terms
+    stream: Any = terms.aggregation
+    assert (stream.rounds(terms), made.rounds_for(NAMES)) == (rounds, rounds)
+    assert stream.participations(terms) == budget
     result = played(made)
     assert counts(result) == expected
     assert made.evaluations_for(NAMES) == sum(expected)

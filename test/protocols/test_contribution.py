@@ -8,8 +8,9 @@ import pytest
 import torch
 
 from botorch_fed.aggregation import sum_messages
-from botorch_fed.federation.terms import Contribution
-from botorch_fed.protocols import fts, private_ucb
+from botorch_fed.aggregation.stream import Play
+from botorch_fed.federation.terms import Contribution, Order
+from botorch_fed.protocols import fts
 from botorch_fed.protocols.contribution import carries
 
 SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
@@ -29,8 +30,8 @@ SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
         (sum_messages.Upload(None, True), False),
         (sum_messages.SumOrder(3, "next", True, "sum", 0, ("a", "b")), False),
         (sum_messages.Keys(0, ({"a": b"part"},)), True),
-        (private_ucb.Query(1, None), False),
-        (private_ucb.Query(1, SOME.unsqueeze(0)), True),
+        (Order(1, "next", True), False),
+        (Play(1, "next", True, SOME.unsqueeze(0)), True),
         (fts.Upload(NONE), False),
         ((1, "two", True, None), False),
         ([0.0], True),

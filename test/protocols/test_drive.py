@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,7 +14,15 @@ from torch import Tensor
 
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.protocols.base import Exchanged, Failure, Outgoing, Refusal, Reply, Request
+from botorch_fed.protocols.base import (
+    Exchanged,
+    Failure,
+    Outgoing,
+    Pending,
+    Refusal,
+    Reply,
+    Request,
+)
 from botorch_fed.protocols.drive import Round, drive
 from botorch_fed.protocols.site import Site, request_content
 from botorch_fed.protocols.store import MemoryBlobs
@@ -440,3 +449,52 @@ def test_who_watches_sees_the_state_after_a_round() -> None:
 def test_without_a_quorum_silence_is_a_round() -> None:
     state = drive(SERVER, flaky(InProcess(sites()), {2: 1}))
     assert state.heard == (3, 0, 3, 3)
+
+
+# ------------------------------------------------------------------ evaluations that take long
+
+
+class Kiln:
+    """An objective that has a value when it is called for the `after`-th time with a point."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.calls: Counter[bytes] = Counter()
+
+    def __call__(self, X: Tensor) -> Tensor | Pending:
+        self.calls[X.numpy().tobytes()] += 1
+        ready = self.calls[X.numpy().tobytes()] >= self.after
+        return -(X - 0.3).square().sum(dim=-1, keepdim=True) if ready else Pending()
+
+
+def lab(name: str, after: int) -> Site:
+    return Site(name, BoxAgent(seed=1, per_round=1, defers=True), Kiln(after))
+
+
+def test_rounds_go_on_while_one_site_evaluates() -> None:
+    rounds: list[Round] = []
+    labs = [lab("a", 1), lab("b", 9)]
+    drive(BoxServer(("a", "b"), rounds=6), InProcess(labs), on_round=rounds.append)
+    assert [round_.replied for round_ in rounds] == [("a", "b")] * 6
+    assert not any(round_.exchanged.failures for round_ in rounds)
+    assert len(labs[0].trials()) == 6
+    statuses = [trial.status for trial in labs[1].trials()]
+    assert statuses[0] == "completed"  # late, and it counts
+    assert len(statuses) < 6
+
+
+@pytest.mark.parametrize("idle", [0.0, 60.0])
+def test_a_round_waits_for_the_first_who_has_finished(idle: float) -> None:
+    labs = [lab("a", 4), lab("b", 9)]
+    server = BoxServer(("a", "b"), rounds=1)
+    drive(server, InProcess(labs), idle=idle, pause=0.001)
+    assert len(labs[0].observations()) == (1 if idle else 0)
+    assert len(labs[1].pending()) == 1
+
+
+def test_waiting_ends_after_the_time_that_was_given() -> None:
+    labs = [lab("a", 10**9)]
+    drive(BoxServer(("a",), rounds=2), InProcess(labs), idle=0.05, pause=0.01)
+    assert len(labs[0].pending()) == 1
+    with pytest.raises(InputDataError, match="idle >= 0 and pause > 0"):
+        drive(BoxServer(("a",), rounds=2), InProcess(labs), idle=-1.0)

@@ -16,11 +16,10 @@ from botorch_fed.privacy import (
 )
 from botorch_fed.privacy.audit import audit
 from botorch_fed.protocols.fts import FTS, Strategy
-from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import FedGP
+from botorch_fed.studies import FedGP, PrivateUCB
 from botorch_fed.test_functions import SyntheticGPAgents
 
 X = torch.zeros(3, 1).double()
