@@ -3,6 +3,7 @@ r"""Studies: constructors of terms, of a server and of agents.
 Federation   any search with any aggregation
 FTS          federated Thompson sampling; by default `TransferSearch` on relayed messages
 DPFTSDE      the same on noisy sums that a trusted server releases, differentially private
+FedGP        FBO-FedGP; by default `TransferSearch` on a sum of messages under a joint key
 PrivateUCB   private bandits: `BanditSearch` on sums of records
 """
 
@@ -20,6 +21,14 @@ from torch import Tensor
 from botorch_fed.acquisition import ExplorationSchedule, SoftmaxSchedule
 from botorch_fed.aggregation.noisy import NoiseKind, NoisySum, Sampling
 from botorch_fed.aggregation.relay import Relay
+from botorch_fed.aggregation.secure_sum import (
+    CONTEXT,
+    ChannelKind,
+    OneKey,
+    SecureSum,
+    context_in,
+    new_key,
+)
 from botorch_fed.aggregation.stream import (
     JointStream,
     LocalStream,
@@ -50,6 +59,8 @@ from botorch_fed.privacy import (
     PoissonSampling,
     Unit,
 )
+from botorch_fed.privacy.aggregation import NoiseAt
+from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.tree import Factorization
 from botorch_fed.protocols.base import AgentId, LedgerElsewhere
 from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
@@ -76,7 +87,10 @@ from botorch_fed.search.messages import (
     TransferRows,
 )
 from botorch_fed.search.noisy import MIN_RELIABILITY, NoisyTransfer
+from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.released import RIDGE, Following, ReleaseMessage, ReleaseSearch
+from botorch_fed.search.sums import TransferSum, mechanism_of
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy, ThompsonSearch
 from botorch_fed.space import SearchSpace, Value
 
@@ -87,6 +101,7 @@ NUM_FEATURES = 100
 RELEASES = (0, 4)  # of own means, which are averaged
 FOLLOWED = (0, 1, 2, 3)  # with `Following`, which looks at the newest
 FIRST_POINTS = 10  # with `Following`
+USUAL_INITIAL = 4  # first points of a site in FBO-FedGP, where `TransferSearch` does not say more
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -903,6 +918,312 @@ class PrivateUCB(Federation):
     def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
         """What a run costs in privacy; None without noise."""
         return self.server(space, names).price
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedGP(Federation):
+    r"""Federated Bayesian optimisation with sums of messages [FBOFedGP]_, see `secure_sum`.
+
+    Agents without enough data evaluate their first points in round 0, before any sum; rounds 1 to
+    `T` are one query each, and after each of them a sum of the agents' messages is opened. What
+    agents add, and what a sum says about the next point, is the search:
+
+        search            numbers in a sum         what a sum tells its readers
+        TransferSearch    M + 6, mostly 106        the sum of the agents' mean functions, and of the
+                                                   trusts they have earned (`search.sums`)
+        SupportSearch     k(k + 3)/2               the summary of all data on `k` support points
+        RegionSearch      several such             the same in a region, and moments of outcomes
+
+    `TransferSearch` is the default: a site's own model and expected improvement, with the sum
+    minus its own part as a prior whose trust it earns. Agents without data are dealt the points of
+    one sequence; with ``num_initial=0`` they evaluate nothing in round 0 and begin where the
+    others' sum is largest. `SupportSearch` is the paper's (dPITC): a fixed kernel and support set,
+    a coin :math:`p_t` between own and shared model. `RegionSearch` is for one function that all
+    agents share.
+
+    Args:
+        budget: How many evaluations each active agent makes, the initial ones included. The number
+            of rounds is ``T = budget - initial points``, of the agent that lacks most of them; one
+            that has data for some evaluates fewer.
+        search: How points are found; default `TransferSearch`. Or `SupportSearch`, `RegionSearch`.
+        aggregation: Another aggregation than `SecureSum`.
+        feature_map: The shared basis of `TransferSearch`, public; default features of a public SE
+            kernel (`transfer_search.default_feature_map`).
+        channel: ``"threshold"`` (default), ``"ckks"`` or ``"plain"``.
+        mechanism: Makes the mechanism from the size of a contribution and the number of agents;
+            None for no privacy guarantee.
+        noise_at: Who adds the noise.
+        sums: The most sums that are opened; default one a round, or with a mechanism
+            ``budget - num_initial``, whoever has data; see also `active`.
+        num_initial: How many points an agent without data evaluates first; default 3 with
+            `TransferSearch`, or where `data` are given to some none but the `default`, and 4
+            otherwise. With an `initial_design` it is their number.
+        default: As in `Federation`, with `TransferSearch`, and instead of an `initial_design`.
+        active: Who evaluates; default all. The others contribute to sums with the data that they
+            have. With `TransferSearch` `sums` is then 1 by default: what those who have finished
+            say does not change, so that the difference of two sums would be what the active agents
+            have added, and a single one's function.
+        data: What agents have observed before, by name.
+        q: Points per query; 1 with `SupportSearch`.
+        candidates: The only points that can be evaluated, `K x d`.
+        initial_design: Public points that every agent evaluates first, or its own points by name.
+        precision: Of the public grid, relative to the largest contribution; default the finest
+            at which sums are exact, or with `TransferSearch` at which they are short.
+        run: The run's name: agents whose `secrets` outlive a run need another one for the next.
+        delta: Of the promise.
+        require: The most that agents let a run reveal about them.
+        noise: Where noise comes from. The default is the operating system, so a private run cannot
+            be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
+        secrets: Makes an agent's store of keys from its name; default in memory, and with
+            ``run(out=…)`` in the folder of the agent's site.
+        rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
+
+    A process that plays one part says by `with_stores` who takes part and where its secrets lie.
+    With ``"ckks"`` somebody whom all agents trust calls `provision` before, once: a machine that
+    reaches all stores.
+
+    .. [FBOFedGP] Federated Bayesian optimization based on secure distributed Gaussian processes
+       (FBO-FedGP). Withdrawn submission to ICLR 2026.
+
+    Example:
+        >>> result = run(FedGP(budget=8, channel="plain"), SyntheticGPAgents(3), seed=0)
+    """
+
+    budget: int
+    search: TransferSearch | SupportSearch | RegionSearch = TransferSearch()  # type: ignore[assignment] # noqa: RUF009
+    channel: ChannelKind = "threshold"
+    mechanism: Callable[[int, int], Any] | None = None
+    noise_at: NoiseAt = "none"
+    sums: int | None = None
+    precision: float | None = None
+    run: str = "run"
+    delta: float = 1e-5
+    require: Budget | None = None
+    noise: NoiseSource = field(default_factory=OSNoise)
+    secrets: Callable[[AgentId], Store] | None = None
+    rejoin: bool = True
+    _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
+    _names: tuple[AgentId, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        self._check_budget()
+        has_design = self.initial_design is not None
+        check_start(self.default, transfers=self._transfers, has_design=has_design)
+        if self.feature_map is not None and not self.make_search().has_basis:
+            raise InputDataError(
+                f"{type(self.search).__name__} has no shared basis: leave feature_map out."
+            )
+        _ = self.make_aggregation()  # what it refuses is refused now
+        if not self.data:  # with data it depends on who takes part, see `server`
+            self._check_sums(())
+
+    def _check_sums(self, names: tuple[AgentId, ...]) -> None:
+        """Refuse a study that never adds anything, unless its search does without."""
+        rounds, initial = self.rounds_for(names), self.initial_for(names)
+        if isinstance(self.search, SupportSearch) and not self.search.ever_together:
+            return
+        if self.sums == 0:
+            raise InputDataError("sums = 0 opens no sum: leave it out, or write sums = 1 or more.")
+        if not rounds:
+            raise no_round(self.budget, initial, 'search=SupportSearch(models="local")')
+
+    @property
+    def _transfers(self) -> bool:
+        return isinstance(self.search, TransferSearch)
+
+    @property
+    def rounds(self) -> int:
+        """How many queries each agent makes after its first points, `T`."""
+        return self._rounds(())
+
+    def _rounds(self, names: tuple[AgentId, ...]) -> int:
+        return math.ceil(self.rounds_for(names) / self.q)
+
+    @property
+    def initial(self) -> int:
+        """How many points an agent without data evaluates in round 0."""
+        design = self.initial_design
+        if design is not None:
+            each = design.values() if isinstance(design, Mapping) else (design,)
+            return max(map(len, each), default=0)
+        if self.num_initial is not None:
+            return self.num_initial
+        if not self._transfers:
+            return USUAL_INITIAL
+        return int(self.default is not None) if self.data else MIN_OWN
+
+    def initial_for(self, names: tuple[AgentId, ...]) -> int:
+        """The points of round 0: the initial design, or what an agent lacks of `initial`."""
+        if self.initial_design is not None:
+            return self.initial
+        counts = {name: len(X) for name, (X, _) in self.data.items()}
+        return missing_points(self.initial, names, self.active, counts)
+
+    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
+        """How many evaluations a site has been asked for when the server is in a state, at most."""
+        return min(self.budget, self.initial_for(names) + self.q * (state.t - 1)) if state.t else 0
+
+    @property
+    def requirement(self) -> dict[str, Any]:
+        """What agents require."""
+        return {"require": self.require}
+
+    # -------------------------------------------------------------- its parts
+
+    def make_search(self) -> Search:
+        """The search; one that needs to know for how many evaluations gets the budget."""
+        if isinstance(self.search, TransferSearch):
+            return TransferSum(strategy=self.search)
+        if isinstance(self.search, SupportSearch | RegionSearch) and self.search.horizon is None:
+            return replace(self.search, horizon=self.budget)
+        return self.search
+
+    def make_aggregation(self) -> Aggregation:
+        """Messages are added up."""
+        if self.aggregation is not None:
+            return self.aggregation
+        sums = self.sums
+        if sums is None and self.mechanism is not None:
+            sums = self.rounds  # a word of the terms, which data are not
+        return SecureSum(
+            channel=self.channel,
+            mechanism=self.mechanism,
+            noise_at=self.noise_at,
+            sums=sums,
+            precision=self.precision,
+            run=self.run,
+            delta=self.delta,
+            rejoin=self.rejoin,
+        )
+
+    def alone(self) -> FedGP:
+        """The baseline of comparisons: the same agents, which do not use the sums."""
+        return replace(
+            self,
+            search=TransferSearch(listen=False),
+            channel="plain",
+            mechanism=None,
+            noise_at="none",
+            require=None,
+        )
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self._summed.sees(self.terms(space, names))
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        price = self._summed.price(self.terms(space, names))
+        if price is None:
+            return None
+        return replace(price, guarantee=replace(price.guarantee, private=self.noise.private))
+
+    @property
+    def _summed(self) -> SecureSum:
+        found = self.make_aggregation()
+        if not isinstance(found, SecureSum):
+            raise InputDataError(f"Expected a SecureSum, got {type(found).__name__}.")
+        return found
+
+    def terms(self, space: SearchSpace, names: tuple[AgentId, ...] = ()) -> Terms:
+        """What all parties agree upon; with a roster also how many rounds there are."""
+        terms = super().terms(space, names)
+        if not names or not isinstance(terms.aggregation, SecureSum):
+            return terms
+        key = ("hub", space, names)
+        if key not in self._made:
+            counted = replace(terms.aggregation, rounds=self._rounds(names))
+            self._made[key] = replace(terms, aggregation=counted)
+        counted_terms: Terms = self._made[key]
+        return counted_terms
+
+    # -------------------------------------------------------------- keys
+
+    def with_stores(
+        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
+    ) -> FedGP:
+        """The study for these agents, with what must be kept in stores.
+
+        Args:
+            names: All agents, as the server names them.
+            stores: An agent's own store from its name, the server's from None; a process is asked
+                for none but those of the parts it plays.
+        """
+        return replace(self, _stores=stores, _names=tuple(names))
+
+    def provision(self, space: SearchSpace) -> None:
+        """Make the one key of ``"ckks"``, once: its public part into all stores, its secret one
+        into the agents'. The server's comes last, so that what a crash left behind is made anew.
+        """
+        if not self._has_one_key or self._stores is None:
+            return
+        server = self._stores(None)
+        if server.get(CONTEXT) is None:
+            key = new_key()
+            for name in self._names:
+                key.provision(self._agent_store(name))
+            server.put_new(CONTEXT, key.context)
+
+    @property
+    def _has_one_key(self) -> bool:
+        return getattr(self.make_aggregation(), "channel", None) == "ckks"
+
+    def _agent_store(self, name: AgentId) -> Store:
+        """An agent's own store."""
+        if self.secrets is not None:
+            return self.secrets(name)
+        return MemoryStore() if self._stores is None else self._stores(name)
+
+    @property
+    def _key(self) -> OneKey | None:
+        """The one key where one process plays all parts, made for all of them."""
+        if not self._has_one_key or self._stores is not None:
+            return None
+        if "key" not in self._made:
+            self._made["key"] = new_key()
+        key: OneKey = self._made["key"]
+        return key
+
+    def hub_resources(self) -> Resources:
+        """The hub's store has the public part of the one key, if there is one."""
+        store = MemoryStore() if self._stores is None else self._stores(None)
+        if self._key is not None:
+            store.put_new(CONTEXT, self._key.context)
+        return Resources(noise=self.noise, secrets=store)
+
+    def site_resources(self, name: AgentId) -> Resources:
+        """A site's store has its keys."""
+        store = self._agent_store(name)
+        if self._key is not None:
+            self._key.provision(store)
+        if self._has_one_key:
+            context_in(store)  # a missing key is named before the run begins
+        return Resources(noise=self.noise, secrets=store)
+
+    # -------------------------------------------------------------- who plays
+
+    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
+        """The server of a study."""
+        if self._names and self._names != names:
+            raise InputDataError("with_stores was told of other agents than the server.")
+        self._check_sums(names)
+        terms = self.terms(space, names)
+        mechanism = mechanism_of(terms)
+        if isinstance(mechanism, DistributedRecordSum):
+            self._check_records(mechanism)
+        if self.search.listen if isinstance(self.search, TransferSearch) else True:
+            note_one_site(names)
+        return super().server(space, names)
+
+    def _check_records(self, mechanism: DistributedRecordSum) -> None:
+        given = max((len(X) for X, _ in self.data.values()), default=0)
+        if self.initial_design is None:
+            given = max(given - self.initial, 0)
+        if mechanism.max_records < given + self.budget:
+            raise InputDataError(
+                f"Agents have up to {given + self.budget} records, the mechanism has room for "
+                f"{mechanism.max_records}."
+            )
 
 
 def default_kernel(dim: int) -> StationaryKernel:

@@ -115,10 +115,10 @@ from botorch_fed.privacy import (
 from botorch_fed.protocols.base import MAX_NAME, AgentId, Objective, secrets_in, with_stores
 from botorch_fed.protocols.budget import Budgeted, renamed
 from botorch_fed.protocols.own_step import spread_design, tensor_hash
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.protocols.transfer_search import LENGTHSCALE, TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, evaluations_of, run
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 from botorch_fed.studies import default_kernel
 

@@ -98,6 +98,7 @@ ROOMS: dict[str, set[str]] = {
         "run",
         "test_functions",
         "federation",
+        "search",
         "studies",
     },
     "deploy": {"errors", "engines", "federation", "protocols", "run", "study"},

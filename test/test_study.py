@@ -24,13 +24,12 @@ from botorch_fed.models import (
     sobol_support,
 )
 from botorch_fed.privacy import DistributedGaussianSum, GaussianSum
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult
+from botorch_fed.search.region import RegionSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import DPFTSDE, FTS, PrivateUCB, default_feature_map, default_kernel
+from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB, default_feature_map, default_kernel
 from botorch_fed.study import (
     ObjectiveError,
     StudyError,
@@ -381,7 +380,7 @@ def test_a_budget_of_fed_gp(
     assert 180 < found.price.epsilon <= 200  # what [privacy] allows, and not much less
     assert (found.price.adjacency, found.price.delta) == (adjacency, 1e-3)
     assert "noise" in str(found.sees)
-    mechanism = made.server(study.space, study.agents).private_sum.mechanism
+    mechanism = made.make_aggregation().mechanism_for(made.terms(study.space, study.agents))
     assert isinstance(mechanism, kind)
     assert mechanism.clip_norm == 50.0
     result = run_study(study, out=None, progress=False)

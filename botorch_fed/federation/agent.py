@@ -311,7 +311,11 @@ class FederatedAgent:
         if self.wants(state):  # the reply does not wait: what the open query uses is used
             state = self._answered(state, 0)
         view = self._view(state, terms)
-        party = replace(self._party(state, terms), listens=terms.search.listens(view))
+        party = replace(
+            self._party(state, terms),
+            listens=terms.search.listens(view),
+            published=self._published(terms, state.broadcasts),
+        )
         memory, reply = terms.aggregation.contribute(
             party, state.order, lambda: self._message(view)
         )

@@ -15,7 +15,7 @@ from botorch_fed.errors import FederatedError
 PROTOCOLS: dict[str, str] = {
     "fts": "botorch_fed.studies:FTS",
     "dp-fts-de": "botorch_fed.studies:DPFTSDE",
-    "fed-gp": "botorch_fed.protocols.fed_gp:FedGP",
+    "fed-gp": "botorch_fed.studies:FedGP",
     "private-ucb": "botorch_fed.studies:PrivateUCB",
 }
 ALONE = "fts"  # agents of this study need no others: without messages it is the usual baseline

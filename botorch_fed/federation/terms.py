@@ -210,7 +210,7 @@ class Search:
 
     def first(self, view: View, count: int) -> Tensor:
         """The `count` points that a site begins with, if an order asks for them together."""
-        return view.dealt(count, view.candidates)
+        return view.dealt(view.n + count, view.candidates)[view.n :]
 
     def size(self, terms: Terms) -> int:
         """How many numbers a message has; 0 for a search that says nothing."""
@@ -281,6 +281,7 @@ class Party:
         resources: The party's own.
         memory: At a site, what its side of the aggregation remembers.
         listens: At a site, whether its search wants a release.
+        published: At a site that replies, the broadcasts of its last request beside the setup.
     """
 
     terms: Terms
@@ -288,6 +289,7 @@ class Party:
     resources: Resources
     memory: Any = None
     listens: bool = True
+    published: tuple[Any, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)

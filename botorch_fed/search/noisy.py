@@ -40,7 +40,7 @@ from botorch_fed.models import FeatureMap, PriorFunction
 from botorch_fed.models.earned_prior import projection, reference_features
 from botorch_fed.protocols.own_step import untried
 from botorch_fed.protocols.transfer_search import MIN_OWN, Advice, TransferSearch
-from botorch_fed.search.releases import Noisy, Rows
+from botorch_fed.search.releases import Noisy, Rows, Sum
 
 MIN_RELIABILITY = 0.2  # reached by one of five averages that are nothing but noise (20 numbers)
 EARLY = 0.15  # correlation of two messages, early in a search, of sites with much in common
@@ -264,6 +264,13 @@ class VectorSearch(Search):
     def size(self, terms: Terms) -> int:
         """As many numbers as the basis has functions."""
         return terms.feature_map.num_features
+
+    def of_sum(self, terms: Terms, found: Sum) -> Noisy | None:
+        """A sum of messages that nobody has weighted, as a release: their mean."""
+        if found.total is None:
+            return None
+        std = torch.tensor([found.noise_std / found.count], dtype=torch.float64)
+        return Noisy(found.t, (found.total / found.count).unsqueeze(0), std, found.count)
 
     def check(self, terms: Terms, message: Tensor) -> None:
         """Raise `MessageError` unless a message can be clipped."""

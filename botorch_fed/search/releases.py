@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
@@ -33,6 +33,41 @@ class Rows:
     def by_agent(self) -> dict[AgentId, tuple[int, Tensor]]:
         """Round and message of each agent."""
         return dict(zip(self.agents, zip(self.made, self.weights, strict=True), strict=True))
+
+
+@dataclass(frozen=True, eq=False)
+class Sum:
+    """The sum of one message of each contributing agent.
+
+    Attributes:
+        t: The round of the messages.
+        previous: The round of the sum before; -1 for the first sum.
+        count: The number of messages.
+        total: The sum, `D` numbers; None if it cannot be decrypted.
+        mine: What this site has added to it, exactly; None if the site did not contribute.
+        noise_std: The standard deviation of the noise in a number; 0 without noise.
+    """
+
+    t: int
+    previous: int
+    count: int
+    total: Tensor | None = field(repr=False)
+    mine: Tensor | None = field(repr=False)
+    noise_std: float = 0.0
+
+    @property
+    def others(self) -> Tensor | None:
+        """The sum without this site's own part."""
+        if self.total is None or self.mine is None:
+            return self.total
+        return self.total - self.mine
+
+
+@dataclass(frozen=True, eq=False)
+class Sums:
+    """All sums that came with a request, in order of their rounds: some came before."""
+
+    sums: tuple[Sum, ...]
 
 
 @dataclass(frozen=True, eq=False)

@@ -12,20 +12,19 @@ from torch import Tensor
 
 from benchmarks.papers.published.settings import paper_search
 from botorch_fed.acquisition import Constant
+from botorch_fed.aggregation import sum_messages
 from botorch_fed.models import RandomFourierFeatures
 from botorch_fed.privacy import Budget, GaussianSum, OSNoise
 from botorch_fed.privacy.distributed import DistributedGaussianSum
-from botorch_fed.protocols import fed_gp
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study
+from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.released import Following
 from botorch_fed.search.releases import Noisy, Parameters
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import DPFTSDE, FTS, PrivateUCB
+from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
 from test.cases import se, uniform
 
 NAMES = ("ann", "bob", "cem")
@@ -167,6 +166,6 @@ def cases() -> dict[str, Case]:
         ),
         "fed-gp-server-noise": Case(
             _fed_gp(SUPPORT, channel="plain", mechanism=trusted, noise_at="server", sums=40),
-            noisy=(fed_gp.Opened,),
+            noisy=(sum_messages.Opened,),
         ),
     }

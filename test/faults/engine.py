@@ -18,6 +18,7 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from botorch_fed.aggregation.sum_messages import DecryptionShare, KeyMessage, Upload
 from botorch_fed.errors import FederatedError, MessageError
 from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.terms import Contribution
@@ -33,7 +34,6 @@ from botorch_fed.protocols.base import (
     with_stores,
 )
 from botorch_fed.protocols.drive import Round, ServerRecord, drive
-from botorch_fed.protocols.fed_gp import Upload, Word
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import Blobs, FileStore
 from botorch_fed.rng import Generator, generator
@@ -448,7 +448,8 @@ class World:
         data = FileStore(self.home(name) / "log" / "snapshots").get(snapshots[-1])
         state = decode(data or b"", agent.state_type, max_bytes=MOST)
         ledger = getattr(state, "aggregation", state).ledger
-        self.outcome.undercounts += ledger.releases < len(self.releases[name])
+        paid = 0 if ledger is None else ledger.releases
+        self.outcome.undercounts += paid < len(self.releases[name])
 
     def _sends(self, process: str, instance: str, serial: int, data: bytes) -> None:
         sent = self.sent[process, instance, serial]
@@ -550,7 +551,7 @@ def is_of(data: bytes, kind: type) -> bool:
 
 def carries_data(body: bytes) -> bool:
     """Whether a reply holds a contribution, and not an empty one."""
-    message = decode(body, Contribution, Upload, Word)
+    message = decode(body, Contribution, Upload, KeyMessage, DecryptionShare)
     if isinstance(message, Contribution):
         return message.values is not None
     return isinstance(message, Upload) and message.data is not None

@@ -27,6 +27,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from botorch_fed.aggregation.sum_messages import MAX_ROUNDS
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.log import Log
 from botorch_fed.federation.trial import SITE_EVENTS, Requested
@@ -654,7 +655,7 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
                 return why
         if kind == "Parameters" and not (0 <= content[0] < fields[0] and content[3] >= 0):
             return "broadcast of a round that there is not"
-        if kind == "Opened" and not (0 <= content[0] <= ROUNDS and _some(content[2])):
+        if kind == "Opened" and not (0 <= content[0] < fields[0] and _some(content[2])):
             return "broadcast of a round that there is not, or of nobody"
     if one.case.startswith("dp-fts-de"):
         t, evaluate, _ = fields
@@ -677,17 +678,19 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
             if X[0][2] not in [row.numpy().tobytes() for row in ARMS]:
                 return "action out of range"
     if one.case.startswith("fed-gp"):
-        step, t, epoch, roster, *_ = fields
-        if step not in ("key", "start", "query", "resend", "share"):
+        t, evaluate, _, step, epoch, roster, *_ = fields
+        if step not in ("key", "sum", "share"):
             return "no such step"
-        if not 0 <= t <= ROUNDS or epoch < 0:
+        if evaluate != "nothing" and (step != "sum" or (evaluate == "first") != (t == 0)):
+            return "no such evaluation"
+        if not 0 <= t <= MAX_ROUNDS or epoch < 0:
             return "round or epoch out of range"
         if len(set(roster)) < len(roster) or not set(roster) <= set(NAMES):
             return "no such roster"
         if one.last is not None:
-            if t < one.last[2][1]:
+            if t < one.last[2][0]:
                 return "stale round"
-            if epoch < one.last[2][2]:
+            if epoch < one.last[2][4]:
                 return "stale epoch"
         if answer is not None:  # what it was given has been used
             for blob in blobs:
@@ -760,7 +763,7 @@ def _judge_payload(one: Return, data: bytes, valid: bytes) -> str | None:
     body, theirs = data[HEADER.size :], valid[HEADER.size :]
     if header[5] != len(body) or header[6] != hashlib.sha256(body).digest():
         return "mis-sized or damaged payload"
-    channel = one.server.private_sum.channel
+    channel = one.server.terms.aggregation.private_sum(one.server.hub).channel
     if type(channel).__name__ == "PlainChannel":
         if len(body) != len(theirs):
             return "mis-sized payload"

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from botorch_fed.aggregation.relay import Relay
+from botorch_fed.aggregation.secure_sum import SecureSum
 from botorch_fed.aggregation.stream import JointStream, LocalStream, PublicStream, Stream
 from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.privacy.channels import Channel
 from botorch_fed.protocols import drive as drive_module
 from botorch_fed.protocols.base import Request
-from botorch_fed.protocols.fed_gp import FedGPServer
 from botorch_fed.protocols.site import Site
 from botorch_fed.wire import codec
 from test.faults import fuzz as module
@@ -85,7 +85,7 @@ DEFECTS: dict[str, tuple[str, Any, str, Callable[..., Any], str]] = {
     "local server": ("ucb-local", LocalStream, "check_values", nothing, "mis-sized"),
     "agent": ("ucb-public", PublicStream, "check_order", nothing, "stale round"),
     "action": ("ucb-public", PublicStream, "check_order", Stream.check_order, "out of range"),
-    "contributions": ("fed-gp-plain", FedGPServer, "check", nothing, "payload"),
+    "contributions": ("fed-gp-plain", SecureSum, "check", nothing, "payload"),
     "headers": (
         "fed-gp-threshold",
         Channel,

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from botorch.exceptions.errors import InputDataError
 
+from botorch_fed.aggregation.sum_messages import Upload
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.disclosure import (
     FRAMES,
@@ -34,16 +35,16 @@ from botorch_fed.privacy import (
     Ledger,
     PoissonSampling,
 )
+from botorch_fed.privacy.aggregation import PrivateSum
 from botorch_fed.privacy.channels import Epoch
 from botorch_fed.protocols import base
 from botorch_fed.protocols.base import Outbox
-from botorch_fed.protocols.fed_gp import FedGP, Upload
-from botorch_fed.protocols.region_search import RegionSearch
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.released import Following
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
-from botorch_fed.studies import DPFTSDE, FTS, PrivateUCB
+from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
 from botorch_fed.wire.codec import decode
 from test.federation.dp import plan_of
 from test.federation.wire import NAMES, SPACE, Recorded, bowl, recorded, refused
@@ -136,6 +137,13 @@ def finished(name: str) -> Recorded:
     return recorded(STUDIES[name]())
 
 
+def private_sum(server: Any) -> PrivateSum:
+    """What bounds, noises and carries contributions."""
+    found: PrivateSum | None = server.terms.aggregation.private_sum(server.hub)
+    assert found is not None
+    return found
+
+
 def sees_of(name: str) -> Sees:
     found: Sees = STUDIES[name]().sees(SPACE, NAMES)
     return found
@@ -190,7 +198,7 @@ def test_agents_read_noisy_data_exactly_where_there_is_a_price(name: str) -> Non
 @pytest.mark.parametrize("name", [name for name in STUDIES if name.startswith("fed-gp")])
 def test_the_server_reads_contributions_as_the_channel_shows_them(name: str) -> None:
     found, sees = finished(name), sees_of(name)
-    channel = found.server.private_sum.channel
+    channel = private_sum(found.server).channel
     uploads = [decode(data, Upload).data for data in found.wire.sent["agent", "Upload"]]
     readable = [_opens_alone(channel, data) for data in uploads if data is not None]
     assert readable
@@ -319,12 +327,12 @@ def mechanism_of(server: Any) -> Any:
         (
             "fed-gp, server's noise",
             "GaussianSum",
-            lambda s: s.private_sum.mechanism.noise_std[0],
+            lambda s: private_sum(s).mechanism.noise_std[0],
         ),
         (
             "fed-gp, agents' noise, threshold",
             "DistributedGaussianSum",
-            lambda s: s.private_sum.mechanism.noise_std,
+            lambda s: private_sum(s).mechanism.noise_std,
         ),
         ("private-ucb, joint", "PrefixSum", lambda s: mechanism_of(s).noise_std(4)),
         ("private-ucb, local", "LocalGaussian", lambda s: mechanism_of(s).noise_scale),

@@ -15,14 +15,13 @@ from torch import Tensor
 from benchmarks.papers.published.settings import paper_settings
 from botorch_fed.privacy import InsecureSeededNoise
 from botorch_fed.protocols.budget import Budgeted
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.region_search import RegionSearch
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.released import Following
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import DPFTSDE, FTS, PrivateUCB
+from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
 from test.cases import in_rounds, uniform
 from test.federation.dp import plan_of
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from botorch_fed.aggregation import sum_messages
 from botorch_fed.aggregation.stream import Play
 from botorch_fed.federation.terms import Contribution, Order
-from botorch_fed.protocols import fed_gp
 from botorch_fed.protocols.contribution import carries
 
 SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
@@ -20,12 +20,12 @@ SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
     [
         (Contribution(SOME), True),
         (Contribution(None), False),
-        (fed_gp.Word(b"key"), True),
-        (fed_gp.Word(None), False),
-        (fed_gp.Upload(b"sum", True), True),
-        (fed_gp.Upload(None, True), False),
-        (fed_gp.Order("query", 3, 0, ("a", "b"), contribute=True), False),
-        (fed_gp.Keys(0, ({"a": b"part"},)), True),
+        (sum_messages.KeyMessage(b"key"), True),
+        (sum_messages.DecryptionShare(None), False),
+        (sum_messages.Upload(b"sum", True), True),
+        (sum_messages.Upload(None, True), False),
+        (sum_messages.SumOrder(3, "next", True, "sum", 0, ("a", "b")), False),
+        (sum_messages.Keys(0, ({"a": b"part"},)), True),
         (Order(1, "next", True), False),
         (Play(1, "next", True, SOME.unsqueeze(0)), True),
         (Contribution(NONE), False),

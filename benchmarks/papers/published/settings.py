@@ -21,9 +21,9 @@ from botorch_fed.acquisition import (
 )
 from botorch_fed.models import RandomFourierFeatures, StationaryKernel
 from botorch_fed.privacy import PoissonSampling
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.rng import generator
 from botorch_fed.search.released import Following
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.studies import DPFTSDE
 
