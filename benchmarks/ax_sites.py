@@ -49,11 +49,10 @@ from scipy.stats import wilcoxon
 
 from benchmarks.papers.ledger import Line, Results, holm, interval, nothing_kept, versions
 from botorch_fed.ax_adapter import AxFederation, RoundOpen
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.own_step import spread_design
-from botorch_fed.protocols.region_search import RegionSearch
+from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.thompson import Strategy
-from botorch_fed.studies import FTS
+from botorch_fed.studies import FTS, FedGP
 from botorch_fed.test_functions import SklearnTuning
 
 ROWS = ("ax", "fts", "fed_gp")

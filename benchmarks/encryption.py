@@ -393,10 +393,10 @@ def search_seconds(
 ) -> float:
     """CPU seconds of a search without its objectives': the published one, or that in a region."""
     from benchmarks.papers.published.settings import paper_search
-    from botorch_fed.protocols.fed_gp import FedGP
-    from botorch_fed.protocols.region_search import RegionSearch
     from botorch_fed.run import run
+    from botorch_fed.search.region import RegionSearch
     from botorch_fed.space import Parameter, SearchSpace
+    from botorch_fed.studies import FedGP
 
     spent = 0.0
 

@@ -60,11 +60,11 @@ from rich.table import Table
 
 from benchmarks.papers.ledger import Line, Results, at_checkpoints, nothing_kept, versions
 from botorch_fed.acquisition import Constant
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, Study, run
+from botorch_fed.search.released import Following
 from botorch_fed.search.thompson import Strategy
-from botorch_fed.studies import FTS
+from botorch_fed.studies import DPFTSDE, FTS
 from botorch_fed.test_functions import SyntheticGPAgents
 from test.faults.cases import cases
 from test.faults.fuzz import Findings, fuzz, recorded

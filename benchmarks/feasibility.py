@@ -312,8 +312,7 @@ def _run_missing(rows: Rows, options: argparse.Namespace) -> None:
                 done = rows.setdefault(name, {}).setdefault(arm, {})
                 if str(seed) not in done:
                     done[str(seed)] = run(name, arm, seed)
-        text = json.dumps(rows, indent=0).replace(",\n", ", ").replace("},", "},\n")
-        options.results.write_text(text + "\n")
+        options.results.write_text(json.dumps(rows).replace("]}, ", "]},\n") + "\n")
 
 
 if __name__ == "__main__":

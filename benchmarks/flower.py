@@ -47,11 +47,10 @@ from botorch_fed import deploy
 from botorch_fed.deploy import DeployError, Hub, SiteFolder
 from botorch_fed.engines.flower import POLL, FlowerExchange
 from botorch_fed.protocols.base import Exchanged, Outgoing
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import host, run
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
-from botorch_fed.studies import FTS
+from botorch_fed.studies import FTS, FedGP
 from botorch_fed.study import read_study
 from botorch_fed.test_functions import SyntheticGPAgents
 

@@ -63,13 +63,17 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.models import resident_peak
+from benchmarks.papers.published.settings import paper_settings
 from benchmarks.privacy_mutants import CASES, MUTANTS, VARIANTS, audited, installed
 from benchmarks.problems.landmine import Landmine
 from benchmarks.processes import in_own_process, in_this_process
 from botorch_fed.acquisition import Partition, ThompsonSampling, weight_path
 from botorch_fed.acquisition.optimize import maximize
+from botorch_fed.aggregation.noisy import NoisySum, Plan
+from botorch_fed.federation.agent import AgentState, FederatedAgent
+from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.terms import Contribution, Terms
 from botorch_fed.models import FeatureMap, RandomFourierFeatures, StationaryKernel
-from botorch_fed.models.features import feature_map_from_tensors
 from botorch_fed.privacy import (
     CorrelatedGaussianSum,
     InsecureSeededNoise,
@@ -78,18 +82,10 @@ from botorch_fed.privacy import (
     PoissonSampling,
 )
 from botorch_fed.privacy.hazmat.noise import lattice_gaussian
-from botorch_fed.protocols.dp_fts_de import (
-    DPFTSDE,
-    DPFTSDEAgent,
-    DPFTSDEAgentState,
-    DPFTSDEServer,
-    Setup,
-    Upload,
-    make_message,
-    paper_settings,
-)
 from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.rng import generator
+from botorch_fed.search.released import ReleaseSearch
+from botorch_fed.studies import DPFTSDE
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 from botorch_fed.wire.codec import encode
@@ -438,7 +434,7 @@ def strengths(
     names = tuple(f"agent{n}" for n in range(len(agents_of)))
     agents = [study.agent(name, space, 1000 * seed + n, blobs) for n, name in enumerate(names)]
     server = study.server(space, names)
-    phi, states = feature_map_from_tensors(server.setup.features), [a.start() for a in agents]
+    plan, states = plan_of(server), [a.start() for a in agents]
     state, made = server.start(), 0
     while made < count and (outbox := server.outbox(state)) is not None:
         addresses = tuple(blobs.put(encode(broadcast)) for broadcast in outbox.broadcasts)
@@ -454,30 +450,39 @@ def strengths(
                 assert isinstance(X, Tensor)
                 told = agent.tell(told, X, observed(agents_of, n, X, seed, len(told.X)))
             states[n], upload = agent.reply(told)
-            given[n] = upload.weights
-            flat[n] = agent.reply(replace(told, Y=torch.zeros_like(told.Y)))[1].weights
-            blank[n] = without_data(agent, told, server.setup, phi)
-        if state.t in study.release_rounds():
+            given[n] = upload.values
+            flat[n] = agent.reply(replace(told, Y=torch.zeros_like(told.Y)))[1].values
+            blank[n] = without_data(agent, told, server.terms)
+        if state.t in plan.releases:
             yield strength(server, state.t, given, blank, flat)
             made += 1
-        state = server.step(state, {name: Upload(given[n]) for n, name in enumerate(names)})
+        inbox = {name: Contribution(given[n]) for n, name in enumerate(names)}
+        state = server.step(state, inbox)
 
 
-def strength(server: DPFTSDEServer, t: int, given: Sent, blank: Sent, flat: Sent) -> Strength:
+def plan_of(server: FederatedServer) -> Plan:
+    """What a server releases."""
+    aggregation = server.terms.aggregation
+    assert isinstance(aggregation, NoisySum)
+    return aggregation.plan(server.hub.terms)
+
+
+def strength(server: FederatedServer, t: int, given: Sent, blank: Sent, flat: Sent) -> Strength:
     """Compare four releases with the same coins and noise."""
-    mechanism, path = server.mechanism(t), ("release", t)
+    mechanism, path = plan_of(server).mechanism(t), ("release", t)
+    noise = server.resources.noise
 
     def values(sent: Sent) -> Tensor:
         contributions = {n: weights for n, weights in sent.items() if weights is not None}
-        made, _ = mechanism.release(contributions, ledger=Ledger(), noise=server.noise, path=path)
+        made, _ = mechanism.release(contributions, ledger=Ledger(), noise=noise, path=path)
         return made.values
 
     release, nothing = values(given), values({})
-    noise = nothing.norm(dim=-1)
+    silence = nothing.norm(dim=-1)
     signal, outcomes, whole = (
-        (release - other).norm(dim=-1) / noise for other in (values(blank), values(flat), nothing)
+        (release - other).norm(dim=-1) / silence for other in (values(blank), values(flat), nothing)
     )
-    return Strength(signal, outcomes, whole, noise)
+    return Strength(signal, outcomes, whole, silence)
 
 
 def observed(agents_of: FederatedTestProblem, n: int, X: Tensor, seed: int, known: int) -> Tensor:
@@ -487,14 +492,13 @@ def observed(agents_of: FederatedTestProblem, n: int, X: Tensor, seed: int, know
     return Y + agents_of.noise_std * generator(seed, "noise", n, known).normal(*Y.shape)
 
 
-def without_data(
-    agent: DPFTSDEAgent, state: DPFTSDEAgentState, setup: Setup, phi: FeatureMap
-) -> Tensor | None:
+def without_data(agent: FederatedAgent, state: AgentState, terms: Terms) -> Tensor | None:
     """What the agent's stream makes of the prior alone; None if it then has nothing to send."""
-    if setup.message in ("gain", "own_mean"):
+    search = terms.search
+    if not isinstance(search, ReleaseSearch) or search.messages.kind == "gain":
         return None
-    stream = generator(agent.seed, "message", state.t)  # the one that `reply` uses
-    return make_message(setup, phi, state.X[:0], state.Y[:0], generator=stream)
+    stream = generator(agent.seed, "message", state.used - state.first)  # as `reply` does
+    return search.messages.make(terms.feature_map, state.X[:0], state.Y[:0], generator=stream)
 
 
 def signals(quick: bool) -> Part:
@@ -535,9 +539,9 @@ def signals(quick: bool) -> Part:
         assert server.promise is not None
         table.add_row(
             row,
-            str(feature_map_from_tensors(server.setup.features).num_features),
+            str(server.feature_map.num_features),
             str(study.num_regions),
-            f"{count} of {len(study.release_rounds())}",
+            f"{count} of {len(plan_of(server).releases)}",
             f"{server.promise.epsilon:.2f}",
             *(f"{number:.3g}" for number in numbers),
         )

@@ -75,12 +75,10 @@ from benchmarks.transfer_summary import (
 )
 from benchmarks.transfer_tasks import TASKS, Task, make
 from botorch_fed.privacy.mechanisms import SignalWarning
-from botorch_fed.protocols.dp_fts_de import DPFTSDE
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, Study, run
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import FTS
+from botorch_fed.studies import DPFTSDE, FTS, FedGP
 from botorch_fed.test_functions.base import FederatedTestProblem
 
 HOME = Path(__file__).parent

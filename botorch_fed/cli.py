@@ -844,8 +844,15 @@ def _run(arguments: argparse.Namespace) -> _Done:
         return _Done({"command": "run", "dry_run": True, "out": out, **asdict(found)})
     _check_folder(out, arguments.resume)
     result = run_study(study, out=out, resume=arguments.resume)
+    if result.records and all(row["y"] is None for row in result.records):
+        why = result.records[0]["reason"].rstrip(".")
+        raise FederatedError(f"Every evaluation failed, the first with {why}. Mend the objective.")
     _show(arguments, _result_table(result))
     _show(arguments, _contribution_table(result))
+    for row in result.failures():
+        where = row["where"] or next(iter(row["reasons"]))
+        count = f"{row['failed']} of {row['evaluations']} evaluations failed"
+        _say(arguments, f"{row['site']}: {count}: {where}")
     for line in _privacy_words(result):
         _say(arguments, line)
     if out is not None:
@@ -931,7 +938,7 @@ def _result_table(result: RunResult) -> Table:
     better = "smallest" if result.space.outcome.minimize else "largest"
     table = Table("agent", "evaluations", f"best ({better})", "at", title=f"{result.protocol}")
     for agent in result.names:
-        if not any(row["agent"] == agent for row in result.records):
+        if not any(row["agent"] == agent and row["y"] is not None for row in result.records):
             table.add_row(agent, "0", "", "")
             continue
         count, value, point = _best(result, agent)
@@ -959,7 +966,7 @@ def _contribution_table(result: RunResult) -> Table:
 
 
 def _result_document(result: RunResult, out: Path | None) -> dict[str, Any]:
-    evaluated = {row["agent"] for row in result.records}
+    evaluated = {row["agent"] for row in result.records if row["y"] is not None}
     best = {
         agent: dict(zip(("evaluations", "value", "point"), _best(result, agent), strict=True))
         for agent in result.names
@@ -973,6 +980,7 @@ def _result_document(result: RunResult, out: Path | None) -> dict[str, Any]:
         "best": best,
         "budget": result.budget,
         "contributions": result.contributions(),
+        "failures": result.failures(),
         "bytes_per_round": result.bytes_per_round(),
         "privacy": result.privacy,
         "out": out,

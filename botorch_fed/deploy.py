@@ -1,7 +1,7 @@
 r"""Studies across machines: a hub, its sites, and the Flower commands behind them.
 
     hub     folder with certificates, Flower's database, the table of sites, and the runs' records
-    site    folder with the node's key, and for every study the site's record, journal and secrets
+    site    folder with the node's key, and for every study the site's log and secrets
 
 A hub and a site read the same study file; a site's copy may name its own `objective`, everything
 else must agree: both call the run by `StudyFile.fingerprint`, so that a site with other settings

@@ -246,7 +246,8 @@ def _summary(run: _Run) -> list[str]:
         ("Agents", str(len(result.names))),
         ("Seed", str(result.seed)),
         ("Budget", _budget(result)),
-        ("Observations", str(len(result.records))),
+        ("Evaluations", str(len(result.records))),
+        ("Evaluations that failed", str(sum(row["y"] is None for row in result.records))),
         ("Observations before the run", str(len(result.given))),
         ("Exchanges of messages", str(len(rounds)) if rounds else "not recorded"),
         ("Versions", ", ".join(f"{name} {v}" for name, v in result.versions.items())),
@@ -847,7 +848,7 @@ _QUARTERS = (0.3, 0.5, 0.75, 1.0)  # how opaque early and late points are
 
 
 def _points(result: RunResult) -> list[str]:
-    space, rows = result.space, result.records
+    space, rows = result.space, [row for row in result.records if row["y"] is not None]
     if not rows or len(space.parameters) > _MOST_PARAMETERS:
         return []
     step = -(-len(rows) // _MOST_POINTS)
@@ -958,6 +959,26 @@ def _scale_axis(set_scale: Any, set_limits: Any, axis: Any, parameter: Parameter
 
 
 def _absences(result: RunResult) -> list[str]:
+    return [*_failures(result), *_missed(result)]
+
+
+def _failures(result: RunResult) -> list[str]:
+    """Which evaluations failed, why and where."""
+    rows = []
+    for row in result.failures():
+        number = _cell(f"{row['failed']} of {row['evaluations']}", numeric=True)
+        why = "; ".join(f"{reason} ({n})" for reason, n in row["reasons"].items())
+        rows.append([_cell(row["site"]), number, _cell(row["where"] or "unclear"), _cell(why)])
+    if not rows:
+        return []
+    head = ("Agent", "Failed", "Where", "Why")
+    table = _table("Evaluations that failed", head, rows)
+    total = sum(row["failed"] for row in result.failures())
+    share = f"{total} of {len(result.records)} evaluations failed."
+    return [_paragraph(share), _folded(_count(len(rows), "agent"), table, len(rows))]
+
+
+def _missed(result: RunResult) -> list[str]:
     if not result.rounds:
         return []
     missed = [row for row in result.rounds if not row["replied"]]

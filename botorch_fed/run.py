@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import itertools
 import json
 import math
 import os
 import platform
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -66,6 +68,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 Part = Literal["whole", "hub", "site"]
 Measure = Literal["simple", "cumulative"]
+MIN_FAILED = 2  # evaluations from which on it can be said where they fail
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
 FORMAT = 2  # of the files of a result; 1 says "heard" for "replied"
 HEAD = "run.json"  # of a folder: what its run was started with
@@ -268,6 +271,60 @@ class RunResult:
                 }
             )
         return found
+
+    def failures(self) -> list[Record]:
+        """One row per site with failed evaluations: how many, of how many, why, and where.
+
+        `where` is the range or value of one parameter that tells failures from successes best, with
+        the counts inside and elsewhere; empty while too few are known.
+        """
+        found = []
+        for site in self.names:
+            rows = [row for row in self.records if row["agent"] == site]
+            failed = [row for row in rows if row["y"] is None]
+            if not failed:
+                continue
+            reasons = Counter(row["reason"] for row in failed)
+            found.append(
+                {
+                    "site": site,
+                    "failed": len(failed),
+                    "evaluations": len(rows),
+                    "reasons": dict(reasons.most_common()),
+                    "where": self._where(rows),
+                }
+            )
+        return found
+
+    def _where(self, rows: list[Record]) -> str:
+        """Where evaluations fail, in words."""
+        X = torch.tensor([row["x"] for row in rows], dtype=torch.float64)
+        points, failed = self.space.from_unit(X), [row["y"] is None for row in rows]
+        if sum(failed) < MIN_FAILED or all(failed):
+            return ""
+        options: list[tuple[str, list[bool]]] = []
+        for parameter in self.space.parameters:
+            name, values = parameter.name, [point[parameter.name] for point in points]
+            if parameter.kind == "choice":
+                options += [(f"{name} = {v}", [u == v for u in values]) for v in parameter.values]
+                continue
+            numbers = sorted({float(value) for value in values})
+            for low, high in itertools.pairwise(numbers):
+                above = [float(value) > low for value in values]
+                options.append((f"{name} >= {high:.4g}", above))
+                options.append((f"{name} <= {low:.4g}", [not inside for inside in above]))
+
+        def right(inside: list[bool]) -> int:
+            return sum(a == b for a, b in zip(inside, failed, strict=True))
+
+        words, inside = max(options, key=lambda option: right(option[1]), default=("", []))
+        if not any(inside):
+            return ""
+        bad = sum(a and b for a, b in zip(inside, failed, strict=True))
+        return (
+            f"{words}: {bad} of {sum(inside)} failed, elsewhere {sum(failed) - bad} of "
+            f"{len(failed) - sum(inside)}"
+        )
 
     def bytes_per_round(self) -> dict[int, int]:
         """All bytes that travelled in each round, up and down."""
@@ -875,7 +932,7 @@ def _joined(folder: Path, before: list[str], now: list[str], server: Server[Any]
 
 
 def _allow_files(count: int) -> None:
-    """Every site keeps its journal open: raise the soft limit of open files as far as needed."""
+    """Every site keeps its log open: raise the soft limit of open files as far as needed."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)

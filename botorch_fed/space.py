@@ -246,6 +246,8 @@ class SearchSpace:
 
         parts: list[Parameter | Outcome] = [*self.parameters, self.outcome]
         fields = [{key: exact(value) for key, value in asdict(part).items()} for part in parts]
+        if self.outcome.name == Outcome.name:  # the fingerprints of spaces without a named outcome
+            del fields[-1]["name"]
         text = json.dumps(fields, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 

@@ -2,19 +2,43 @@ r"""Studies: constructors of terms, of a server and of agents.
 
 Federation   any search with any aggregation
 FTS          federated Thompson sampling; by default `TransferSearch` on relayed messages
+DPFTSDE      the same on noisy sums that a trusted server releases, differentially private
+FedGP        FBO-FedGP; by default `TransferSearch` on a sum of messages under a joint key
+PrivateUCB   private bandits: `BanditSearch` on sums of records
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.acquisition import ExplorationSchedule, SoftmaxSchedule
+from botorch_fed.aggregation.noisy import NoiseKind, NoisySum, Sampling
 from botorch_fed.aggregation.relay import Relay
+from botorch_fed.aggregation.secure_sum import (
+    CONTEXT,
+    ChannelKind,
+    OneKey,
+    SecureSum,
+    context_in,
+    new_key,
+)
+from botorch_fed.aggregation.stream import (
+    JointStream,
+    LocalStream,
+    PublicStream,
+    Stream,
+    StreamState,
+    Trust,
+    most_participations,
+    rounds_of,
+)
 from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.disclosure import Price, Sees
 from botorch_fed.federation.server import FederatedServer
@@ -25,20 +49,35 @@ from botorch_fed.models import (
     StationaryKernel,
     WarpedFeatures,
 )
-from botorch_fed.protocols.base import AgentId
-from botorch_fed.protocols.budget import Budgeted, note_one_site
+from botorch_fed.privacy import (
+    Adjacency,
+    Budget,
+    Ledger,
+    LedgerFile,
+    NoiseSource,
+    OSNoise,
+    PoissonSampling,
+    Unit,
+)
+from botorch_fed.privacy.aggregation import NoiseAt
+from botorch_fed.privacy.distributed import DistributedRecordSum
+from botorch_fed.privacy.tree import Factorization
+from botorch_fed.protocols.base import AgentId, LedgerElsewhere
+from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
 from botorch_fed.protocols.own_step import check_designs, design_of
-from botorch_fed.protocols.store import Blobs
+from botorch_fed.protocols.store import Blobs, MemoryStore, Store
 from botorch_fed.protocols.transfer_search import (
     MIN_OWN,
     TransferSearch,
     check_start,
     default_point,
+    default_private_features,
 )
 from botorch_fed.protocols.transfer_search import (
     default_feature_map as transfer_feature_map,
 )
 from botorch_fed.rng import generator
+from botorch_fed.search.bandit import PSD, AcquisitionName, BanditSearch, DecisionSets
 from botorch_fed.search.ensemble import EnsembleSearch
 from botorch_fed.search.messages import (
     NOISE_VAR,
@@ -47,6 +86,11 @@ from botorch_fed.search.messages import (
     RowSearch,
     TransferRows,
 )
+from botorch_fed.search.noisy import MIN_RELIABILITY, NoisyTransfer
+from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.released import RIDGE, Following, ReleaseMessage, ReleaseSearch
+from botorch_fed.search.sums import TransferSum, mechanism_of
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy, ThompsonSearch
 from botorch_fed.space import SearchSpace, Value
 
@@ -54,6 +98,10 @@ logger = logging.getLogger(__name__)
 
 LENGTHSCALE = 0.2  # of a published strategy's shared basis, in two dimensions of the unit cube
 NUM_FEATURES = 100
+RELEASES = (0, 4)  # of own means, which are averaged
+FOLLOWED = (0, 1, 2, 3)  # with `Following`, which looks at the newest
+FIRST_POINTS = 10  # with `Following`
+USUAL_INITIAL = 4  # first points of a site in FBO-FedGP, where `TransferSearch` does not say more
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -89,7 +137,7 @@ class Federation(Budgeted):
     num_initial: int | None = None
     default: Mapping[str, Value] | None = None
     active: tuple[AgentId, ...] | None = None
-    data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     q: int = 1
     candidates: Tensor | None = None
     initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
@@ -130,7 +178,7 @@ class Federation(Budgeted):
             return 0
         return min(self.budget, self.initial_for(names) + self.q * (state.t - 1))
 
-    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int:
+    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int | str:
         return max(rounds, -(-self._starts // self.q)) * self.q
 
     @property
@@ -274,7 +322,7 @@ class Federation(Budgeted):
         """What a run costs in privacy; None without noise."""
         return self.server(space, names).price
 
-    def alone(self) -> FTS:
+    def alone(self) -> Federation:
         """The baseline of comparisons: agents with the default search and without messages."""
         return FTS(
             budget=self.budget,
@@ -380,6 +428,815 @@ class FTS(Federation):
     def make_basis(self, space: SearchSpace) -> FeatureMap:
         """Features of a public SE kernel, of another length scale for a published strategy."""
         return super().make_basis(space) if self._transfers else default_feature_map(space)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class DPFTSDE(Federation):
+    """Differentially private federated Thompson sampling: a trusted server releases noisy sums.
+
+    By default agents average the releases and take them, as loud as they are reliable, as the prior
+    of their own model (`search.noisy`). With ``strategy=Following()`` they follow releases greedily
+    in their first queries and are alone afterwards, as published by regions (`search.released`).
+    `aggregation.noisy` has the guarantee.
+
+    Args:
+        budget: How many evaluations each active agent makes, the initial ones included. The number
+            of rounds is ``T = budget - initial points``, of the agent that lacks most of them; one
+            that has data for some evaluates fewer.
+        epsilon: What the whole run may reveal about one agent; the noise follows from it.
+        noise_multiplier: Instead of `epsilon`, the noise itself.
+        delta: Beside `epsilon`; default ``N ** -1.1``.
+        releases: After which rounds something is released; default 0 and 4, or 0 alone where
+            `active` are newcomers to others who have finished; with `Following` 0, 1, 2 and 3.
+            ``"all"`` for 0, …, T - 1.
+        num_regions: The number `P` of regions, with `Following`; 1 is DP-FTS.
+        exploration: How much an agent counts in its own region.
+        sampling: Who takes part in a release.
+        noise_kind: See `NoisySum`; ``"none"`` is FTS-DE, which is not private.
+        message: What agents send: ``"own_mean"``, the default, goes with `TransferSearch`, and
+            ``"gain"``, ``"mean"`` and ``"sample"`` with `Following`, by default ``"gain"``.
+        clip_norm: The bound on a message's norm; default 1 for own means and gains, which fill it,
+            and `suggested_clip_norm` for others.
+        feature_map: The shared basis; default `default_private_features`, with `TransferSearch`
+            on the scale of the own model.
+        noise_var: Noise variance that weight messages are made with, on the public scale.
+        beta: Scale of a sample's deviation from the mean.
+        num_initial: How many points every agent evaluates first; default 3, of which those that
+            it has data for are left out, or with `active` none but the `default`; with `Following`
+            10 in its own region.
+        default: The configuration that users have had so far, a value for each parameter: every
+            agent without data evaluates it first, as the first of `num_initial` points, and can
+            only gain on it. Public: never one that was found on the agents' data. With
+            `TransferSearch`, and instead of an `initial_design`.
+        ridge: Of a gain's projection on the basis, see `ReleaseMessage`.
+        strategy: How agents use releases and data.
+        min_reliability: With `TransferSearch`, the least share of agreement that is listened to. A
+            run in which even early messages of related agents would have less, all releases
+            together, releases nothing, spends nothing and warns; 0 for releases in any case.
+        switch_to_local_after: The last round in which agents listen; default they always do.
+        active: Who evaluates; default all. The others, who have finished, are in the releases with
+            the data that they have, and pay for them like everybody.
+        trim: How many messages are left out at each end of every coordinate, see `NoisySum`; with
+            ``noise_kind="none"`` only.
+        adjacency: What a neighbouring world is.
+        require: The most that agents let a run reveal about them.
+        books: A durable ledger that pays as well, e.g. for pilot runs too.
+        noise: Where noise and secret coins come from. The default is the operating system, so a run
+            cannot be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
+        search: Another search in the place of these settings.
+        aggregation: Another aggregation than `NoisySum`.
+        data: What agents have observed before, by name.
+        q: Points per query.
+        candidates: The only points that can be evaluated, `K x d`.
+        initial_design: Public points that every agent evaluates at the start, or its own points by
+            name: `own_step.spread_design` makes them. Default those that it is dealt, or with
+            `Following` random ones in its own region.
+
+    Example:
+        >>> result = run(DPFTSDE(budget=23, epsilon=2.0), SklearnTuning(4), seed=0)
+        >>> result.privacy["epsilon"] <= 2.0
+        True
+    """
+
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float | None = None
+    releases: tuple[int, ...] | Literal["all"] | None = None
+    num_regions: int = 1
+    exploration: ExplorationSchedule = SoftmaxSchedule()  # noqa: RUF009 - frozen
+    sampling: Sampling = PoissonSampling()  # noqa: RUF009 - frozen
+    noise_kind: NoiseKind = "correlated"
+    message: Literal["own_mean", "gain", "mean", "sample"] | None = None
+    clip_norm: float | None = None
+    noise_var: float = NOISE_VAR
+    beta: float = 1.0
+    ridge: float = RIDGE
+    strategy: TransferSearch | Following = TransferSearch()  # noqa: RUF009 - frozen
+    min_reliability: float = MIN_RELIABILITY
+    switch_to_local_after: int | None = None
+    trim: int = 0
+    adjacency: Adjacency = "zero-out"
+    require: Budget | None = None
+    books: LedgerFile | None = None
+    noise: NoiseSource = field(default_factory=OSNoise)
+
+    def __post_init__(self) -> None:
+        self._check_budget()
+        has_design = self.initial_design is not None
+        check_start(self.default, transfers=self._transfers, has_design=has_design)
+        _ = self.make_search(), self.make_aggregation()  # what they refuse is refused now
+        if not self.data:  # with data it depends on who takes part, see `server`
+            self._check_releases(())
+
+    def __getstate__(self) -> dict[str, Any]:
+        books = None if self.books is None else LedgerElsewhere()
+        return {**self.__dict__, "books": books}
+
+    @property
+    def _transfers(self) -> bool:
+        return isinstance(self.strategy, TransferSearch)
+
+    @property
+    def initial(self) -> int:
+        """How many points every agent evaluates first."""
+        if self.num_initial is not None:
+            return self.num_initial
+        if not self._transfers:
+            return FIRST_POINTS
+        return MIN_OWN if self.active is None else int(self.default is not None)
+
+    def initial_for(self, names: tuple[AgentId, ...]) -> int:
+        """The points of round 0: the initial design, or what an agent lacks of `initial`."""
+        design = self.initial_design
+        if design is not None:
+            each = design.values() if isinstance(design, Mapping) else (design,)
+            return max(map(len, each), default=0)
+        if not self._transfers:  # random points of the own region, with or without data
+            return self.initial
+        counts = {name: len(X) for name, (X, _) in self.data.items()}
+        return missing_points(self.initial, names, self.active, counts)
+
+    @property
+    def rounds(self) -> int:
+        """How many queries each agent makes after its first points."""
+        return self._rounds(())
+
+    def _rounds(self, names: tuple[AgentId, ...]) -> int:
+        return math.ceil(self.rounds_for(names) / self.q)
+
+    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
+        """How many evaluations a site has been asked for when the server is in a state, at most."""
+        return min(self.budget, self.initial_for(names) + self.q * (state.t - 1)) if state.t else 0
+
+    def _check_releases(self, names: tuple[AgentId, ...]) -> None:
+        """Refuse a plan of which nothing is left; an empty one is the user's own."""
+        rounds, initial, planned = self._rounds(names), self.initial_for(names), self._planned
+        rest = range(rounds) if planned == "all" else planned
+        if planned == () or any(t < rounds for t in rest):
+            return
+        if not rounds:
+            raise no_round(self.budget, initial, "releases=()")
+        assert isinstance(planned, tuple)
+        raise InputDataError(
+            f"Nothing would ever be released: releases = {planned} come after the last of "
+            f"{rounds} rounds. Write releases = (0,), or budget = "
+            f"{initial + self.q * min(planned) + 1} or more. Sites that search alone on purpose "
+            "have releases=()."
+        )
+
+    @property
+    def _planned(self) -> tuple[int, ...] | Literal["all"]:
+        if self.releases is not None:
+            return self.releases
+        if not self._transfers:
+            return FOLLOWED
+        return RELEASES if self.active is None else RELEASES[:1]  # who is done has no more to say
+
+    def make_search(self) -> Search:
+        """The search of the strategy."""
+        if self.search is not None:
+            return self.search
+        if isinstance(self.strategy, TransferSearch):
+            if self.message not in (None, "own_mean"):
+                raise InputDataError(
+                    f"message={self.message!r} does not go with TransferSearch, which sends an "
+                    '"own_mean": leave message out, or give strategy=Following().'
+                )
+            if self.num_regions > 1:
+                raise InputDataError(
+                    "TransferSearch listens to one release for the whole space: leave out "
+                    "num_regions, or give strategy=Following()."
+                )
+            norm = 1.0 if self.clip_norm is None else self.clip_norm
+            return NoisyTransfer(
+                clip_norm=norm, min_reliability=self.min_reliability, strategy=self.strategy
+            )
+        kind = "gain" if self.message is None else self.message
+        if kind == "own_mean":
+            raise InputDataError(
+                'message="own_mean" does not go with Following, which sends a "gain", a "mean" or '
+                'a "sample": leave message out.'
+            )
+        messages = ReleaseMessage(kind, self.clip_norm, self.noise_var, self.beta, self.ridge)
+        return ReleaseSearch(
+            messages=messages, num_regions=self.num_regions, strategy=self.strategy
+        )
+
+    def make_aggregation(self) -> Aggregation:
+        """Noisy sums by a trusted server."""
+        if self.aggregation is not None:
+            return self.aggregation
+        return NoisySum(
+            releases=self._planned,
+            epsilon=self.epsilon,
+            noise_multiplier=self.noise_multiplier,
+            delta=self.delta,
+            noise_kind=self.noise_kind,
+            sampling=self.sampling,
+            exploration=self.exploration,
+            switch_to_local_after=self.switch_to_local_after,
+            trim=self.trim,
+            adjacency=self.adjacency,
+        )
+
+    def make_basis(self, space: SearchSpace) -> FeatureMap:
+        """A small basis, for the default search on the scale of the own model."""
+        phi = default_private_features(space)
+        return WarpedFeatures.around(phi, space.log_offsets) if self._transfers else phi
+
+    def terms(self, space: SearchSpace, names: tuple[AgentId, ...] = ()) -> Terms:
+        """What all parties agree upon; with a roster also how many rounds there are."""
+        terms = super().terms(space, names)
+        if not names or not isinstance(terms.aggregation, NoisySum):
+            return terms
+        key = ("hub", space, names)
+        if key not in self._made:
+            counted = replace(terms.aggregation, rounds=self._rounds(names))
+            self._made[key] = replace(terms, aggregation=counted)
+        return self._made[key]
+
+    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
+        """The server of a study."""
+        if self.active is not None and set(self.active) == set(names):
+            raise InputDataError("active names all agents: leave it out.")
+        self._check_releases(names)
+        if self._planned != ():
+            note_one_site(names)
+        return super().server(space, names)
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        terms = self.terms(space, names)
+        return terms.aggregation.sees(terms)
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        terms = self.terms(space, names)
+        price = terms.aggregation.price(terms)
+        if price is None:
+            return None
+        return replace(price, guarantee=replace(price.guarantee, private=self.noise.private))
+
+    def alone(self) -> DPFTSDE:
+        """The baseline of comparisons: the same agents without messages, noise or payments."""
+        return replace(
+            self,
+            strategy=TransferSearch(listen=False),
+            message=None,
+            num_regions=1,
+            releases=(),
+            noise_kind="none",
+            epsilon=None,
+            noise_multiplier=None,
+            require=None,
+            books=None,
+        )
+
+    @property
+    def requirement(self) -> dict[str, Any]:
+        """What agents require of a promise for all that they send."""
+        return {"require": self.require, "adjacency": self.adjacency}
+
+    def hub_resources(self) -> Resources:
+        """Noise, and a ledger that other runs share."""
+        return Resources(noise=self.noise, shared_ledger=self.books)
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class PrivateUCB(Federation):
+    r"""Private GP-UCB as a study, see `aggregation.stream` and `search.bandit`.
+
+    Args:
+        budget: How many evaluations an agent makes at most. The number of rounds is
+            ``T = floor(budget * agents / batch)``, which is `budget` where all are asked in every
+            round. They are asked in turn: if `batch` does not divide ``budget * agents``, some
+            agents make one evaluation less.
+        epsilon: What the whole run may reveal about one unit; the noise follows from it.
+        noise_multiplier: Instead of `epsilon`, the noise itself.
+        delta: Beside `epsilon`. The paper's 0.1 is no :math:`\delta`.
+        trust: Who adds noise: ``"joint"``, ``"local"``, ``"public"`` (actions), or ``"none"``,
+            which has neither epsilon nor a multiplier.
+        batch: How many agents are asked in a round; default all.
+        feature_map: The shared basis; default `default_private_features`. Features cost noise: 6 to
+            15 for epsilons up to one, 15 to 30 for ten.
+        noise_var: Variance of an outcome on the public scale.
+        outcome_bound: Outcomes on the public scale are clipped to this range around zero.
+        moment_scale: See `RecordStatistic`.
+        exploration: See `BanditSearch`; with public actions 1.5 is better, because blocks are few.
+        acquisition: See `BanditSearch`.
+        psd: See `BanditSearch`.
+        height: See `BanditSearch`.
+        inflate: See `BanditSearch`; of use with ``trust="local"``, where noise is large.
+        norm_bound: See `BanditSearch`.
+        factorization: Of the running sums, see `privacy.tree`.
+        adjacency: What a neighbouring world is.
+        unit: Whose data are protected: a record, or all of an agent's.
+        require: The most that agents let a run reveal about one unit of theirs.
+        books: A durable ledger that pays as well, e.g. for pilot runs too.
+        noise: Where noise comes from. The default is the operating system, so a private run cannot
+            be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
+        secrets: Where the server keeps sums without noise; default in memory, and with
+            ``run(out=…)`` in the server's part of the folder.
+        decision_sets: What an agent may play in a round, by name and round (from 1 on): `K x d`.
+        candidates: The only points that can be played, `K x d`; with public actions, public.
+        most_per_block: For public actions, the longest block; default a twentieth of all outcomes.
+        seed: For public actions, of the server's choices; not secret.
+        final_release: Whether the last round is released too; without it noise is a bit smaller.
+
+    Example:
+        >>> problem = KernelBandit(num_agents=4, seed=0)
+        >>> arms = lambda name, t: problem.decision_set(int(name[5:]), t)
+        >>> result = run(PrivateUCB(budget=64, epsilon=10, decision_sets=arms), problem, seed=0)
+        >>> result.privacy["epsilon"] <= 10
+        True
+    """
+
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    delta: float = 1e-5
+    trust: Trust = "joint"
+    batch: int | None = None
+    noise_var: float = NOISE_VAR
+    outcome_bound: float = 2.0
+    moment_scale: float | None = None
+    exploration: float = 0.5
+    acquisition: AcquisitionName = "ucb"
+    psd: PSD = "floor"
+    height: float = 4.0
+    inflate: bool = False
+    norm_bound: float = 0.0
+    factorization: Factorization = "sqrt"
+    adjacency: Adjacency = "replace-one"
+    unit: Unit = "record"
+    require: Budget | None = None
+    books: LedgerFile | None = None
+    noise: NoiseSource = field(default_factory=OSNoise)
+    secrets: Store | None = field(default=None, repr=False)
+    decision_sets: DecisionSets | None = field(default=None, repr=False)
+    most_per_block: int | None = None
+    seed: int = 0
+    final_release: bool = True
+    _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
+
+    measure: ClassVar[Literal["cumulative"]] = "cumulative"
+
+    def __post_init__(self) -> None:
+        self._check_budget()
+        if self.trust not in get_args(Trust):
+            raise InputDataError(f"trust is one of {get_args(Trust)}, got {self.trust!r}.")
+        given = (self.epsilon is not None) + (self.noise_multiplier is not None)
+        if given != (self.trust != "none"):
+            raise InputDataError(
+                "A private run needs epsilon or noise_multiplier, one of the two. One without "
+                'privacy is trust="none" and neither.'
+            )
+        if self.decision_sets is not None and self.trust == "public":
+            raise InputDataError(
+                'With trust="public" the decision set is fixed and public: give candidates, or '
+                "nothing for the whole cube."
+            )
+        if self.decision_sets is not None and self.candidates is not None:
+            raise InputDataError(
+                "Give candidates, which are the same in all rounds, or decision_sets."
+            )
+        if self.data or self.initial_design is not None:
+            raise InputDataError(
+                "A bandit learns from what is evaluated in its rounds: leave out data and "
+                "initial_design."
+            )
+
+    # -------------------------------------------------------------- how many rounds
+
+    def rounds_for(self, names: tuple[AgentId, ...]) -> int:
+        """As many rounds of `batch` agents as ask nobody more than `budget` times."""
+        batch = self.batch and min(self.batch, len(names))  # the server refuses larger ones
+        return rounds_of(self.budget, batch, len(names))
+
+    def evaluated(self, names: tuple[AgentId, ...], state: StreamState) -> int:
+        """How often an agent has been asked, in turn with the others."""
+        return most_participations(1, state.asked, len(names))
+
+    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int | str:
+        if self.batch is None:
+            return rounds
+        if not names:
+            return f"{rounds * self.batch} / the number of agents, rounded up"
+        return most_participations(rounds, self.batch, len(names))
+
+    def evaluations_for(self, names: tuple[AgentId, ...]) -> int:
+        """One evaluation of each agent that is asked in a round."""
+        return self.rounds_for(names) * (len(names) if self.batch is None else self.batch)
+
+    # -------------------------------------------------------------- what it is made of
+
+    @property
+    def initial(self) -> int:
+        """A bandit has no initial points, unless somebody asks for them: they are refused."""
+        return self.num_initial or 0
+
+    def make_search(self) -> Search:
+        """The bandit."""
+        if self.search is not None:
+            return self.search
+        return BanditSearch(
+            noise_var=self.noise_var,
+            exploration=self.exploration,
+            acquisition=self.acquisition,
+            psd=self.psd,
+            height=self.height,
+            inflate=self.inflate,
+            norm_bound=self.norm_bound,
+            decision_sets=self.decision_sets,
+        )
+
+    def make_aggregation(self) -> Aggregation:
+        """Sums of records, by trust."""
+        if self.aggregation is not None:
+            return self.aggregation
+        common: dict[str, Any] = {
+            "horizon": self.budget,
+            "batch": self.batch,
+            "outcome_bound": self.outcome_bound,
+            "moment_scale": self.moment_scale,
+            "final_release": self.final_release,
+        }
+        if self.trust == "none":
+            return Stream(**common)
+        for name in ("epsilon", "noise_multiplier", "delta", "adjacency", "unit"):
+            common[name] = getattr(self, name)
+        if self.trust == "local":
+            return LocalStream(**common)
+        if self.trust == "joint":
+            return JointStream(factorization=self.factorization, **common)
+        return PublicStream(
+            candidates=self.candidates,
+            most_per_block=self.most_per_block,
+            seed=self.seed,
+            **common,
+        )
+
+    def make_basis(self, space: SearchSpace) -> FeatureMap:
+        """Few features: each costs noise."""
+        return default_private_features(space)
+
+    @property
+    def requirement(self) -> dict[str, Any]:
+        """What agents require."""
+        return {"require": self.require, "unit": self.unit, "adjacency": self.adjacency}
+
+    def hub_resources(self) -> Resources:
+        """Noise, secrets and ledgers; with local noise the hub pays for nothing."""
+        budget = None
+        if self.epsilon is not None and self.trust in ("joint", "public"):
+            budget = Budget(self.epsilon, self.delta)
+        secrets = self.secrets
+        if secrets is None:
+            secrets = MemoryStore() if self._stores is None else self._stores(None)
+        return Resources(
+            noise=self.noise,
+            secrets=secrets,
+            ledger=Ledger(self.adjacency, self.unit, budget),
+            shared_ledger=self.books,
+        )
+
+    def site_resources(self, name: AgentId) -> Resources:
+        """Noise, and the ledger from which a site with local noise pays."""
+        return Resources(noise=self.noise, ledger=Ledger(self.adjacency, self.unit, self.require))
+
+    def __getstate__(self) -> dict[str, Any]:
+        books = None if self.books is None else LedgerElsewhere()
+        own: dict[str, Any] = {"books": books, "secrets": None, "_stores": None, "_made": {}}
+        return {**self.__dict__, **own}
+
+    def with_stores(
+        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
+    ) -> Self:
+        """The study with its secrets in stores: of the server's part, asked for by None, alone."""
+        return replace(self, _stores=stores)
+
+    def provision(self, space: SearchSpace) -> None:
+        """Nothing has to be there before a run."""
+
+    # -------------------------------------------------------------- what a reader needs
+
+    def alone(self) -> FTS:
+        """The baseline of comparisons: agents with models of their own, without messages."""
+        strategy = TransferSearch(listen=False)
+        return FTS(budget=self.budget, every=0, strategy=strategy, candidates=self.candidates)
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self.server(space, names).sees
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        return self.server(space, names).price
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class FedGP(Federation):
+    r"""Federated Bayesian optimisation with sums of messages [FBOFedGP]_, see `secure_sum`.
+
+    Agents without enough data evaluate their first points in round 0, before any sum; rounds 1 to
+    `T` are one query each, and after each of them a sum of the agents' messages is opened. What
+    agents add, and what a sum says about the next point, is the search:
+
+        search            numbers in a sum         what a sum tells its readers
+        TransferSearch    M + 6, mostly 106        the sum of the agents' mean functions, and of the
+                                                   trusts they have earned (`search.sums`)
+        SupportSearch     k(k + 3)/2               the summary of all data on `k` support points
+        RegionSearch      several such             the same in a region, and moments of outcomes
+
+    `TransferSearch` is the default: a site's own model and expected improvement, with the sum
+    minus its own part as a prior whose trust it earns. Agents without data are dealt the points of
+    one sequence; with ``num_initial=0`` they evaluate nothing in round 0 and begin where the
+    others' sum is largest. `SupportSearch` is the paper's (dPITC): a fixed kernel and support set,
+    a coin :math:`p_t` between own and shared model. `RegionSearch` is for one function that all
+    agents share.
+
+    Args:
+        budget: How many evaluations each active agent makes, the initial ones included. The number
+            of rounds is ``T = budget - initial points``, of the agent that lacks most of them; one
+            that has data for some evaluates fewer.
+        search: How points are found; default `TransferSearch`. Or `SupportSearch`, `RegionSearch`.
+        aggregation: Another aggregation than `SecureSum`.
+        feature_map: The shared basis of `TransferSearch`, public; default features of a public SE
+            kernel (`transfer_search.default_feature_map`).
+        channel: ``"threshold"`` (default), ``"ckks"`` or ``"plain"``.
+        mechanism: Makes the mechanism from the size of a contribution and the number of agents;
+            None for no privacy guarantee.
+        noise_at: Who adds the noise.
+        sums: The most sums that are opened; default one a round, or with a mechanism
+            ``budget - num_initial``, whoever has data; see also `active`.
+        num_initial: How many points an agent without data evaluates first; default 3 with
+            `TransferSearch`, or where `data` are given to some none but the `default`, and 4
+            otherwise. With an `initial_design` it is their number.
+        default: As in `Federation`, with `TransferSearch`, and instead of an `initial_design`.
+        active: Who evaluates; default all. The others contribute to sums with the data that they
+            have. With `TransferSearch` `sums` is then 1 by default: what those who have finished
+            say does not change, so that the difference of two sums would be what the active agents
+            have added, and a single one's function.
+        data: What agents have observed before, by name.
+        q: Points per query; 1 with `SupportSearch`.
+        candidates: The only points that can be evaluated, `K x d`.
+        initial_design: Public points that every agent evaluates first, or its own points by name.
+        precision: Of the public grid, relative to the largest contribution; default the finest
+            at which sums are exact, or with `TransferSearch` at which they are short.
+        run: The run's name: agents whose `secrets` outlive a run need another one for the next.
+        delta: Of the promise.
+        require: The most that agents let a run reveal about them.
+        noise: Where noise comes from. The default is the operating system, so a private run cannot
+            be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
+        secrets: Makes an agent's store of keys from its name; default in memory, and with
+            ``run(out=…)`` in the folder of the agent's site.
+        rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
+
+    A process that plays one part says by `with_stores` who takes part and where its secrets lie.
+    With ``"ckks"`` somebody whom all agents trust calls `provision` before, once: a machine that
+    reaches all stores.
+
+    .. [FBOFedGP] Federated Bayesian optimization based on secure distributed Gaussian processes
+       (FBO-FedGP). Withdrawn submission to ICLR 2026.
+
+    Example:
+        >>> result = run(FedGP(budget=8, channel="plain"), SyntheticGPAgents(3), seed=0)
+    """
+
+    budget: int
+    search: TransferSearch | SupportSearch | RegionSearch = TransferSearch()  # type: ignore[assignment] # noqa: RUF009
+    channel: ChannelKind = "threshold"
+    mechanism: Callable[[int, int], Any] | None = None
+    noise_at: NoiseAt = "none"
+    sums: int | None = None
+    precision: float | None = None
+    run: str = "run"
+    delta: float = 1e-5
+    require: Budget | None = None
+    noise: NoiseSource = field(default_factory=OSNoise)
+    secrets: Callable[[AgentId], Store] | None = None
+    rejoin: bool = True
+    _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
+    _names: tuple[AgentId, ...] = field(default=(), repr=False)
+
+    def __post_init__(self) -> None:
+        self._check_budget()
+        has_design = self.initial_design is not None
+        check_start(self.default, transfers=self._transfers, has_design=has_design)
+        if self.feature_map is not None and not self.make_search().has_basis:
+            raise InputDataError(
+                f"{type(self.search).__name__} has no shared basis: leave feature_map out."
+            )
+        _ = self.make_aggregation()  # what it refuses is refused now
+        if not self.data:  # with data it depends on who takes part, see `server`
+            self._check_sums(())
+
+    def _check_sums(self, names: tuple[AgentId, ...]) -> None:
+        """Refuse a study that never adds anything, unless its search does without."""
+        rounds, initial = self.rounds_for(names), self.initial_for(names)
+        if isinstance(self.search, SupportSearch) and not self.search.ever_together:
+            return
+        if self.sums == 0:
+            raise InputDataError("sums = 0 opens no sum: leave it out, or write sums = 1 or more.")
+        if not rounds:
+            raise no_round(self.budget, initial, 'search=SupportSearch(models="local")')
+
+    @property
+    def _transfers(self) -> bool:
+        return isinstance(self.search, TransferSearch)
+
+    @property
+    def rounds(self) -> int:
+        """How many queries each agent makes after its first points, `T`."""
+        return self._rounds(())
+
+    def _rounds(self, names: tuple[AgentId, ...]) -> int:
+        return math.ceil(self.rounds_for(names) / self.q)
+
+    @property
+    def initial(self) -> int:
+        """How many points an agent without data evaluates in round 0."""
+        design = self.initial_design
+        if design is not None:
+            each = design.values() if isinstance(design, Mapping) else (design,)
+            return max(map(len, each), default=0)
+        if self.num_initial is not None:
+            return self.num_initial
+        if not self._transfers:
+            return USUAL_INITIAL
+        return int(self.default is not None) if self.data else MIN_OWN
+
+    def initial_for(self, names: tuple[AgentId, ...]) -> int:
+        """The points of round 0: the initial design, or what an agent lacks of `initial`."""
+        if self.initial_design is not None:
+            return self.initial
+        counts = {name: len(X) for name, (X, _) in self.data.items()}
+        return missing_points(self.initial, names, self.active, counts)
+
+    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
+        """How many evaluations a site has been asked for when the server is in a state, at most."""
+        return min(self.budget, self.initial_for(names) + self.q * (state.t - 1)) if state.t else 0
+
+    @property
+    def requirement(self) -> dict[str, Any]:
+        """What agents require."""
+        return {"require": self.require}
+
+    # -------------------------------------------------------------- its parts
+
+    def make_search(self) -> Search:
+        """The search; one that needs to know for how many evaluations gets the budget."""
+        if isinstance(self.search, TransferSearch):
+            return TransferSum(strategy=self.search)
+        if isinstance(self.search, SupportSearch | RegionSearch) and self.search.horizon is None:
+            return replace(self.search, horizon=self.budget)
+        return self.search
+
+    def make_aggregation(self) -> Aggregation:
+        """Messages are added up."""
+        if self.aggregation is not None:
+            return self.aggregation
+        sums = self.sums
+        if sums is None and self.mechanism is not None:
+            sums = self.rounds  # a word of the terms, which data are not
+        return SecureSum(
+            channel=self.channel,
+            mechanism=self.mechanism,
+            noise_at=self.noise_at,
+            sums=sums,
+            precision=self.precision,
+            run=self.run,
+            delta=self.delta,
+            rejoin=self.rejoin,
+        )
+
+    def alone(self) -> FedGP:
+        """The baseline of comparisons: the same agents, which do not use the sums."""
+        return replace(
+            self,
+            search=TransferSearch(listen=False),
+            channel="plain",
+            mechanism=None,
+            noise_at="none",
+            require=None,
+        )
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        """Who sees what."""
+        return self._summed.sees(self.terms(space, names))
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        """What a run costs in privacy; None without noise."""
+        price = self._summed.price(self.terms(space, names))
+        if price is None:
+            return None
+        return replace(price, guarantee=replace(price.guarantee, private=self.noise.private))
+
+    @property
+    def _summed(self) -> SecureSum:
+        found = self.make_aggregation()
+        if not isinstance(found, SecureSum):
+            raise InputDataError(f"Expected a SecureSum, got {type(found).__name__}.")
+        return found
+
+    def terms(self, space: SearchSpace, names: tuple[AgentId, ...] = ()) -> Terms:
+        """What all parties agree upon; with a roster also how many rounds there are."""
+        terms = super().terms(space, names)
+        if not names or not isinstance(terms.aggregation, SecureSum):
+            return terms
+        key = ("hub", space, names)
+        if key not in self._made:
+            counted = replace(terms.aggregation, rounds=self._rounds(names))
+            self._made[key] = replace(terms, aggregation=counted)
+        counted_terms: Terms = self._made[key]
+        return counted_terms
+
+    # -------------------------------------------------------------- keys
+
+    def with_stores(
+        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
+    ) -> FedGP:
+        """The study for these agents, with what must be kept in stores.
+
+        Args:
+            names: All agents, as the server names them.
+            stores: An agent's own store from its name, the server's from None; a process is asked
+                for none but those of the parts it plays.
+        """
+        return replace(self, _stores=stores, _names=tuple(names))
+
+    def provision(self, space: SearchSpace) -> None:
+        """Make the one key of ``"ckks"``, once: its public part into all stores, its secret one
+        into the agents'. The server's comes last, so that what a crash left behind is made anew.
+        """
+        if not self._has_one_key or self._stores is None:
+            return
+        server = self._stores(None)
+        if server.get(CONTEXT) is None:
+            key = new_key()
+            for name in self._names:
+                key.provision(self._agent_store(name))
+            server.put_new(CONTEXT, key.context)
+
+    @property
+    def _has_one_key(self) -> bool:
+        return getattr(self.make_aggregation(), "channel", None) == "ckks"
+
+    def _agent_store(self, name: AgentId) -> Store:
+        """An agent's own store."""
+        if self.secrets is not None:
+            return self.secrets(name)
+        return MemoryStore() if self._stores is None else self._stores(name)
+
+    @property
+    def _key(self) -> OneKey | None:
+        """The one key where one process plays all parts, made for all of them."""
+        if not self._has_one_key or self._stores is not None:
+            return None
+        if "key" not in self._made:
+            self._made["key"] = new_key()
+        key: OneKey = self._made["key"]
+        return key
+
+    def hub_resources(self) -> Resources:
+        """The hub's store has the public part of the one key, if there is one."""
+        store = MemoryStore() if self._stores is None else self._stores(None)
+        if self._key is not None:
+            store.put_new(CONTEXT, self._key.context)
+        return Resources(noise=self.noise, secrets=store)
+
+    def site_resources(self, name: AgentId) -> Resources:
+        """A site's store has its keys."""
+        store = self._agent_store(name)
+        if self._key is not None:
+            self._key.provision(store)
+        if self._has_one_key:
+            context_in(store)  # a missing key is named before the run begins
+        return Resources(noise=self.noise, secrets=store)
+
+    # -------------------------------------------------------------- who plays
+
+    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
+        """The server of a study."""
+        if self._names and self._names != names:
+            raise InputDataError("with_stores was told of other agents than the server.")
+        self._check_sums(names)
+        terms = self.terms(space, names)
+        mechanism = mechanism_of(terms)
+        if isinstance(mechanism, DistributedRecordSum):
+            self._check_records(mechanism)
+        if self.search.listen if isinstance(self.search, TransferSearch) else True:
+            note_one_site(names)
+        return super().server(space, names)
+
+    def _check_records(self, mechanism: DistributedRecordSum) -> None:
+        given = max((len(X) for X, _ in self.data.values()), default=0)
+        if self.initial_design is None:
+            given = max(given - self.initial, 0)
+        if mechanism.max_records < given + self.budget:
+            raise InputDataError(
+                f"Agents have up to {given + self.budget} records, the mechanism has room for "
+                f"{mechanism.max_records}."
+            )
 
 
 def default_kernel(dim: int) -> StationaryKernel:

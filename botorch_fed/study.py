@@ -135,10 +135,10 @@ from botorch_fed.privacy import (
 from botorch_fed.protocols.base import MAX_NAME, AgentId, Objective, secrets_in, with_stores
 from botorch_fed.protocols.budget import Budgeted, renamed
 from botorch_fed.protocols.own_step import spread_design, tensor_hash
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.protocols.transfer_search import LENGTHSCALE, TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, evaluations_of, run
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 from botorch_fed.studies import default_kernel
 
@@ -529,12 +529,7 @@ class NamedObjective:
 
     def _value(self, function: Callable[..., float], point: Mapping[str, Value]) -> float:
         said = f"The objective {self.study.objective} of agent {self.agent!r}"
-        try:
-            value = function(self.agent, **point)
-        except Exception as error:
-            raise ObjectiveError(
-                f"{said} raised {type(error).__name__}: {error} (--debug shows where)."
-            ) from error
+        value = function(self.agent, **point)
         try:
             number = float(value)
         except (TypeError, ValueError):
@@ -1335,7 +1330,12 @@ def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
 
 
 def run_study(
-    study: StudyFile, *, out: Path | None, resume: bool = False, progress: bool = True
+    study: StudyFile,
+    *,
+    out: Path | None,
+    resume: bool = False,
+    progress: bool = True,
+    raise_errors: bool = False,
 ) -> RunResult:
     """Run a study file.
 
@@ -1344,6 +1344,7 @@ def run_study(
         out: The folder that keeps the run, or None.
         resume: Go on with the run in `out`.
         progress: Whether to show progress, on a terminal.
+        raise_errors: As in `run`.
 
     Raises:
         StudyError: The objective cannot be found, or the run cannot be resumed.
@@ -1370,6 +1371,7 @@ def run_study(
             resume=resume,
             workers=study.workers,
             progress=progress,
+            raise_errors=raise_errors,
         )
     finally:
         if books is not None:

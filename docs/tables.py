@@ -13,14 +13,11 @@ sys.path.insert(0, str(ROOT))
 
 from botorch_fed.federation.disclosure import FRAMES, Price, Row, Sees  # noqa: E402
 from botorch_fed.privacy import DistributedGaussianSum, GaussianSum, SignalWarning  # noqa: E402
-from botorch_fed.protocols.dp_fts_de import DPFTSDE  # noqa: E402
-from botorch_fed.protocols.fed_gp import FedGP  # noqa: E402
-from botorch_fed.protocols.private_ucb import PrivateUCB  # noqa: E402
-from botorch_fed.protocols.region_search import RegionSearch  # noqa: E402
-from botorch_fed.protocols.support_search import SupportSearch  # noqa: E402
+from botorch_fed.search.region import RegionSearch  # noqa: E402
+from botorch_fed.search.support import SupportSearch  # noqa: E402
 from botorch_fed.search.thompson import Strategy  # noqa: E402
 from botorch_fed.space import Parameter, SearchSpace  # noqa: E402
-from botorch_fed.studies import FTS  # noqa: E402
+from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB  # noqa: E402
 
 PAGE = Path(__file__).parent / "who_sees_what.rst"
 AGENTS, BUDGET = 40, 12
@@ -53,9 +50,6 @@ STUDIES: dict[str, Any] = {
     'FedGP(budget=12, channel="plain")': FedGP(budget=BUDGET, channel="plain"),
     'FedGP(budget=12, search=RegionSearch(), channel="plain")': FedGP(
         budget=BUDGET, search=RegionSearch(), channel="plain"
-    ),
-    'FedGP(budget=12, search=SupportSearch(rule="clustered"), channel="plain")': FedGP(
-        budget=BUDGET, search=SupportSearch(rule="clustered"), channel="plain"
     ),
     'FedGP(budget=12, search=…, mechanism=distributed, noise_at="agent")': FedGP(
         budget=BUDGET, search=SUPPORT, mechanism=_distributed, noise_at="agent"

@@ -64,12 +64,11 @@ from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
 from botorch_fed.protocols.base import Exchanged, Outgoing
 from botorch_fed.protocols.drive import drive
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import FTS, default_feature_map
+from botorch_fed.studies import FTS, FedGP, default_feature_map
 
 # Ax 1.3.1 calls what it, or pandas, has deprecated: not ours to mend.
 pytestmark = [

@@ -21,6 +21,7 @@ from botorch.exceptions.errors import InputDataError
 
 from botorch_fed import report
 from botorch_fed.acquisition import Constant
+from botorch_fed.aggregation.stream import Trust
 from botorch_fed.federation.disclosure import Row, Sees
 from botorch_fed.privacy import (
     DistributedGaussianSum,
@@ -35,16 +36,13 @@ from botorch_fed.privacy import (
 from botorch_fed.privacy.accounting import Event, Ledger
 from botorch_fed.privacy.audit import AuditReport, Claim, audit_transcripts
 from botorch_fed.protocols.base import Objective
-from botorch_fed.protocols.dp_fts_de import DPFTSDE
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.private_ucb import PrivateUCB, Trust
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.report import plot_audit, write_report
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import FTS
+from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
 from botorch_fed.test_functions import KernelBandit, SyntheticGPAgents
 
 pytest.importorskip("matplotlib")

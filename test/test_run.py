@@ -27,14 +27,13 @@ from botorch_fed.engines import parallel
 from botorch_fed.errors import ObjectiveError, ProtocolError
 from botorch_fed.privacy import InsecureSeededNoise, compose
 from botorch_fed.protocols.base import Pending
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.store import FileStore
 from botorch_fed.rng import Generator, generator
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.released import Following
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import FTS
+from botorch_fed.studies import DPFTSDE, FTS, FedGP
 from botorch_fed.test_functions import FederatedTestProblem, SyntheticGPAgents
 
 SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
@@ -577,7 +576,8 @@ def test_progress_shows_epsilon_where_it_is_promised(monkeypatch: pytest.MonkeyP
     )
     result, words = shown(protocol, Bowls(), monkeypatch)
     assert result.privacy is not None
-    event = protocol.server(SPACE, result.names).event
+    assert result.price is not None
+    event = result.price.event
     costs = [compose([event] * n, delta=result.privacy["delta"]).epsilon for n in (1, 1, 2, 2)]
     assert [f"epsilon {cost:.3g} (seeded noise, not private)" for cost in costs] == [
         line.split(", ", 2)[2] for line in words

@@ -57,13 +57,14 @@ from torch import Tensor
 
 from benchmarks.papers.fleet import (
     Fleet,
-    SimulatedServer,
     Table,
+    Watched,
     agent,
     agent_seed,
     watched,
 )
 from benchmarks.papers.ledger import Line, Results, at_checkpoints, holm, interval, versions
+from benchmarks.papers.published.settings import paper_following, paper_settings
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, tabulate
 from benchmarks.problems import ActivityRecognition, Landmine, WriterDigits
 from botorch_fed.acquisition import (
@@ -85,19 +86,16 @@ from botorch_fed.models import (
     WarpedFeatures,
 )
 from botorch_fed.privacy import InsecureSeededNoise, PoissonSampling, SignalWarning, epsilon
-from botorch_fed.protocols.dp_fts_de import (
-    DPFTSDE,
-    Following,
+from botorch_fed.protocols.transfer_search import (
+    TransferSearch,
     default_private_features,
-    paper_following,
-    paper_settings,
     reference_points,
-    suggested_clip_norm,
 )
-from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import run
+from botorch_fed.search.released import Following, ReleaseMessage, suggested_clip_norm
 from botorch_fed.space import Outcome, SearchSpace
+from botorch_fed.studies import DPFTSDE
 from botorch_fed.test_functions import FederatedTestProblem, SklearnTuning, SyntheticGPAgents
 
 SEED = 20260102
@@ -340,7 +338,7 @@ def cosines(seed: int) -> FeatureMap:
 @cache
 def fitting_norm(message: Any) -> float:
     """A clip norm for messages on those features, from public quantities."""
-    return suggested_clip_norm(cosines(0), message, 10, noise_var=NOISE_VAR)
+    return suggested_clip_norm(cosines(0), ReleaseMessage(message, noise_var=NOISE_VAR), 10)
 
 
 def de(
@@ -642,26 +640,27 @@ def classical_epsilon(q: float, z: float, releases: int, delta: float) -> float 
     return round(spent.epsilon, 4)
 
 
-def privacy_of(server: SimulatedServer, ratios: Sequence[float]) -> Line:
+def privacy_of(watched: Watched, ratios: Sequence[float]) -> Line:
     """What a run cost and how much of its releases was signal."""
-    promise, z = server.promise, server.noise_multiplier
+    plan, sampling = watched.plan, watched.aggregation.sampling
+    promise, z = watched.server.promise, plan.multiplier
     line: Line = {
-        "releases": len(server.releases),
-        "features": server._feature_map.num_features,
-        "clip_norm": round(server.setup.clip_norm, 4),
-        "clipped": round(server.clip_share(), 5),
+        "releases": len(plan.releases),
+        "features": watched.server.feature_map.num_features,
+        "clip_norm": round(plan.clip_norm, 4),
+        "clipped": round(watched.clip_share(), 5),
     }
-    if promise is None or z is None or not server.releases:
+    if promise is None or z is None or not plan.releases:
         return {**line, "epsilon": None, "snr": None}
-    assert isinstance(server.sampling, PoissonSampling)
-    q = server.sampling.rate
+    assert isinstance(sampling, PoissonSampling)
+    q = sampling.rate
     return {
         **line,
         "q": q,
         "z": round(z, 5),
-        "noise": server.noise_kind,
+        "noise": watched.aggregation.noise_kind,
         "epsilon": round(promise.epsilon, 4),
-        "moments_epsilon": classical_epsilon(q, z, len(server.releases), promise.delta),
+        "moments_epsilon": classical_epsilon(q, z, len(plan.releases), promise.delta),
         "delta": round(promise.delta, 7),
         "adjacency": promise.adjacency,
         "unit": promise.unit,
@@ -701,7 +700,7 @@ def table_run(entry: str, row: str, starts: int, seed: int, *, rounds: int | Non
         "best": at_checkpoints(result.best.mean(dim=0)),
         "regret": at_checkpoints(result.regret.mean(dim=0)),
         "cumulative": at_checkpoints(result.cumulative_regret.mean(dim=0), 4),
-        **privacy_of(fleet.server, result.signal_to_noise),
+        **privacy_of(fleet.watched, result.signal_to_noise),
         "cpu_seconds": round(result.cpu_seconds, 2),
         "versions": versions(),
     }

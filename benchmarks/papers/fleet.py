@@ -24,7 +24,7 @@ import math
 import time
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any, Protocol
 
 import torch
@@ -33,23 +33,31 @@ from botorch.exceptions.errors import InputDataError
 from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
+from botorch_fed.aggregation.noisy import NoisyState, NoisySum, Plan
+from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.terms import (
+    OWN,
+    Aggregation,
+    Contribution,
+    Party,
+    Resources,
+    Search,
+)
 from botorch_fed.models import FeatureMap, OwnHyperparameters
 from botorch_fed.models.directions import canonical
 from botorch_fed.privacy import Ledger, Release, SignalWarning, clip, simulated_clip_share
 from botorch_fed.privacy.hazmat.noise import normal
 from botorch_fed.protocols.base import AgentId
-from botorch_fed.protocols.dp_fts_de import (
-    DPFTSDE,
-    DPFTSDEServer,
-    DPFTSDEServerState,
-    Following,
-    Setup,
-    Upload,
-    _projection,
-    expected_gain,
-)
 from botorch_fed.rng import Generator, generator
+from botorch_fed.search.released import (
+    Following,
+    ReleaseSearch,
+    expected_gain,
+    gain_projection,
+    regions_of,
+)
 from botorch_fed.space import SearchSpace
+from botorch_fed.studies import DPFTSDE
 
 NUM_FEATURES = 128  # of the prior part of own samples, at most
 MIN_VARIANCE = 1e-10  # of a posterior, as in GPyTorch
@@ -77,45 +85,74 @@ def agent_seed(seed: int, name: AgentId) -> int:
 # ------------------------------------------------------------------ the simulated server
 
 
-@dataclass(frozen=True, kw_only=True, eq=False)
-class SimulatedServer(DPFTSDEServer):
-    """The server, watched.
+_LOG = "log of releases"  # in the server's cache
+Logged = list[tuple[int, dict[int, Tensor], Tensor]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class WatchedSum(NoisySum):
+    """Noisy sums, watched: the server's cache has one entry per release.
 
     Attributes:
-        field: The control: all messages count as zero, so that what is followed is noise, or a
-            random vector of the clip norm where there is none.
-        log: One entry per release: the round, what arrived and what went out.
+        control: All messages count as zero, so that what is followed is noise, or a random vector
+            of the clip norm where there is none.
     """
 
-    field: bool = False
-    log: list[tuple[int, dict[int, Tensor], Tensor]]
+    control: bool = field(default=False, metadata=OWN)
 
     def _release(
-        self, state: DPFTSDEServerState, given: Mapping[int, Tensor]
+        self, hub: Party, state: NoisyState, given: Mapping[int, Tensor]
     ) -> tuple[Release, Ledger]:
-        given = {} if self.field else dict(given)
-        release, ledger = super()._release(state, given)
-        self.log.append((state.t, dict(given), release.values))
+        given = {} if self.control else dict(given)
+        release, ledger = super()._release(hub, state, given)
+        log_of(hub.resources).append((state.t, dict(given), release.values))
         return release, ledger
 
-    def _plain(self, t: int, given: Mapping[int, Tensor]) -> Tensor:
-        values = super()._plain(t, given)
-        if self.field:
-            values = normal(self.noise, *values.shape, path=("field", t))
-            values *= self.setup.clip_norm / values.norm(dim=-1, keepdim=True)
-        self.log.append((t, dict(given), values))
+    def _plain(self, hub: Party, t: int, given: Mapping[int, Tensor]) -> Tensor:
+        values = super()._plain(hub, t, given)
+        if self.control:
+            values = normal(hub.resources.noise, *values.shape, path=("field", t))
+            values *= self.plan(hub.terms).clip_norm / values.norm(dim=-1, keepdim=True)
+        log_of(hub.resources).append((t, dict(given), values))
         return values
+
+
+def log_of(resources: Resources) -> Logged:
+    """One entry per release: the round, what arrived and what went out."""
+    log: Logged = resources.cache.setdefault(_LOG, [])
+    return log
+
+
+class Watched:
+    """What nobody may know about a server of a `WatchedStudy`.
+
+    Args:
+        server: The server.
+    """
+
+    def __init__(self, server: FederatedServer) -> None:
+        aggregation, search = server.terms.aggregation, server.terms.search
+        assert isinstance(aggregation, WatchedSum)
+        self.server, self.aggregation, self.search = server, aggregation, search
+        self.plan: Plan = aggregation.plan(server.hub.terms)
+        self.log = log_of(server.resources)
+
+    def contributing(self, state: NoisyState) -> bool:
+        """Whether the server asks for messages now."""
+        box = self.server.outbox(state)
+        return box is not None and any(order.contribute for order in box.messages.values())
 
     def clean(self, t: int, given: Mapping[int, Tensor]) -> Tensor:
         """The release of round `t` without its noise, for the same sample: `P x M`."""
-        if self.noise.private:
+        noise = self.server.resources.noise
+        if noise.private:
             raise InputDataError("A simulation needs seeded noise: who was sampled is a secret.")
-        N, c = len(self.agents), self.setup.clip_norm
-        rows = torch.zeros(N, self._feature_map.num_features, dtype=torch.float64)
+        N = len(self.server.terms.agents)
+        rows = torch.zeros(N, self.search.size(self.server.terms), dtype=torch.float64)
         for n, vector in given.items():
-            rows[n] = clip(vector, c)
-        mechanism = self.mechanism(t)
-        sampled = self.sampling.draw(N, noise=self.noise, path=("release", t, "sampling"))
+            rows[n] = clip(vector, self.plan.clip_norm)
+        mechanism = self.plan.mechanism(t)
+        sampled = self.aggregation.sampling.draw(N, noise=noise, path=("release", t, "sampling"))
         weights: Tensor = mechanism.weights  # type: ignore[attr-defined]
         return weights @ (rows * sampled.double()[:, None]) / mechanism.sampling_rate
 
@@ -125,12 +162,12 @@ class SimulatedServer(DPFTSDEServer):
         Args:
             seeds: The agents' seeds.
         """
-        if self.noise_multiplier is None:
+        if self.plan.multiplier is None:
             return []
         ratios = []
         for t, given, values in self.log:
             clean = self.clean(t, given)
-            nothing = messages_without_data(self.setup, seeds, t, values.shape[-1])
+            nothing = messages_without_data(self.search, seeds, t, values.shape[-1])
             signal = clean - self.clean(t, {n: nothing[n] for n in given})
             ratios.append(float(signal.norm() / (values - clean).norm()))
         return ratios
@@ -140,44 +177,49 @@ class SimulatedServer(DPFTSDEServer):
         rows = [vector for _, given, _ in self.log for vector in given.values()]
         if not rows:
             return 0.0
-        return simulated_clip_share(torch.stack(rows), self.setup.clip_norm * (1 + ROUNDING))
-
-
-def simulated(server: DPFTSDEServer, *, field: bool = False) -> SimulatedServer:
-    """A server, watched; see `SimulatedServer`."""
-    given = {f.name: getattr(server, f.name) for f in fields(DPFTSDEServer)}
-    return SimulatedServer(**given, field=field, log=[])
+        return simulated_clip_share(torch.stack(rows), self.plan.clip_norm * (1 + ROUNDING))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class WatchedStudy(DPFTSDE):
-    """A study for `run` whose servers are watched.
+    """A study whose servers are watched.
 
     Attributes:
-        control: As `SimulatedServer.field`.
+        control: As `WatchedSum.control`.
         servers: The servers that were made, newest last.
     """
 
     control: bool = False
-    servers: list[SimulatedServer]
+    servers: list[Watched]
 
-    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> DPFTSDEServer:
-        made = simulated(super().server(space, names), field=self.control)
-        self.servers.append(made)
+    def make_aggregation(self) -> Aggregation:
+        made = super().make_aggregation()
+        given = {f.name: getattr(made, f.name) for f in fields(NoisySum)}
+        return WatchedSum(**given, control=self.control)
+
+    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
+        made = super().server(space, names)
+        self.servers.append(Watched(made))
         return made
 
 
 def watched(study: DPFTSDE, *, field: bool = False) -> WatchedStudy:
-    """A study whose releases can be measured; see `SimulatedServer`."""
-    given = {f.name: getattr(study, f.name) for f in fields(DPFTSDE)}
+    """A study whose releases can be measured.
+
+    Args:
+        study: The study.
+        field: As `WatchedSum.control`.
+    """
+    given = {f.name: getattr(study, f.name) for f in fields(DPFTSDE) if f.init}
     return WatchedStudy(**given, control=field, servers=[])
 
 
-def messages_without_data(setup: Setup, seeds: Sequence[int], t: int, size: int) -> Tensor:
+def messages_without_data(search: Search, seeds: Sequence[int], t: int, size: int) -> Tensor:
     """What agents would send if they had no data, `N x M`: samples of the prior, or zero."""
-    if setup.message != "sample":
+    if not isinstance(search, ReleaseSearch) or search.messages.kind != "sample":
         return torch.zeros(len(seeds), size, dtype=torch.float64)
-    return setup.beta * torch.stack([generator(s, "message", t).normal(size) for s in seeds])
+    prior = torch.stack([generator(s, "message", t).normal(size) for s in seeds])
+    return search.messages.beta * prior
 
 
 # ------------------------------------------------------------------ own models
@@ -438,9 +480,11 @@ class Fleet:
         self.seeds = [agent_seed(seed, name) for name in self.names]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", SignalWarning)  # the result says it
-            self.server = simulated(study.server(problem.space, self.names), field=field)
-        self.setup = self.server.setup
-        self.feature_map: FeatureMap = self.server._feature_map
+            self.server = watched(study, field=field).server(problem.space, self.names)
+        self.watched, self.search = Watched(self.server), self.server.terms.search
+        assert isinstance(self.search, ReleaseSearch)
+        self.messages, self.plan = self.search.messages, self.watched.plan
+        self.feature_map: FeatureMap = self.server.feature_map
         self.Phi = self.feature_map(problem.points)
         self.strategy = study.strategy
         self.own = OwnModels(
@@ -448,10 +492,11 @@ class Fleet:
             problem.points,
             self.strategy,
             self.seeds,
-            starts.shape[1] + self.server.rounds,
+            starts.shape[1] + self.plan.rounds,
             known,
         )
-        self.regions = self.setup.partition.region_of(problem.points)
+        partition = regions_of(self.search.num_regions, problem.space.dim)
+        self.regions = partition.region_of(problem.points)
         self.tried = starts
         self.outcomes = self._observe(starts, None)
 
@@ -470,16 +515,17 @@ class Fleet:
         state = self.server.start()
         releases: dict[int, Tensor] = {}
         self._update()
-        for t in range(self.server.rounds + 1):
+        for t in range(self.plan.rounds + 1):
             if t > 0:
                 self._query(t, self._released(state))
             inbox = {}
-            if self.server._uploading(state) and self.tried.shape[1]:
+            if self.watched.contributing(state) and self.tried.shape[1]:
                 messages = self._messages(t)
-                inbox = {name: Upload(row) for name, row in zip(self.names, messages, strict=True)}
+                pairs = zip(self.names, messages, strict=True)
+                inbox = {name: Contribution(row) for name, row in pairs}
             state = self.server.step(state, inbox)
             if state.released is not None and state.released.made == t:
-                releases[t] = state.released.weights
+                releases[t] = state.released.values
         return FleetResult(
             tried=self.tried,
             outcomes=self.outcomes,
@@ -487,7 +533,7 @@ class Fleet:
             optima=self.problem.values.amax(dim=1),
             num_starts=self.starts.shape[1],
             releases=releases,
-            signal_to_noise=tuple(self.server.signal_to_noise(self.seeds)),
+            signal_to_noise=tuple(self.watched.signal_to_noise(self.seeds)),
             privacy=self.server.privacy(state),
             cpu_seconds=time.process_time() - began,
         )
@@ -510,12 +556,10 @@ class Fleet:
             Y = Y + self.problem.noise_std * torch.stack(noise)
         return Y
 
-    def _released(self, state: DPFTSDEServerState) -> Tensor | None:
+    def _released(self, state: NoisyState) -> Tensor | None:
         """The release that agents listen to in this round, `P x M`."""
-        last = self.server.switch_to_local_after
-        if state.released is None or (last is not None and state.t > last):
-            return None
-        return state.released.weights
+        told = self.server.terms.aggregation.broadcasts(self.server.hub, state)
+        return told[0].values if told else None
 
     def _query(self, t: int, released: Tensor | None) -> None:
         if t <= len(self.design):
@@ -588,36 +632,36 @@ class Fleet:
 
     def _messages(self, t: int) -> Tensor:
         """What agents send after `t` queries, `N x M`."""
-        if self.setup.message == "gain":
+        if self.messages.kind == "gain":
             return self._gains()
         return self._weights(t)
 
     def _gains(self) -> Tensor:
         """`gain_message` of all agents."""
-        reference, projection = _projection(self.feature_map, self.setup.ridge)
+        reference, projection = gain_projection(self.feature_map, self.messages.ridge)
         mean, std = self.own.posterior(reference)
         weights = expected_gain(mean, std, self.own.best()) @ projection.mT
         norms = weights.norm(dim=-1, keepdim=True)
-        scale = self.setup.clip_norm / torch.where(norms > 0, norms, torch.ones_like(norms))
+        scale = self.plan.clip_norm / torch.where(norms > 0, norms, torch.ones_like(norms))
         return weights * scale
 
     def _weights(self, t: int) -> Tensor:
-        """`make_message` of all agents, in the dual form."""
-        setup = self.setup
+        """`ReleaseMessage.make` of all agents, in the dual form."""
+        message = self.messages
         Phi = self.Phi[self.tried]  # N x n x M
         n, M = Phi.shape[1:]
         Y = self.problem.space.outcome.to_public(self.outcomes)
-        chol = torch.linalg.cholesky(Phi @ Phi.mT + setup.noise_var * torch.eye(n).double())
+        chol = torch.linalg.cholesky(Phi @ Phi.mT + message.noise_var * torch.eye(n).double())
 
         def pulled(targets: Tensor) -> Tensor:
             solved = torch.cholesky_solve(targets[..., None], chol)
             return (Phi.mT @ solved).squeeze(-1)
 
         mean = pulled(Y)
-        if setup.message == "mean":
+        if message.kind == "mean":
             return mean
         streams = [generator(s, "message", t) for s in self.seeds]
         prior = torch.stack([stream.normal(M) for stream in streams])
-        noise = math.sqrt(setup.noise_var) * torch.stack([stream.normal(n) for stream in streams])
+        noise = math.sqrt(message.noise_var) * torch.stack([stream.normal(n) for stream in streams])
         away = pulled((Phi @ prior[..., None]).squeeze(-1) + noise)
-        return mean + setup.beta * (prior - away)
+        return mean + message.beta * (prior - away)

@@ -5,6 +5,7 @@ regions        `Partition` of the cube, and the agents' weights in each region
 thompson       `ThompsonSampling` on a drawn function, own or received
 mixture        `MixtureEI`, `MixturePI`, `MixtureUCB` of `models.LocalSharedMixture`, in closed form
 transfer       `TransferAcquisition` (TAF); its companion RGPE is `models.RankingEnsemble`
+feasible       `FeasibleAcquisition`: any of them times the probability of success
 optimize       `maximize` over the unit cube or a list of points
 additive       `AdditiveGrid`: the bound of an additive model, coordinate by coordinate
 confidence     `private_ucb_width`: how far a private bound must reach, by the theorem
@@ -19,6 +20,7 @@ from botorch_fed.acquisition.constructors import (
     construct_inputs_thompson_sampling,
     construct_inputs_transfer,
 )
+from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.mixture import MixtureEI, MixturePI, MixtureUCB
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.acquisition.regions import (
@@ -49,6 +51,7 @@ __all__ = [
     "Constant",
     "EqualWeights",
     "ExplorationSchedule",
+    "FeasibleAcquisition",
     "FixedContrast",
     "InverseSquare",
     "MixingSchedule",

@@ -13,7 +13,7 @@ engine adds a poll of a tenth of a second to that.
     its reply cannot be read                     Failure("malformed")
 
 A message that is late is never read: it expires with the round's deadline. What a site observes
-meanwhile is in its journal, and it takes part in the next round.
+meanwhile is in its log, and it takes part in the next round.
 """
 
 from __future__ import annotations

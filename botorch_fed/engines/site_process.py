@@ -129,7 +129,7 @@ class SiteProcess:
                 store.put(blob)
 
     def _settle(self) -> None:
-        """A value is there: into the journal with it, not with the next request."""
+        """A value is there: into the log with it, not with the next request."""
         try:
             self.site.settle()
         except Exception:
@@ -158,7 +158,7 @@ class Background:
     """An objective that goes on in a thread and answers `Pending()` until it has a value.
 
     A site whose objective takes hours answers "busy" meanwhile, and rounds go on without it. A
-    `SiteProcess` puts the value into the journal the moment it is there, and it counts with the
+    `SiteProcess` puts the value into the log the moment it is there, and it counts with the
     next request, however late. If the process dies before, the evaluation is begun again when it
     is back. One evaluation runs at a time.
 

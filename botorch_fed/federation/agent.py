@@ -219,10 +219,12 @@ class FederatedAgent:
         terms = self._terms(broadcasts)
         party, published = self._party(state, terms), self._published(terms, broadcasts)
         memory = terms.aggregation.received(party, request, published)
+        state = self._forgetting(state)  # a value that came too late is in no message
         state = replace(state, order=request, broadcasts=broadcasts, aggregation=memory)
         state = replace(state, agreed=self._hash_agreed(broadcasts[0]), roster=terms.agents)
         if request.evaluate == "first":
-            begins = terms.num_initial - len(state.X)
+            had = 0 if terms.search.begins_anyway else len(state.X)
+            begins = terms.num_initial - had
             if self.initial_design is not None:
                 begins = len(self.initial_design) - state.used
             state = replace(state, asking=max(begins, 0), first=max(begins, 0))
@@ -301,6 +303,11 @@ class FederatedAgent:
             Y: Outcomes as the site measures them, `n x 1`.
         """
         check_data((X, Y), self.space.dim)
+        if self.terms.search.needs_outcome:
+            raise InputDataError(
+                f"{type(self.terms.search).__name__} learns from what is evaluated in its rounds: "
+                "results that exist already cannot be attached."
+            )
         return self._grown(self._with_data(state, X, Y))
 
     def reply(self, state: AgentState) -> tuple[AgentState, Any]:
@@ -309,18 +316,19 @@ class FederatedAgent:
         if self.wants(state):  # the reply does not wait: what the open query uses is used
             state = self._answered(state, 0)
         view = self._view(state, terms)
-        party = replace(self._party(state, terms), listens=terms.search.listens(view))
+        party = replace(
+            self._party(state, terms),
+            listens=terms.search.listens(view),
+            published=self._published(terms, state.broadcasts),
+        )
         memory, reply = terms.aggregation.contribute(
             party, state.order, lambda: self._message(view)
         )
-        state = replace(state, aggregation=memory)
-        if terms.search.needs_outcome:  # nothing but the last outcome is looked at
-            state = replace(state, X=state.X[:0], Y=state.Y[:0], failed=state.failed[:0])
-        return state, reply
+        return self._forgetting(replace(state, aggregation=memory)), reply
 
     def _message(self, view: View) -> Tensor | None:
         """What the search says; None without data, or if it cannot be worked out."""
-        if not len(view.X):
+        if not len(view.X) and not view.terms.search.needs_outcome:
             return None
         try:
             message = view.terms.search.message(view)
@@ -351,7 +359,7 @@ class FederatedAgent:
 
     def _apart(self, view: View, point: Tensor) -> Tensor:
         """A point that can be evaluated, and is none of those without an outcome."""
-        if self.candidates is not None:
+        if self.candidates is not None or not view.terms.search.snaps:
             return point
         point = self.space.snap(point)
         if len(view.avoid) and bool((view.avoid == point).all(dim=-1).any()):
@@ -383,6 +391,12 @@ class FederatedAgent:
         )
         memory = self.terms.search.answered(self._local_view(state))
         return replace(state, search=memory)
+
+    def _forgetting(self, state: AgentState) -> AgentState:
+        """Without data, for a search whose message is about the evaluation just made."""
+        if not self.terms.search.needs_outcome:
+            return state
+        return replace(state, X=state.X[:0], Y=state.Y[:0], failed=state.failed[:0])
 
     def _grown(self, state: AgentState) -> AgentState:
         return replace(state, search=self.terms.search.told(self._local_view(state)))
@@ -422,13 +436,17 @@ class FederatedAgent:
         return Party(terms, self.name, self.resources, state.aggregation)
 
     def _terms(self, broadcasts: tuple[str, ...]) -> Terms:
-        setup: Setup = self.blobs.load(broadcasts[0], Setup)
-        key = (self.blobs, broadcasts[0], self.space)
+        """The agreed terms; once for all agents of a process that have the same study."""
+        key = (self.terms, self.blobs, broadcasts[0])
+        return remembered(key, lambda: self._agreed(broadcasts[0]))
+
+    def _agreed(self, digest: str) -> Terms:
+        setup: Setup = self.blobs.load(digest, Setup)
         if self.terms.basis is None:
             return self.terms.agreed(setup, None)
-        return self.terms.agreed(
-            setup, remembered(key, lambda: received_basis(setup.basis, self.space))
-        )
+        key = (self.blobs, digest, self.space)
+        basis = remembered(key, lambda: received_basis(setup.basis, self.space))
+        return self.terms.agreed(setup, basis)
 
     def _hash_agreed(self, digest: str) -> str:
         """Hash of a setup without its roster."""

@@ -16,10 +16,10 @@ from botorch_fed.errors import FederatedError
 
 PROTOCOLS: dict[str, str] = {
     "fts": "botorch_fed.studies:FTS",
-    "dp-fts-de": "botorch_fed.protocols.dp_fts_de:DPFTSDE",
-    "fed-gp": "botorch_fed.protocols.fed_gp:FedGP",
+    "dp-fts-de": "botorch_fed.studies:DPFTSDE",
+    "fed-gp": "botorch_fed.studies:FedGP",
     "federation": "botorch_fed.studies:Federation",
-    "private-ucb": "botorch_fed.protocols.private_ucb:PrivateUCB",
+    "private-ucb": "botorch_fed.studies:PrivateUCB",
 }
 ALONE = "fts"  # agents of this study need no others: without messages it is the usual baseline
 

@@ -18,6 +18,8 @@ from botorch_fed.privacy import Entry, Guarantee
 from botorch_fed.protocols.base import AgentId, Outbox
 from botorch_fed.wire.codec import content_hash, encode
 
+_ROUND = "round"  # in the cache: what follows from a state, worked out once for all replies
+
 
 @dataclass(frozen=True, eq=False)
 class _Round:
@@ -41,7 +43,6 @@ class FederatedServer:
     terms: Terms
     resources: Resources = field(default_factory=Resources)
     _parties: dict[tuple[AgentId, ...], Party] = field(init=False, repr=False, default_factory=dict)
-    _round: list[_Round] = field(init=False, repr=False, default_factory=list)  # the last one
 
     def __post_init__(self) -> None:
         if not self.terms.agents:
@@ -87,8 +88,11 @@ class FederatedServer:
     def _party(self, agents: tuple[AgentId, ...]) -> Party:
         """The party as of a roster."""
         if agents not in self._parties:
-            hub = Party(replace(self.terms, agents=agents), None, self.resources)
-            terms = replace(hub.terms, promise=self.terms.aggregation.promise(hub))
+            terms = self.terms
+            if agents != terms.agents:
+                terms = replace(terms, agents=agents)
+            hub = Party(terms, None, self.resources)
+            terms = replace(terms, promise=self.terms.aggregation.promise(hub))
             self._parties[agents] = replace(hub, terms=terms)
         return self._parties[agents]
 
@@ -109,6 +113,11 @@ class FederatedServer:
             f"FederatedServer({parts}, agents={len(self.terms.agents)}, "
             f"budget={self.terms.budget}, {promise})"
         )
+
+    @property
+    def signal_words(self) -> str:
+        """What a plan says of signal and noise; empty if there is nothing to say."""
+        return self.terms.aggregation.signal_words(self.hub)
 
     def privacy(self, state: Any) -> dict[str, Any] | None:
         """What a report needs: the promise and what was paid."""
@@ -165,9 +174,10 @@ class FederatedServer:
         Agents join between two rounds: one that a crash has interrupted is asked again with the
         roster of before, and the same bytes. At the end there is none to be asked again.
         """
-        if not self._round or self._round[0].of is not state:
-            self._round[:] = [self._made(state)]
-        return self._round[0]
+        known: _Round | None = self.resources.cache.get(_ROUND)
+        if known is None or known.of is not state:
+            known = self.resources.cache[_ROUND] = self._made(state)
+        return known
 
     def _made(self, state: Any) -> _Round:
         aggregation, hub = self.terms.aggregation, self.hub

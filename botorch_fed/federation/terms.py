@@ -249,6 +249,8 @@ class Search:
     memory_type: ClassVar[type | None] = None
     needs_outcome: ClassVar[bool] = False  # a message is about the evaluation just made, alone
     has_basis: ClassVar[bool] = True
+    snaps: ClassVar[bool] = True  # the agent moves its points to those that can be evaluated
+    begins_anyway: ClassVar[bool] = False  # first points are made whatever the site has observed
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` unless the search goes with the terms."""
@@ -259,11 +261,15 @@ class Search:
 
     def first(self, view: View, count: int) -> Tensor:
         """The `count` points that a site begins with, if an order asks for them together."""
-        return view.dealt(count, view.candidates)
+        return view.dealt(view.n + count, view.candidates)[view.n :]
 
     def size(self, terms: Terms) -> int:
         """How many numbers a message has; 0 for a search that says nothing."""
         return 0
+
+    def norm(self, terms: Terms) -> float | None:
+        """The Euclidean norm that a message is to be clipped to; None if none is known."""
+        return None
 
     def message(self, view: View) -> Tensor | None:
         """What the site says, `size` numbers; None for nothing."""
@@ -326,6 +332,7 @@ class Party:
         resources: The party's own.
         memory: At a site, what its side of the aggregation remembers.
         listens: At a site, whether its search wants a release.
+        published: At a site that replies, the broadcasts of its last request beside the setup.
     """
 
     terms: Terms
@@ -333,6 +340,7 @@ class Party:
     resources: Resources
     memory: Any = None
     listens: bool = True
+    published: tuple[Any, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)
@@ -384,6 +392,10 @@ class Aggregation:
     def promise(self, hub: Party) -> Guarantee | None:
         """What the whole run reveals at most; None without noise."""
         return None
+
+    def signal_words(self, hub: Party) -> str:
+        """What a plan says of signal and noise; empty if there is nothing to say."""
+        return ""
 
     def account(self, hub: Party, state: Any) -> dict[str, Any] | None:
         """What was promised and paid, for a report; None where nothing is promised."""

@@ -11,6 +11,7 @@ message_prior  `MessagePriorGP`: received functions as a prior
 ensemble    `RankingEnsemble` (RGPE)
 mixture     `LocalSharedMixture` of an agent's own model and a shared one
 pic         `PartiallyIndependentGP`: own data exactly, everybody else's through a summary
+feasibility the probability that an evaluation succeeds
 repair      totals that noise has made inconsistent, made those of a posterior again
 support     where inducing points lie
 warp        the logarithmic scale of parameters that act by their ratio
@@ -19,6 +20,7 @@ warp        the logarithmic scale of parameters that act by their ratio
 from botorch_fed.models.basis_gp import BasisGP
 from botorch_fed.models.earned_prior import EarnedPosterior, PriorFunction, fit_earned
 from botorch_fed.models.ensemble import RankingEnsemble
+from botorch_fed.models.feasibility import Feasibility, fit_feasibility
 from botorch_fed.models.features import (
     AdditiveFeatures,
     FeatureMap,
@@ -69,6 +71,7 @@ __all__ = [
     "AdditiveFeatures",
     "BasisGP",
     "EarnedPosterior",
+    "Feasibility",
     "FeatureMap",
     "InducingFeatures",
     "KLFeatures",
@@ -96,6 +99,7 @@ __all__ = [
     "draw_path",
     "feature_map_from_tensors",
     "fit_earned",
+    "fit_feasibility",
     "fit_local_gp",
     "fit_own_gp",
     "log_evidence",

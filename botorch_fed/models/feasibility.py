@@ -23,7 +23,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError
-from scipy.linalg.lapack import dpotrf, dpotri, dtrtrs
+from scipy.linalg.lapack import dpotrf, dtrtrs
 from scipy.special import log_ndtr
 from torch import Tensor
 
@@ -34,6 +34,7 @@ from botorch_fed.models.local_gp import (
     Array,
     LengthscalePrior,
     LocalGP,
+    inverse_of_factor,
 )
 from botorch_fed.models.numerics import as_double, check_finite
 from botorch_fed.models.warp import LogWarp
@@ -215,7 +216,7 @@ class _Evidence:
             + 0.5 * float(away @ ((precision / others * away - 2 * shift) * variance))
             + 0.5 * float(np.log1p(precision / others).sum())
         )
-        inverse = root[:, None] * _inverse(factor) * root[None]
+        inverse = root[:, None] * inverse_of_factor(factor) * root[None]
         return _Factors(precision, shift, weights, inverse, evidence)
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
@@ -257,7 +258,7 @@ def _factor(root: Array, K: Array) -> Array:
     B.flat[:: len(B) + 1] += 1.0
     factor, info = dpotrf(B, lower=1)
     if info:
-        raise NumericalError(f"No Cholesky factor for {len(B)} labels: the points are not finite.")
+        raise NumericalError(f"The covariance of {len(B)} labels has no Cholesky factor.")
     return factor
 
 
@@ -265,10 +266,3 @@ def _solve(factor: Array, b: Array) -> Array:
     half, _ = dtrtrs(factor, b, lower=1)
     solved, _ = dtrtrs(factor, half, lower=1, trans=1)
     return solved
-
-
-def _inverse(factor: Array) -> Array:
-    lower, _ = dpotri(factor, lower=1)
-    lower = np.tril(lower)
-    inverse: Array = lower + np.tril(lower, -1).T
-    return inverse

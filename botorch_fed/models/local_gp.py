@@ -183,7 +183,7 @@ class LocalGP:
         solved = _solve(correlation, self.noise, residual)
         if solved is None:
             raise NumericalError("The covariance of the further points has no Cholesky factor.")
-        return replace(self, X=X, residual=residual, precision=_inverse(solved.factor))
+        return replace(self, X=X, residual=residual, precision=inverse_of_factor(solved.factor))
 
 
 def fit_local_gp(
@@ -241,7 +241,7 @@ def fit_local_gp(
         lengthscale=np.exp(fit.x[:-1]),
         noise=float(np.exp(fit.x[-1])),
         constant=solved.constant,
-        precision=_inverse(solved.factor),
+        precision=inverse_of_factor(solved.factor),
         evidence=-float(fit.fun) - 0.5 * n * math.log(variance),
     )
 
@@ -269,7 +269,12 @@ def _solve(correlation: Array, noise: float, residual: Array) -> _Solved | None:
     return _Solved(factor, constant, weights, float((residual - constant) @ weights))
 
 
-def _inverse(factor: Array) -> Array:
+def inverse_of_factor(factor: Array) -> Array:
+    """The inverse of a matrix from its lower Cholesky factor.
+
+    Args:
+        factor: The factor, `n x n`.
+    """
     lower, _ = dpotri(factor, lower=1)
     lower = np.tril(lower)
     inverse: Array = lower + np.tril(lower, -1).T
@@ -314,7 +319,7 @@ class _Posterior:
         log_root = np.log(np.diag(solved.factor)).sum()
         value = 0.5 * solved.quadratic + log_root + 0.5 * self.n * math.log(2 * math.pi)
         # d value / d K = (K^-1 - weights weights') / 2; the constant is at its maximum.
-        slope = 0.5 * (_inverse(solved.factor) - np.outer(solved.weights, solved.weights))
+        slope = 0.5 * (inverse_of_factor(solved.factor) - np.outer(solved.weights, solved.weights))
         gradient = np.empty_like(theta)
         gradient[:-1] = (slope * correlation).ravel() @ self.squares * np.exp(-2 * theta[:-1])
         gradient[-1] = np.trace(slope) * noise

@@ -24,6 +24,7 @@ from typing import Any, Literal, Protocol, TypeVar, runtime_checkable
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.errors import ProtocolError
 from botorch_fed.protocols.store import Blobs, FileStore, Store
 from botorch_fed.space import SearchSpace
 
@@ -179,6 +180,18 @@ def with_stores(
 ) -> _Study:
     """The study with its secrets in stores, see `KeepsSecrets`; one without secrets as it is."""
     return study.with_stores(names, stores) if isinstance(study, KeepsSecrets) else study
+
+
+class LedgerElsewhere:
+    """Of a copy of a study, e.g. in a worker process: it makes agents, and no server."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise ProtocolError(
+            "A copy of a study cannot pay: its ledger stays with the one it was opened for. Use "
+            "that one, or dataclasses.replace."
+        )
 
 
 def site_folder(folder: Path, name: AgentId) -> Path:

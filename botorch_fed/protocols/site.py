@@ -567,8 +567,10 @@ class Site:
             if len(trials) > 1:  # one of them at a time: the others may have values
                 return all(self._evaluate(batch, [trial]) for trial in trials)
             self._check_hope(error)
-            logger.warning("site %r: an evaluation has failed", self.name, exc_info=True)
-            self._fail(tuple(trials), f"{type(error).__name__}: {error}")
+            reason = f"{type(error).__name__}: {error}"
+            logger.warning("site %r: an evaluation has failed: %s", self.name, reason)
+            logger.debug("the error of site %r", self.name, exc_info=True)
+            self._fail(tuple(trials), reason)
             return True
         if isinstance(answer, Pending):
             return False
@@ -589,10 +591,11 @@ class Site:
         failed = [answer for answer in self._answers if answer.status == "failed"]
         if len(failed) < HOPELESS - 1 or any(a.status == "completed" for a in self._answers):
             return
+        last = f"{type(error).__name__}: {error}".rstrip(".")
         raise ObjectiveError(
             f"The objective of site {self.name!r} has failed at its first {HOPELESS} points, the "
-            f"last time with {type(error).__name__}: {error}. Mend it and go on: the failures "
-            "before this one are recorded, and this point is asked again."
+            f"last time with {last}. Mend it and go on: the failures before this one are recorded, "
+            "and this point is asked again."
         ) from error
 
     def _observe(self, trials: tuple[int, ...], Y: Tensor, sem: Tensor | None) -> None:

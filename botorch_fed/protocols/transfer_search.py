@@ -19,6 +19,9 @@ one (`default_point`), and goes on with the points that it is dealt or, where ot
 already, where the prior is largest. What nobody has tested yet, such as the word of sites that are
 done, is met with caution: half of the probability is on no trust, and one trust is drawn for each
 query, so that the site goes on to search by itself as well.
+
+A point whose evaluation failed is asked again only if no other is left. From the second failure on
+the acquisition is weighted by the probability of success (`models.feasibility`).
 """
 
 from __future__ import annotations
@@ -49,8 +52,10 @@ from botorch_fed.errors import NumericalError
 from botorch_fed.models import (
     AdditiveFeatures,
     FeatureMap,
+    KLFeatures,
     LogWarp,
     PolynomialFeatures,
+    QuadratureFourierFeatures,
     RandomFourierFeatures,
     StationaryKernel,
     WarpedFeatures,
@@ -81,6 +86,9 @@ LENGTHSCALE = 0.35  # of the shared basis, times the root of the dimension
 MANY_INPUTS = 8  # from which on the shared basis has quadratic functions too
 MOST_PAIRED = 20  # inputs whose products are among them
 MOST_INPUTS = 200  # up to which it has them
+FEW_FEATURES = 20  # of a basis for noisy sums
+FEW_LENGTHSCALE = 0.5  # of its kernel, in two dimensions of the unit cube
+NUM_REFERENCE = 512  # public points that represent the cube
 MIN_OWN = 3  # observations from which on a site says something
 APART = 0.25  # how far from each other first points of one query lie, in the unit cube
 MAX_SPREAD = 3.0  # of one site's function over the cube, on its own standardised scale
@@ -239,7 +247,8 @@ class TransferSearch:
         feasibility = self._feasibility(space, X, failed)
         if prior is not None and not len(X):
             return maximize_prior(prior, domain, stream, apart=APART, feasibility=feasibility)
-        if feasibility is not None and not len(X):
+        if feasibility is not None and not len(X) and len(failed) % 2 == 0:
+            # In turns with random points: what succeeds may be the middle, which is far from none.
             return maximize_feasibility(feasibility, domain, stream)
         posterior = self._fitted(space, X, Y, prior, others) if len(X) else None
         if posterior is None:
@@ -331,6 +340,37 @@ def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) ->
         trends = [PolynomialFeatures(0.5, 0.5, input_dim=len(group)) for group in groups]
         phi = AdditiveFeatures([*trends, phi], [*groups, every])
     return WarpedFeatures.around(phi, space.log_offsets)
+
+
+@lru_cache(maxsize=4)
+def default_private_features(
+    space: SearchSpace, *, num_features: int = FEW_FEATURES, lengthscale: float | None = None
+) -> FeatureMap:
+    """A small public basis: every feature costs noise.
+
+    The leading eigenfunctions of a smooth public kernel on `reference_points`, on the scale that is
+    searched on.
+
+    Args:
+        space: The search space.
+        num_features: Its size `M`.
+        lengthscale: Of the kernel, in the unit cube; the default grows with the dimension.
+    """
+    if lengthscale is None:
+        lengthscale = FEW_LENGTHSCALE * (space.dim / 2) ** 0.5
+    kernel = StationaryKernel(math.inf, [lengthscale] * space.dim)
+    base: FeatureMap
+    if space.dim <= 3:
+        base = QuadratureFourierFeatures.from_kernel(kernel, space.bounds, tol=1e-3)
+    else:
+        base = RandomFourierFeatures.draw(kernel, 1024, generator=generator(0, "private features"))
+    count = min(num_features, base.num_features)
+    return KLFeatures.from_map(base, reference_points(space.dim), num_features=count)
+
+
+def reference_points(dim: int, count: int = NUM_REFERENCE) -> Tensor:
+    """Public points that represent the cube: the first of Sobol's sequence."""
+    return torch.quasirandom.SobolEngine(dim, scramble=False).draw(count, dtype=torch.float64)
 
 
 class Advice(NamedTuple):

@@ -19,10 +19,12 @@ from botorch_fed.acquisition.earned import (
     EarnedImprovement,
     best_candidate,
     log_improvement,
+    maximize_feasibility,
     maximize_improvement,
     maximize_prior,
 )
 from botorch_fed.models.earned_prior import EarnedPosterior, PriorFunction, fit_earned
+from botorch_fed.models.feasibility import fit_feasibility
 from botorch_fed.models.local_gp import Array
 from botorch_fed.models.warp import LogWarp
 from botorch_fed.rng import generator
@@ -318,3 +320,85 @@ def test_a_prior_over_a_list_and_over_integers() -> None:
         tried = torch.cat([tried, maximize_prior(prior, domain, generator(t, "x"), apart=0.25)])
     assert torch.equal(grid.snap(tried), tried)
     assert len(torch.unique(tried, dim=0)) == 3
+
+
+# ------------------------------------------------------------------ where evaluations fail
+
+
+FAILED = torch.tensor([[0.35, 0.4], [0.45, 0.3], [0.4, 0.2]], dtype=torch.float64)
+
+
+@pytest.mark.parametrize("with_prior", [False, True])
+@pytest.mark.parametrize("warp", [False, True])
+def test_the_probability_of_success_is_a_factor(with_prior: bool, warp: bool) -> None:
+    X, _ = data(7)
+    plain = improvement(with_prior, warp)
+    success = fit_feasibility(X, FAILED, offsets=OFFSETS if warp else None)
+    assert success is not None
+    both, Z = replace(plain, feasibility=success), uniform(30, 2, seed=4).numpy()
+    np.testing.assert_allclose(both(Z), plain(Z) + success.log_probability(Z), rtol=1e-12)
+    values, gradient = both.with_gradient(Z)
+    np.testing.assert_allclose(values, both(Z), rtol=1e-12)
+    for j, step in enumerate(1e-6 * np.eye(2)):
+        slope = (both(Z + step) - both(Z - step)) / 2e-6
+        np.testing.assert_allclose(gradient[:, j], slope, rtol=1e-4, atol=1e-4)
+
+
+def test_the_best_point_moves_away_from_failures() -> None:
+    X, _ = data(7)
+    stream = generator(0, "point")
+    before = maximize_improvement(improvement(False), box(X), stream)
+    failed = before + 0.03 * torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]])
+    success = fit_feasibility(X, failed.double())
+    both = EarnedImprovement.of(posterior(False), X, success)
+    after = maximize_improvement(both, box(X, failed=failed.double()), generator(0, "point"))
+    assert float((after - before).norm()) > 0.05
+
+
+def test_a_failed_point_is_chosen_last_of_all() -> None:
+    every = MIXED.snap(uniform(400, MIXED.dim, seed=1)).unique(dim=0)
+    assert len(every) == 18
+    for left in (0, 7):
+        rest = torch.cat([every[:left], every[left + 1 :]])
+        fitted = fit_earned(rest[:3], rest[:3, :1])
+        for tried, failed in ((rest[:3], rest[3:]), (rest, every[:0])):
+            domain = box(tried, snap=MIXED.snap, failed=failed)
+            found = maximize_improvement(EarnedImprovement.of(fitted, tried), domain, generator(0))
+            assert torch.equal(found, every[left : left + 1])
+    # With nothing new left one that succeeded is looked at again.
+    fitted = fit_earned(every[:3], every[:3, :1])
+    domain = box(every[:3], snap=MIXED.snap, failed=every[3:])
+    found = maximize_improvement(EarnedImprovement.of(fitted, every[:3]), domain, generator(0))
+    assert bool((every[:3] == found).all(dim=-1).any())
+
+
+def test_a_prior_is_followed_where_evaluations_succeed() -> None:
+    prior, none = some_prior(), torch.zeros(0, 2).double()
+    first = maximize_prior(prior, box(none), generator(0), apart=0.25)
+    failed = first + torch.tensor([[0.0, 0.0], [0.02, 0.0]]).double()
+    success = fit_feasibility(none, failed)
+    assert success is not None
+    found = maximize_prior(
+        prior, box(none, failed=failed), generator(0), apart=0.25, feasibility=success
+    )
+    assert float((found - first).norm()) > 0.25
+    # Where everything is near a failure, still not one itself.
+    kinds = torch.eye(3).double() * 0.1
+    phi = PriorFunction.of_weights(PHI, normal(PHI.num_features, seed=2))
+    assert phi is not None
+    listed = kinds[:, :2]
+    domain = box(none, candidates=listed, failed=listed[:2])
+    assert torch.equal(maximize_prior(phi, domain, generator(0), apart=0.25), listed[2:])
+
+
+def test_before_any_success_the_likeliest_of_a_few_points() -> None:
+    none = torch.zeros(0, 2).double()
+    for offsets in (None, OFFSETS):
+        success = fit_feasibility(none, FAILED, offsets=offsets)
+        assert success is not None
+        found = maximize_feasibility(success, box(none, failed=FAILED), generator(0))
+        assert float(torch.cdist(found, FAILED).min()) > 0.3
+    listed = torch.cat([FAILED, FAILED + 0.01])
+    domain = box(none, candidates=listed, failed=FAILED)
+    found = maximize_feasibility(success, domain, generator(0))
+    assert bool((listed[3:] == found).all(dim=-1).any())

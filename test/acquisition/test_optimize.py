@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from botorch_fed.acquisition import Partition, ThompsonSampling, weight_path
 from botorch_fed.acquisition.optimize import CHUNK, _improve_in_regions, ascend, maximize
 from botorch_fed.models.warp import LogWarp
 from botorch_fed.rng import generator
+from botorch_fed.space import Parameter, SearchSpace
 from test.cases import normal, random_fourier, uniform
 
 
@@ -459,3 +461,40 @@ def test_ascend_leaves_a_flat_function_alone() -> None:
     points, values = ascend(lambda X: 0 * X.sum(dim=-1), starts, lower, upper)
     torch.testing.assert_close(points, starts)
     assert not values.any()
+
+
+def test_failed_points_are_chosen_last_of_all() -> None:
+    space = SearchSpace((Parameter.integer("n", 1, 3), Parameter.choice("kind", ["a", "b"])))
+    every = space.snap(uniform(200, space.dim)).unique(dim=0)
+    assert len(every) == 6
+
+    def best(failed: Tensor, tried: Tensor) -> Tensor:
+        point, _ = maximize(
+            Given(lambda X: X.sum(dim=-1)),
+            space.dim,
+            generator=generator(0),
+            tried=tried,
+            min_distance=0.01,
+            failed=failed,
+            snap=space.snap,
+            num_raw=128,
+            num_restarts=4,
+        )
+        return space.snap(point)
+
+    for left in range(6):
+        rest = torch.cat([every[:left], every[left + 1 :]])
+        assert torch.equal(best(rest, every[:0]), every[left : left + 1])
+    # Points that were tried come before those that failed, and something is chosen in any case.
+    assert torch.equal(best(every[1:], every[:1]), every[:1])
+    assert bool((every == best(every, every)).all(dim=-1).any())
+
+
+def test_without_failures_the_point_is_the_same() -> None:
+    options: dict[str, Any] = {"num_raw": 64, "num_restarts": 4, "min_distance": 0.05}
+    tried = uniform(5, 2)
+    points = [
+        maximize(draw(0), 2, generator=generator(0), tried=tried, failed=failed, **options)[0]
+        for failed in (None, tried[:0])
+    ]
+    assert torch.equal(*points)

@@ -9,20 +9,18 @@ import torch
 from botorch.exceptions.errors import InputDataError
 
 from benchmarks.papers.fleet import Fleet, FleetResult, agent, messages_without_data
+from benchmarks.papers.published.settings import paper_following
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, domain
 from botorch_fed.acquisition import Constant, Polynomial, SoftmaxSchedule
+from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.terms import Contribution
 from botorch_fed.models import LogWarp, OwnHyperparameters
 from botorch_fed.privacy import InsecureSeededNoise, OSNoise, PoissonSampling
-from botorch_fed.protocols.dp_fts_de import (
-    DPFTSDE,
-    DPFTSDEServer,
-    Following,
-    Upload,
-    paper_following,
-)
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.released import Following
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.studies import DPFTSDE
 
 AGENTS = 6
 ROUNDS = 5
@@ -53,7 +51,7 @@ def starts(count: int = 3) -> torch.Tensor:
 class _Logged(DPFTSDE):
     """A study that keeps what its server releases."""
 
-    def server(self, space: SearchSpace, names: tuple[str, ...]) -> DPFTSDEServer:
+    def server(self, space: SearchSpace, names: tuple[str, ...]) -> FederatedServer:
         made = super().server(space, names)
         kept: dict[int, torch.Tensor] = {}
         step = made.step
@@ -61,7 +59,7 @@ class _Logged(DPFTSDE):
         def logged(state, inbox):  # type: ignore[no-untyped-def]
             after = step(state, inbox)
             if after.released is not None:
-                kept[after.released.made] = after.released.weights
+                kept[after.released.made] = after.released.values
             return after
 
         object.__setattr__(made, "step", logged)
@@ -206,11 +204,11 @@ def test_samples_of_the_prior_are_no_signal() -> None:
     )
     fleet = Fleet(table(), study, starts(), seed=0)
     server = fleet.server
-    prior = messages_without_data(fleet.setup, fleet.seeds, 0, 20)
-    inbox = {name: Upload(row) for name, row in zip(fleet.names, prior, strict=True)}
+    prior = messages_without_data(fleet.search, fleet.seeds, 0, 20)
+    inbox = {name: Contribution(row) for name, row in zip(fleet.names, prior, strict=True)}
     server.step(server.start(), inbox)
-    assert server.signal_to_noise(fleet.seeds) == [0.0]
-    assert float(server.clean(0, dict(enumerate(prior))).norm()) > 1
+    assert fleet.watched.signal_to_noise(fleet.seeds) == [0.0]
+    assert float(fleet.watched.clean(0, dict(enumerate(prior))).norm()) > 1
 
 
 def test_a_design_is_queried_first() -> None:

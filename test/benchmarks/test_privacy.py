@@ -6,7 +6,9 @@ import pytest
 import torch
 
 from benchmarks import privacy
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following, paper_settings
+from benchmarks.papers.published.settings import paper_settings
+from botorch_fed.search.released import Following
+from botorch_fed.studies import DPFTSDE
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 
 AGENTS = SyntheticGPAgents(6, seed=0, perturbed="all", lengthscale=0.1)

@@ -12,20 +12,19 @@ from torch import Tensor
 
 from benchmarks.papers.published.settings import paper_search
 from botorch_fed.acquisition import Constant
+from botorch_fed.aggregation import sum_messages
 from botorch_fed.models import RandomFourierFeatures
 from botorch_fed.privacy import Budget, GaussianSum, OSNoise
 from botorch_fed.privacy.distributed import DistributedGaussianSum
-from botorch_fed.protocols import dp_fts_de, fed_gp, private_ucb
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.private_ucb import PrivateUCB
-from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study
+from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.released import Following
+from botorch_fed.search.releases import Noisy, Parameters
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import FTS
+from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
 from test.cases import se, uniform
 
 NAMES = ("ann", "bob", "cem")
@@ -99,7 +98,6 @@ def _ucb(trust: Any, **options: Any) -> PrivateUCB:
 def cases() -> dict[str, Case]:
     """All of them; made anew, because a study may remember the keys that it has made."""
     follow = Following(follow=1, spread=0.0, schedule=Constant(0.5), **CHEAP)
-    release = private_ucb.Parameters
     noise_of_agents: dict[str, Any] = {"mechanism": gaussian, "noise_at": "agent", "sums": 40}
     published = FTS(
         budget=ROUNDS,
@@ -126,7 +124,7 @@ def cases() -> dict[str, Case]:
                 noise=OSNoise(),
             ),
             books=True,
-            noisy=(dp_fts_de.Released,),
+            noisy=(Noisy,),
         ),
         "dp-fts-de-own-mean": Case(
             DPFTSDE(
@@ -139,9 +137,11 @@ def cases() -> dict[str, Case]:
                 noise=OSNoise(),
             ),
             books=True,
-            noisy=(dp_fts_de.Released,),
+            noisy=(Noisy,),
         ),
-        "ucb-joint": Case(_ucb("joint"), books=True, noisy=(release,), once=True, keeps_data=False),
+        "ucb-joint": Case(
+            _ucb("joint"), books=True, noisy=(Parameters,), once=True, keeps_data=False
+        ),
         "ucb-local": Case(
             _ucb("local", unit="agent", require=Budget(200.0, 1e-5)),
             noisy_replies=True,
@@ -150,7 +150,7 @@ def cases() -> dict[str, Case]:
         "ucb-public": Case(
             _ucb("public", most_per_block=4),
             books=True,
-            noisy=(release,),
+            noisy=(Parameters,),
             once=True,
             keeps_data=False,
         ),
@@ -167,6 +167,6 @@ def cases() -> dict[str, Case]:
         ),
         "fed-gp-server-noise": Case(
             _fed_gp(SUPPORT, channel="plain", mechanism=trusted, noise_at="server", sums=40),
-            noisy=(fed_gp.Opened,),
+            noisy=(sum_messages.Opened,),
         ),
     }

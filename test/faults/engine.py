@@ -18,8 +18,10 @@ from unittest import mock
 import torch
 from torch import Tensor
 
+from botorch_fed.aggregation.sum_messages import DecryptionShare, KeyMessage, Upload
 from botorch_fed.errors import FederatedError, MessageError
 from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.terms import Contribution
 from botorch_fed.federation.trial import SITE_EVENTS, Asked, Observed
 from botorch_fed.privacy import LedgerFile
 from botorch_fed.protocols.base import (
@@ -32,8 +34,6 @@ from botorch_fed.protocols.base import (
     with_stores,
 )
 from botorch_fed.protocols.drive import Round, ServerRecord, drive
-from botorch_fed.protocols.fed_gp import Upload, Word
-from botorch_fed.protocols.private_ucb import Increment
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import Blobs, FileStore
 from botorch_fed.rng import Generator, generator
@@ -449,7 +449,9 @@ class World:
         snapshots = [event.state for event in site.log if hasattr(event, "state")]
         data = FileStore(self.home(name) / "log" / "snapshots").get(snapshots[-1])
         state = decode(data or b"", agent.state_type, max_bytes=MOST)
-        self.outcome.undercounts += state.ledger.releases < len(self.releases[name])
+        ledger = getattr(state, "aggregation", state).ledger
+        paid = 0 if ledger is None else ledger.releases
+        self.outcome.undercounts += paid < len(self.releases[name])
 
     def _sends(self, process: str, instance: str, serial: int, data: bytes) -> None:
         sent = self.sent[process, instance, serial]
@@ -552,11 +554,11 @@ def is_of(data: bytes, kind: type) -> bool:
 
 
 def carries_data(body: bytes) -> bool:
-    """Whether a reply holds a contribution: an increment, or an upload that is not empty."""
-    message = decode(body, Increment, Upload, Word)
-    if isinstance(message, Upload):
-        return message.data is not None
-    return isinstance(message, Increment)
+    """Whether a reply holds a contribution, and not an empty one."""
+    message = decode(body, Contribution, Upload, KeyMessage, DecryptionShare)
+    if isinstance(message, Contribution):
+        return message.values is not None
+    return isinstance(message, Upload) and message.data is not None
 
 
 def pairs(X: Tensor, Y: Tensor) -> list[tuple[Any, ...]]:

@@ -14,6 +14,7 @@ import math
 import resource
 import signal
 import struct
+import sys
 import time
 import warnings
 from collections import Counter
@@ -26,6 +27,7 @@ from typing import Any
 import msgpack
 import numpy as np
 
+from botorch_fed.aggregation.sum_messages import MAX_ROUNDS
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.log import Log
 from botorch_fed.federation.trial import SITE_EVENTS, Requested
@@ -169,7 +171,7 @@ class Return:
             store, held = self.secrets
             store.clear()
             store.update(held)
-            self.server._newest.clear()
+            self.server.resources.cache.clear()
 
 
 @dataclass
@@ -185,7 +187,7 @@ class Traffic:
     def record(self, name: str, case: Case) -> None:
         """One run."""
         server = case.study.server(SQUARE, NAMES)
-        secrets = getattr(server, "secrets", None)
+        secrets = server.resources.secrets if name.startswith("ucb") else None
         sites, stores, last, records = {}, {}, dict.fromkeys(NAMES), []  # type: ignore[var-annotated]
         for index, who in enumerate(NAMES):
             agent = case.study.agent(who, SQUARE, index, MemoryBlobs(max_bytes=MAX_BYTES))
@@ -650,39 +652,54 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
                 return "broadcast of a round that there is not"
             if why := numbers_of(weights, [len(agents), *weights[1][1:]], -1e6, 1e6):
                 return why
-        if kind == "Released":
-            if content[0] < 0:
+        if kind == "Noisy":
+            made_at, sums, noise, num_agents = content
+            if made_at < 0:
                 return "broadcast of a round that there is not"
-            if why := numbers_of(content[2], content[1][1][:1], 0.0, math.inf):
+            if num_agents != len(NAMES):
+                return "broadcast of another roster"
+            if why := numbers_of(sums, sums[1], -1e6, 1e6):
+                return why
+            if why := numbers_of(noise, sums[1][:1], 0.0, math.inf):
                 return why
         if kind == "Parameters" and not (0 <= content[0] < fields[0] and content[3] >= 0):
             return "broadcast of a round that there is not"
-        if kind == "Opened" and not (0 <= content[0] <= ROUNDS and _some(content[2])):
+        if kind == "Opened" and not (0 <= content[0] < fields[0] and _some(content[2])):
             return "broadcast of a round that there is not, or of nobody"
+    if one.case.startswith("dp-fts-de"):
+        t, evaluate, _ = fields
+        if t <= (-1 if one.last is None else one.last[2][0]):
+            return "stale round"
+        if evaluate == "first" and t > 0:
+            return "a start that is too late"
     if one.case.startswith("ucb"):
-        t, X = fields
+        t, evaluate, contribute, *X = fields
         before = 0 if one.last is None else one.last[2][0]
         if not before < t <= ROUNDS:
             return "stale round"
-        if (X is not None) != (one.case == "ucb-public"):
+        if evaluate != "next" or contribute is not True:
+            return "no action to play"
+        if bool(X) != (one.case == "ucb-public"):
             return "action that nobody may choose"
-        if X is not None:
-            if why := numbers_of(X, [1, 2], 0.0, 1.0):
+        if X:
+            if why := numbers_of(X[0], [1, 2], 0.0, 1.0):
                 return why
-            if X[2] not in [row.numpy().tobytes() for row in ARMS]:
+            if X[0][2] not in [row.numpy().tobytes() for row in ARMS]:
                 return "action out of range"
     if one.case.startswith("fed-gp"):
-        step, t, epoch, roster, *_ = fields
-        if step not in ("key", "start", "query", "resend", "share"):
+        t, evaluate, _, step, epoch, roster, *_ = fields
+        if step not in ("key", "sum", "share"):
             return "no such step"
-        if not 0 <= t <= ROUNDS or epoch < 0:
+        if evaluate != "nothing" and (step != "sum" or (evaluate == "first") != (t == 0)):
+            return "no such evaluation"
+        if not 0 <= t <= MAX_ROUNDS or epoch < 0:
             return "round or epoch out of range"
         if len(set(roster)) < len(roster) or not set(roster) <= set(NAMES):
             return "no such roster"
         if one.last is not None:
-            if t < one.last[2][1]:
+            if t < one.last[2][0]:
                 return "stale round"
-            if epoch < one.last[2][2]:
+            if epoch < one.last[2][4]:
                 return "stale epoch"
         if answer is not None:  # what it was given has been used
             for blob in blobs:
@@ -708,15 +725,17 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
     name, fields = body[1], body[2]
     if name != valid[1]:
         return "another kind of message"
-    if name == "Record":
-        point = numbers_of(fields[0], [1, 2], 0.0, 1.0)
-        return point or numbers_of(fields[1], [1, 1], -math.inf, math.inf)
-    if name == "Outcome":  # any number: what is added is clipped
-        return numbers_of(fields[0], [1, 1], -math.inf, math.inf)
-    if name == "Increment":
-        return numbers_of(fields[0], valid[2][0][1], -1e15, 1e15)
     if fields[0] is None:
         return None
+    if one.case == "ucb-joint":
+        if why := numbers_of(fields[0], [3], -math.inf, math.inf):
+            return why
+        point = np.frombuffer(fields[0][2], dtype="<f8")[:2]
+        return None if bool(((point >= 0) & (point <= 1)).all()) else "number out of range"
+    if one.case == "ucb-public":  # any number: what is added is clipped
+        return numbers_of(fields[0], [1], -math.inf, math.inf)
+    if one.case == "ucb-local":
+        return numbers_of(fields[0], valid[2][0][1], -1e15, 1e15)
     order = body_of(one.outgoing.requests[one.agent])[2]
     if one.case.startswith("fts"):
         if not order[2]:
@@ -724,11 +743,11 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
         if one.case == "fts-search":
             return _judge_report(fields[0], one.server.feature_map)
         return numbers_of(fields[0], [one.server.feature_map.num_features], -1e6, 1e6)
-    if one.case in ("dp-fts-de", "dp-fts-de-own-mean"):
-        if not order[1]:
+    if one.case.startswith("dp-fts-de"):
+        if not order[2]:
             return "a vector that nobody asked for"
-        size = one.server._feature_map.num_features
-        return numbers_of(fields[0], [size], -math.inf, math.inf)
+        most = sys.float_info.max
+        return numbers_of(fields[0], [one.server.feature_map.num_features], -most, most)
     if valid[2][0] is None:
         return "a contribution that nobody asked for"
     return _judge_payload(one, fields[0], valid[2][0])
@@ -753,7 +772,7 @@ def _judge_payload(one: Return, data: bytes, valid: bytes) -> str | None:
     body, theirs = data[HEADER.size :], valid[HEADER.size :]
     if header[5] != len(body) or header[6] != hashlib.sha256(body).digest():
         return "mis-sized or damaged payload"
-    channel = one.server.private_sum.channel
+    channel = one.server.terms.aggregation.private_sum(one.server.hub).channel
     if type(channel).__name__ == "PlainChannel":
         if len(body) != len(theirs):
             return "mis-sized payload"

@@ -10,15 +10,13 @@ from typing import Any
 import pytest
 
 from botorch_fed.aggregation.relay import Relay
+from botorch_fed.aggregation.secure_sum import SecureSum
+from botorch_fed.aggregation.stream import JointStream, LocalStream, PublicStream, Stream
 from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.privacy.channels import Channel
 from botorch_fed.protocols import drive as drive_module
-from botorch_fed.protocols import private_ucb
 from botorch_fed.protocols.base import Request
-from botorch_fed.protocols.dp_fts_de import DPFTSDEServer
-from botorch_fed.protocols.fed_gp import FedGPServer
-from botorch_fed.protocols.private_ucb import PrivateUCBAgent, PrivateUCBServer
 from botorch_fed.protocols.site import Site
 from botorch_fed.wire import codec
 from test.faults import fuzz as module
@@ -58,17 +56,8 @@ def test_mutants_of_orders(traffic: Traffic) -> None:
 def test_every_kind_of_message_is_recorded(traffic: Traffic) -> None:
     names = {module.read(body)[1] for _, body in traffic.bodies}
     blobs = {module.read(blob)[1] for one in traffic.visits for blob in one.blobs.values()}
-    assert names == {
-        "Query",
-        "Order",
-        "Contribution",
-        "Upload",
-        "Record",
-        "Increment",
-        "Outcome",
-        "Word",
-    }
-    assert blobs >= {"Setup", "Rows", "Released", "Parameters", "Keys", "Sealed", "Opened"}
+    assert names == {"Order", "Play", "Upload", "Contribution", "Word"}
+    assert blobs >= {"Setup", "Rows", "Noisy", "Parameters", "Keys", "Sealed", "Opened"}
 
 
 def test_valid_messages_are_accepted(traffic: Traffic) -> None:
@@ -91,12 +80,12 @@ def nothing(*_: Any, **__: Any) -> None:
 
 DEFECTS: dict[str, tuple[str, Any, str, Callable[..., Any], str]] = {
     "fts server": ("fts", FederatedServer, "check", nothing, "mis-sized"),
-    "dp server": ("dp-fts-de", DPFTSDEServer, "check", nothing, "mis-sized"),
-    "joint server": ("ucb-joint", PrivateUCBServer, "check", nothing, "out of range"),
-    "local server": ("ucb-local", PrivateUCBServer, "check", nothing, "mis-sized"),
-    "agent": ("ucb-public", PrivateUCBAgent, "check", nothing, "stale round"),
-    "action": ("ucb-public", PrivateUCBAgent, "_check_action", nothing, "out of range"),
-    "contributions": ("fed-gp-plain", FedGPServer, "check", nothing, "payload"),
+    "dp server": ("dp-fts-de", FederatedServer, "check", nothing, "mis-sized"),
+    "joint server": ("ucb-joint", JointStream, "check_values", nothing, "out of range"),
+    "local server": ("ucb-local", LocalStream, "check_values", nothing, "mis-sized"),
+    "agent": ("ucb-public", PublicStream, "check_order", nothing, "stale round"),
+    "action": ("ucb-public", PublicStream, "check_order", Stream.check_order, "out of range"),
+    "contributions": ("fed-gp-plain", SecureSum, "check", nothing, "payload"),
     "headers": (
         "fed-gp-threshold",
         Channel,
@@ -105,13 +94,7 @@ DEFECTS: dict[str, tuple[str, Any, str, Callable[..., Any], str]] = {
         "payload of another",
     ),
     "broadcast": ("fts", Relay, "check_published", nothing, ""),
-    "release": (
-        "ucb-joint",
-        private_ucb,
-        "_parameters",
-        lambda blobs, d, s: blobs.load(d, private_ucb.Parameters),
-        "broadcast",
-    ),
+    "release": ("ucb-joint", Stream, "check_published", nothing, "broadcast"),
 }
 
 
@@ -134,7 +117,7 @@ def test_numbers_that_are_none_are_noticed(monkeypatch: pytest.MonkeyPatch) -> N
     traffic = recorded(("dp-fts-de",))
     monkeypatch.setattr(codec._Array, "_check_values", staticmethod(nothing))
     assert not fuzz(traffic, 2000).bad
-    monkeypatch.setattr(DPFTSDEServer, "check", nothing)
+    monkeypatch.setattr(FederatedServer, "check", nothing)
     found = searched(traffic, lambda found: any("finite" in why for why in found.crashes))
     assert any("not finite" in why for why in found.crashes)
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
+from botorch_fed.aggregation.stream import LocalStream
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.trial import Observed, Replied
 from botorch_fed.privacy import LedgerFile
-from botorch_fed.protocols.dp_fts_de import DPFTSDEServer
-from botorch_fed.protocols.private_ucb import PrivateUCBAgent
 from botorch_fed.protocols.site import Site
 from test.faults.cases import NAMES, Case, cases
 from test.faults.engine import FAULTS, MODES, SERVER, World
@@ -193,16 +193,16 @@ def test_books_that_are_not_kept_are_noticed(
 
 
 def test_a_state_that_pays_for_nothing_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    reply, step = PrivateUCBAgent.reply, DPFTSDEServer.step
+    sent, step = LocalStream.sent, FederatedServer.step
 
-    def free(self: Any, state: Any) -> Any:
-        after, message = reply(self, state)
-        return replace(after, ledger=state.ledger), message
+    def free(self: Any, site: Any, record: Any) -> Any:
+        values, _ = sent(self, site, record)
+        return values, site.memory.ledger
 
-    monkeypatch.setattr(PrivateUCBAgent, "reply", free)
+    monkeypatch.setattr(LocalStream, "sent", free)
     assert undisturbed(case_of("ucb-local")).outcome.undercounts > 0
     monkeypatch.setattr(
-        DPFTSDEServer,
+        FederatedServer,
         "step",
         lambda self, state, inbox: replace(step(self, state, inbox), ledger=state.ledger),
     )

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from botorch.exceptions.errors import InputDataError
 
+from botorch_fed.aggregation.sum_messages import Upload
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.disclosure import (
     FRAMES,
@@ -24,8 +25,6 @@ from botorch_fed.federation.disclosure import (
     entries_of,
     first_payments,
 )
-from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.terms import Setup
 from botorch_fed.privacy import (
     Budget,
     DistributedGaussianSum,
@@ -36,18 +35,18 @@ from botorch_fed.privacy import (
     Ledger,
     PoissonSampling,
 )
+from botorch_fed.privacy.aggregation import PrivateSum
 from botorch_fed.privacy.channels import Epoch
 from botorch_fed.protocols import base
 from botorch_fed.protocols.base import Outbox
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fed_gp import FedGP, Upload
-from botorch_fed.protocols.private_ucb import PrivateUCB
-from botorch_fed.protocols.region_search import RegionSearch
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.released import Following
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
-from botorch_fed.studies import FTS
+from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
 from botorch_fed.wire.codec import decode
+from test.federation.dp import plan_of
 from test.federation.wire import NAMES, SPACE, Recorded, bowl, recorded, refused
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
@@ -138,6 +137,13 @@ def finished(name: str) -> Recorded:
     return recorded(STUDIES[name]())
 
 
+def private_sum(server: Any) -> PrivateSum:
+    """What bounds, noises and carries contributions."""
+    found: PrivateSum | None = server.terms.aggregation.private_sum(server.hub)
+    assert found is not None
+    return found
+
+
 def sees_of(name: str) -> Sees:
     found: Sees = STUDIES[name]().sees(SPACE, NAMES)
     return found
@@ -192,7 +198,7 @@ def test_agents_read_noisy_data_exactly_where_there_is_a_price(name: str) -> Non
 @pytest.mark.parametrize("name", [name for name in STUDIES if name.startswith("fed-gp")])
 def test_the_server_reads_contributions_as_the_channel_shows_them(name: str) -> None:
     found, sees = finished(name), sees_of(name)
-    channel = found.server.private_sum.channel
+    channel = private_sum(found.server).channel
     uploads = [decode(data, Upload).data for data in found.wire.sent["agent", "Upload"]]
     readable = [_opens_alone(channel, data) for data in uploads if data is not None]
     assert readable
@@ -256,7 +262,8 @@ def test_a_price_is_the_promise_of_the_server_and_of_its_setup(name: str) -> Non
     price, found = price_of(name), finished(name)
     assert price.guarantee == found.server.promise
     assert price == found.server.price
-    kind = Setup if isinstance(found.server, FederatedServer) else type(found.server.setup)
+    server = found.server
+    kind = type(server.setup if hasattr(server, "setup") else server.terms.setup)
     travelled = decode(found.wire.sent["server", "Setup"][0], kind)
     assert travelled.promise == price.guarantee
     assert price.trust == sees_of(name).trust
@@ -302,25 +309,34 @@ def test_who_pays_is_who_has_the_ledger(name: str) -> None:
     assert (hub > 0) == (price.paid_at == "hub" and price.payments > 0)
 
 
+def mechanism_of(server: Any) -> Any:
+    """What adds noise, where it follows from the terms."""
+    return server.terms.aggregation.mechanism(server.terms)
+
+
 @pytest.mark.parametrize(
     ("name", "kind", "noise"),
     [
-        ("dp-fts-de", "CorrelatedGaussianSum", lambda s: s.mechanism(0).noise_std.max()),
-        ("dp-fts-de, as published", "WeightedGaussianSum", lambda s: s.mechanism(0).noise_std[0]),
+        ("dp-fts-de", "CorrelatedGaussianSum", lambda s: plan_of(s).mechanism(0).noise_std.max()),
+        (
+            "dp-fts-de, as published",
+            "WeightedGaussianSum",
+            lambda s: plan_of(s).mechanism(0).noise_std[0],
+        ),
         ("dp-fts-de, nothing released", "none", lambda s: 0.0),
         (
             "fed-gp, server's noise",
             "GaussianSum",
-            lambda s: s.private_sum.mechanism.noise_std[0],
+            lambda s: private_sum(s).mechanism.noise_std[0],
         ),
         (
             "fed-gp, agents' noise, threshold",
             "DistributedGaussianSum",
-            lambda s: s.private_sum.mechanism.noise_std,
+            lambda s: private_sum(s).mechanism.noise_std,
         ),
-        ("private-ucb, joint", "PrefixSum", lambda s: s.mechanism.noise_std(s.releases)),
-        ("private-ucb, local", "LocalGaussian", lambda s: s.mechanism.noise_scale),
-        ("private-ucb, public", "BlockSum", lambda s: s.mechanism.noise_std),
+        ("private-ucb, joint", "PrefixSum", lambda s: mechanism_of(s).noise_std(4)),
+        ("private-ucb, local", "LocalGaussian", lambda s: mechanism_of(s).noise_scale),
+        ("private-ucb, public", "BlockSum", lambda s: mechanism_of(s).noise_std),
     ],
 )
 def test_a_price_names_the_mechanism_and_its_noise(

@@ -17,9 +17,7 @@ from botorch_fed.errors import ObjectiveError, ProtocolError
 from botorch_fed.federation.log import FileLog, Log
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.protocols.base import Reply
-from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.studies import FTS
@@ -257,15 +255,22 @@ def test_a_run_goes_on_through_failures_and_lists_them() -> None:
         assert len(set(points)) == len(points)  # a failed point is not asked again
 
 
-def test_a_failed_action_of_a_bandit_counts_as_the_worst() -> None:
-    study = PrivateUCB(budget=1, trust="none")
-    agent = study.agent("a", OVEN, 0, MemoryBlobs())
-    state = agent.start()
-    X = torch.zeros(1, 2).double()
-    told = agent.tell(state, X, torch.full((1, 1), torch.nan).double())
-    assert float(told.Y) == -1e6
-    with pytest.raises(InputDataError, match="cannot be attached"):
-        agent.attach(state, X, X[:, :1])
+def test_a_result_says_where_evaluations_fail() -> None:
+    def fragile(X: Tensor) -> Tensor:
+        if float(X[0, 0]) > 0.6:
+            raise RuntimeError("it has burnt")
+        return X.sum().reshape(1, 1)
+
+    objectives = {"north": fragile, "south": bowl}
+    result = run(FTS(budget=12), objectives, seed=0, space=OVEN, progress=False)
+    (row,) = result.failures()
+    assert row["site"] == "north"
+    assert row["evaluations"] == 12
+    assert row["reasons"] == {"RuntimeError: it has burnt": row["failed"]}
+    assert row["where"].startswith("heat >= ")
+    assert row["where"].endswith("elsewhere 0 of " + str(12 - row["failed"]))
+    table = result.to_dataframe()
+    assert table[table.status == "failed"].heat.min() > 0.6 * 200 + 50 - 1e-9
 
 
 # ------------------------------------------------------------------ the same as JSON

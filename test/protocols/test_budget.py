@@ -12,18 +12,18 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from benchmarks.papers.published.settings import paper_settings
 from botorch_fed.privacy import InsecureSeededNoise
 from botorch_fed.protocols.budget import Budgeted
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following, paper_settings
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.private_ucb import PrivateUCB
-from botorch_fed.protocols.region_search import RegionSearch
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.released import Following
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import FTS
+from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
 from test.cases import in_rounds, uniform
+from test.federation.dp import plan_of
 
 SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
 NAMES = ("ann", "bob", "cem")
@@ -119,9 +119,10 @@ def test_a_bandit_asks_nobody_more_often_than_its_budget(
     budget: int, batch: int, rounds: int, expected: list[int]
 ) -> None:
     made = PrivateUCB(budget=budget, batch=batch, noise_multiplier=1.0, noise=NOISE)
-    server = made.server(SPACE, NAMES)
-    assert (server.rounds, made.rounds_for(NAMES)) == (rounds, rounds)
-    assert server.participations == budget
+    terms = made.server(SPACE, NAMES).terms
+    stream: Any = terms.aggregation
+    assert (stream.rounds(terms), made.rounds_for(NAMES)) == (rounds, rounds)
+    assert stream.participations(terms) == budget
     result = played(made)
     assert counts(result) == expected
     assert made.evaluations_for(NAMES) == sum(expected)
@@ -197,7 +198,7 @@ def test_a_budget_that_does_not_fit_is_refused_with_the_numbers(make: Any, said:
 
 def test_first_points_of_data_are_not_asked_for_room() -> None:
     made = DPFTSDE(budget=1, data=ALL, **QUIET)
-    assert made.server(SPACE, NAMES).rounds == 1
+    assert plan_of(made.server(SPACE, NAMES)).rounds == 1
 
 
 def test_the_papers_count_rounds() -> None:

@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from botorch_fed.aggregation import sum_messages
+from botorch_fed.aggregation.stream import Play
 from botorch_fed.federation.terms import Contribution, Order
-from botorch_fed.protocols import dp_fts_de, fed_gp, private_ucb
 from botorch_fed.protocols.contribution import carries
 
 SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
@@ -19,17 +20,14 @@ SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
     [
         (Contribution(SOME), True),
         (Contribution(None), False),
+        (sum_messages.KeyMessage(b"key"), True),
+        (sum_messages.DecryptionShare(None), False),
+        (sum_messages.Upload(b"sum", True), True),
+        (sum_messages.Upload(None, True), False),
+        (sum_messages.SumOrder(3, "next", True, "sum", 0, ("a", "b")), False),
+        (sum_messages.Keys(0, ({"a": b"part"},)), True),
         (Order(1, "next", True), False),
-        (dp_fts_de.Upload(SOME), True),
-        (dp_fts_de.Upload(None), False),
-        (fed_gp.Word(b"key"), True),
-        (fed_gp.Word(None), False),
-        (fed_gp.Upload(b"sum", True), True),
-        (fed_gp.Upload(None, True), False),
-        (fed_gp.Order("query", 3, 0, ("a", "b"), contribute=True), False),
-        (fed_gp.Keys(0, ({"a": b"part"},)), True),
-        (private_ucb.Query(1, None), False),
-        (private_ucb.Query(1, SOME.unsqueeze(0)), True),
+        (Play(1, "next", True, SOME.unsqueeze(0)), True),
         (Contribution(NONE), False),
         ((1, "two", True, None), False),
         ([0.0], True),

@@ -9,16 +9,13 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from botorch_fed.errors import MessageError
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.protocols.transfer_search import MIN_OWN, dealt_design, first_points
 from botorch_fed.run import RunResult, run
+from botorch_fed.search.released import Following
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import FTS
-from botorch_fed.wire.codec import decode, encode
+from botorch_fed.studies import DPFTSDE, FTS, FedGP
 from test.cases import in_rounds, uniform
 
 SPACE = SearchSpace(
@@ -170,22 +167,3 @@ def test_a_default_beside_other_settings(protocol: str) -> None:
     }
     with pytest.raises(InputDataError, match="default goes with TransferSearch"):
         study(protocol, **published[protocol])
-
-
-@pytest.mark.parametrize("protocol", ["fed-gp", "dp-fts-de"])  # the house says it in words
-def test_a_received_default_is_checked(protocol: str) -> None:
-    setup = setup_of(protocol)
-    assert torch.equal(decode(encode(setup), type(setup)).default, POINT)
-    assert setup_of(protocol, default=None).default is None
-    for bad in (
-        torch.full((1, 2), float("nan")).double(),
-        torch.full((1, 2), 1.5).double(),
-        torch.zeros(2, 2).double(),
-        torch.zeros(1, 3).double(),
-        torch.zeros(2).double(),
-        torch.zeros(1, 2),
-    ):
-        damaged = setup_of(protocol)
-        object.__setattr__(damaged, "default", bad)
-        with pytest.raises(MessageError):
-            decode(encode(damaged), type(setup))

@@ -13,12 +13,10 @@ import pytest
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.models import KLFeatures, feature_map_from_tensors
 from botorch_fed.protocols import transfer_search
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, default_private_features
-from botorch_fed.protocols.private_ucb import PrivateUCB
-from botorch_fed.protocols.transfer_search import TransferSearch
+from botorch_fed.protocols.transfer_search import TransferSearch, default_private_features
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import FTS, default_feature_map
+from botorch_fed.studies import DPFTSDE, FTS, PrivateUCB, default_feature_map
 
 # Frozen: what the published seeds and points give. Another value here is another seeded run.
 PRIVATE = {

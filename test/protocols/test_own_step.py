@@ -203,6 +203,56 @@ def test_random_points_are_uniform(candidates: Tensor | None) -> None:
     assert float((counts - 100).abs().max()) < 5 * (700 / 7 * 6 / 7) ** 0.5
 
 
+# ------------------------------------------------------------------ where evaluations fail
+
+
+def published(failed: Tensor | None, own: str, **options: Any) -> Tensor:
+    X, Y = history(8)
+    strategy = replace(SMALL, own=own)
+    known = strategy.refit(SQUARE, X, Y, None, seed=0, name="ann")
+    assert known is not None
+    model, stream = strategy.model(SQUARE, X, Y, known), generator(0, "point")
+    acquisition = strategy.acquisition(model, X, NONE, stream)
+    return strategy.maximizer(
+        acquisition, SQUARE, X, candidates=None, stream=stream, failed=failed, **options
+    )
+
+
+@pytest.mark.parametrize("own", ["thompson", "ei"])
+def test_repeated_failures_move_the_best_point(own: str) -> None:
+    best = published(None, own)
+    assert torch.equal(published(NONE, own), best)
+    assert torch.equal(published(torch.ones(1, 2).double(), own), best)  # an accident elsewhere
+    steps = torch.tensor([[1.0, 0.0], [-1.0, 0.0], [0.0, 1.0], [0.0, -1.0]]).double()
+    failed = torch.cat([best, best + 0.04 * steps])
+    for succeeded in (None, history(8)[0]):
+        moved = published(failed, own, succeeded=succeeded)
+        assert float((moved - best).norm()) > 0.04
+
+
+def test_a_failed_point_is_not_asked_again() -> None:
+    space = SearchSpace((Parameter.integer("n", 1, 3), Parameter.choice("kind", ["a", "b"])))
+    every = space.snap(uniform(100, space.dim)).unique(dim=0)
+    strategy = replace(SMALL, min_distance=0.0)
+    phi = random_fourier()
+    acquisition = ThompsonSampling(weight_path(phi, normal(phi.num_features)))
+    for left in range(len(every)):
+        failed = torch.cat([every[:left], every[left + 1 :]])
+        rest = every[left : left + 1]
+        for candidates in (None, every):
+            random = random_point(space, candidates, generator(left), failed)
+            assert torch.equal(space.snap(random), rest)
+    points = uniform(6, 2)
+    for count in (1, 5):
+        found = strategy.maximizer(
+            acquisition, SQUARE, NONE, candidates=points, stream=generator(0), failed=points[:count]
+        )
+        assert bool((points[count:] == found).all(dim=-1).any())
+    # With nothing else left, one of them.
+    random = random_point(space, None, generator(0), every)
+    assert bool((every == space.snap(random)).all(dim=-1).any())
+
+
 # ------------------------------------------------------------------ settings
 
 

@@ -9,13 +9,12 @@ import pytest
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.acquisition import Constant
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.protocols.transfer_search import TransferSearch
+from botorch_fed.search.released import Following
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import FTS
+from botorch_fed.studies import DPFTSDE, FTS, FedGP
 from test.cases import uniform
 
 SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))

@@ -86,6 +86,7 @@ def point(
     space: SearchSpace = SQUARE,
     chosen: Tensor | None = None,
     candidates: Tensor | None = None,
+    failed: Tensor | None = None,
     seed: int = 0,
 ) -> Tensor:
     return search.point(
@@ -96,6 +97,7 @@ def point(
         chosen=no_points(space.dim) if chosen is None else chosen,
         candidates=candidates,
         stream=generator(seed, "point"),
+        failed=failed,
     )
 
 
@@ -458,6 +460,125 @@ def test_settings_are_the_same_in_every_process() -> None:
 def test_bad_settings(options: dict[str, Any]) -> None:
     with pytest.raises(InputDataError, match="trust"):
         TransferSearch(**options)
+
+
+# ------------------------------------------------------------------ where evaluations fail
+
+
+SMALL = SearchSpace((Parameter.integer("depth", 1, 3), Parameter.choice("kind", ["a", "b"])))
+EVERY = SMALL.snap(uniform(200, SMALL.dim)).unique(dim=0)
+SEARCHES = [SEARCH, TransferSearch(acquisition=log_improvement)]
+
+
+def right(X: Tensor) -> Tensor:
+    """Where the tests' evaluations fail: a third, and the top of what rises to the right."""
+    return X[:, 0] > 0.67
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["own", "passed in"])
+@pytest.mark.parametrize("candidates", [None, uniform(20, 2, seed=4)], ids=["box", "list"])
+@pytest.mark.parametrize("n", [0, 1, 6])
+def test_without_failures_nothing_changes(
+    search: TransferSearch, candidates: Tensor | None, n: int
+) -> None:
+    X, Y = history(n)
+    for prior in (None, good_prior()):
+        found = [
+            point(X, Y, prior, search=search, candidates=candidates, failed=failed)
+            for failed in (None, X[:0])
+        ]
+        assert torch.equal(*found)
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["own", "passed in"])
+@pytest.mark.parametrize("prior", [False, True])
+@pytest.mark.parametrize("listed", [False, True])
+@pytest.mark.parametrize("n", [0, 1, 4])
+def test_a_failed_point_is_not_asked_again_while_another_is_left(
+    search: TransferSearch, prior: bool, listed: bool, n: int
+) -> None:
+    basis = default_feature_map(SMALL)
+    function = PriorFunction.of_weights(basis, normal(basis.num_features)) if prior else None
+    for left in range(len(EVERY))[:: 1 if search is SEARCH else 3]:
+        rest = torch.cat([EVERY[:left], EVERY[left + 1 :]])
+        found = point(
+            rest[:n],
+            rest[:n, :1],
+            function,
+            search=search,
+            space=SMALL,
+            candidates=EVERY if listed else None,
+            failed=rest[n:],
+        )
+        if search is SEARCH or listed:
+            assert torch.equal(found, EVERY[left : left + 1])
+        assert not bool((rest[n:] == found).all(dim=-1).any())
+
+
+@pytest.mark.parametrize("listed", [False, True])
+def test_the_first_failure_is_already_not_asked_again(listed: bool) -> None:
+    candidates = EVERY if listed else None
+    X = EVERY[:2]
+    before = point(X, X[:, :1], space=SMALL, candidates=candidates)
+    after = point(X, X[:, :1], space=SMALL, candidates=candidates, failed=before)
+    assert not torch.equal(before, after)
+    none = torch.zeros(0, 1).double()
+    for seed in range(10):
+        found = point(X[:0], none, space=SMALL, candidates=candidates, failed=EVERY[:1], seed=seed)
+        assert not torch.equal(found, EVERY[:1])
+
+
+def test_one_failure_is_not_modelled() -> None:
+    X, Y = history(6)
+    corner = torch.tensor([[1.0, 0.0]]).double()
+    assert torch.equal(point(X, Y), point(X, Y, failed=corner))
+    twice = torch.cat([corner, corner])
+    assert not torch.equal(point(X, Y), point(X, Y, failed=twice))
+
+
+def test_a_failed_point_is_no_incumbent() -> None:
+    X, _ = history(6)
+    seen: list[Tensor] = []
+
+    def spy(model: SingleTaskGP, tried: Tensor) -> AcquisitionFunction:
+        seen.append(tried)
+        return log_improvement(model, tried)
+
+    search = TransferSearch(acquisition=spy)
+    point(X, hill(X), search=search, failed=uniform(3, 2, seed=9))
+    assert torch.equal(seen[0], X)
+
+
+@pytest.mark.parametrize("search", SEARCHES, ids=["own", "passed in"])
+def test_a_third_that_fails_is_learned(search: TransferSearch) -> None:
+    X = uniform(5, 2, seed=3)
+    X, failed = X[~right(X)], X[right(X)]
+    steps = 12 if search is SEARCH else 6
+    for t in range(steps):
+        found = point(X, X[:, :1] + hill(X), search=search, failed=failed, seed=t)
+        X, failed = (
+            (X, torch.cat([failed, found])) if right(found) else (torch.cat([X, found]), failed)
+        )
+    assert len(failed) <= 5
+    best = 0.5 * (0.3 + 0.3 + 1 / 6)  # of the sum along the first input
+    if search is SEARCH:
+        top = torch.tensor([[best, 0.3]]).double()
+        assert float((X[:, :1] + hill(X)).max()) > float(top[:, :1] + hill(top)) - 0.01
+
+
+def test_before_any_success_a_site_leaves_where_it_failed() -> None:
+    failed = torch.tensor([[0.1, 0.1], [0.2, 0.2], [0.15, 0.3], [0.1, 0.2]]).double()
+    none = no_points(), torch.zeros(0, 1).double()
+    alone = torch.cat([point(*none, failed=failed, seed=n) for n in range(5)])
+    assert float(torch.cdist(alone, failed).min()) > 0.3
+    # Every second point is random: what succeeds may be the middle, between the failures.
+    wide = torch.tensor([[0.1, 0.1], [0.9, 0.9], [0.1, 0.9], [0.9, 0.1], [0.5, 0.4]]).double()
+    random = torch.cat([point(*none, failed=wide, seed=n) for n in range(40)])
+    assert float(torch.cdist(random, wide).min()) < 0.15
+    first = point(*none, good_prior())
+    around = first + torch.tensor([[0.0, 0.0], [0.02, 0.0]]).double()
+    told = point(*none, good_prior(), failed=around)
+    assert float(torch.cdist(told, around).min()) > APART
 
 
 # ------------------------------------------------------------------ what arrives

@@ -15,13 +15,11 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.privacy.audit import audit
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import FTS
+from botorch_fed.studies import FTS, FedGP, PrivateUCB
 from botorch_fed.test_functions import SyntheticGPAgents
 
 X = torch.zeros(3, 1).double()

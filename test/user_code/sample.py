@@ -44,16 +44,14 @@ from botorch_fed.privacy import (
 )
 from botorch_fed.privacy.audit import AuditReport, audit
 from botorch_fed.protocols.base import Agent, AgentId, Objective, Outbox, Pending, Server
-from botorch_fed.protocols.dp_fts_de import DPFTSDE, Following
-from botorch_fed.protocols.fed_gp import FedGP
-from botorch_fed.protocols.private_ucb import PrivateUCB
 from botorch_fed.protocols.store import Blobs
-from botorch_fed.protocols.support_search import SupportSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, Study, run
+from botorch_fed.search.released import Following
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import FTS
+from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
 from botorch_fed.test_functions import SyntheticGPAgents
 
 SPACE = SearchSpace(

@@ -1,17 +1,31 @@
-r"""Settings as published: how an agent searches in [Dai2020FTS]_ and in FBO-FedGP.
+r"""Settings as published: of [Dai2021]_, and how an agent searches in [Dai2020FTS]_ and FBO-FedGP.
 
 .. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
    sampling. NeurIPS 2020.
+.. [Dai2021] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+   optimization with distributed exploration. NeurIPS 2021.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
-from botorch_fed.acquisition import InverseSquare, MixingSchedule
-from botorch_fed.protocols.support_search import SupportSearch
+from botorch_fed.acquisition import (
+    ExplorationSchedule,
+    InverseSquare,
+    MixingSchedule,
+    Polynomial,
+    SoftmaxSchedule,
+)
+from botorch_fed.models import RandomFourierFeatures, StationaryKernel
+from botorch_fed.privacy import PoissonSampling
+from botorch_fed.rng import generator
+from botorch_fed.search.released import Following
+from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
+from botorch_fed.studies import DPFTSDE
 
 
 def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
@@ -30,3 +44,65 @@ def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
 def paper_search(**changes: Any) -> SupportSearch:
     """The published search: PITC, so that all go to the same point in a shared step."""
     return replace(SupportSearch(support_size=8, prediction="pitc"), **changes)
+
+
+def paper_following() -> Following:
+    """What an agent does in [Dai2021]_: :math:`1 - p_t = 1/t`, its own GP by maximum likelihood."""
+    return Following(
+        schedule=Polynomial(1.0),
+        follow=0,
+        spread=0.0,
+        warp=False,
+        paper_gp=True,
+        min_distance=0.0,
+        num_features=100,
+    )
+
+
+def paper_settings(
+    dim: int,
+    *,
+    rounds: int = 60,
+    num_regions: int = 4,
+    clip_norm: float = 22.0,
+    sampling_rate: float = 0.35,
+    noise_multiplier: float | None = 1.0,
+    exploration: ExplorationSchedule | None = None,
+    num_features: int = 100,
+    num_initial: int = 10,
+    seed: int = 0,
+    **options: Any,
+) -> DPFTSDE:
+    r"""The settings of [Dai2021]_ for its real tasks; published noise, so labelled everywhere.
+
+    Args:
+        dim: Dimension of the unit cube.
+        rounds: :math:`T`, after the initial points.
+        num_regions: :math:`P`.
+        clip_norm: The paper's `S`; a vector is clipped to :math:`S / \sqrt P`.
+        sampling_rate: :math:`q`.
+        noise_multiplier: :math:`z`; None for FTS-DE.
+        exploration: Default the paper's softmax, :math:`T_c = 10`, :math:`T_d = 30`.
+        num_features: :math:`M`, cosines with random phases, length scale 0.01.
+        num_initial: Points at the start.
+        seed: Public, of the features.
+        options: Further settings of `DPFTSDE`, or others in the place of the paper's.
+    """
+    kernel = StationaryKernel(math.inf, [0.01] * dim)
+    stream = generator(seed, "paper features")
+    settings: dict[str, Any] = {
+        "budget": rounds + num_initial,
+        "noise_multiplier": noise_multiplier,
+        "releases": "all",
+        "num_regions": num_regions,
+        "exploration": SoftmaxSchedule(15, 10, 30) if exploration is None else exploration,
+        "sampling": PoissonSampling(sampling_rate),
+        "noise_kind": "none" if noise_multiplier is None else "paper",
+        "message": "sample",
+        "clip_norm": clip_norm / math.sqrt(num_regions),
+        "feature_map": RandomFourierFeatures.paper_cosine(kernel, num_features, generator=stream),
+        "noise_var": 1e-6,
+        "num_initial": num_initial,
+        "strategy": paper_following(),
+    }
+    return DPFTSDE(**{**settings, **options})

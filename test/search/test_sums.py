@@ -13,13 +13,12 @@ from botorch.acquisition.analytic import UpperConfidenceBound
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.aggregation.secure_sum import SecureSum
+from botorch_fed.aggregation.sum_messages import Opened, SumOrder
+from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.terms import Setup
 from botorch_fed.models import PriorFunction, RandomFourierFeatures, fit_earned
 from botorch_fed.models.earned_prior import TRUSTS, project, reference_features
-from botorch_fed.protocols import mean_search
-from botorch_fed.protocols.fed_gp import FedGP, FedGPAgent, Opened, Order, Setup
-from botorch_fed.protocols.mean_search import BOUND, MeanSearch
-from botorch_fed.protocols.region_search import RegionSearch
 from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import (
     MIN_OWN,
@@ -32,31 +31,35 @@ from botorch_fed.protocols.transfer_search import (
 )
 from botorch_fed.rng import generator
 from botorch_fed.run import run
+from botorch_fed.search import sums
+from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.sums import BOUND, TransferSum
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.studies import FedGP
 from botorch_fed.wire.codec import decode, encode
-from test.cases import normal, se, uniform
-from test.protocols.test_fed_gp import (
+from test.aggregation.harness import (
     HILLS,
     NAMES,
     SQUARE,
     Federation,
     finished,
+    named,
     ran,
     setups,
     study,
     trace,
 )
+from test.cases import normal, se, uniform
 
 PHI = RandomFourierFeatures.draw(se(0.4, 0.4), 20, generator=generator(0, "mean search"))
-SEARCH = MeanSearch.over(SQUARE, PHI)
+SEARCH = TransferSum()
 ONE = TransferSearch()
 K = len(TRUSTS)
 
 
 def said(name: str, federation: Federation) -> Tensor:
     """What a site has drawn for the last sum, as numbers."""
-    agent, state = federation.sites[name].agent, federation.sites[name].state
-    return agent.private_sum.channel.grid.to_values(state.drawn)
+    return federation.server.private_sum.channel.grid.to_values(federation.memory(name).drawn)
 
 
 # ------------------------------------------------------------------ packing
@@ -73,7 +76,7 @@ def test_a_report_in_a_sum() -> None:
     assert packed[-1] == 1
     assert not bool(pack_report(PHI, None).count_nonzero())
     assert not bool(pack_report(PHI, report() / 0).count_nonzero())
-    assert len(packed) == len(pack_report(PHI, None)) == SEARCH.size(2)
+    assert len(packed) == len(pack_report(PHI, None)) == report_size(PHI) + 1
     others = unpack_sum(3 * packed, packed)
     assert torch.allclose(others.weights, 2 * report()[:20], atol=1e-15)
     assert torch.equal(others.trust, 2 * report()[20:])
@@ -87,16 +90,16 @@ def test_a_count_that_is_none_says_nothing(count: float) -> None:
     total = pack_report(PHI, report())
     total[-1] = count
     assert unpack_sum(total, None).num_sites == 0
-    assert mean_search.advice(SEARCH, total, None, 3) is None
+    assert sums.advice(PHI, total, None, 3) is None
 
 
 def test_more_experience_than_there_are_sites_is_none() -> None:
     total = pack_report(PHI, report())
-    found = mean_search.advice(SEARCH, total, None, 3)
+    found = sums.advice(PHI, total, None, 3)
     assert found is not None
     assert found.trust is not None
     total[20:-1] = 100.0
-    found = mean_search.advice(SEARCH, total, None, 3)
+    found = sums.advice(PHI, total, None, 3)
     assert found is not None  # the functions are heard even so
     assert found.trust is None
 
@@ -113,13 +116,14 @@ def test_a_message_is_no_louder_than_a_site_can_be() -> None:
 def test_contributions_fit_the_grid(dim: int, size: int) -> None:
     """With room: also outliers, steps and noise, on any scale."""
     space = SearchSpace(tuple(Parameter.real(f"x{i}", 0.0, 1.0) for i in range(dim)))
-    search = MeanSearch.over(space)
-    assert search.size(dim) == report_size(default_feature_map(space)) + 1 == size + K
+    terms = FedGP(budget=5, channel="plain").terms(space, NAMES)
+    phi = default_feature_map(space)
+    assert terms.search.size(terms) == report_size(phi) + 1 == size + K
     for n in (3, 40):
         X = uniform(n, dim, seed=n)
         steps = (X[:, :1] > 0.8).double()
         for Y in (1e8 * X.square().sum(-1, keepdim=True), uniform(n, 1) ** 9, steps):
-            values = mean_search.contribution(search, ONE, space, X, Y, None)
+            values = sums.contribution(phi, ONE, space, X, Y, None)
             assert float(values.abs().max()) < BOUND / 4
             assert values[-1] == 1
 
@@ -127,8 +131,8 @@ def test_contributions_fit_the_grid(dim: int, size: int) -> None:
 def test_shift_and_stretch_of_outcomes_change_nothing() -> None:
     X = uniform(8, 2)
     Y = HILLS["ann"](X)
-    values = mean_search.contribution(SEARCH, ONE, SQUARE, X, Y, None)
-    moved = mean_search.contribution(SEARCH, ONE, SQUARE, X, 5000 + 1e3 * Y, None)
+    values = sums.contribution(PHI, ONE, SQUARE, X, Y, None)
+    moved = sums.contribution(PHI, ONE, SQUARE, X, 5000 + 1e3 * Y, None)
     assert torch.allclose(values, moved, atol=1e-5)
 
 
@@ -137,7 +141,7 @@ def test_the_grid_is_fine_enough_for_a_prior(num_agents: int) -> None:
     step = BOUND * SEARCH.precision(num_agents)
     assert step <= 2e-3
     X = uniform(20, 2)
-    values = mean_search.contribution(SEARCH, ONE, SQUARE, X, HILLS["ann"](X), None)[:20]
+    values = sums.contribution(PHI, ONE, SQUARE, X, HILLS["ann"](X), None)[:20]
     rounded = (values / step).round() * step
     exact, near = PriorFunction.of_weights(PHI, values), PriorFunction.of_weights(PHI, rounded)
     assert exact is not None
@@ -149,29 +153,22 @@ def test_the_grid_is_fine_enough_for_a_prior(num_agents: int) -> None:
 # ------------------------------------------------------------------ the settings on the wire
 
 
-def test_public_settings() -> None:
-    again = decode(encode(SEARCH), MeanSearch)
-    assert again == SEARCH
-    assert hash(again) == hash(SEARCH)
-    assert repr(again) == repr(SEARCH)
-    assert mean_search.feature_map(again) is mean_search.feature_map(SEARCH)
-    assert MeanSearch.over(SQUARE) != SEARCH
-    assert SEARCH != "SEARCH"
+def test_the_basis_is_that_of_the_study() -> None:
     with pytest.raises(InputDataError, match="2 inputs, the search space 1"):
-        MeanSearch.over(SearchSpace((Parameter.real("a", 0.0, 1.0),)), PHI)
-    with pytest.raises(InputDataError, match="TransferSearch's"):
+        study(ONE, feature_map=PHI).server(SearchSpace((Parameter.real("a", 0.0, 1.0),)), NAMES)
+    with pytest.raises(InputDataError, match="RegionSearch has no shared basis"):
         FedGP(budget=5, search=RegionSearch(), feature_map=PHI)
-    protocol = study(ONE, feature_map=PHI)
-    assert protocol.server(SQUARE, NAMES).setup.mean == SEARCH
+    assert study(ONE, feature_map=PHI).server(SQUARE, NAMES).terms.basis is PHI
 
 
-def test_the_default_is_the_mean_search() -> None:
+def test_the_default_is_the_sum_of_mean_functions() -> None:
     protocol = FedGP(budget=6)
-    setup = protocol.server(SQUARE, NAMES).setup
-    assert isinstance(setup.search, MeanSearch)
-    assert setup.num_initial == MIN_OWN
-    assert protocol.agent("ann", SQUARE, 0, MemoryBlobs()).strategy == ONE
-    assert replace(protocol, search=RegionSearch()).server(SQUARE, NAMES).setup.num_initial == 4
+    terms = protocol.server(SQUARE, NAMES).terms
+    assert terms.search == TransferSum(strategy=ONE)
+    assert terms.aggregation == SecureSum(channel="threshold", rounds=3)
+    assert terms.num_initial == MIN_OWN
+    assert protocol.rounds == 3
+    assert replace(protocol, search=RegionSearch()).terms(SQUARE, NAMES).num_initial == 4
 
 
 BASES: dict[str, Callable[[Setup], Any]] = {
@@ -182,7 +179,7 @@ BASES: dict[str, Callable[[Setup], Any]] = {
     ).to_tensors(),
     "infinite": lambda setup: {
         name: tensor * 1e200 if tensor.is_floating_point() else tensor
-        for name, tensor in setup.mean.features.items()  # type: ignore[union-attr]
+        for name, tensor in setup.basis.items()
     },
 }
 
@@ -191,25 +188,17 @@ BASES: dict[str, Callable[[Setup], Any]] = {
 def test_a_basis_that_is_none_is_refused(how: str) -> None:
     federation = Federation(study(ONE, feature_map=PHI))
     federation.server.lie = lambda state, box: setups(
-        box, lambda setup: replace(setup, mean=MeanSearch(BASES[how](setup)))
+        box, lambda setup: replace(setup, basis=BASES[how](setup))
     )
     with pytest.raises(ProtocolError, match="refuse to begin"):
         federation.drive()
     assert federation.counts() == dict.fromkeys(NAMES, 0)
 
 
-def test_a_setup_with_two_searches_or_none() -> None:
-    setup = study(ONE).server(SQUARE, NAMES).setup
-    for changes in ({"region": RegionSearch()}, {"mean": None}):
-        with pytest.raises(InputDataError, match="one search"):
-            replace(setup, **changes)
-
-
 def test_a_site_that_searches_otherwise_is_another() -> None:
     prints = set()
     for search in (ONE, replace(ONE, warp=False), replace(ONE, listen=False)):
         protocol = study(search)
-        protocol.server(SQUARE, NAMES)
         prints.add(protocol.agent("ann", SQUARE, 1, MemoryBlobs()).fingerprint)
     assert len(prints) == 3
 
@@ -232,7 +221,8 @@ def listening(federation: Federation) -> dict[str, list[Any]]:
     heard: dict[str, list[Any]] = {}
     for name, site in federation.sites.items():
         heard[name] = []
-        site.agent = replace(site.agent, strategy=Listening(heard=heard[name]))
+        search = TransferSum(strategy=Listening(heard=heard[name]))
+        site.agent = replace(site.agent, terms=replace(site.agent.terms, search=search))
     return heard
 
 
@@ -274,9 +264,9 @@ def heard_from(prior: Any, *messages: Tensor) -> bool:
     return expected is not None and torch.allclose(prior(points), expected(points), atol=1e-3)
 
 
-def refused(name: str, order: Order, reply: Any) -> Any:
+def refused(name: str, order: SumOrder, reply: Any) -> Any:
     """Bob's second contribution is lost on its way."""
-    lost = name == "bob" and order.t == 1 and order.step == "query"
+    lost = name == "bob" and order.t == 1 and named(order) == "query"
     return replace(reply, data=b"lost") if lost else reply
 
 
@@ -326,8 +316,12 @@ def test_who_lost_its_place_under_a_joint_key_hears_the_others() -> None:
 
 def test_a_resumed_site_knows_what_it_has_contributed() -> None:
     federation = finished(study(ONE))
-    state = federation.sites["ann"].state
-    assert decode(encode(state), type(state)).mine.tolist() == state.mine.tolist() != []
+    state, newest = federation.sites["ann"].state, federation.memory("ann").newest
+    again = decode(encode(state), type(state)).aggregation.newest
+    assert newest is not None
+    assert newest.mine is not None
+    assert torch.equal(again.mine, newest.mine)
+    assert bool(newest.mine.count_nonzero())
 
 
 # ------------------------------------------------------------------ where it begins
@@ -403,7 +397,7 @@ def test_who_is_done_and_was_lost_is_taken_back() -> None:
     settings = {"num_initial": None, "data": data, "channel": "threshold", "active": ("cem",)}
     federation = finished(
         study(ONE, **settings, sums=6, rounds=6),
-        absent=lambda name, order: name == "bob" and order.t == 1 and order.step == "resend",
+        absent=lambda name, order: name == "bob" and order.t == 1 and named(order) == "resend",
     )
     assert federation.end.lost == ()
     assert federation.end.returned == ("bob",)
@@ -411,8 +405,11 @@ def test_who_is_done_and_was_lost_is_taken_back() -> None:
 
 
 def test_active_may_name_everybody() -> None:
-    everybody = study(ONE, active=NAMES).server(SQUARE, NAMES)
-    assert everybody.fingerprint == study(ONE).server(SQUARE, NAMES).fingerprint
+    everybody = study(ONE, active=NAMES)
+    terms = everybody.server(SQUARE, NAMES).terms
+    assert isinstance(terms.aggregation, SecureSum)
+    assert terms.aggregation.most_sums(terms) is None
+    assert trace(ran(everybody)) == trace(ran(study(ONE)))
 
 
 def test_only_agents_can_be_active() -> None:
@@ -428,14 +425,14 @@ def test_only_agents_can_be_active() -> None:
 def test_a_site_with_data_is_dealt_what_is_missing() -> None:
     federation = finished(study(ONE, num_initial=3, data={"bob": history("bob", 2)}))
     assert federation.counts() == {"ann": 6, "bob": 6, "cem": 6}
-    assert torch.equal(federation.sites["bob"].state.X[2], dealt_design(SQUARE, 1, 3, 3)[2])
+    assert torch.equal(federation.sites["bob"].state.X[2], dealt_design(SQUARE, 1, 3, 3)[0])
     many = finished(study(ONE, num_initial=3, data={"bob": history("bob", 7)}))
     assert many.counts() == {"ann": 6, "bob": 10, "cem": 6}
 
 
 def test_sites_with_too_little_to_say_do_not_count() -> None:
     federation = finished(study(ONE, num_initial=1, rounds=2, channel="threshold"))
-    opened = federation.end.opened
+    opened = federation.end.last
     assert isinstance(opened, Opened)
     assert not bool(opened.total.count_nonzero())
     assert opened.members == NAMES
@@ -447,13 +444,13 @@ def test_sites_with_too_little_to_say_do_not_count() -> None:
 
 def hostile(monkeypatch: pytest.MonkeyPatch, change: Callable[[Tensor], Tensor]) -> None:
     """Bob contributes something else."""
-    honest = FedGPAgent._contribution
+    honest = TransferSum.message
 
-    def contribution(self: FedGPAgent, setup: Any, state: Any, t: int) -> Tensor:
-        values = honest(self, setup, state, t)
-        return change(values) if self.name == "bob" else values
+    def message(self: TransferSum, view: Any) -> Tensor | None:
+        values = honest(self, view)
+        return change(values) if view.name == "bob" and values is not None else values
 
-    monkeypatch.setattr(FedGPAgent, "_contribution", contribution)
+    monkeypatch.setattr(TransferSum, "message", message)
 
 
 LIES: dict[str, Callable[[Tensor], Tensor]] = {
@@ -496,12 +493,6 @@ def test_a_lie_loses_its_trust(monkeypatch: pytest.MonkeyPatch) -> None:
         assert float(state.Y.max()) > 0.95
 
 
-def test_a_basis_over_other_inputs_is_named() -> None:
-    one = MeanSearch(BASES["other inputs"](study(ONE).server(SQUARE, NAMES).setup))
-    with pytest.raises(MessageError, match="another number of inputs"):
-        mean_search.check_received(one, SQUARE)
-
-
 def test_sites_that_do_not_listen_want_no_sum() -> None:
     federation = finished(study(replace(ONE, listen=False), channel="threshold"))
     assert federation.end.sums == 0
@@ -533,6 +524,6 @@ def test_less_than_no_experience_is_none() -> None:
     for lie in ([-8.0, 0, 0, 0, 9.0], [0.0, 0, 0, 0, 7.0], [-1e6, 0, 0, 0, 0]):
         total = honest.clone()
         total[-6:-1] += torch.tensor(lie, dtype=torch.float64)
-        advice = mean_search.advice(SEARCH, total, None, 8)
+        advice = sums.advice(PHI, total, None, 8)
         assert advice is not None
         assert advice.trust is None

@@ -1,6 +1,6 @@
 r"""Search in one shrinking region, with a model that the whole federation fits by sums.
 
-What agents learn in a round is one sum (`protocols.fed_gp`); everything here is a function of
+What agents learn in a round is one sum (`aggregation.secure_sum`); everything here is a function of
 public settings and of that sum, so every agent computes the same, and nobody reveals more.
 
 In round `t` a box of half width :math:`h_t` around a centre :math:`c_t` is searched. With
@@ -24,27 +24,44 @@ of the outcomes there, mean and variance of the agents' best outcomes.
 
 from __future__ import annotations
 
+import logging
 import math
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from typing import ClassVar
 
 import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.acquisition.optimize import ascend
+from botorch_fed.errors import NumericalError
+from botorch_fed.federation.terms import Terms, View, remembered
 from botorch_fed.models import (
     AdditiveFeatures,
     InducingFeatures,
+    LogWarp,
     StationaryKernel,
     Summary,
 )
+from botorch_fed.models.feasibility import Feasibility
 from botorch_fed.models.features import FeatureMap, PolynomialFeatures
 from botorch_fed.models.summary import WeightPosterior, profiled_evidence, summarize
 from botorch_fed.models.support import sobol_support
-from botorch_fed.protocols.support_search import check_effort
+from botorch_fed.protocols.own_step import (
+    feasibility_of,
+    random_point,
+    tensor_hash,
+    untried,
+)
 from botorch_fed.rng import Generator, generator
+from botorch_fed.search.releases import Sum, Sums
+from botorch_fed.search.sums import SummedSearch
+from botorch_fed.search.support import check_effort, check_horizon, uniform_points
+
+logger = logging.getLogger(__name__)
 
 NUM_MOMENTS = 7
 MAX_VALUES = 16  # of a hyperparameter
@@ -56,95 +73,6 @@ _FARTHEST = 100.0  # outcomes, in units of the region's scale, where moments are
 _LARGEST = 1e3  # an outcome over its noise
 _BEYOND = 10.0  # on the logarithmic scale: how far beyond the top an outcome counts
 _REACH = 0.2  # of the distance from the mean to the top
-
-
-@dataclass(frozen=True, kw_only=True)
-class RegionSearch:
-    """Public settings of the search in a shrinking region.
-
-    Attributes:
-        num_inducing: Size of the support set inside the region.
-        num_candidates: How many kernels a round compares: the current one, and others at random.
-        final_half_width: Half the region's width in the last round, in the unit cube.
-        wait: For how many rounds the region stays the whole cube.
-        keep: Up to which multiple of the half width an observation counts in full.
-        warps: Which outcome scales are compared.
-        lengthscales: In half widths of the region.
-        amplitudes: Prior variance of the process relative to a coefficient of the quadratic part.
-        noises: Noise variance, relative to the same.
-        spread: Scales the deviation of an agent's draw from the mean.
-        num_raw: Random points that the optimiser looks at.
-        num_restarts: How many of the best of them it improves.
-    """
-
-    num_inducing: int = 58
-    num_candidates: int = 3
-    final_half_width: float = 0.02
-    wait: int = 5
-    keep: float = 1.5
-    warps: tuple[str, ...] = ("linear", "log")
-    lengthscales: tuple[float, ...] = (1.0, 2.0, 4.0)
-    amplitudes: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0)
-    noises: tuple[float, ...] = (1e-5, 1e-3, 1e-1)
-    spread: float = 1.0
-    num_raw: int = 512
-    num_restarts: int = 2
-
-    def __post_init__(self) -> None:
-        for name in ("warps", "lengthscales", "amplitudes", "noises"):
-            object.__setattr__(self, name, tuple(getattr(self, name)))
-        if not 1 <= self.num_inducing <= 1024:
-            raise InputDataError(f"num_inducing must lie in 1..1024, got {self.num_inducing}.")
-        if not 0 < self.final_half_width <= 0.5:
-            raise InputDataError(
-                f"final_half_width must lie in (0, 0.5], got {self.final_half_width}."
-            )
-        if not (0 <= self.wait <= 10**6 and 1 <= self.keep <= 1e3):
-            raise InputDataError("wait lies in 0..10^6, and keep in [1, 1000].")
-        if self.warps not in (("linear",), ("linear", "log"), ("log", "linear")):
-            raise InputDataError(f'warps are "linear" and maybe "log", got {self.warps[:3]}.')
-        for name in ("lengthscales", "amplitudes", "noises"):
-            values = getattr(self, name)
-            if not 1 <= len(values) <= MAX_VALUES or not all(1e-12 <= v <= 1e3 for v in values):
-                raise InputDataError(
-                    f"{name} must be 1 to {MAX_VALUES} numbers from 1e-12 to 1,000."
-                )
-        if not 1 <= self.num_candidates <= len(self.kernels):
-            raise InputDataError(
-                f"num_candidates must lie in 1..{len(self.kernels)}, got {self.num_candidates}."
-            )
-        if not 0 <= self.spread <= 10:
-            raise InputDataError(f"spread lies in [0, 10], got {self.spread}.")
-        check_effort(self.num_raw, self.num_restarts)
-
-    @property
-    def kernels(self) -> tuple[tuple[float, float, float], ...]:
-        """All kernels that can be chosen: length scale, amplitude and noise."""
-        return tuple(
-            (lengthscale, amplitude, noise)
-            for lengthscale in self.lengthscales
-            for amplitude in self.amplitudes
-            for noise in self.noises
-        )
-
-    def half_width(self, t: int, rounds: int) -> float:
-        """The half width of round `t`, from 1/2 in the beginning to the final one."""
-        share = max(0, t - self.wait) / max(1, rounds - self.wait)
-        return 0.5 * (self.final_half_width / 0.5) ** min(share, 1.0)
-
-    def num_features(self, dim: int) -> int:
-        """Features of the quadratic part and of the process."""
-        return 1 + 2 * dim + dim * (dim - 1) // 2 + self.num_inducing
-
-    def size(self, dim: int) -> int:
-        """How many numbers an agent contributes to a sum."""
-        M = self.num_features(dim)
-        per_kernel = M * (M + 1) // 2 + 1 + _WARPS * (M + 1)
-        return self.num_candidates * per_kernel + NUM_MOMENTS
-
-    def bound(self, num_data: int) -> float:
-        """The largest number an agent with so many observations contributes, with room."""
-        return float(2.0 ** math.ceil(math.log2(400.0 * max(num_data, 1) / min(self.noises))))
 
 
 @dataclass(frozen=True, eq=False)
@@ -177,6 +105,236 @@ class RegionPlan:
         return (self.centre - self.half_width).clamp(0, 1), (self.centre + self.half_width).clamp(
             0, 1
         )
+
+
+@dataclass(frozen=True, eq=False)
+class RegionMemory:
+    """What a site knows of the region.
+
+    Attributes:
+        plan: The plan of the next sum.
+        seen: The plan of the last sum that it could read; None before the first.
+        total: That sum; empty before the first.
+        count: Of how many contributions.
+        t: The round of the last sum that came, whether it could be read or not.
+    """
+
+    plan: RegionPlan
+    seen: RegionPlan | None
+    total: Tensor = field(repr=False)
+    count: int
+    t: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegionSearch(SummedSearch):
+    """The search in a shrinking region.
+
+    Attributes:
+        num_inducing: Size of the support set inside the region.
+        num_candidates: How many kernels a round compares: the current one, and others at random.
+        final_half_width: Half the region's width in the last round, in the unit cube.
+        wait: For how many rounds the region stays the whole cube.
+        keep: Up to which multiple of the half width an observation counts in full.
+        warps: Which outcome scales are compared.
+        lengthscales: In half widths of the region.
+        amplitudes: Prior variance of the process relative to a coefficient of the quadratic part.
+        noises: Noise variance, relative to the same.
+        spread: Scales the deviation of an agent's draw from the mean.
+        num_raw: Random points that the optimiser looks at.
+        num_restarts: How many of the best of them it improves.
+        horizon: The number of evaluations of a site, the first ones included, over which the
+            region shrinks. A study fills in its budget.
+    """
+
+    num_inducing: int = 58
+    num_candidates: int = 3
+    final_half_width: float = 0.02
+    wait: int = 5
+    keep: float = 1.5
+    warps: tuple[str, ...] = ("linear", "log")
+    lengthscales: tuple[float, ...] = (1.0, 2.0, 4.0)
+    amplitudes: tuple[float, ...] = (0.01, 0.1, 1.0, 10.0)
+    noises: tuple[float, ...] = (1e-5, 1e-3, 1e-1)
+    spread: float = 1.0
+    num_raw: int = 512
+    num_restarts: int = 2
+    horizon: int | None = None
+
+    memory_type = RegionMemory
+    has_basis: ClassVar[bool] = False
+    every_sum: ClassVar[bool] = True
+    adds: ClassVar[str] = "summaries of its data in a region"
+    no_noise: ClassVar[str] = (
+        "RegionSearch compares several summaries in each of many sums: noise would drown them. Use "
+        "SupportSearch with a mechanism."
+    )
+
+    def __post_init__(self) -> None:
+        for name in ("warps", "lengthscales", "amplitudes", "noises"):
+            object.__setattr__(self, name, tuple(getattr(self, name)))
+        if not 1 <= self.num_inducing <= 1024:
+            raise InputDataError(f"num_inducing must lie in 1..1024, got {self.num_inducing}.")
+        if not 0 < self.final_half_width <= 0.5:
+            raise InputDataError(
+                f"final_half_width must lie in (0, 0.5], got {self.final_half_width}."
+            )
+        if not (0 <= self.wait <= 10**6 and 1 <= self.keep <= 1e3):
+            raise InputDataError("wait lies in 0..10^6, and keep in [1, 1000].")
+        if self.warps not in (("linear",), ("linear", "log"), ("log", "linear")):
+            raise InputDataError(f'warps are "linear" and maybe "log", got {self.warps[:3]}.')
+        for name in ("lengthscales", "amplitudes", "noises"):
+            values = getattr(self, name)
+            if not 1 <= len(values) <= MAX_VALUES or not all(1e-12 <= v <= 1e3 for v in values):
+                raise InputDataError(
+                    f"{name} must be 1 to {MAX_VALUES} numbers from 1e-12 to 1,000."
+                )
+        if not 1 <= self.num_candidates <= len(self.kernels):
+            raise InputDataError(
+                f"num_candidates must lie in 1..{len(self.kernels)}, got {self.num_candidates}."
+            )
+        if not 0 <= self.spread <= 10:
+            raise InputDataError(f"spread lies in [0, 10], got {self.spread}.")
+        check_effort(self.num_raw, self.num_restarts)
+        check_horizon(self.horizon)
+
+    def check_terms(self, terms: Terms) -> None:
+        """Raise `InputDataError` without a horizon."""
+        super().check_terms(terms)
+        if self.horizon is None:
+            raise InputDataError(
+                "RegionSearch shrinks its region over a number of evaluations that is known in "
+                "advance: give horizon, e.g. the budget."
+            )
+
+    @property
+    def kernels(self) -> tuple[tuple[float, float, float], ...]:
+        """All kernels that can be chosen: length scale, amplitude and noise."""
+        return tuple(
+            (lengthscale, amplitude, noise)
+            for lengthscale in self.lengthscales
+            for amplitude in self.amplitudes
+            for noise in self.noises
+        )
+
+    def half_width(self, t: int, rounds: int) -> float:
+        """The half width of round `t`, from 1/2 in the beginning to the final one."""
+        share = max(0, t - self.wait) / max(1, rounds - self.wait)
+        return 0.5 * (self.final_half_width / 0.5) ** min(share, 1.0)
+
+    def num_features(self, dim: int) -> int:
+        """Features of the quadratic part and of the process."""
+        return 1 + 2 * dim + dim * (dim - 1) // 2 + self.num_inducing
+
+    def numbers(self, dim: int) -> int:
+        """How many numbers an agent contributes to a sum."""
+        M = self.num_features(dim)
+        per_kernel = M * (M + 1) // 2 + 1 + _WARPS * (M + 1)
+        return self.num_candidates * per_kernel + NUM_MOMENTS
+
+    def largest(self, num_data: int) -> float:
+        """The largest number an agent with so many observations contributes, with room."""
+        return float(2.0 ** math.ceil(math.log2(400.0 * max(num_data, 1) / min(self.noises))))
+
+    # -------------------------------------------------------------- what a site says
+
+    def rounds(self, terms: Terms) -> int:
+        """The number of queries over which the region shrinks."""
+        assert self.horizon is not None  # by `check_terms`
+        return math.ceil(max(self.horizon - terms.num_initial, 0) / terms.q)
+
+    def size(self, terms: Terms) -> int:
+        """How many numbers a message has."""
+        return self.numbers(terms.space.dim)
+
+    def bound(self, terms: Terms) -> float:
+        """The largest number that a site contributes."""
+        assert self.horizon is not None
+        return self.largest(self.horizon)
+
+    def start(self, view: View) -> RegionMemory:
+        """The whole cube."""
+        none = torch.zeros(0, dtype=torch.float64)
+        return RegionMemory(first_plan(self, view.terms.space.dim), None, none, 0, -1)
+
+    def received(self, view: View) -> RegionMemory:
+        """The region after the sums that came, each read once and after all those before."""
+        memory: RegionMemory = view.memory
+        release: Sums | None = view.release
+        for found in () if release is None else release.sums:
+            if found.t > memory.t and found.previous == memory.t:
+                memory = self._read(view, memory, found)
+        return memory
+
+    def _read(self, view: View, memory: RegionMemory, found: Sum) -> RegionMemory:
+        plan = replace(memory.plan, t=found.t)  # it has waited through rounds without a sum
+        try:
+            if found.total is None:
+                raise NumericalError("it cannot be decrypted")
+            read = _remembered_view(self, view.terms, plan, found.total, found.count)
+        except NumericalError as error:  # an agent has spoilt it, for all alike
+            logger.warning(
+                "agent %r can not read the sum of round %d: %s", view.name, found.t, error
+            )
+            return replace(memory, plan=replace(plan, t=found.t + 1), t=found.t)
+        return RegionMemory(read.following, plan, found.total, found.count, found.t)
+
+    def message(self, view: View) -> Tensor | None:
+        """The summaries of all data by the plan of the round."""
+        memory: RegionMemory = view.memory
+        return contribution(self, replace(memory.plan, t=view.t), view.X, view.Y)
+
+    # -------------------------------------------------------------- where it looks
+
+    def first(self, view: View, count: int) -> Tensor:
+        """Uniform points, `count x d`."""
+        return uniform_points(view, count)
+
+    def heard(self, view: View) -> bool:
+        """Always: a site without data is dealt nothing."""
+        return True
+
+    def point(self, view: View) -> Tensor:
+        """The next point, `1 x d`: of the region, or at random before the first sum."""
+        memory: RegionMemory = view.memory
+        agents, space = view.terms.agents, view.terms.space
+        stream = view.stream("query", view.n - view.first)
+        if memory.seen is None:
+            point = random_point(space, None, stream, view.failed)
+        else:
+            read = _remembered_view(self, view.terms, memory.seen, memory.total, memory.count)
+            turn = agents[read.plan.t % len(agents)] == view.name
+            point = next_point(
+                self,
+                read,
+                torch.cat([view.X, view.avoid]),
+                stream=stream,
+                turn=turn,
+                feasible=_feasible(view),
+            )
+        if view.candidates is None:
+            return space.snap(point)
+        fresh = untried(view.candidates, view.X).double()
+        return fresh[torch.cdist(point, fresh).argmin()].unsqueeze(0)
+
+
+def _feasible(view: View) -> Feasible | None:
+    """What succeeds at this site; None while failures do not repeat."""
+    if not len(view.failed):
+        return None
+    warp = LogWarp(torch.zeros(view.terms.space.dim).double())
+    feasibility = feasibility_of(view.X, view.failed, warp)
+    return None if feasibility is None else Feasible(feasibility, view.X)
+
+
+def _remembered_view(
+    search: RegionSearch, terms: Terms, plan: RegionPlan, total: Tensor, count: int
+) -> RegionView:
+    """What a sum says, worked out once for all agents of a process."""
+    numbers = (plan.t, plan.half_width, plan.mean, plan.scale, plan.top, plan.reach, plan.kernels)
+    rounds = search.rounds(terms)
+    key = (search, rounds, numbers, count, tensor_hash(plan.centre), tensor_hash(total))
+    return remembered(key, lambda: read_sum(search, plan, total, num_agents=count, rounds=rounds))
 
 
 def first_plan(search: RegionSearch, dim: int) -> RegionPlan:
@@ -303,11 +461,11 @@ def contribution(search: RegionSearch, plan: RegionPlan, X: Tensor, Y: Tensor) -
         Y: Own outcomes on the public scale, `n x 1`, larger is better.
 
     Returns:
-        A `search.size(d)` tensor.
+        A `search.numbers(d)` tensor.
     """
     d = X.shape[-1]
     if len(X) == 0:
-        return torch.zeros(search.size(d), dtype=torch.float64)
+        return torch.zeros(search.numbers(d), dtype=torch.float64)
     scaled, slope = _outcomes(search, plan, Y)
     parts = []
     for kernel in plan.kernels:
@@ -328,7 +486,7 @@ def contribution(search: RegionSearch, plan: RegionPlan, X: Tensor, Y: Tensor) -
     return torch.cat([*parts, _FINE * fine, counts])
 
 
-def view(
+def read_sum(
     search: RegionSearch, plan: RegionPlan, total: Tensor, *, num_agents: int, rounds: int
 ) -> RegionView:
     """What a sum says: the shared posterior, and the next plan.
@@ -423,8 +581,32 @@ def _following(
 # ------------------------------------------------------------------ an agent's point
 
 
-def point(
-    search: RegionSearch, found: RegionView, tried: Tensor, *, stream: Generator, turn: bool
+@dataclass(frozen=True, eq=False)
+class Feasible:
+    """What succeeds at a site, and where an evaluation has."""
+
+    model: Feasibility
+    X: Tensor
+
+    def weigh(self, function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        """A function above its least value at `X`, times the probability of success."""
+        least = float(function(self.X).min()) if len(self.X) else 0.0
+
+        def weighed(X: Tensor) -> Tensor:
+            above = function(X) - least
+            return torch.where(above > 0, above * self.model(X).exp(), above)
+
+        return weighed
+
+
+def next_point(
+    search: RegionSearch,
+    found: RegionView,
+    tried: Tensor,
+    *,
+    stream: Generator,
+    turn: bool,
+    feasible: Feasible | None = None,
 ) -> Tensor:
     """The maximum in the region of a function drawn from the shared posterior, `1 x d`.
 
@@ -435,12 +617,13 @@ def point(
         stream: The agent's own random numbers.
         turn: Whether it is this agent's turn to try the maximum of the mean. Where the model is
             certain all draws have the same maximum: the others then try the neighbourhood.
+        feasible: What succeeds, where evaluations of this agent have failed.
     """
     posterior = found.posterior
     deviation = posterior.sample(generator=stream) - posterior.mean
     weights = posterior.mean + search.spread * found.scale * deviation
     start = found.following.centre.clamp(*found.plan.box).unsqueeze(0)
-    best = _maximum(search, found, weights, start)
+    best = _maximum(search, found, weights, start, feasible)
     known = tried if turn else torch.cat([tried, found.following.centre.unsqueeze(0)])
     if len(known) and float(torch.cdist(best, known).min()) < 0.01 * found.plan.half_width:
         nudge = 0.05 * found.plan.half_width * stream.normal(1, best.shape[-1])
@@ -448,12 +631,25 @@ def point(
     return best
 
 
-def _maximum(search: RegionSearch, found: RegionView, weights: Tensor, start: Tensor) -> Tensor:
+def _maximum(
+    search: RegionSearch,
+    found: RegionView,
+    weights: Tensor,
+    start: Tensor,
+    feasible: Feasible | None = None,
+) -> Tensor:
     """Where in the region a function of the basis is largest, `1 x d`."""
     lower, upper = found.plan.box
+
+    def draw(X: Tensor) -> Tensor:
+        return found.features(X) @ weights
+
+    function: Callable[[Tensor], Tensor] = draw
     values = found.raw_features @ weights
+    if feasible is not None:
+        function = feasible.weigh(draw)
+        with torch.no_grad():
+            values = function(found.raw)
     first = found.raw[values.topk(search.num_restarts).indices]
-    points, ends = ascend(
-        lambda X: found.features(X) @ weights, torch.cat([first, start]), lower, upper
-    )
+    points, ends = ascend(function, torch.cat([first, start]), lower, upper)
     return points[ends.argmax()].unsqueeze(0)

@@ -14,17 +14,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from botorch_fed.protocols.region_search import (
+from botorch_fed.rng import generator
+from botorch_fed.search.region import (
     NUM_MOMENTS,
     RegionPlan,
     RegionSearch,
     RegionView,
     contribution,
     first_plan,
-    point,
-    view,
+    next_point,
+    read_sum,
 )
-from botorch_fed.rng import generator
 from test.cases import normal, uniform
 
 SMALL = RegionSearch(num_inducing=6, num_candidates=2, wait=1, num_raw=64)
@@ -56,10 +56,10 @@ def rounds_of(
         total = sum(
             (contribution(search, current, x, function(x)) for x in X), torch.zeros(1).double()
         )
-        views.append(view(search, current, total, num_agents=agents, rounds=rounds))
+        views.append(read_sum(search, current, total, num_agents=agents, rounds=rounds))
         current = views[-1].following
         for i in range(agents):
-            new = point(
+            new = next_point(
                 search, views[-1], X[i], stream=generator(i, "own", t), turn=t % agents == i
             )
             X[i] = torch.cat([X[i], new])
@@ -72,7 +72,7 @@ def rounds_of(
 @pytest.mark.parametrize("d", [1, 2, 3])
 def test_sizes_match(d: int) -> None:
     X, Y = data(0, d=d)
-    assert contribution(SMALL, first_plan(SMALL, d), X, Y).shape == (SMALL.size(d),)
+    assert contribution(SMALL, first_plan(SMALL, d), X, Y).shape == (SMALL.numbers(d),)
     assert not contribution(SMALL, first_plan(SMALL, d), X[:0], Y[:0]).any()
 
 
@@ -101,7 +101,7 @@ def test_wild_outcomes_stay_within_the_bound(shift: float, spread: float, seed: 
     for current in (first_plan(SMALL, 2), plan(), plan(scale=1e-3, half_width=0.02)):
         values = contribution(SMALL, current, X, Y)
         assert bool(values.isfinite().all())
-        assert float(values.abs().max()) <= SMALL.bound(8)
+        assert float(values.abs().max()) <= SMALL.largest(8)
 
 
 # ------------------------------------------------------------------ plans
@@ -174,18 +174,18 @@ def test_the_outcome_scale_is_chosen(scale: str) -> None:
 
 
 def test_a_sum_without_data_is_a_prior() -> None:
-    total = torch.zeros(SMALL.size(2)).double()
-    seen = view(SMALL, first_plan(SMALL, 2), total, num_agents=3, rounds=4)
+    total = torch.zeros(SMALL.numbers(2)).double()
+    seen = read_sum(SMALL, first_plan(SMALL, 2), total, num_agents=3, rounds=4)
     assert not seen.posterior.mean.any()
     none = torch.zeros(0, 2).double()
-    at = point(SMALL, seen, none, stream=generator(0), turn=False)
+    at = next_point(SMALL, seen, none, stream=generator(0), turn=False)
     assert bool(((at >= 0) & (at <= 1)).all())
 
 
 def test_plans_do_not_depend_on_who_is_told_first() -> None:
     parts = [contribution(SMALL, plan(), *data(i)) for i in range(3)]
     views = [
-        view(SMALL, plan(), sum(parts[1:], parts[0]), num_agents=3, rounds=6) for _ in range(2)
+        read_sum(SMALL, plan(), sum(parts[1:], parts[0]), num_agents=3, rounds=6) for _ in range(2)
     ]
     assert torch.equal(views[0].following.centre, views[1].following.centre)
     assert views[0].following.kernels == views[1].following.kernels

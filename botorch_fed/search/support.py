@@ -11,6 +11,9 @@ The support set is public: Sobol points, or those that the setup names. A suppor
 agents' inputs is a release of its own; the paper's Algorithm 1 sends inputs in the clear.
 
 The kernel is public. A length scale that was fitted to private data and shared would be a release.
+
+A site without enough data evaluates uniform points at the start. A message that protects records
+has one row per observation (`SupportSearch.gives_records`).
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
@@ -41,11 +44,14 @@ from botorch_fed.acquisition import (
     ThompsonSampling,
     check_schedule,
 )
+from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.optimize import ascend, maximize
 from botorch_fed.errors import NumericalError
+from botorch_fed.federation.terms import MAX_EVALUATIONS, Terms, View, remembered
 from botorch_fed.models import (
     BasisGP,
     InducingFeatures,
+    LogWarp,
     OwnHyperparameters,
     RandomFourierFeatures,
     StationaryKernel,
@@ -61,8 +67,15 @@ from botorch_fed.models.repair import repair_total
 from botorch_fed.models.summary import WeightPosterior
 from botorch_fed.models.support import sobol_support
 from botorch_fed.privacy.distributed import DistributedRecordSum
-from botorch_fed.protocols.own_step import random_point
+from botorch_fed.protocols.own_step import (
+    feasibility_of,
+    random_point,
+    tensor_hash,
+    untried,
+)
 from botorch_fed.rng import Generator, generator
+from botorch_fed.search.releases import Sum
+from botorch_fed.search.sums import SummedSearch, mechanism_of
 from botorch_fed.space import SearchSpace
 
 logger = logging.getLogger(__name__)
@@ -71,12 +84,13 @@ Acquisition = Literal["ucb", "ei", "pi", "ts"]
 _JITTER = 1e-8
 MAX_RAW = 2**14  # random points that an optimiser looks at,
 MAX_RESTARTS = 64  # and how many of them it improves
+USUAL_HORIZON = 1024
 MIN_DISTANCE = 1e-3  # of a point from one's own earlier ones, in the unit cube
 
 
 @dataclass(frozen=True, kw_only=True)
-class SupportSearch:
-    r"""Public settings of the published search.
+class SupportSearch(SummedSearch):
+    r"""The published search.
 
     Attributes:
         lengthscale: Of the squared-exponential kernel on the unit cube, in every dimension.
@@ -92,6 +106,8 @@ class SupportSearch:
         prediction: Whether one's own data enter the shared model exactly.
         num_raw: Random points that the optimiser looks at.
         num_restarts: How many of the best of them it improves.
+        horizon: The number of observations of a site up to which contributions are exact; those of
+            more are scaled down as a whole. A study fills in its budget.
     """
 
     lengthscale: float = 0.5
@@ -107,6 +123,11 @@ class SupportSearch:
     prediction: Literal["pitc", "pic"] = "pic"
     num_raw: int = 256
     num_restarts: int = 3
+    horizon: int | None = None
+
+    has_basis: ClassVar[bool] = False
+    gives_records: ClassVar[bool] = True
+    adds: ClassVar[str] = "a summary of its data on support points"
 
     def __post_init__(self) -> None:
         if not 0 < self.decay <= 1:  # what the proof needs
@@ -128,6 +149,13 @@ class SupportSearch:
         if not all(0 <= value <= 1 for point in support for value in point):  # false for NaN
             raise InputDataError("Support points lie in the unit cube.")
         object.__setattr__(self, "support", support)
+        check_horizon(self.horizon)
+
+    def check_terms(self, terms: Terms) -> None:
+        """Raise `InputDataError` for support points of another dimension."""
+        super().check_terms(terms)
+        if any(len(point) != terms.space.dim for point in self.support):
+            raise InputDataError(f"Support points need {terms.space.dim} coordinates each.")
 
     @property
     def schedule(self) -> Polynomial:
@@ -145,14 +173,98 @@ class SupportSearch:
             return self.models == "global"
         return float(coin.uniform(1)) > self.schedule(t)
 
-    def size(self, dim: int) -> int:
-        """How many numbers an agent contributes to a sum."""
+    def numbers(self, dim: int) -> int:
+        """How many numbers a summary has."""
         return self.support_size * (self.support_size + 3) // 2
 
-    def bound(self, num_data: int) -> float:
+    def largest(self, num_data: int) -> float:
         """The largest number an agent with so many observations contributes, with room."""
         largest = 4.0 * max(num_data, 1) * max(self.outputscale, 1.0) / self.noise_var
         return float(2.0 ** math.ceil(math.log2(largest)))
+
+    # -------------------------------------------------------------- what a site says
+
+    def size(self, terms: Terms) -> int:
+        """How many numbers a message has; 0 where no round uses the shared model."""
+        return self.numbers(terms.space.dim) if self.ever_together else 0
+
+    def bound(self, terms: Terms) -> float:
+        """The largest number that a site contributes."""
+        return self.largest(USUAL_HORIZON if self.horizon is None else self.horizon)
+
+    def message(self, view: View) -> Tensor | None:
+        """The summary of all data, or for a mechanism that protects records a row for each."""
+        mechanism = mechanism_of(view.terms)
+        if isinstance(mechanism, DistributedRecordSum):
+            phi = feature_map(self, view.terms.space.dim)
+            return records(phi, view.X, view.Y, mechanism)
+        return contribution(self, view.X, view.Y)
+
+    # -------------------------------------------------------------- where it looks
+
+    def first(self, view: View, count: int) -> Tensor:
+        """Uniform points, `count x d`."""
+        return uniform_points(view, count)
+
+    def heard(self, view: View) -> bool:
+        """Always: a site without data is dealt nothing."""
+        return True
+
+    def listens(self, view: View) -> bool:
+        """Whether the site's next query uses the shared model."""
+        return self._coin(view, view.t + 1)
+
+    def point(self, view: View) -> Tensor:
+        """The next point, `1 x d`, by the own or by the shared model."""
+        found: Sum | None = view.release
+        left = None if view.candidates is None else untried(view.candidates, view.X)
+        return next_point(
+            self,
+            view.terms.space,
+            self._shared(view),
+            view.X,
+            view.Y,
+            t=view.t,
+            together=self._coin(view, view.t),
+            candidates=left,
+            stream=view.stream("query", view.n - view.first),
+            own=found.mine if found is not None and found.t == view.t - 1 else None,
+            chosen=view.chosen,
+            failed=view.failed,
+        )
+
+    def _coin(self, view: View, t: int) -> bool:
+        return self.together(t, view.stream("coin", t))
+
+    def _shared(self, view: View) -> SupportView | None:
+        """What the newest sum says, worked out once for all agents of a process."""
+        found: Sum | None = view.release
+        if found is None or found.total is None:
+            return None
+        total, dim, mechanism = found.total, view.terms.space.dim, mechanism_of(view.terms)
+        try:
+            return remembered(
+                (self, dim, tensor_hash(total), mechanism),
+                lambda: read_sum(self, dim, total, mechanism),
+            )
+        except NumericalError:
+            logger.warning("agent %r can not read the sum of round %d", view.name, found.t)
+            return None
+
+
+def uniform_points(view: View, count: int) -> Tensor:
+    """Points that a site begins with, at random, `count x d`."""
+    uniform = view.stream("initial").uniform(view.n + count, view.terms.space.dim)[view.n :]
+    if view.candidates is None:
+        return view.terms.space.snap(uniform)
+    rows = (uniform[:, 0] * len(view.candidates)).long()
+    return view.candidates[rows].double()
+
+
+def check_horizon(horizon: int | None) -> None:
+    """Raise `InputDataError` unless a horizon is a number of evaluations, or None."""
+    if horizon is not None and not 1 <= horizon <= MAX_EVALUATIONS:
+        raise InputDataError(f"Expected 1 <= horizon <= {MAX_EVALUATIONS:,}, got {horizon}.")
 
 
 def check_effort(num_raw: int, num_restarts: int) -> None:
@@ -221,7 +333,7 @@ class SupportView:
     mechanism: Any
 
 
-def view(search: SupportSearch, dim: int, total: Tensor, mechanism: Any) -> SupportView:
+def read_sum(search: SupportSearch, dim: int, total: Tensor, mechanism: Any) -> SupportView:
     """What a sum of contributions, padded or not, says; a noisy one is repaired."""
     phi = feature_map(search, dim)
     received = _summary(search, phi, total, mechanism)
@@ -243,7 +355,7 @@ def _summary(
     search: SupportSearch, phi: InducingFeatures, total: Tensor, mechanism: Any
 ) -> Summary:
     if not isinstance(mechanism, DistributedRecordSum):
-        return Summary.unpack(total[: search.size(phi.input_dim)], basis=phi.fingerprint)
+        return Summary.unpack(total[: search.numbers(phi.input_dim)], basis=phi.fingerprint)
     gram, moment = mechanism.gram_and_moment(
         total, noise_var=search.noise_var, outputscale=search.outputscale
     )
@@ -253,7 +365,7 @@ def _summary(
 # ------------------------------------------------------------------ an agent's point
 
 
-def point(
+def next_point(
     search: SupportSearch,
     space: SearchSpace,
     shared: SupportView | None,
@@ -265,6 +377,8 @@ def point(
     candidates: Tensor | None,
     stream: Generator,
     own: Tensor | None,
+    chosen: Tensor | None = None,
+    failed: Tensor | None = None,
 ) -> Tensor:
     """The next point of an agent, `1 x d`.
 
@@ -280,31 +394,47 @@ def point(
         stream: The agent's own random numbers.
         own: What the agent has contributed to that sum from just these data; None if it has not:
             then the shared model knows nothing of its own data in particular.
+        chosen: Points that wait for their outcomes, `k x d`: with such, the next one is the best of
+            a draw from the posterior.
+        failed: Points whose evaluation failed, `m x d`: none is asked again while another is left,
+            and from two on the probability of success is modelled.
     """
+    chosen, failed = (X[:0] if given is None else given for given in (chosen, failed))
+    tried, feasibility = torch.cat([X, chosen]), None
+    if len(failed):
+        feasibility = feasibility_of(X, failed, LogWarp(torch.zeros(space.dim).double()))
+        candidates = None if candidates is None else untried(candidates, failed)
     use_shared = together and shared is not None
     if not use_shared and len(X) == 0:
-        random = random_point(space, candidates, stream)
+        random = random_point(space, candidates, stream, failed)
         return random if candidates is not None else space.snap(random)
     pic = use_shared and search.prediction == "pic" and own is not None and len(X) > 0
-    draws = search.acquisition == "ts"
-    if use_shared and not pic and not draws:
+    draws = search.acquisition == "ts" or len(chosen) > 0
+    closed = not draws and not pic and feasibility is None
+    if use_shared and closed:
         stream = generator(0, "shared point", t)  # all agents find the same maximum
-    if not draws and not pic:
+    if closed:
         moments = _shared_moments(shared) if use_shared else _own_moments(search, X, Y)
         score = _score(search, moments, X)
-        return _best(search, space, score, X, candidates, stream)
+        near = torch.cat([tried, failed])
+        return _best(search, space, score, near, candidates, stream)
     if use_shared:
         assert shared is not None
         model = _shared_model(search, shared, X, Y, own if pic else None)
     else:
         model = _local_model(search, X, Y)
+    acquisition = _acquisition(search, model, X, draws, stream)
+    if feasibility is not None:
+        acquisition = FeasibleAcquisition(acquisition, feasibility, X)
     best, _ = maximize(
-        _acquisition(search, model, X, draws, stream),
+        acquisition,
         space.dim,
         generator=stream,
         candidates=candidates,
-        tried=X if len(X) else None,
+        tried=tried if len(tried) else None,
         min_distance=0.0 if candidates is not None else MIN_DISTANCE,
+        failed=failed,
+        snap=space.snap,
         num_raw=search.num_raw,
         num_restarts=search.num_restarts,
     )

@@ -21,17 +21,17 @@ from botorch_fed.models import OwnHyperparameters, own_gp
 from botorch_fed.models.pic import PartiallyIndependentGP
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
-from botorch_fed.protocols import support_search
-from botorch_fed.protocols.support_search import (
+from botorch_fed.rng import generator
+from botorch_fed.search import support as support_search
+from botorch_fed.search.support import (
     MIN_DISTANCE,
     SupportSearch,
     SupportView,
     contribution,
     feature_map,
-    point,
-    view,
+    next_point,
+    read_sum,
 )
-from botorch_fed.rng import generator
 from botorch_fed.space import Parameter, SearchSpace
 from test.cases import normal, uniform
 
@@ -52,7 +52,7 @@ def data(agent: int, n: int = 6) -> tuple[Tensor, Tensor]:
 
 def shared(search: SupportSearch, agents: int = 3) -> SupportView:
     total = sum((contribution(search, *data(i)) for i in range(agents)), torch.zeros(1).double())
-    return view(search, 2, total, None)
+    return read_sum(search, 2, total, None)
 
 
 def found(search: SupportSearch, **options: Any) -> Tensor:
@@ -66,7 +66,7 @@ def found(search: SupportSearch, **options: Any) -> Tensor:
     }
     space = options.pop("space", SQUARE)
     seen = options.pop("shared", shared(search))
-    return point(search, space, seen, X, Y, **{**common, **options})
+    return next_point(search, space, seen, X, Y, **{**common, **options})
 
 
 # ------------------------------------------------------------------ closed forms
@@ -120,7 +120,7 @@ def test_scores_are_the_acquisition_functions_of_botorch(acquisition: Any) -> No
 def test_the_sum_of_contributions_is_the_summary_of_blocks() -> None:
     # What PITC is: with one agent alone, its model is the exact one at the support points.
     X, Y = data(0)
-    seen = view(PAPER, 2, contribution(PAPER, X, Y), None)
+    seen = read_sum(PAPER, 2, contribution(PAPER, X, Y), None)
     Z = feature_map(PAPER, 2).inducing_points
     known = support_search._local_model(PAPER, X, Y)
     with torch.no_grad():
@@ -134,9 +134,9 @@ def test_sizes_and_bounds() -> None:
         search = replace(PAPER, support_size=size)
         X, Y = data(0, n=12)
         values = contribution(search, X, Y)
-        assert values.shape == (search.size(2),)
-        assert float(values.abs().max()) <= search.bound(12)
-        assert math.log2(search.bound(12)).is_integer()
+        assert values.shape == (search.numbers(2),)
+        assert float(values.abs().max()) <= search.largest(12)
+        assert math.log2(search.largest(12)).is_integer()
     assert not contribution(PAPER, X[:0], Y[:0]).any()
 
 
@@ -167,7 +167,7 @@ def test_a_point_maximises_what_is_maximised() -> None:
 def test_in_a_shared_step_all_go_to_the_same_point_unless_they_draw() -> None:
     for search, same in ((PAPER, True), (replace(PAPER, acquisition="ts"), False)):
         points = [
-            point(
+            next_point(
                 search,
                 SQUARE,
                 shared(search),
@@ -224,7 +224,7 @@ def test_pic_with_a_noisy_sum() -> None:
         for i in range(3)
     ]
     values = [mechanism.grid.to_values(part) for part in (sum(parts[1:], parts[0]), parts[0])]
-    seen = view(OURS, 2, values[0], mechanism)
+    seen = read_sum(OURS, 2, values[0], mechanism)
     for acquisition in ("ts", "ei"):
         search = replace(OURS, acquisition=acquisition)
         assert found(search, shared=seen, own=values[1]).shape == (1, 2)
@@ -236,10 +236,12 @@ def test_without_data_and_without_a_sum_a_point_is_random_and_can_be_evaluated()
     none = torch.zeros(0, 2).double()
     common: dict[str, Any] = {"t": 1, "together": True, "own": None}
     stream = generator(0)
-    at = point(PAPER, STEPS, None, none, none[:, :1], candidates=None, stream=stream, **common)
+    at = next_point(PAPER, STEPS, None, none, none[:, :1], candidates=None, stream=stream, **common)
     assert torch.equal(at, STEPS.snap(at))
     listed = uniform(5, 2)
-    at = point(PAPER, SQUARE, None, none, none[:, :1], candidates=listed, stream=stream, **common)
+    at = next_point(
+        PAPER, SQUARE, None, none, none[:, :1], candidates=listed, stream=stream, **common
+    )
     assert bool((listed == at).all(dim=-1).any())
 
 

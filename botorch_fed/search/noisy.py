@@ -1,4 +1,4 @@
-r"""Messages for a noisy sum, and what a site makes of the releases.
+r"""The default search on noisy releases: messages for a noisy sum, and releases as a prior.
 
 A message is a function over the shared basis without its mean over the cube, which says nothing
 about where to look, scaled to the clip norm: one voice each, and nothing lost by clipping. Its
@@ -15,22 +15,32 @@ sites that have nothing in common :math:`c^2 / N`. What is above both is agreeme
 .. math:: r^2 = \max(0, |w|^2 - M s^2 - c^2 / N) / |w|^2
 
 is the *reliability* of the average. The standardised function enters the own model multiplied by
-`r`, and below a threshold not at all: nobody follows noise, or a crowd that does not agree. What
+`r`, and below a threshold not at all: no site follows noise, or a crowd that does not agree. What
 passes by chance is quiet, and has to earn its trust like everything else.
 
 `Outlook` says before anything is spent what that number will be like.
+
+Whoever adds the noise, a trusted server or the sites together, `NoisyTransfer` reads a
+`releases.Noisy`.
 """
 
 from __future__ import annotations
 
 import math
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
+from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.federation.terms import MAX_WEIGHT, OWN, Search, Terms, View, check_vector
 from botorch_fed.models import FeatureMap, PriorFunction
 from botorch_fed.models.earned_prior import projection, reference_features
+from botorch_fed.protocols.own_step import untried
+from botorch_fed.protocols.transfer_search import MIN_OWN, Advice, TransferSearch
+from botorch_fed.search.releases import Noisy, Rows, Sum
 
 MIN_RELIABILITY = 0.2  # reached by one of five averages that are nothing but noise (20 numbers)
 EARLY = 0.15  # correlation of two messages, early in a search, of sites with much in common
@@ -46,7 +56,7 @@ def voice(feature_map: FeatureMap) -> Tensor:
     return (deviation / deviation.max().clamp_min(1e-300)).sqrt().clamp_min(MIN_VOICE)
 
 
-def spoken(feature_map: FeatureMap, weights: Tensor, norm: float) -> Tensor:
+def noisy_message(feature_map: FeatureMap, weights: Tensor, norm: float) -> Tensor:
     """A message for a noisy sum, `M` numbers; zeros if the function is the same everywhere.
 
     Args:
@@ -69,8 +79,8 @@ def spoken(feature_map: FeatureMap, weights: Tensor, norm: float) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Heard:
-    """What an agent has heard: a weighted sum of releases, and its noise.
+class Average:
+    """All releases that a site has got, as a weighted sum, and the noise in it.
 
     Attributes:
         made: After which round the newest of them was made.
@@ -105,45 +115,45 @@ def share_of(made: int, num_initial: int) -> float:
     return math.sqrt(max(num_initial + made, 1))
 
 
-def hear(
-    heard: Heard | None, made: int, weights: Tensor, noise_std: float, *, share: float
-) -> Heard:
-    """What was heard with one more release; a release counts once.
+def averaged(
+    average: Average | None, made: int, weights: Tensor, noise_std: float, *, share: float
+) -> Average:
+    """An average with one more release; a release counts once.
 
     Args:
-        heard: What was heard before.
+        average: The releases before.
         made: After which round the release was made.
         weights: The release, `M`.
         noise_std: The deviation of its noise.
         share: Its weight.
     """
-    if heard is None:
-        heard = Heard(-1, torch.zeros_like(weights), 0.0, 0.0)
-    if made <= heard.made:
-        return heard
-    return Heard(
+    if average is None:
+        average = Average(-1, torch.zeros_like(weights), 0.0, 0.0)
+    if made <= average.made:
+        return average
+    return Average(
         made,
-        heard.total + share * weights,
-        heard.share + share,
-        heard.variance + (share * noise_std) ** 2,
+        average.total + share * weights,
+        average.share + share,
+        average.variance + (share * noise_std) ** 2,
     )
 
 
-def heard_prior(
-    feature_map: FeatureMap, heard: Heard | None, *, alone: float, min_reliability: float
+def average_prior(
+    feature_map: FeatureMap, average: Average | None, *, alone: float, min_reliability: float
 ) -> PriorFunction | None:
     """What the releases say, as loud as they are reliable; None where that is mostly noise.
 
     Args:
         feature_map: The shared basis.
-        heard: The releases.
-        alone: As in `Heard.reliability`.
+        average: The releases.
+        alone: As in `Average.reliability`.
         min_reliability: The least share of agreement.
     """
-    reliability = 0.0 if heard is None else heard.reliability(alone)
-    if heard is None or reliability < max(min_reliability, 1e-12):
+    reliability = 0.0 if average is None else average.reliability(alone)
+    if average is None or reliability < max(min_reliability, 1e-12):
         return None
-    prior = PriorFunction.of_weights(feature_map, heard.total / voice(feature_map))
+    prior = PriorFunction.of_weights(feature_map, average.total / voice(feature_map))
     if prior is None:
         return None
     loudness = math.sqrt(reliability)
@@ -223,7 +233,7 @@ class Outlook:
         """Why nothing is released, and what would help.
 
         Args:
-            least: The share of signal below which nobody listens.
+            least: The share of signal below which no site listens.
             agreement: The correlation of messages that is to be expected.
         """
         return (
@@ -233,3 +243,150 @@ class Outlook:
             "epsilon, or a basis of fewer numbers (feature_map); fewer releases leave the noise of "
             "all together as it is. With min_reliability=0 releases are made all the same."
         )
+
+
+# ------------------------------------------------------------------ the search
+
+
+class VectorSearch(Search):
+    """A search whose messages are vectors over the shared basis, to be clipped and added up."""
+
+    num_regions: int = 1  # a release has a row for each
+
+    def check_terms(self, terms: Terms) -> None:
+        """Raise `InputDataError` for an aggregation that adds nothing up."""
+        if Rows in terms.aggregation.broadcast_types:
+            raise InputDataError(
+                f"{type(self).__name__} reads noisy sums, and {type(terms.aggregation).__name__} "
+                "passes the messages of each agent on: use NoisySum, or TransferRows."
+            )
+
+    def size(self, terms: Terms) -> int:
+        """As many numbers as the basis has functions."""
+        return terms.feature_map.num_features
+
+    def of_sum(self, terms: Terms, found: Sum) -> Noisy | None:
+        """A sum of messages that nobody has weighted, as a release: their mean."""
+        if found.total is None:
+            return None
+        std = torch.tensor([found.noise_std / found.count], dtype=torch.float64)
+        return Noisy(found.t, (found.total / found.count).unsqueeze(0), std, found.count)
+
+    def check(self, terms: Terms, message: Tensor) -> None:
+        """Raise `MessageError` unless a message can be clipped."""
+        check_vector(message, self.size(terms), "A message", sys.float_info.max)
+
+
+@dataclass(frozen=True, kw_only=True)
+class NoisyTransfer(VectorSearch):
+    """The default search (`TransferSearch`), where noisy sums arrive.
+
+    Attributes:
+        clip_norm: The norm of every message.
+        min_reliability: The least share of agreement in the releases that a site listens to.
+        strategy: How a site uses releases and data.
+    """
+
+    clip_norm: float = 1.0
+    min_reliability: float = MIN_RELIABILITY
+    strategy: TransferSearch = field(default=TransferSearch(), metadata=OWN)
+
+    memory_type = Average
+
+    def __post_init__(self) -> None:
+        check_norm(self.clip_norm)
+        if not 0 <= self.min_reliability < 1:
+            raise InputDataError(f"Expected 0 <= min_reliability < 1, got {self.min_reliability}.")
+
+    def norm(self, terms: Terms) -> float:
+        """Every message fills it, unless it is zero."""
+        return self.clip_norm
+
+    def message(self, view: View) -> Tensor | None:
+        """The mean of the own model, centred and scaled; None with too few observations."""
+        terms, phi = view.terms, view.terms.feature_map
+        own = self.strategy.message(terms.space, phi, view.X, view.Y)
+        return None if own is None else noisy_message(phi, own, self.clip_norm)
+
+    def heard(self, view: View) -> bool:
+        """Whether there is a release that is reliable."""
+        return self._advice(view) is not None
+
+    def received(self, view: View) -> Average | None:
+        """The releases with the newest."""
+        average: Average | None = view.memory
+        if view.release is None:
+            return average
+        return averaged(
+            average,
+            view.release.made,
+            view.release.values[0],
+            float(view.release.noise_std[0]),
+            share=share_of(view.terms.q * view.release.made, view.terms.num_initial),
+        )
+
+    def point(self, view: View) -> Tensor:
+        """The next point, `1 x d`."""
+        advice, known = self._advice(view), torch.cat([view.X, view.avoid])
+        if advice is None and view.terms.num_initial < MIN_OWN and len(known) < MIN_OWN:
+            # A site that begins without points of its own, and has nothing to listen to.
+            listed = None if view.candidates is None else untried(view.candidates, known)
+            dealt = view.dealt(MIN_OWN, listed)
+            return dealt[min(len(known), len(dealt) - 1) :][:1]
+        return self.strategy.point(
+            view.terms.space,
+            view.X,
+            view.Y,
+            advice,
+            chosen=view.chosen,
+            candidates=view.candidates,
+            failed=view.failed,
+            stream=view.stream("point", view.n - view.first + 1),
+        )
+
+    def _advice(self, view: View) -> Advice | None:
+        """What the releases say, while there are any."""
+        release: Noisy | None = view.release
+        if release is None:
+            return None
+        prior = average_prior(
+            view.terms.feature_map,
+            view.memory,
+            alone=self.clip_norm**2 / release.num_agents,
+            min_reliability=self.min_reliability,
+        )
+        return None if prior is None else Advice(prior)
+
+    # -------------------------------------------------------------- before anything is spent
+
+    def outlook(
+        self, terms: Terms, made: Sequence[int], *, num_agents: float, noise_std: float
+    ) -> Outlook:
+        """How much signal to expect in what is planned.
+
+        Args:
+            terms: The terms, with a roster.
+            made: The rounds after which something is released.
+            num_agents: How many agents are expected to be in a release.
+            noise_std: The deviation of the noise in an entry of a release.
+        """
+        silent = 0  # sites that begin without points have nothing to say
+        if terms.active is not None and terms.num_initial < MIN_OWN:
+            silent = len(terms.active)
+        return Outlook(
+            num_agents,
+            self.size(terms),
+            noise_std / self.clip_norm,
+            tuple(share_of(terms.q * t, terms.num_initial) for t in made),
+            1 - silent / len(terms.agents),
+        )
+
+    def agreement(self, terms: Terms) -> float:
+        """The correlation of messages to expect of related sites in the first release."""
+        return EARLY if terms.active is None else CLOSE
+
+
+def check_norm(clip_norm: float) -> None:
+    """Raise `InputDataError` unless a clip norm is one that sums of messages can have."""
+    if not 1e-6 <= clip_norm <= MAX_WEIGHT:
+        raise InputDataError(f"Expected 1e-6 <= clip_norm <= {MAX_WEIGHT:g}, got {clip_norm}.")
