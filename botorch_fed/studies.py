@@ -738,6 +738,10 @@ class PrivateUCB(Federation):
         True
     """
 
+    refused: ClassVar[frozenset[str]] = frozenset(
+        {"q", "num_initial", "default", "active", "data", "initial_design"}
+    )  # settings of a `Federation` that a bandit does not have
+
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-5
