@@ -14,6 +14,7 @@ import math
 import resource
 import signal
 import struct
+import sys
 import time
 import warnings
 from collections import Counter
@@ -720,11 +721,15 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
         if not order[1]:
             return "a vector that nobody asked for"
         return _judge_report(fields[0], one.server._feature_map)
-    if one.case in ("fts", "dp-fts-de", "dp-fts-de-own-mean"):
+    if one.case == "fts":
         if not order[1]:
             return "a vector that nobody asked for"
-        most = 1e6 if one.case.startswith("fts") else math.inf
-        return numbers_of(fields[0], [one.server._feature_map.num_features], -most, most)
+        return numbers_of(fields[0], [one.server._feature_map.num_features], -1e6, 1e6)
+    if one.case.startswith("dp-fts-de"):
+        if not order[2]:
+            return "a vector that nobody asked for"
+        most = sys.float_info.max  # which is clipped
+        return numbers_of(fields[0], [one.server.feature_map.num_features], -most, most)
     if valid[2][0] is None:
         return "a contribution that nobody asked for"
     return _judge_payload(one, fields[0], valid[2][0])
