@@ -573,11 +573,12 @@ def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
     """The study, and the same machinery without messages: the same starts, own model and LogEI."""
     from botorch_fed.federation.registry import study_class
     from botorch_fed.protocols.transfer_search import MIN_OWN
+    from botorch_fed.study import simple_settings
 
     kind = study_class(protocol)
     defaults = {item.name: item.default for item in fields(kind)}
     settings: dict[str, Any] = {"budget": evaluations}
-    if "num_initial" in defaults and evaluations <= MIN_OWN:
+    if "num_initial" in simple_settings(kind) and evaluations <= MIN_OWN:
         settings["num_initial"] = evaluations - 1
     if "epsilon" in defaults:
         settings["epsilon"] = DEMO_EPSILON

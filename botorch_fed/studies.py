@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Literal, Self, get_args
@@ -57,6 +58,7 @@ from botorch_fed.privacy import (
     NoiseSource,
     OSNoise,
     PoissonSampling,
+    SignalWarning,
     Unit,
 )
 from botorch_fed.privacy.aggregation import NoiseAt
@@ -751,6 +753,10 @@ class PrivateUCB(Federation):
         True
     """
 
+    refused: ClassVar[frozenset[str]] = frozenset(
+        {"q", "num_initial", "default", "active", "data", "initial_design"}
+    )  # settings of a `Federation` that a bandit does not have
+
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float = 1e-5
@@ -1140,13 +1146,15 @@ class FedGP(Federation):
 
     def terms(self, space: SearchSpace, names: tuple[AgentId, ...] = ()) -> Terms:
         """What all parties agree upon; with a roster also how many rounds there are."""
-        terms = super().terms(space, names)
-        if not names or not isinstance(terms.aggregation, SecureSum):
-            return terms
-        key = ("hub", space, names)
-        if key not in self._made:
-            counted = replace(terms.aggregation, rounds=self._rounds(names))
-            self._made[key] = replace(terms, aggregation=counted)
+        with warnings.catch_warnings():  # a server warns
+            warnings.simplefilter("ignore", SignalWarning)
+            terms = super().terms(space, names)
+            if not names or not isinstance(terms.aggregation, SecureSum):
+                return terms
+            key = ("hub", space, names)
+            if key not in self._made:
+                counted = replace(terms.aggregation, rounds=self._rounds(names))
+                self._made[key] = replace(terms, aggregation=counted)
         counted_terms: Terms = self._made[key]
         return counted_terms
 
@@ -1222,6 +1230,8 @@ class FedGP(Federation):
         self._check_sums(names)
         terms = self.terms(space, names)
         mechanism = mechanism_of(terms)
+        if self.mechanism is not None and mechanism is not None:
+            self.mechanism(terms.search.size(terms), len(names))  # warns of noise without signal
         if isinstance(mechanism, DistributedRecordSum):
             self._check_records(mechanism)
         if self.search.listen if isinstance(self.search, TransferSearch) else True:

@@ -405,8 +405,9 @@ def _documented(kind: type[Any]) -> dict[str, str]:
 def simple_settings(kind: type[Any]) -> dict[str, Any]:
     """The settings of a dataclass that a file can hold, with their types."""
     hints = get_type_hints(kind)
+    refused: frozenset[str] = getattr(kind, "refused", frozenset())
     names = [item.name for item in fields(kind) if item.init and not item.name.startswith("_")]
-    return {name: hints[name] for name in names if _simple(hints[name])}
+    return {name: hints[name] for name in names if name not in refused and _simple(hints[name])}
 
 
 # ------------------------------------------------------------------ what a file says

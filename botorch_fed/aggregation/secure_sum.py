@@ -1,6 +1,7 @@
 r"""Messages are added up: hub and agents learn the sum, and what the channel shows them.
 
     message          from -> to       content                                     readable by
+    Setup            server -> agent  the terms and the shared basis              all
     SumSetup         server -> agent  the channel                                 all
     SumOrder         server -> agent  what to do: key, evaluation, sum, share     that agent
     Keys             server -> agent  everybody's messages of a joint key         all agents

@@ -56,7 +56,15 @@ def test_mutants_of_orders(traffic: Traffic) -> None:
 def test_every_kind_of_message_is_recorded(traffic: Traffic) -> None:
     names = {module.read(body)[1] for _, body in traffic.bodies}
     blobs = {module.read(blob)[1] for one in traffic.visits for blob in one.blobs.values()}
-    assert names == {"Order", "Play", "Upload", "Contribution", "Word"}
+    assert names == {
+        "Order",
+        "Play",
+        "Upload",
+        "Contribution",
+        "SumOrder",
+        "KeyMessage",
+        "DecryptionShare",
+    }
     assert blobs >= {"Setup", "Rows", "Noisy", "Parameters", "Keys", "Sealed", "Opened"}
 
 
