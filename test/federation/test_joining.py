@@ -20,14 +20,13 @@ from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.terms import Contribution, Order, Party, Roster
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.protocols.base import AgentId, Objective
-from botorch_fed.protocols.fed_gp import FedGP
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import dealt_design
 from botorch_fed.run import RunResult, host, make_agent, run
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import FTS, Federation
+from botorch_fed.studies import FTS, Federation, FedGP
 from botorch_fed.study import read_study
 from botorch_fed.wire.codec import encode
 from test.cases import random_fourier, uniform
