@@ -1250,6 +1250,7 @@ class Plan:
         price: What the run costs in privacy at most; None without noise.
         signal: What noise leaves of the releases, and what follows; empty if that is not known.
         sees: Who sees what.
+        roster: Whether agents may join while the study runs; empty if that is not known.
         bytes_per_round: Up and down, of all agents, of the rounds of a rehearsal; None if there was
             none.
         bytes_note: Where that number comes from, or what it depends on.
@@ -1264,6 +1265,7 @@ class Plan:
     price: Price | None
     signal: str
     sees: Sees
+    roster: str
     bytes_per_round: tuple[int, ...] | None
     bytes_note: str
 
@@ -1283,9 +1285,19 @@ def plan(study: StudyFile) -> Plan:
         price=price,
         signal=getattr(server, "signal_words", ""),
         sees=sees,
+        roster=_roster_words(server),
         bytes_per_round=bytes_per_round,
         bytes_note=note,
     )
+
+
+def _roster_words(server: Any) -> str:
+    opens: bool | None = getattr(server, "opens", None)
+    if opens is None:
+        return ""
+    if opens:
+        return "open: agents may join while the study runs"
+    return f"closed: nobody can join while the study runs, because {server.why_closed}"
 
 
 def _rounds(made: Any, agents: tuple[AgentId, ...]) -> int:
