@@ -471,7 +471,7 @@ def run(
         names=names,
         space=space,
         seed=seed,
-        protocol=type(protocol).__name__,
+        protocol=_title(protocol),
         optimal_values=optima,
         versions=_versions(),
         given=_given_rows(protocol, objectives, optima),
@@ -486,7 +486,7 @@ def run(
     blobs = MemoryBlobs(max_bytes=max_bytes)  # the server sends them again when a run is resumed
     if folder is not None:
         agents = [make_agent(protocol, name, space, seed, blobs) for name in names]
-        _same_settings(folder, _settings(server, agents, problem, seed))
+        _same_settings(folder, _settings(server, names, agents, problem, seed), server)
     make_site = partial(
         _make_site, protocol, objectives, space, seed, folder, blobs, max_bytes, raise_errors
     )
@@ -579,7 +579,7 @@ def host(
         names=names,
         space=space,
         seed=seed,
-        protocol=type(protocol).__name__,
+        protocol=_title(protocol),
         versions=_versions(),
         part="hub",
         budget=protocol.budget,
@@ -590,7 +590,7 @@ def host(
     server = protocol.server(space, names)
     if folder is not None:
         settings = {"settings": server.fingerprint, "problem": "at the sites", "seed": seed}
-        _same_settings(folder, settings)
+        _same_settings(folder, {**settings, "agents": dict.fromkeys(names, "")}, server)
     _drive(
         server,
         exchange,
@@ -830,17 +830,26 @@ def _given_rows(
     return rows
 
 
+def _title(protocol: Study) -> str:
+    """The name of a protocol in a result."""
+    return str(getattr(protocol, "title", type(protocol).__name__))
+
+
 def _settings(
-    server: Server[Any], agents: list[Agent[Any]], problem: object, seed: int
+    server: Server[Any],
+    names: tuple[AgentId, ...],
+    agents: list[Agent[Any]],
+    problem: object,
+    seed: int,
 ) -> dict[str, Any]:
     """What must be the same when a run is resumed."""
-    prints = [server.fingerprint, *(agent.fingerprint for agent in agents)]
     described, noise_std, own_noise = "objectives by name", None, None
     if isinstance(problem, FederatedTestProblem):
         described, noise_std = _described(problem), problem.noise_std
         own_noise = True if _own_noise(problem) else None  # None as in folders without the entry
     return {
-        "settings": hashlib.sha256("".join(prints).encode()).hexdigest(),
+        "settings": server.fingerprint,
+        "agents": {name: agent.fingerprint for name, agent in zip(names, agents, strict=True)},
         "problem": described,
         "noise_std": noise_std,
         "own_noise": own_noise,
@@ -881,19 +890,45 @@ def _folder(out: str | Path | None, *, resume: bool) -> Path | None:
     return folder
 
 
-def _same_settings(folder: Path, mine: dict[str, Any]) -> None:
-    """Note what a run was started with, or compare it."""
+def _same_settings(folder: Path, mine: dict[str, Any], server: Server[Any]) -> None:
+    """Note what a run was started with, or compare it; agents may join where the server allows."""
     head = folder / HEAD
     if not head.exists():
         _write(head, json.dumps(mine))
         return
     theirs = json.loads(head.read_text())
-    wrong = sorted(key for key in mine if theirs.get(key) != mine[key])
+    joined = _joined(folder, list(theirs.get("agents", ())), list(mine["agents"]), server)
+    if joined:
+        kept = {name: mine["agents"][name] for name in theirs["agents"]}
+        _same_settings(folder, {**mine, "agents": kept}, server)
+        _write(head, json.dumps(mine))
+        return
+    changed = {key for key in mine if theirs.get(key) != mine[key]}
+    wrong = sorted({"settings" if key == "agents" else key for key in changed})
     if wrong:
         raise ProtocolError(
             f"The run in {folder} was started with another {' and another '.join(wrong)}: go on "
             "with what it was started with, or choose another folder."
         )
+
+
+def _joined(folder: Path, before: list[str], now: list[str], server: Server[Any]) -> list[str]:
+    """Who joins a run that was started with other agents; `ProtocolError` if nobody can."""
+    if before == now:
+        return []
+    new = now[len(before) :]
+    if not new or now[: len(before)] != before:
+        raise ProtocolError(
+            f"The run in {folder} has the agents {before[:8]}, this study has {now[:8]}: name "
+            "those of the run first, in their order, and new ones after them."
+        )
+    if not getattr(server, "opens", False):
+        why = getattr(server, "why_closed", "its server does not say that they may")
+        raise ProtocolError(
+            f"Nobody can join the run in {folder}, because {why}: got {new[:8]}. Start another run "
+            "with all agents, and give what was observed as data."
+        )
+    return new
 
 
 def _allow_files(count: int) -> None:

@@ -150,6 +150,19 @@ class Federation(Budgeted):
         self._check_starts()
         self._check_silence()
 
+    @property
+    def title(self) -> str:
+        """Its name in reports: of parts that were put together, the names of the parts."""
+        if type(self) is not Federation:
+            return type(self).__name__
+        parts = self.make_search(), self.make_aggregation()
+        return " x ".join(type(part).__name__ for part in parts)
+
+    @property
+    def opens(self) -> bool:
+        """Whether agents may join while the study runs."""
+        return self.make_aggregation().opens
+
     # -------------------------------------------------------------- its budget
 
     @property

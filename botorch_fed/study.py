@@ -16,9 +16,9 @@ r"""Study files: a run of one's own objective, written down in TOML.
     minimize = false
 
     [protocol]
-    name = "dp-fts-de"              # fts, dp-fts-de, fed-gp or private-ucb; or module:Name of a
-    num_initial = 4                 # study class. Any of its simple settings: `botorch-fed
-                                    # protocols dp-fts-de` lists them
+    name = "dp-fts-de"              # fts, dp-fts-de, fed-gp, private-ucb or federation; or
+    num_initial = 4                 # module:Name of a study class. Any of its simple settings:
+                                    # `botorch-fed protocols dp-fts-de` lists them
 
     [protocol.strategy]             # of fts and dp-fts-de: the published way to use messages, or
     schedule = { kind = "polynomial", c = 0.5 }
@@ -53,6 +53,19 @@ runs pay. A `schedule` is ``"inverse-square"`` or a table of kind ``"polynomial"
     clip_norm = 20.0                # "gaussian": the server adds it (channel = "plain")
 
 Without `[privacy]` a mechanism needs its `noise_multiplier`.
+
+A search and an aggregation of one's own, or of the package, are put together by name. Their simple
+settings stand beside `kind`; a setting that is a dataclass is a table in turn:
+
+    [protocol]
+    name = "federation"
+    aggregation = "mine:Median"     # a class in mine.py beside the file; default "relay"
+
+    [protocol.search]               # or search = "mine:RandomSearch"; default "transfer"
+    kind = "mine:MedianTransfer"
+
+    [protocol.search.strategy]
+    warp = false
 
 *The contract of an objective*: it is called as ``objective(agent, **parameters)`` with the name of
 the agent and one keyword per parameter of the space, a float, an int or a str, and returns one
@@ -91,7 +104,14 @@ from torch import Tensor
 from botorch_fed.acquisition import Constant, InverseSquare, MixingSchedule, Polynomial
 from botorch_fed.errors import BudgetExceeded, FederatedError, ObjectiveError
 from botorch_fed.federation.disclosure import Price, Sees, disclosed
-from botorch_fed.federation.registry import PROTOCOLS, study_class
+from botorch_fed.federation.registry import (
+    AGGREGATIONS,
+    PROTOCOLS,
+    SEARCHES,
+    part_class,
+    study_class,
+)
+from botorch_fed.federation.terms import Aggregation, Search
 from botorch_fed.models import (
     FeatureMap,
     InducingFeatures,
@@ -143,7 +163,9 @@ PARAMETER_KEYS = {
     "integer": ("type", "lower", "upper", "log"),
     "choice": ("type", "values"),
 }
-PARTS = ("strategy", "search")  # settings that are one of several dataclasses: tables with a kind
+# Settings that are one of several dataclasses: tables with a kind.
+PARTS = ("strategy", "search", "aggregation")
+OPEN: dict[type[Any], Mapping[str, str]] = {Search: SEARCHES, Aggregation: AGGREGATIONS}
 NESTED = (*PARTS, "candidates", "initial_design", "default", "feature_map", "mechanism")
 # Settings of a study that have their own place in a file, or none.
 ELSEWHERE = {"budget", "epsilon", "channel", "run", "noise_at", *PARTS}
@@ -418,7 +440,8 @@ class StudyFile:
         privacy: What the run may reveal, or None.
         ledger: The ledger that pays as well, or None.
         fingerprint: Of all that the sites of a run must agree upon; `objective`, `workers`, `out`
-            and the ledger are each machine's own.
+            and the ledger are each machine's own, and so is the list of agents where agents may
+            join, and the budget where no privacy depends on it.
     """
 
     path: Path
@@ -567,11 +590,11 @@ def read_study(path: str | Path) -> StudyFile:
         out=None if out is None else path.parent / out,
         privacy=privacy,
         ledger=_ledger(top, name, path),
-        fingerprint=_fingerprint(top.values, settings.get("candidates")),
+        fingerprint="",
         text=top.text,
     )
-    _check_together(top, protocol, study)
-    return study
+    price = _check_together(top, protocol, study)
+    return replace(study, fingerprint=_fingerprint(top.values, study, price))
 
 
 def _name(protocol: _Table) -> str:
@@ -619,8 +642,15 @@ def _budget_of(top: _Table) -> int | str:
     return kind.budget_of(rounds, agents, settings) if issubclass(kind, Budgeted) else rounds
 
 
-def _fingerprint(values: Mapping[str, Any], candidates: Tensor | None) -> str:
-    public = {key: value for key, value in values.items() if key not in OWN_KEYS}
+def _fingerprint(values: Mapping[str, Any], study: StudyFile, price: Price | None) -> str:
+    """The name of a run.
+
+    The roster is not in it where agents may join, nor the budget where no privacy depends on it.
+    """
+    opens, candidates = getattr(study.study(), "opens", None), study.settings.get("candidates")
+    grows = {"agents": bool(opens), "budget": opens is not None and price is None}
+    own = OWN_KEYS | {key for key, may in grows.items() if may}
+    public = {key: value for key, value in values.items() if key not in own}
     if candidates is not None:
         public["candidates"] = tensor_hash(candidates)  # the file names a file, perhaps
     text = json.dumps(public, sort_keys=True)
@@ -785,7 +815,7 @@ def _settings(
     search = parts.get("search", _default_of(kind, "search"))
     transfers = isinstance(search, TransferSearch)
     nested = [key for key in NESTED if _has(kind, key)]
-    if search is not None and not transfers:
+    if search is not None and not getattr(search, "has_basis", transfers):
         nested.remove("feature_map")
     extra = ("sampling_rate",) if _has(kind, "sampling") else ()
     moved = {
@@ -858,34 +888,74 @@ def _part_of(table: _Table, kind: type[Any], key: str) -> Any:
     """One of the dataclasses that a setting can be, from a table of its settings.
 
     Its `kind` is the name of the class without "Search". Without it, the class is that of the
-    default, or of two classes the other one.
+    default, or of two classes the other one. Where any search or aggregation goes, `kind` is a name
+    of the registry or ``module:Name``, and the table may be that text alone.
     """
     if not _has(kind, key):
         return None
     hint, usual = get_type_hints(kind)[key], type(_default_of(kind, key))
+    found = [part for part in get_args(hint) or (hint,) if isinstance(part, type)]
     classes: dict[str, type[Any]] = {
         part.__name__.removesuffix("Search").lower(): part
-        for part in (get_args(hint) or (hint,))
-        if isinstance(part, type) and is_dataclass(part)
+        for part in found
+        if is_dataclass(part) and part not in OPEN
     }
+    value = table.values[key]
+    alone = isinstance(value, str)
+    part = _Table(table.text, (*table.key, key), {"kind": value} if alone else value)
+    base = next((part for part in found if part in OPEN), None)
+    if base is not None:
+        return _part(part, _open_class(part, base, classes), ("kind",))
     others = [name for name, part in classes.items() if part is not usual]
     least = others[0] if len(others) == 1 else next(n for n, p in classes.items() if p is usual)
-    part = table.table(key)
     chosen = part.get("kind", Literal[tuple(classes)], f'kind = "{least}"', least)
     return _part(part, classes[chosen], ("kind",))
 
 
-def _part(table: _Table, kind: type[Any], skip: tuple[str, ...] = ()) -> Any:
+def _open_class(table: _Table, base: type[Any], classes: Mapping[str, type[Any]]) -> type[Any]:
+    """The class of a search or an aggregation: the package's by name, or any by module and name."""
+    known = OPEN[base]
+    first = next(iter(classes or known))
+    name = table.get("kind", str, f'kind = "{first}", or "module:Name"', first)
+    if name in classes:
+        return classes[name]
+    _look_beside(table.text.path)
+    try:
+        return part_class(name, base, {**dict.fromkeys(classes, ""), **known})
+    except FederatedError as error:
+        raise table.error("kind", str(error)) from error
+
+
+def _part(table: _Table, kind: type[Any], skip: tuple[str, ...] = (), usual: Any = None) -> Any:
+    """A dataclass of a table of its settings; those that are dataclasses are tables in turn.
+
+    Args:
+        table: The table.
+        kind: The class.
+        skip: Keys that are no settings.
+        usual: What has the settings that are not in the table; default the class's own defaults.
+    """
     known = simple_settings(kind)
-    others = {item.name for item in fields(kind)} - set(known)
+    defaults = {item.name: item.default for item in fields(kind)} | (
+        {} if usual is None else {item.name: getattr(usual, item.name) for item in fields(kind)}
+    )
+    inner = {
+        name: value
+        for name, value in defaults.items()
+        if name not in known and is_dataclass(value) and not isinstance(value, type)
+    }
+    inner.pop("schedule", None)
+    others = set(defaults) - set(known) - set(inner)
     if "schedule" in others:
         skip += ("schedule",)
-    table.only((*known, *skip), dict.fromkeys(others - set(skip), IN_PYTHON))
+    table.only((*known, *inner, *skip), dict.fromkeys(others - set(skip), IN_PYTHON))
     given = {k: table.get(k, known[k], _example(k, known[k])) for k in table.values if k in known}
+    for name in [name for name in inner if name in table.values]:
+        given[name] = _part(table.table(name), type(inner[name]), usual=inner[name])
     if "schedule" in table.values:
         given["schedule"] = _schedule(table)
     with table.blamed():
-        return kind(**given)
+        return kind(**given) if usual is None else replace(usual, **given)
 
 
 def _schedule(table: _Table) -> MixingSchedule:
@@ -923,7 +993,8 @@ def _default(table: _Table, space: SearchSpace, given: Mapping[str, Any]) -> dic
     """The default configuration, a value for each parameter."""
     if "initial_design" in given:
         raise table.error("default", "does not go with initial_design: leave one of them out.")
-    if "strategy" in given or not isinstance(given.get("search"), TransferSearch | None):
+    allowed = TransferSearch | Search | None
+    if "strategy" in given or not isinstance(given.get("search"), allowed):
         raise table.error("default", "does not go with a published search: leave it out.")
     values = table.table("default")
     values.only(space.names)
@@ -1107,7 +1178,7 @@ def _spending(
 # ------------------------------------------------------------------ what must fit together
 
 
-def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> None:
+def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> Price | None:
     kind = study_class(study.protocol)
     switches = _without_noise(kind)
     without = any(study.settings.get(key) == "none" for key in switches)
@@ -1127,6 +1198,7 @@ def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> None:
         _, _, price = _disclosed(study)
     if study.privacy is not None and price is not None:
         _check_budget(top, study, study.privacy, price)
+    return price
 
 
 def _disclosed(study: StudyFile) -> tuple[Any, Sees, Price | None]:

@@ -368,7 +368,7 @@ def test_bash_completes(tmp_path: Path, capsys: Captured) -> None:
     assert _completed(script, "a") == ["account", "audit"]
     assert _completed(script, "run", "--d") == ["--debug", "--dry-run"]
     assert "--protocol" in _completed(script, "demo", "--")
-    assert _completed(script, "demo", "--protocol", "f") == ["fts", "fed-gp"]
+    assert _completed(script, "demo", "--protocol", "f") == ["fts", "fed-gp", "federation"]
     assert _completed(script, "demo", "--budget", "") == []  # a number
     assert _completed(script, "completion", "z") == ["zsh"]
 

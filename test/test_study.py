@@ -495,7 +495,7 @@ MISTAKES = [
     ('"fts"', '"ftz"', 16, "protocol.name: expected one of .*Did you mean 'fts'"),
     ("every = 1", "evry = 1", 17, "protocol.evry: unknown key. Did you mean 'every'"),
     ("every = 1", 'every = "1"', 17, "expected an integer, got '1'. Write e.g. every = 4"),
-    ("every = 1", "every = -1", 15, "rounds and every count from 0"),
+    ("every = 1", "every = -1", 15, "every counts rounds from 0"),
     ("every = 1", "epsilon = 2.0", 17, r"protocol.epsilon: belongs in \[privacy\]"),
     ("every = 1", "budget = 2", 17, "belongs at the top of the file"),
     ("every = 1", "rounds = 2", 17, "is now budget, at the top of the file"),

@@ -7,7 +7,8 @@ r"""Messages are passed on as they are: all agents read the newest message of ea
     Rows           server -> agent  the newest vectors of all agents       all agents
 
 The first round collects a message of everyone who has data; then every round lets the active
-agents query once.
+agents query once. An agent that joins later is asked for a message in its first round, and makes as
+many evaluations as the others.
 
 Guarantee: none. Trust: honest server and agents.
 """
@@ -23,17 +24,32 @@ from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Reveals, Row, Sees
-from botorch_fed.federation.terms import Aggregation, Contribution, Order, Party, Setup, Terms
+from botorch_fed.federation.terms import (
+    Aggregation,
+    Contribution,
+    Order,
+    Party,
+    Roster,
+    Setup,
+    Terms,
+)
 from botorch_fed.protocols.base import AgentId
 from botorch_fed.search.releases import Rows
 
 
 @dataclass(frozen=True, eq=False)
 class RelayState:
-    """What the hub keeps: `t` counts finished rounds, the collection included."""
+    """What the hub keeps.
+
+    Attributes:
+        t: Finished rounds, the collection included.
+        received: The newest messages.
+        roster: Who takes part, since when, and how often each was asked.
+    """
 
     t: int
     received: Rows | None
+    roster: Roster
 
 
 @dataclass(frozen=True)
@@ -48,6 +64,7 @@ class Relay(Aggregation):
 
     state_type = RelayState
     broadcast_types = (Rows,)
+    opens = True
 
     def __post_init__(self) -> None:
         if self.every < 0:
@@ -55,17 +72,18 @@ class Relay(Aggregation):
 
     def start(self, hub: Party) -> RelayState:
         """The state before the collection."""
-        return RelayState(0, None)
+        return RelayState(0, None, Roster.of(hub.terms.agents))
 
     def orders(self, hub: Party, state: RelayState) -> Mapping[AgentId, Order] | None:
         """The collection, then one query per active agent and round."""
-        terms, t = hub.terms, state.t
-        if t > terms.queries:
-            return None
+        t, joining = state.t, state.roster.joining(state.t)
         if t == 0:
-            return dict.fromkeys(terms.agents, Order(0, "nothing", True))
-        contribute = self.every > 0 and t % self.every == 0
-        return dict.fromkeys(terms.evaluating, Order(t, "next", contribute))
+            return dict.fromkeys(joining, Order(0, "nothing", True))
+        regular = self.every > 0 and t % self.every == 0
+        orders = dict.fromkeys(joining, Order(t, "nothing", True))
+        for agent in state.roster.querying(hub.terms):
+            orders[agent] = Order(t, "next", regular or agent in joining)
+        return orders or None
 
     def broadcasts(self, hub: Party, state: RelayState) -> tuple[Any, ...]:
         """The newest messages."""
@@ -86,7 +104,7 @@ class Relay(Aggregation):
             tuple(rows[agent][0] for agent in names),
             torch.stack([rows[agent][1] for agent in names]),
         )
-        return RelayState(state.t + 1, received)
+        return replace(state, t=state.t + 1, received=received)
 
     def check_published(self, terms: Terms, published: tuple[Any, ...]) -> None:
         """Raise `MessageError` unless every row is a message."""

@@ -44,6 +44,7 @@ from botorch_fed.protocols.own_step import (
 from botorch_fed.protocols.store import Blobs, MemoryBlobs
 from botorch_fed.rng import generator
 from botorch_fed.space import SearchSpace
+from botorch_fed.wire.codec import content_hash, encode
 
 logger = logging.getLogger(__name__)
 
@@ -60,6 +61,8 @@ class AgentState:
         used: Evaluations that were told or have failed.
         first: How many of them were asked for together at the start.
         broadcasts: Hashes of the setup and of what was published with the last request.
+        agreed: Hash of the setup without its roster; empty before the first request.
+        roster: The agents that the last setup named.
         X: Own points in the unit cube, `n x d`.
         Y: Own outcomes on the public scale, `n x 1`.
         failed: Points that gave no value, `k x d`.
@@ -73,6 +76,8 @@ class AgentState:
     used: int
     first: int
     broadcasts: tuple[str, ...]
+    agreed: str
+    roster: tuple[AgentId, ...]
     X: Tensor = field(repr=False)
     Y: Tensor = field(repr=False)
     failed: Tensor = field(repr=False)
@@ -193,7 +198,7 @@ class FederatedAgent:
         X, Y = public_data(self.space, self.data)
         party = Party(self.terms, self.name, self.resources)
         memory = self.terms.aggregation.begin(party)
-        state = self.state_type(0, 0, 0, 0, (), X, Y, X[:0], None, None, memory)
+        state = self.state_type(0, 0, 0, 0, (), "", (), X, Y, X[:0], None, None, memory)
         state = replace(state, search=self.terms.search.start(self._local_view(state)))
         return self._grown(state)
 
@@ -202,8 +207,7 @@ class FederatedAgent:
         if not broadcasts:
             raise MessageError("Expected the terms of the federation, got no broadcast.")
         terms = self._terms(broadcasts)
-        if state.broadcasts and state.broadcasts[0] != broadcasts[0]:
-            raise MessageError("The terms have changed during the run.")
+        self._check_same(state, terms, broadcasts[0])
         if self.name not in terms.agents:
             raise MessageError(f"This site, {self.name!r}, is not among the hub's agents.")
         check_promise(terms.promise, self.require, self.unit, self.adjacency)
@@ -217,6 +221,7 @@ class FederatedAgent:
         memory = terms.aggregation.received(party, request, published)
         state = self._forgetting(state)  # a value that came too late is in no message
         state = replace(state, order=request, broadcasts=broadcasts, aggregation=memory)
+        state = replace(state, agreed=self._hash_agreed(broadcasts[0]), roster=terms.agents)
         if request.evaluate == "first":
             had = 0 if terms.search.begins_anyway else len(state.X)
             begins = terms.num_initial - had
@@ -442,6 +447,39 @@ class FederatedAgent:
         key = (self.blobs, digest, self.space)
         basis = remembered(key, lambda: received_basis(setup.basis, self.space))
         return self.terms.agreed(setup, basis)
+
+    def _hash_agreed(self, digest: str) -> str:
+        """Hash of a setup without its roster."""
+
+        def made() -> str:
+            setup: Setup = self.blobs.load(digest, Setup)
+            return content_hash(encode(replace(setup, agents=())))
+
+        return remembered((self.blobs, digest, "agreed"), made)
+
+    def _check_same(self, state: AgentState, terms: Terms, digest: str) -> None:
+        """Raise `MessageError` if the terms are not those of the last request.
+
+        Where agents may join while a study runs, the roster grows at its end.
+        """
+        if not state.agreed:
+            return
+        if state.agreed != self._hash_agreed(digest):
+            raise MessageError("The terms have changed during the run.")
+        before, now = state.roster, terms.agents
+        if before == now:
+            return
+        changed = f"The hub's agents were {list(before)[:8]} and are now {list(now)[:8]}"
+        if now[: len(before)] != before:
+            raise MessageError(
+                f"{changed}: expected those of before in the same order, and new ones after them."
+            )
+        if not terms.aggregation.opens:
+            raise MessageError(
+                f"{changed}: nobody can join a running study of "
+                f"{type(terms.aggregation).__name__}, because {terms.aggregation.why_closed}. "
+                "Start another run."
+            )
 
     def _published(self, terms: Terms, broadcasts: tuple[str, ...]) -> tuple[Any, ...]:
         """What was published beside the setup, checked; once for all agents of a process."""

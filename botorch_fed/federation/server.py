@@ -10,15 +10,23 @@ from typing import Any
 
 from botorch.exceptions.errors import InputDataError
 
-from botorch_fed.errors import MessageError
+from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.disclosure import Price, Sees
-from botorch_fed.federation.terms import Party, Resources, Terms
+from botorch_fed.federation.terms import Party, Resources, Roster, Terms
 from botorch_fed.models import FeatureMap
 from botorch_fed.privacy import Entry, Guarantee
 from botorch_fed.protocols.base import AgentId, Outbox
 from botorch_fed.wire.codec import content_hash, encode
 
-_ORDERS = "orders"  # in the cache: of which state, and themselves
+
+@dataclass(frozen=True, eq=False)
+class _Round:
+    """What follows from a state: the party as of its roster, the state of the round, its orders."""
+
+    of: Any
+    hub: Party
+    state: Any
+    orders: Mapping[AgentId, Any] | None
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -32,6 +40,8 @@ class FederatedServer:
 
     terms: Terms
     resources: Resources = field(default_factory=Resources)
+    _parties: dict[tuple[AgentId, ...], Party] = field(init=False, repr=False, default_factory=dict)
+    _round: list[_Round] = field(init=False, repr=False, default_factory=list)  # the last one
 
     def __post_init__(self) -> None:
         if not self.terms.agents:
@@ -52,15 +62,35 @@ class FederatedServer:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of its settings; the budget may grow."""
-        settings = (content_hash(encode(self.hub.terms.setup)), self.resources.noise.private)
+        """Hash of its settings; the budget may grow, and the roster where agents may join."""
+        setup = self.hub.terms.setup
+        if self.opens:
+            setup = replace(setup, agents=())
+        settings = (content_hash(encode(setup)), self.resources.noise.private)
         return hashlib.sha256(repr(settings).encode()).hexdigest()
+
+    @property
+    def opens(self) -> bool:
+        """Whether agents may join while the study runs."""
+        return self.terms.aggregation.opens
+
+    @property
+    def why_closed(self) -> str:
+        """Why they may not."""
+        return self.terms.aggregation.why_closed
 
     @cached_property
     def hub(self) -> Party:
         """The party, with its promise in the terms."""
-        hub = Party(self.terms, None, self.resources)
-        return replace(hub, terms=replace(self.terms, promise=self.terms.aggregation.promise(hub)))
+        return self._party(self.terms.agents)
+
+    def _party(self, agents: tuple[AgentId, ...]) -> Party:
+        """The party as of a roster."""
+        if agents not in self._parties:
+            hub = Party(replace(self.terms, agents=agents), None, self.resources)
+            terms = replace(hub.terms, promise=self.terms.aggregation.promise(hub))
+            self._parties[agents] = replace(hub, terms=terms)
+        return self._parties[agents]
 
     @property
     def promise(self) -> Guarantee | None:
@@ -111,27 +141,62 @@ class FederatedServer:
 
     def outbox(self, state: Any) -> Outbox | None:
         """The orders of the round, with the terms and what was released; None at the end."""
-        orders = self._orders(state)
-        if orders is None:
+        now = self._current(state)
+        if now.orders is None:
             return None
-        released = self.terms.aggregation.broadcasts(self.hub, state)
-        return Outbox(orders, (self.hub.terms.setup, *released))
+        released = self.terms.aggregation.broadcasts(now.hub, now.state)
+        return Outbox(now.orders, (now.hub.terms.setup, *released))
 
     def check(self, state: Any, sender: AgentId, message: Any) -> None:
         """Raise `MessageError` unless a reply was asked for and can be combined."""
-        orders = self._orders(state) or {}
-        if sender not in orders:
+        now = self._current(state)
+        if now.orders is None or sender not in now.orders:
             raise MessageError("A reply that nobody asked for.")
-        self.terms.aggregation.check(self.hub, state, sender, message, orders[sender])
-
-    def _orders(self, state: Any) -> Mapping[AgentId, Any] | None:
-        """The orders of a state, worked out once for all replies of a round."""
-        known, orders = self.resources.cache.get(_ORDERS, (None, None))
-        if known is not state:
-            orders = self.terms.aggregation.orders(self.hub, state)
-            self.resources.cache[_ORDERS] = state, orders
-        return orders
+        self.terms.aggregation.check(now.hub, now.state, sender, message, now.orders[sender])
 
     def step(self, state: Any, inbox: Mapping[AgentId, Any]) -> Any:
         """The state after a round; an agent that is not in the inbox did not answer."""
-        return self.terms.aggregation.combine(self.hub, state, inbox)
+        now = self._current(state)
+        new = self.terms.aggregation.combine(now.hub, now.state, inbox)
+        if self.opens:
+            new = replace(new, roster=now.state.roster.after(now.orders or {}))
+        return self._admitted(new)
+
+    # -------------------------------------------------------------- who takes part
+
+    def _current(self, state: Any) -> _Round:
+        """The round of a state.
+
+        Agents join between two rounds: one that a crash has interrupted is asked again with the
+        roster of before, and the same bytes. At the end there is none to be asked again.
+        """
+        if not self._round or self._round[0].of is not state:
+            self._round[:] = [self._made(state)]
+        return self._round[0]
+
+    def _made(self, state: Any) -> _Round:
+        aggregation, hub = self.terms.aggregation, self.hub
+        if self.opens:
+            hub = self._party(self._members(state).agents)
+        orders = aggregation.orders(hub, state)
+        if orders is not None or hub is self.hub:
+            return _Round(state, hub, state, orders)
+        joined = self._admitted(state)
+        return _Round(state, self.hub, joined, aggregation.orders(self.hub, joined))
+
+    def _admitted(self, state: Any) -> Any:
+        """The state with all agents of the study."""
+        if not self.opens:
+            return state
+        return replace(state, roster=self._members(state).grown(self.terms.agents, state.t))
+
+    def _members(self, state: Any) -> Roster:
+        """The roster of a state, which the study's agents begin with."""
+        roster: Roster = state.roster
+        if self.terms.agents[: len(roster.agents)] != roster.agents:
+            raise ProtocolError(
+                f"The run has the agents {list(roster.agents)[:8]}, this study has "
+                f"{list(self.terms.agents)[:8]}: name those of the run first, in their order, and "
+                "new ones after them."
+            )
+        return roster

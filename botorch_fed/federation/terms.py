@@ -92,6 +92,57 @@ class Contribution:
     values: Tensor | None = field(repr=False)
 
 
+@dataclass(frozen=True)
+class Roster:
+    """Who takes part in a study that agents may join while it runs.
+
+    Attributes:
+        agents: In the order in which they joined.
+        joined: The round of the first order of each; 0 of those that it began with.
+        queried: How often each was asked to query.
+    """
+
+    agents: tuple[AgentId, ...]
+    joined: tuple[int, ...]
+    queried: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        if not len(self.agents) == len(self.joined) == len(self.queried):
+            raise InputDataError(
+                f"Expected two numbers for each of {len(self.agents)} agents, got "
+                f"{len(self.joined)} and {len(self.queried)}."
+            )
+
+    @classmethod
+    def of(cls, agents: tuple[AgentId, ...]) -> Roster:
+        """Those with whom a study begins."""
+        return cls((), (), ()).grown(agents, 0)
+
+    def grown(self, agents: tuple[AgentId, ...], t: int) -> Roster:
+        """With those who join in round `t`, after all others."""
+        new = agents[len(self.agents) :]
+        zeros = (0,) * len(new)
+        return Roster(self.agents + new, self.joined + (t,) * len(new), self.queried + zeros)
+
+    def after(self, orders: Mapping[AgentId, Order]) -> Roster:
+        """After a round of these orders."""
+        asked = {agent for agent, order in orders.items() if order.evaluate == "next"}
+        counts = zip(self.agents, self.queried, strict=True)
+        return replace(self, queried=tuple(n + (agent in asked) for agent, n in counts))
+
+    def joining(self, t: int) -> tuple[AgentId, ...]:
+        """Whose first order is that of round `t`."""
+        return tuple(a for a, first in zip(self.agents, self.joined, strict=True) if first == t)
+
+    def querying(self, terms: Terms) -> tuple[AgentId, ...]:
+        """Who has queries left, of those who evaluate."""
+        return tuple(
+            agent
+            for agent, count in zip(self.agents, self.queried, strict=True)
+            if agent in terms.evaluating and count < terms.queries
+        )
+
+
 # ------------------------------------------------------------------ the parts
 
 
@@ -297,7 +348,8 @@ class Aggregation:
     """Who is asked for what, how messages become releases, and what that costs.
 
     A subclass has the hub's four functions: `start`, `orders`, `broadcasts` and `combine`. The
-    hub's state is of `state_type` and has the round `t`.
+    hub's state is of `state_type` and has the round `t`; where agents may join while the study
+    runs (`opens`), also the `roster`, a `Roster`, and the hub's terms have the agents of it.
     """
 
     state_type: ClassVar[type]
@@ -305,6 +357,8 @@ class Aggregation:
     order_types: ClassVar[tuple[type, ...]] = (Order,)
     reply_types: ClassVar[tuple[type, ...]] = (Contribution,)
     broadcast_types: ClassVar[tuple[type, ...]] = ()  # beside the setup
+    opens: ClassVar[bool] = False
+    why_closed: ClassVar[str] = "its promise and its keys are for the agents that it began with"
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` unless the aggregation goes with the terms."""

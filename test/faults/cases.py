@@ -55,6 +55,7 @@ class Case:
         noisy_replies: Whether a reply with data is a release of its site.
         once: Whether the whole run is one release.
         keeps_data: Whether an agent's state has all of its observations.
+        late: Who joins when the server is started for the second time, or the run has ended.
     """
 
     study: Study
@@ -64,6 +65,7 @@ class Case:
     noisy_replies: bool = False
     once: bool = False
     keeps_data: bool = True
+    late: tuple[str, ...] = ()
 
 
 def gaussian(dim: int, num_agents: int) -> DistributedGaussianSum:
@@ -97,18 +99,17 @@ def cases() -> dict[str, Case]:
     """All of them; made anew, because a study may remember the keys that it has made."""
     follow = Following(follow=1, spread=0.0, schedule=Constant(0.5), **CHEAP)
     noise_of_agents: dict[str, Any] = {"mechanism": gaussian, "noise_at": "agent", "sums": 40}
+    published = FTS(
+        budget=ROUNDS,
+        every=1,
+        feature_map=PHI,
+        candidates=ARMS,
+        strategy=Strategy(schedule=Constant(0.5), prior_until=0, **CHEAP),
+    )
     return {
         "fts-search": Case(FTS(budget=ROUNDS, feature_map=PHI, candidates=ARMS), exact=True),
-        "fts": Case(
-            FTS(
-                budget=ROUNDS,
-                every=1,
-                feature_map=PHI,
-                candidates=ARMS,
-                strategy=Strategy(schedule=Constant(0.5), prior_until=0, **CHEAP),
-            ),
-            exact=True,
-        ),
+        "fts": Case(published, exact=True),
+        "fts-late": Case(published, late=NAMES[2:]),  # when it joins depends on who is killed
         "dp-fts-de": Case(
             DPFTSDE(
                 budget=ROUNDS + 2,

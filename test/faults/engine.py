@@ -229,6 +229,7 @@ class World:
         self.stream = generator(seed, "faults")
         self.sites: dict[str, Site] = {}
         self.server: Any = None
+        self.late = case.late
         self.books: LedgerFile | None = None
         self.late_requests: dict[str, list[tuple[bytes, Outgoing]]] = defaultdict(list)
         self.late_replies: dict[str, bytes] = {}
@@ -276,7 +277,8 @@ class World:
             books = DyingLedger(home / "books", adjacency=adjacency, unit=unit)
             books.fuse = fuse
             self.books = options["books"] = books
-        server = self._study(SERVER, **options).server(SQUARE, NAMES)
+        names = tuple(name for name in NAMES if name not in self.late)
+        server = self._study(SERVER, **options).server(SQUARE, names)
         return server, DyingStore(home / "record", fuse)
 
     def close_server(self) -> None:
@@ -488,10 +490,12 @@ class World:
                 self.outcome.crashes.append(f"{type(error).__name__}: {error}")
                 break
             else:
-                self.outcome.completed = True
-                break
+                self.outcome.completed = not self.late
+                if self.outcome.completed:
+                    break
             finally:
                 self.close_server()
+                self.late = ()
         for fuse in self.fuses.values():
             fuse.fatal = None
         if self.outcome.completed:

@@ -621,8 +621,17 @@ def _judge_request(one: Visit, made: Mutant, frame: Tree, body: Tree) -> str | N
     if len(tag) != 64:
         return "mis-sized seal"
     if record is not None and broadcasts[:1] != good[6][:1]:
-        return "another setup"
+        theirs, mine = read(held[broadcasts[0]]), read(held[good[6][0]])
+        if not (one.case.startswith("fts") and _grown(theirs[2], mine[2])):
+            return "another setup"
     return None
+
+
+def _grown(theirs: Tree, mine: Tree) -> bool:
+    """Whether a setup is another one with agents who have joined, each once."""
+    agents, before = theirs[1], mine[1]
+    same = [theirs[0], *theirs[2:]] == [mine[0], *mine[2:]]
+    return bool(same and agents[: len(before)] == before and len(set(agents)) == len(agents))
 
 
 def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | None:
@@ -728,7 +737,7 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
     if one.case == "ucb-local":
         return numbers_of(fields[0], valid[2][0][1], -1e15, 1e15)
     order = body_of(one.outgoing.requests[one.agent])[2]
-    if one.case in ("fts", "fts-search"):
+    if one.case.startswith("fts"):
         if not order[2]:
             return "a vector that nobody asked for"
         if one.case == "fts-search":

@@ -97,7 +97,7 @@ def test_the_table_of_messages_of_a_module_is_its_rows(module: str) -> None:
 def test_every_setting_is_explained(name: str) -> None:
     rows = {row.name: row for row in settings(study_class(name))}
     assert set(rows) <= set(simple_settings(study_class(name)))
-    assert len(rows) >= 5
+    assert len(rows) >= (3 if name == "federation" else 5)  # parts have settings of their own
     assert all(row.doc.endswith(".") and row.expected for row in rows.values())
 
 

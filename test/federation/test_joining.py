@@ -1,0 +1,427 @@
+"""Agents join a running study, where its aggregation opens."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from botorch_fed.aggregation.relay import RelayState
+from botorch_fed.engines.inprocess import InProcess
+from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation.agent import FederatedAgent
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.terms import Contribution, Order, Party, Roster
+from botorch_fed.federation.trial import SITE_EVENTS
+from botorch_fed.protocols.base import AgentId, Objective
+from botorch_fed.protocols.fed_gp import FedGP
+from botorch_fed.protocols.site import Site
+from botorch_fed.protocols.store import MemoryBlobs
+from botorch_fed.protocols.transfer_search import dealt_design
+from botorch_fed.run import RunResult, host, make_agent, run
+from botorch_fed.search.thompson import Strategy
+from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.studies import FTS, Federation
+from botorch_fed.study import read_study
+from botorch_fed.wire.codec import encode
+from test.cases import random_fourier, uniform
+from test.federation.own_parts import Median, MedianState, MedianTransfer
+
+SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
+PHI = random_fourier()
+OLD = ("ann", "bob")
+ALL = (*OLD, "cem")
+CHEAP = Strategy(num_raw=32, num_restarts=2, num_features=32)
+
+
+def hill(X: Tensor) -> Tensor:
+    return 1 - 6 * (X - 0.3).square().sum(dim=-1, keepdim=True)
+
+
+class Stopped(BaseException):
+    pass
+
+
+def study(**options: Any) -> FTS:
+    return FTS(**{"budget": 5, "feature_map": PHI, **options})
+
+
+def go(
+    names: tuple[str, ...], out: Path | None, made: Any = None, *, stops: int = 0, **options: Any
+) -> RunResult:
+    """A run, or a part of it: bob's machine fails in its evaluation number `stops`."""
+    objectives: dict[AgentId, Objective] = dict.fromkeys(names, hill)
+    calls = [0]
+
+    def fatal(X: Tensor) -> Tensor:
+        calls[0] += 1
+        if calls[0] == stops:
+            raise Stopped
+        return hill(X)
+
+    if stops:
+        objectives["bob"] = fatal
+    given = {"resume": out is not None, "space": SPACE, "seed": 1, "progress": False, **options}
+    return run(study() if made is None else made, objectives, out=out, **given)
+
+
+def counts(result: RunResult) -> dict[str, int]:
+    return {name: len(result.history(name)[0]) for name in result.names}
+
+
+def trace(result: RunResult, names: tuple[str, ...] = ALL) -> list[Any]:
+    keys = ("agent", "round", "x", "y")
+    return [[row[key] for key in keys] for row in result.records if row["agent"] in names]
+
+
+def rounds_of(result: RunResult, name: str) -> list[int]:
+    return [row["round"] for row in result.rounds if row["agent"] == name and row["replied"]]
+
+
+# ------------------------------------------------------------------ in one process
+
+
+def test_an_agent_joins_a_study_that_has_ended(tmp_path: Path) -> None:
+    before = go(OLD, tmp_path)
+    after = go(ALL, tmp_path)
+    assert counts(after) == dict.fromkeys(ALL, 5)
+    assert trace(after, OLD) == trace(before)
+    assert rounds_of(after, "cem") == [7, 8, 9, 10, 11]
+    assert rounds_of(after, "ann") == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("stops", [1, 3, 5])
+def test_an_agent_joins_a_study_that_was_interrupted(stops: int, tmp_path: Path) -> None:
+    alone = go(OLD, None)
+    with pytest.raises(Stopped):
+        go(OLD, tmp_path, stops=stops)
+    result = go(ALL, tmp_path)
+    assert counts(result) == dict.fromkeys(ALL, 5)
+    # Bob's round is asked again as it was; the first one with cem is the next one.
+    first = stops + 2
+    assert rounds_of(result, "cem") == list(range(first, first + 5))
+    early = [row for row in trace(alone) if row[1] < first]
+    assert [row for row in trace(result, OLD) if row[1] < first] == early
+    assert {row["failure"] for row in result.rounds} == {None}
+
+
+def test_a_newcomer_reads_the_newest_messages_at_once(tmp_path: Path) -> None:
+    go(OLD, tmp_path)
+    X, Y = go(ALL, tmp_path).history("cem")
+    dealt = dealt_design(SPACE, 2, 3, 5)
+    assert not (X[:1] == dealt[:1]).all()
+    assert float(Y[0]) > float(hill(dealt[:1]))
+    assert float(Y[0]) > 0.9  # where the others' functions are largest
+
+
+def test_others_read_the_newcomer(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        go(OLD, tmp_path, stops=4)  # after the points that it is dealt: how many share them counts
+    data = {"cem": (X := uniform(6, 2, seed=3), hill(X))}
+    result = go(ALL, tmp_path, study(data=data))
+    joined = rounds_of(result, "cem")[0]
+    sent = [r["round"] for r in result.rounds if r["agent"] == "cem" and r["sent"]]
+    assert sent[0] == joined == 6  # it has data: its first reply has a message
+    X = go(ALL, tmp_path, study(data=data, budget=7)).history("ann")[0]
+    alone = go(OLD, None, study(budget=7)).history("ann")[0]
+    assert torch.equal(X[:5], alone[:5])
+    assert not torch.equal(X[5], alone[5])  # what it said is read by those who go on
+
+
+def test_without_regular_messages_a_newcomer_sends_one(tmp_path: Path) -> None:
+    data = {name: (X := uniform(6, 2, seed=n), hill(X)) for n, name in enumerate(ALL)}
+    options: dict[str, Any] = {"strategy": CHEAP, "every": 0}
+    old = {name: data[name] for name in OLD}
+    go(OLD, tmp_path, study(data=old, **options), stops=0)
+    result = go(ALL, tmp_path, study(data=data, **options))
+    sent = {name: sum(r["sent"] for r in result.rounds if r["agent"] == name) for name in ALL}
+    assert sent == dict.fromkeys(ALL, 1)
+    assert counts(result) == dict.fromkeys(ALL, 5)
+
+
+def test_killed_again_after_somebody_joined(tmp_path: Path) -> None:
+    for name in ("whole", "parts"):
+        with pytest.raises(Stopped):
+            go(OLD, tmp_path / name, stops=2)
+    whole = go(ALL, tmp_path / "whole")
+    for stops in (1, 2):  # in the round of before, and in the next one
+        with pytest.raises(Stopped):
+            go(ALL, tmp_path / "parts", stops=stops)
+    parts = go(ALL, tmp_path / "parts")
+    assert trace(parts) == trace(whole)
+    assert counts(parts) == dict.fromkeys(ALL, 5)
+
+
+def test_budget_and_roster_grow_at_once(tmp_path: Path) -> None:
+    short = go(OLD, tmp_path, study(budget=3))
+    result = go((*ALL, "dan"), tmp_path, study(budget=6))
+    assert counts(result) == dict.fromkeys((*ALL, "dan"), 6)
+    # The budget alone gives the old ones a round: those who join begin with the next one.
+    assert rounds_of(result, "dan")[0] == rounds_of(result, "cem")[0] == 6
+    for name in OLD:
+        assert torch.equal(result.history(name)[0][:3], short.history(name)[0])
+    assert counts(go((*ALL, "dan", "eva"), tmp_path, study(budget=6)))["eva"] == 6
+
+
+def test_two_join_one_after_the_other_with_workers(tmp_path: Path) -> None:
+    for place, workers in (("here", 0), ("there", 2)):
+        for names in (OLD, ALL, (*ALL, "dan")):
+            go(names, tmp_path / place, workers=workers)
+    here, there = (go((*ALL, "dan"), tmp_path / place) for place in ("here", "there"))
+    assert trace(here, (*ALL, "dan")) == trace(there, (*ALL, "dan"))
+    assert counts(here) == dict.fromkeys((*ALL, "dan"), 5)
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [
+        (("bob", "ann", "cem"), r"has the agents \['ann', 'bob'\], this study has \['bob', 'ann'"),
+        (("cem", *OLD), "name those of the run first, in their order"),
+        (("ann",), "name those of the run first"),
+        (("ann", "cem"), "name those of the run first"),
+    ],
+)
+def test_agents_join_at_the_end_and_none_leaves(
+    names: tuple[str, ...], said: str, tmp_path: Path
+) -> None:
+    go(OLD, tmp_path, study(budget=3))
+    with pytest.raises(ProtocolError, match=said):
+        go(names, tmp_path, study(budget=3))
+    assert counts(go(OLD, tmp_path, study(budget=3))) == dict.fromkeys(OLD, 3)
+
+
+def test_other_settings_are_refused_with_a_newcomer_too(tmp_path: Path) -> None:
+    go(OLD, tmp_path)
+    with pytest.raises(ProtocolError, match="started with another settings"):
+        go(ALL, tmp_path, study(every=2))
+    with pytest.raises(ProtocolError, match="started with another seed"):
+        go(ALL, tmp_path, seed=2)
+    with pytest.raises(ProtocolError, match=r"has the agents \['ann', 'bob', 'cem'\]"):
+        go(ALL, tmp_path) and go(OLD, tmp_path)  # once it has joined it belongs to the run
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        Federation(budget=5, search=MedianTransfer(), aggregation=Median()),
+        FedGP(budget=5, channel="plain"),
+    ],
+    ids=["median", "fed-gp"],
+)
+def test_nobody_joins_where_the_roster_is_closed(made: Any, tmp_path: Path) -> None:
+    go(OLD, tmp_path, made)
+    with pytest.raises(ProtocolError, match=r"Nobody can join.*because.*got \['cem'\].*as data"):
+        go(ALL, tmp_path, made)
+
+
+# ------------------------------------------------------------------ an aggregation of a user
+
+
+@dataclass(frozen=True, eq=False)
+class OpenState(MedianState):
+    """The same, and who takes part."""
+
+    roster: Roster
+
+
+@dataclass(frozen=True)
+class OpenMedian(Median):
+    """The median of whoever takes part."""
+
+    state_type = OpenState
+    opens = True
+
+    def start(self, hub: Party) -> OpenState:
+        return OpenState(1, None, Roster.of(hub.terms.agents))
+
+    def orders(self, hub: Party, state: Any) -> Mapping[AgentId, Order] | None:
+        who = state.roster.querying(hub.terms)
+        return dict.fromkeys(who, Order(state.t, "next", True)) or None
+
+    def combine(self, hub: Party, state: Any, inbox: Mapping[AgentId, Contribution]) -> OpenState:
+        new = super().combine(hub, state, inbox)
+        return OpenState(new.t, new.middle, state.roster)
+
+
+def test_an_aggregation_of_ones_own_opens_too(tmp_path: Path) -> None:
+    made = Federation(budget=5, search=MedianTransfer(), aggregation=OpenMedian())
+    with pytest.raises(Stopped):
+        go(OLD, tmp_path, made, stops=3)
+    result = go(ALL, tmp_path, made)
+    assert counts(result) == dict.fromkeys(ALL, 5)
+    assert rounds_of(result, "cem") == [4, 5, 6, 7, 8]
+
+
+# ------------------------------------------------------------------ a hub, and sites elsewhere
+
+
+class Machines:
+    """Sites with folders of their own, whose studies name no newcomer, and a hub."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.made: dict[str, FTS] = {}
+
+    def host(self, names: tuple[str, ...], **options: Any) -> RunResult:
+        """The hub's part, with all processes started anew."""
+        sites = []
+        for name in names:
+            mine = self.made.setdefault(name, study(**options))  # as it was when it joined
+            agent = make_agent(mine, name, SPACE, 1, MemoryBlobs())
+            log = FileLog(self.folder / name, SITE_EVENTS)
+            sites.append(Site(name, agent, hill, log=log))
+        with InProcess(sites) as engine:
+            result = host(
+                study(**options), SPACE, names, engine, seed=1, out=self.folder / "hub", resume=True
+            )
+        self.trials = {site.name: len(site.trials()) for site in sites}
+        for site in sites:
+            site.close()
+        return result
+
+
+def test_sites_keep_their_study_when_others_join(tmp_path: Path) -> None:
+    machines = Machines(tmp_path)
+    machines.host(OLD)
+    result = machines.host(ALL)
+    assert machines.trials == dict.fromkeys(ALL, 5)
+    assert {row["failure"] for row in result.rounds} == {None}
+    machines.host(ALL, budget=7)  # the sites have the budget of before: they evaluate nothing more
+    assert machines.trials == dict.fromkeys(ALL, 5)
+
+
+def test_a_hub_without_its_newcomer_says_so(tmp_path: Path) -> None:
+    machines = Machines(tmp_path)
+    machines.host(OLD)
+    machines.host(ALL)
+    head = tmp_path / "hub" / "run.json"  # an old copy: what counts is the hub's record
+    known = json.loads(head.read_text())
+    head.write_text(json.dumps({**known, "agents": dict.fromkeys(OLD, "")}))
+    with pytest.raises(ProtocolError, match=r"The run has the agents \['ann', 'bob', 'cem'\]"):
+        machines.host(OLD)
+
+
+# ------------------------------------------------------------------ what a site accepts
+
+
+@dataclass
+class Desk:
+    """A site and what a hub may say."""
+
+    made: Any
+
+    def __post_init__(self) -> None:
+        self.blobs = MemoryBlobs()
+        self.agent: FederatedAgent = self.made.agent("ann", SPACE, 0, self.blobs)
+        self.setup = self.made.server(SPACE, OLD).hub.terms.setup
+        self.state = self.receive(self.agent.start(), self.setup)
+
+    def check(self, state: Any, setup: Any) -> tuple[str, ...]:
+        broadcasts = (self.blobs.put(encode(setup)),)
+        self.agent.check(state, Order(1, "next", True), broadcasts)
+        return broadcasts
+
+    def receive(self, state: Any, setup: Any) -> Any:
+        return self.agent.receive(state, Order(1, "next", True), self.check(state, setup))
+
+
+def test_a_site_accepts_a_roster_that_grew_and_nothing_else() -> None:
+    desk = Desk(study())
+    grown = replace(desk.setup, agents=ALL)
+    state = desk.receive(desk.state, grown)
+    assert state.roster == ALL
+    desk.check(state, replace(grown, agents=(*ALL, "dan")))
+    other = {k: v / 2 for k, v in grown.basis.items() if k.endswith("frequencies")}
+    assert other
+    bad = {
+        "expected those of before": replace(grown, agents=OLD),
+        "in the same order": replace(grown, agents=("bob", "ann", "cem", "dan")),
+        "The terms have changed": replace(grown, basis={**grown.basis, **other}),
+        "terms differ": replace(grown, words={**grown.words, "q": "2"}),
+    }
+    for said, setup in bad.items():
+        with pytest.raises(MessageError, match=said):
+            desk.check(state, setup)
+    with pytest.raises(MessageError, match="is not among"):
+        desk.check(desk.agent.start(), replace(grown, agents=("bob", "cem", "dan")))
+    fresh = replace(desk.made, data={})  # after a restart: no blob of before is there
+    again = Desk(fresh)
+    again.check(state, replace(grown, agents=(*ALL, "dan")))
+    with pytest.raises(MessageError, match="expected those of before"):
+        again.check(state, replace(grown, agents=OLD))
+
+
+def test_a_site_of_a_closed_study_refuses_newcomers() -> None:
+    desk = Desk(Federation(budget=5, search=MedianTransfer(), aggregation=Median()))
+    with pytest.raises(MessageError, match=r"now \['ann', 'bob', 'cem'\].*Median, because"):
+        desk.check(desk.state, replace(desk.setup, agents=ALL))
+
+
+def test_the_hubs_fingerprint_has_no_roster_where_agents_may_join() -> None:
+    open_, closed = (
+        {made.server(SPACE, names).fingerprint for names in (OLD, ALL)}
+        for made in (study(), Federation(budget=5, search=MedianTransfer(), aggregation=Median()))
+    )
+    assert (len(open_), len(closed)) == (1, 2)
+
+
+def test_the_same_state_has_the_same_outbox_whoever_wants_to_join() -> None:
+    server, grown = study().server(SPACE, OLD), study().server(SPACE, ALL)
+    state: RelayState = server.start()
+    for _ in range(6):
+        now, then = server.outbox(state), grown.outbox(state)
+        assert now is not None
+        assert then is not None
+        assert (now.messages, encode(now.broadcasts[0])) == (
+            then.messages,
+            encode(then.broadcasts[0]),
+        )
+        state = server.step(state, dict.fromkeys(OLD, Contribution(None)))
+    assert server.outbox(state) is None
+    end = grown.outbox(state)
+    assert end is not None
+    assert (tuple(end.messages), end.broadcasts[0].agents) == (("cem",), ALL)
+    with pytest.raises(ProtocolError, match="name those of the run first"):
+        study().server(SPACE, ("ann",)).outbox(state)
+
+
+# ------------------------------------------------------------------ study files
+
+FILE = """objective = "tuning:score"
+agents = {agents}
+budget = {budget}
+seed = 0
+[space]
+x = {{ type = "real", lower = 0.0, upper = 1.0 }}
+[protocol]
+{protocol}
+"""
+PRIVATE = 'name = "dp-fts-de"\n[privacy]\nepsilon = 9.0\ndelta = 1e-5'
+
+
+@pytest.mark.parametrize(
+    ("protocol", "grows"),
+    [
+        ('name = "fts"', (True, True)),
+        ('name = "federation"', (True, True)),
+        (PRIVATE, (False,) * 2),
+    ],
+    ids=["fts", "federation", "dp-fts-de"],
+)
+@pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
+def test_the_name_of_a_run(protocol: str, grows: tuple[bool, bool], tmp_path: Path) -> None:
+    def name(agents: str = '["ann", "bob"]', budget: int = 6, more: str = "") -> str:
+        path = tmp_path / "study.toml"
+        path.write_text(FILE.format(agents=agents, budget=budget, protocol=protocol) + more)
+        return read_study(path).fingerprint
+
+    mine = name()
+    assert (name('["ann", "bob", "cem"]') == mine) == grows[0]
+    assert (name(budget=7) == mine) == grows[1]
+    assert name(more="[outcome]\nscale = 2.0\n") != mine
