@@ -850,7 +850,8 @@ def _settings(
             space, agents, count, candidates=given.get("candidates")
         )
     if "default" in table.values:
-        given["default"] = _default(table, space, given)
+        any_search = Search in get_args(get_type_hints(kind).get("search"))
+        given["default"] = _default(table, space, given, any_search)
     if "feature_map" in table.values:
         given["feature_map"] = _feature_map(table.table("feature_map"), space, transfers)
     given |= _channel(top, kind, name)
@@ -989,12 +990,14 @@ def _candidates(table: _Table, space: SearchSpace) -> Tensor:
     return torch.tensor(list(dict.fromkeys(map(tuple, points.tolist()))), dtype=torch.float64)
 
 
-def _default(table: _Table, space: SearchSpace, given: Mapping[str, Any]) -> dict[str, Value]:
+def _default(
+    table: _Table, space: SearchSpace, given: Mapping[str, Any], any_search: bool
+) -> dict[str, Value]:
     """The default configuration, a value for each parameter."""
     if "initial_design" in given:
         raise table.error("default", "does not go with initial_design: leave one of them out.")
-    allowed = TransferSearch | Search | None
-    if "strategy" in given or not isinstance(given.get("search"), allowed):
+    fits = any_search or isinstance(given.get("search"), TransferSearch | None)
+    if "strategy" in given or not fits:
         raise table.error("default", "does not go with a published search: leave it out.")
     values = table.table("default")
     values.only(space.names)

@@ -23,8 +23,17 @@ _ROUND = "round"  # in the cache: what follows from a state, worked out once for
 
 @dataclass(frozen=True, eq=False)
 class _Round:
-    """What follows from a state: the party as of its roster, the state of the round, its orders."""
+    """What follows from a state: the party as of its roster, the state of the round, its orders.
 
+    Attributes:
+        by: The server that worked it out.
+        of: The state.
+        hub: The party.
+        state: The state with those who join.
+        orders: Who is asked for what; None at the end.
+    """
+
+    by: FederatedServer
     of: Any
     hub: Party
     state: Any
@@ -175,7 +184,7 @@ class FederatedServer:
         roster of before, and the same bytes. At the end there is none to be asked again.
         """
         known: _Round | None = self.resources.cache.get(_ROUND)
-        if known is None or known.of is not state:
+        if known is None or known.by is not self or known.of is not state:
             known = self.resources.cache[_ROUND] = self._made(state)
         return known
 
@@ -185,9 +194,9 @@ class FederatedServer:
             hub = self._party(self._members(state).agents)
         orders = aggregation.orders(hub, state)
         if orders is not None or hub is self.hub:
-            return _Round(state, hub, state, orders)
+            return _Round(self, state, hub, state, orders)
         joined = self._admitted(state)
-        return _Round(state, self.hub, joined, aggregation.orders(self.hub, joined))
+        return _Round(self, state, self.hub, joined, aggregation.orders(self.hub, joined))
 
     def _admitted(self, state: Any) -> Any:
         """The state with all agents of the study."""
