@@ -186,7 +186,7 @@ class Federation:
             X = agent.ask(state)
             assert isinstance(X, Tensor)
             state = agent.tell(state, X, self.observe(0, X))
-        return replace(state, broadcasts=())
+        return replace(state, broadcasts=(), agreed="", roster=())
 
 
 @dataclass(frozen=True)

@@ -211,6 +211,16 @@ class SecureSum(Aggregation):
         """How many numbers a contribution has; 0 if the search says nothing."""
         return terms.search.size(terms)
 
+    @property
+    def fixed_data(self) -> str:
+        """The noise is for the data that a site begins with and for its evaluations."""
+        if self.mechanism is None:
+            return ""
+        return (
+            "A private sum takes the data of its start and of its queries: results that exist "
+            "already are passed to the study as data=…."
+        )
+
     def mechanism_for(self, terms: Terms) -> Any:
         """The mechanism; None without one."""
         return self._made(terms)[0] if self.size(terms) else None

@@ -302,6 +302,9 @@ class FederatedAgent:
             X: Points in the unit cube, `n x d`.
             Y: Outcomes as the site measures them, `n x 1`.
         """
+        why = self.terms.aggregation.fixed_data
+        if why:
+            raise InputDataError(why)
         check_data((X, Y), self.space.dim)
         if self.terms.search.needs_outcome:
             raise InputDataError(

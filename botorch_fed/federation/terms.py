@@ -406,6 +406,11 @@ class Aggregation:
         """All payments so far of the unit that has paid most."""
         return ()
 
+    @property
+    def fixed_data(self) -> str:
+        """Why a site may not attach results during a run; empty where it may."""
+        return ""
+
     def price(self, terms: Terms) -> Price | None:
         """What a run costs in privacy; None without noise."""
         return None

@@ -333,7 +333,7 @@ FAILED = torch.tensor([[0.35, 0.4], [0.45, 0.3], [0.4, 0.2]], dtype=torch.float6
 def test_the_probability_of_success_is_a_factor(with_prior: bool, warp: bool) -> None:
     X, _ = data(7)
     plain = improvement(with_prior, warp)
-    success = fit_feasibility(X, FAILED, offsets=OFFSETS if warp else None)
+    success = fit_feasibility(X, FAILED, log_warp=LogWarp(OFFSETS) if warp else None)
     assert success is not None
     both, Z = replace(plain, feasibility=success), uniform(30, 2, seed=4).numpy()
     np.testing.assert_allclose(both(Z), plain(Z) + success.log_probability(Z), rtol=1e-12)
@@ -394,7 +394,9 @@ def test_a_prior_is_followed_where_evaluations_succeed() -> None:
 def test_before_any_success_the_likeliest_of_a_few_points() -> None:
     none = torch.zeros(0, 2).double()
     for offsets in (None, OFFSETS):
-        success = fit_feasibility(none, FAILED, offsets=offsets)
+        success = fit_feasibility(
+            none, FAILED, log_warp=None if offsets is None else LogWarp(offsets)
+        )
         assert success is not None
         found = maximize_feasibility(success, box(none, failed=FAILED), generator(0))
         assert float(torch.cdist(found, FAILED).min()) > 0.3
