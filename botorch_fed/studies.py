@@ -433,19 +433,7 @@ class FTS(Federation):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class _Started(Federation):
-    """A study whose first points are asked for together, before the rounds."""
-
-    def rounds_for(self, names: tuple[AgentId, ...]) -> int:
-        """How many evaluations follow the first points."""
-        return Budgeted.rounds_for(self, names)
-
-    def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int | str:
-        return Budgeted._budget_of(self, rounds, names)
-
-
-@dataclass(frozen=True, kw_only=True, eq=False)
-class DPFTSDE(_Started):
+class DPFTSDE(Federation):
     """Differentially private federated Thompson sampling: a trusted server releases noisy sums.
 
     By default agents average the releases and take them, as loud as they are reliable, as the prior
@@ -940,7 +928,7 @@ class PrivateUCB(Federation):
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
-class FedGP(_Started):
+class FedGP(Federation):
     r"""Federated Bayesian optimisation with sums of messages [FBOFedGP]_, see `secure_sum`.
 
     Agents without enough data evaluate their first points in round 0, before any sum; rounds 1 to
