@@ -588,6 +588,8 @@ def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
 
 
 def _has(study: Any, setting: str) -> bool:
+    if setting in getattr(study, "refused", ()):
+        return False
     return any(item.name == setting for item in fields(study))
 
 
