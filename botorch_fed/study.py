@@ -138,6 +138,7 @@ from botorch_fed.protocols.own_step import spread_design, tensor_hash
 from botorch_fed.protocols.transfer_search import LENGTHSCALE, TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, evaluations_of, run
+from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 from botorch_fed.studies import default_kernel
@@ -993,8 +994,7 @@ def _default(table: _Table, space: SearchSpace, given: Mapping[str, Any]) -> dic
     """The default configuration, a value for each parameter."""
     if "initial_design" in given:
         raise table.error("default", "does not go with initial_design: leave one of them out.")
-    allowed = TransferSearch | Search | None
-    if "strategy" in given or not isinstance(given.get("search"), allowed):
+    if "strategy" in given or isinstance(given.get("search"), SupportSearch | RegionSearch):
         raise table.error("default", "does not go with a published search: leave it out.")
     values = table.table("default")
     values.only(space.names)
