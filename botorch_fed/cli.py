@@ -903,6 +903,8 @@ def _show_plan(
     table.add_row("privacy", "no guarantee" if found.price is None else str(found.price))
     if found.signal:
         table.add_row("signal", found.signal)
+    if found.roster:
+        table.add_row("roster", found.roster)
     table.add_row("who sees what", str(found.sees))
     table.add_row("folder", "none: an interrupted run is lost" if out is None else str(out))
     _show(arguments, table)
@@ -954,16 +956,17 @@ def _result_table(result: RunResult) -> Table:
 def _contribution_table(result: RunResult) -> Table:
     from rich.table import Table
 
-    head = ("agent", "sent", "received", "bytes up", "bytes down", "last reply")
+    head = ("agent", "joined", "sent", "received", "bytes up", "bytes down", "last reply")
     table = Table(*head, title="Messages")
     for row in result.contributions():
         sent, received, last = (
             "unknown" if row[key] is None else str(row[key])
             for key in ("messages_sent", "messages_received", "last_replied")
         )
+        joined = "never" if row["joined"] is None else f"exchange {row['joined']}"
         last = "none" if row["last_replied"] is None else f"exchange {last}"
         sizes = (f"{row[key]:,}" for key in ("bytes_up", "bytes_down"))
-        table.add_row(row["site"], sent, received, *sizes, last)
+        table.add_row(row["site"], joined, sent, received, *sizes, last)
     return table
 
 

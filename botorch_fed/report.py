@@ -802,12 +802,13 @@ def _contributions(result: RunResult) -> list[str]:
     """What each agent has sent and received."""
     rows = []
     for row in result.contributions():
-        counts = ("messages_sent", "messages_received", "last_replied")
-        sent, received, last = ("—" if row[key] is None else str(row[key]) for key in counts)
+        counts = ("messages_sent", "messages_received", "last_replied", "joined")
+        sent, received, *rest = ("—" if row[key] is None else str(row[key]) for key in counts)
         sizes = (_size(row[key]) for key in ("bytes_up", "bytes_down"))
-        numbers = (sent, received, *sizes, last)
+        numbers = (sent, received, *sizes, *rest)
         rows.append([_cell(row["site"]), *(_cell(cell, numeric=True) for cell in numbers)])
-    head = ("Agent", "Messages sent", "Messages received", "Up", "Down", "Last reply in exchange")
+    ends = ("Last reply in exchange", "First asked in exchange")
+    head = ("Agent", "Messages sent", "Messages received", "Up", "Down", *ends)
     table = _table("What each agent has sent and received", head, rows)
     return [_folded(_count(len(rows), "agent"), table, len(rows))]
 

@@ -246,7 +246,7 @@ class RunResult:
         return pandas.DataFrame(rows)
 
     def contributions(self) -> list[Record]:
-        """One row per site: what it has sent and received, and when it last replied.
+        """One row per site: when it joined, what it has sent and received, its last reply.
 
         A message is a reply or a request with numbers or sealed bytes, or a broadcast that is not
         of the first exchange, which is the set-up. Counts are None in results of format 1.
@@ -263,6 +263,7 @@ class RunResult:
             found.append(
                 {
                     "site": site,
+                    "joined": min((row["round"] for row in rows), default=None),
                     "messages_sent": sum(row["sent"] for row in rows) if counted else None,
                     "messages_received": len(received) if counted else None,
                     "bytes_up": sum(row["bytes_up"] for row in rows),
@@ -897,14 +898,16 @@ def _same_settings(folder: Path, mine: dict[str, Any], server: Server[Any]) -> N
         _write(head, json.dumps(mine))
         return
     theirs = json.loads(head.read_text())
-    joined = _joined(folder, list(theirs.get("agents", ())), list(mine["agents"]), server)
-    if joined:
-        kept = {name: mine["agents"][name] for name in theirs["agents"]}
+    before: dict[str, str] = theirs.get("agents", mine["agents"])
+    if _joined(folder, list(before), list(mine["agents"]), server):
+        kept = {name: mine["agents"][name] for name in before}
         _same_settings(folder, {**mine, "agents": kept}, server)
         _write(head, json.dumps(mine))
         return
-    changed = {key for key in mine if theirs.get(key) != mine[key]}
-    wrong = sorted({"settings" if key == "agents" else key for key in changed})
+    wrong = sorted(key for key in mine if key != "agents" and theirs.get(key) != mine[key])
+    agents = [name for name, print_ in mine["agents"].items() if before[name] != print_]
+    if agents and "settings" not in wrong:
+        wrong = [*wrong, f"settings of agents {agents[:8]}"]
     if wrong:
         raise ProtocolError(
             f"The run in {folder} was started with another {' and another '.join(wrong)}: go on "

@@ -10,7 +10,6 @@ PrivateUCB   private bandits: `BanditSearch` on sums of records
 from __future__ import annotations
 
 import logging
-import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -181,7 +180,8 @@ class Federation(Budgeted):
         return min(self.budget, self.initial_for(names) + self.q * (state.t - 1))
 
     def _budget_of(self, rounds: int, names: tuple[AgentId, ...]) -> int | str:
-        return max(rounds, -(-self._starts // self.q)) * self.q
+        initial = self.initial_for(names)  # what is asked for together, and not in queries
+        return initial + max(rounds, -(-(self._starts - initial) // self.q)) * self.q
 
     @property
     def _starts(self) -> int:
@@ -570,21 +570,9 @@ class DPFTSDE(_Started):
         counts = {name: len(X) for name, (X, _) in self.data.items()}
         return missing_points(self.initial, names, self.active, counts)
 
-    @property
-    def rounds(self) -> int:
-        """How many queries each agent makes after its first points."""
-        return self._rounds(())
-
-    def _rounds(self, names: tuple[AgentId, ...]) -> int:
-        return math.ceil(self.rounds_for(names) / self.q)
-
-    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
-        """How many evaluations a site has been asked for when the server is in a state, at most."""
-        return min(self.budget, self.initial_for(names) + self.q * (state.t - 1)) if state.t else 0
-
     def _check_releases(self, names: tuple[AgentId, ...]) -> None:
         """Refuse a plan of which nothing is left; an empty one is the user's own."""
-        rounds, initial, planned = self._rounds(names), self.initial_for(names), self._planned
+        rounds, initial, planned = self.rounds_for(names), self.initial_for(names), self._planned
         rest = range(rounds) if planned == "all" else planned
         if planned == () or any(t < rounds for t in rest):
             return
@@ -665,7 +653,7 @@ class DPFTSDE(_Started):
             return terms
         key = ("hub", space, names)
         if key not in self._made:
-            counted = replace(terms.aggregation, rounds=self._rounds(names))
+            counted = replace(terms.aggregation, rounds=self.rounds_for(names))
             self._made[key] = replace(terms, aggregation=counted)
         return self._made[key]
 
@@ -1063,14 +1051,6 @@ class FedGP(_Started):
         return isinstance(self.search, TransferSearch)
 
     @property
-    def rounds(self) -> int:
-        """How many queries each agent makes after its first points, `T`."""
-        return self._rounds(())
-
-    def _rounds(self, names: tuple[AgentId, ...]) -> int:
-        return math.ceil(self.rounds_for(names) / self.q)
-
-    @property
     def initial(self) -> int:
         """How many points an agent without data evaluates in round 0."""
         design = self.initial_design
@@ -1089,10 +1069,6 @@ class FedGP(_Started):
             return self.initial
         counts = {name: len(X) for name, (X, _) in self.data.items()}
         return missing_points(self.initial, names, self.active, counts)
-
-    def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
-        """How many evaluations a site has been asked for when the server is in a state, at most."""
-        return min(self.budget, self.initial_for(names) + self.q * (state.t - 1)) if state.t else 0
 
     @property
     def requirement(self) -> dict[str, Any]:
@@ -1165,7 +1141,7 @@ class FedGP(_Started):
                 return terms
             key = ("hub", space, names)
             if key not in self._made:
-                counted = replace(terms.aggregation, rounds=self._rounds(names))
+                counted = replace(terms.aggregation, rounds=self.rounds_for(names))
                 self._made[key] = replace(terms, aggregation=counted)
         counted_terms: Terms = self._made[key]
         return counted_terms

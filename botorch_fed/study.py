@@ -138,7 +138,6 @@ from botorch_fed.protocols.own_step import spread_design, tensor_hash
 from botorch_fed.protocols.transfer_search import LENGTHSCALE, TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, evaluations_of, run
-from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 from botorch_fed.studies import default_kernel
@@ -851,7 +850,8 @@ def _settings(
             space, agents, count, candidates=given.get("candidates")
         )
     if "default" in table.values:
-        given["default"] = _default(table, space, given)
+        any_search = Search in get_args(get_type_hints(kind).get("search"))
+        given["default"] = _default(table, space, given, any_search)
     if "feature_map" in table.values:
         given["feature_map"] = _feature_map(table.table("feature_map"), space, transfers)
     given |= _channel(top, kind, name)
@@ -990,11 +990,14 @@ def _candidates(table: _Table, space: SearchSpace) -> Tensor:
     return torch.tensor(list(dict.fromkeys(map(tuple, points.tolist()))), dtype=torch.float64)
 
 
-def _default(table: _Table, space: SearchSpace, given: Mapping[str, Any]) -> dict[str, Value]:
+def _default(
+    table: _Table, space: SearchSpace, given: Mapping[str, Any], any_search: bool
+) -> dict[str, Value]:
     """The default configuration, a value for each parameter."""
     if "initial_design" in given:
         raise table.error("default", "does not go with initial_design: leave one of them out.")
-    if "strategy" in given or isinstance(given.get("search"), SupportSearch | RegionSearch):
+    fits = any_search or isinstance(given.get("search"), TransferSearch | None)
+    if "strategy" in given or not fits:
         raise table.error("default", "does not go with a published search: leave it out.")
     values = table.table("default")
     values.only(space.names)
@@ -1250,6 +1253,7 @@ class Plan:
         price: What the run costs in privacy at most; None without noise.
         signal: What noise leaves of the releases, and what follows; empty if that is not known.
         sees: Who sees what.
+        roster: Whether agents may join while the study runs; empty if that is not known.
         bytes_per_round: Up and down, of all agents, of the rounds of a rehearsal; None if there was
             none.
         bytes_note: Where that number comes from, or what it depends on.
@@ -1264,6 +1268,7 @@ class Plan:
     price: Price | None
     signal: str
     sees: Sees
+    roster: str
     bytes_per_round: tuple[int, ...] | None
     bytes_note: str
 
@@ -1283,9 +1288,19 @@ def plan(study: StudyFile) -> Plan:
         price=price,
         signal=getattr(server, "signal_words", ""),
         sees=sees,
+        roster=_roster_words(server),
         bytes_per_round=bytes_per_round,
         bytes_note=note,
     )
+
+
+def _roster_words(server: Any) -> str:
+    opens: bool | None = getattr(server, "opens", None)
+    if opens is None:
+        return ""
+    if opens:
+        return "open: agents may join while the study runs"
+    return f"closed: nobody can join while the study runs, because {server.why_closed}"
 
 
 def _rounds(made: Any, agents: tuple[AgentId, ...]) -> int:

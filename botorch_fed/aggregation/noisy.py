@@ -165,6 +165,7 @@ class NoisySum(Aggregation):
     state_type = NoisyState
     memory_type = Progress
     broadcast_types = (Noisy,)
+    why_closed = "its noise and its regions are planned for the agents that it began with"
 
     def __post_init__(self) -> None:
         given = () if self.releases == "all" else self.releases

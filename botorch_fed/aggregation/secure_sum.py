@@ -168,6 +168,7 @@ class SecureSum(Aggregation):
     order_types = (SumOrder,)
     reply_types = (KeyMessage, DecryptionShare, Upload)
     broadcast_types = (SumSetup, Keys, Sealed, Opened)
+    why_closed = "its keys, its grid and its noise are made for the agents that it began with"
 
     def __post_init__(self) -> None:
         if self.channel not in get_args(ChannelKind):

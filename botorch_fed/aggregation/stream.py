@@ -223,6 +223,7 @@ class Stream(Aggregation):
     state_type = StreamState
     memory_type = StreamMemory
     broadcast_types = (Parameters,)
+    why_closed = "its rounds and its noise are planned for the agents that it began with"
 
     def __post_init__(self) -> None:
         if isinstance(self.horizon, bool) or not 1 <= self.horizon <= MAX_ROUNDS:

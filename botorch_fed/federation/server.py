@@ -18,11 +18,22 @@ from botorch_fed.privacy import Entry, Guarantee
 from botorch_fed.protocols.base import AgentId, Outbox
 from botorch_fed.wire.codec import content_hash, encode
 
+_ROUND = "round"  # in the cache: what follows from a state, worked out once for all replies
+
 
 @dataclass(frozen=True, eq=False)
 class _Round:
-    """What follows from a state: the party as of its roster, the state of the round, its orders."""
+    """What follows from a state: the party as of its roster, the state of the round, its orders.
 
+    Attributes:
+        by: The server that worked it out.
+        of: The state.
+        hub: The party.
+        state: The state with those who join.
+        orders: Who is asked for what; None at the end.
+    """
+
+    by: FederatedServer
     of: Any
     hub: Party
     state: Any
@@ -41,7 +52,6 @@ class FederatedServer:
     terms: Terms
     resources: Resources = field(default_factory=Resources)
     _parties: dict[tuple[AgentId, ...], Party] = field(init=False, repr=False, default_factory=dict)
-    _round: list[_Round] = field(init=False, repr=False, default_factory=list)  # the last one
 
     def __post_init__(self) -> None:
         if not self.terms.agents:
@@ -87,8 +97,11 @@ class FederatedServer:
     def _party(self, agents: tuple[AgentId, ...]) -> Party:
         """The party as of a roster."""
         if agents not in self._parties:
-            hub = Party(replace(self.terms, agents=agents), None, self.resources)
-            terms = replace(hub.terms, promise=self.terms.aggregation.promise(hub))
+            terms = self.terms
+            if agents != terms.agents:
+                terms = replace(terms, agents=agents)
+            hub = Party(terms, None, self.resources)
+            terms = replace(terms, promise=self.terms.aggregation.promise(hub))
             self._parties[agents] = replace(hub, terms=terms)
         return self._parties[agents]
 
@@ -170,9 +183,10 @@ class FederatedServer:
         Agents join between two rounds: one that a crash has interrupted is asked again with the
         roster of before, and the same bytes. At the end there is none to be asked again.
         """
-        if not self._round or self._round[0].of is not state:
-            self._round[:] = [self._made(state)]
-        return self._round[0]
+        known: _Round | None = self.resources.cache.get(_ROUND)
+        if known is None or known.by is not self or known.of is not state:
+            known = self.resources.cache[_ROUND] = self._made(state)
+        return known
 
     def _made(self, state: Any) -> _Round:
         aggregation, hub = self.terms.aggregation, self.hub
@@ -180,9 +194,9 @@ class FederatedServer:
             hub = self._party(self._members(state).agents)
         orders = aggregation.orders(hub, state)
         if orders is not None or hub is self.hub:
-            return _Round(state, hub, state, orders)
+            return _Round(self, state, hub, state, orders)
         joined = self._admitted(state)
-        return _Round(state, self.hub, joined, aggregation.orders(self.hub, joined))
+        return _Round(self, state, self.hub, joined, aggregation.orders(self.hub, joined))
 
     def _admitted(self, state: Any) -> Any:
         """The state with all agents of the study."""

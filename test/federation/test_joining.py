@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import torch
 from torch import Tensor
 
 from botorch_fed.aggregation.relay import RelayState
+from botorch_fed.cli import main
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.agent import FederatedAgent
@@ -20,14 +22,14 @@ from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.terms import Contribution, Order, Party, Roster
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.protocols.base import AgentId, Objective
-from botorch_fed.protocols.fed_gp import FedGP
+from botorch_fed.protocols.own_step import spread_design
 from botorch_fed.protocols.site import Site
 from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.protocols.transfer_search import dealt_design
 from botorch_fed.run import RunResult, host, make_agent, run
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace
-from botorch_fed.studies import FTS, Federation
+from botorch_fed.studies import FTS, Federation, FedGP
 from botorch_fed.study import read_study
 from botorch_fed.wire.codec import encode
 from test.cases import random_fourier, uniform
@@ -94,6 +96,7 @@ def test_an_agent_joins_a_study_that_has_ended(tmp_path: Path) -> None:
     assert trace(after, OLD) == trace(before)
     assert rounds_of(after, "cem") == [7, 8, 9, 10, 11]
     assert rounds_of(after, "ann") == [1, 2, 3, 4, 5, 6]
+    assert [row["joined"] for row in after.contributions()] == [1, 1, 7]
 
 
 @pytest.mark.parametrize("stops", [1, 3, 5])
@@ -202,6 +205,9 @@ def test_other_settings_are_refused_with_a_newcomer_too(tmp_path: Path) -> None:
         go(ALL, tmp_path, study(every=2))
     with pytest.raises(ProtocolError, match="started with another seed"):
         go(ALL, tmp_path, seed=2)
+    design = spread_design(SPACE, ALL, 2)
+    with pytest.raises(ProtocolError, match=r"another settings of agents \['ann', 'bob'\]"):
+        go(ALL, tmp_path, study(initial_design=design))
     with pytest.raises(ProtocolError, match=r"has the agents \['ann', 'bob', 'cem'\]"):
         go(ALL, tmp_path) and go(OLD, tmp_path)  # once it has joined it belongs to the run
 
@@ -425,3 +431,52 @@ def test_the_name_of_a_run(protocol: str, grows: tuple[bool, bool], tmp_path: Pa
     assert (name('["ann", "bob", "cem"]') == mine) == grows[0]
     assert (name(budget=7) == mine) == grows[1]
     assert name(more="[outcome]\nscale = 2.0\n") != mine
+
+
+SCORE = "def score(agent, *, x):\n    return -(x - 0.3) ** 2\n"
+
+
+@pytest.fixture
+def written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., str]:
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    module = f"tuning_{tmp_path.name}"
+    (tmp_path / f"{module}.py").write_text(SCORE)
+
+    def write(agents: str, protocol: str = 'name = "fts"', budget: int = 4) -> str:
+        path = tmp_path / "study.toml"
+        text = FILE.format(agents=agents, budget=budget, protocol=protocol)
+        path.write_text(text.replace("tuning:", f"{module}:"))
+        return str(path)
+
+    return write
+
+
+def test_an_agent_joins_by_one_name_more_in_the_file(
+    written: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = ["--out", str(tmp_path / "run"), "--json"]
+    assert main(["run", written('["ann", "bob"]'), "--dry-run", *out]) == 0
+    assert "agents may join" in json.loads(capsys.readouterr().out)["roster"]
+    assert main(["run", written('["ann", "bob"]'), *out]) == 0
+    assert main(["run", written('["ann", "bob", "cem"]', budget=6), "--resume", *out]) == 0
+    result = RunResult.load(tmp_path / "run")
+    assert counts(result) == dict.fromkeys(ALL, 6)
+    assert [row["joined"] for row in result.contributions()] == [1, 1, 7]
+    capsys.readouterr()
+    assert main(["run", written('["bob", "ann", "cem"]', budget=6), "--resume", *out]) == 1
+    assert "name those of the run first, in their order" in capsys.readouterr().err
+
+
+def test_a_file_of_a_closed_protocol_says_why(
+    written: Callable[..., str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    out = ["--out", str(tmp_path / "run")]
+    closed = 'name = "fed-gp"\nnum_initial = 2'
+    assert main(["run", written('["ann", "bob"]', closed), *out]) == 0
+    path = written('["ann", "bob", "cem"]', closed)
+    capsys.readouterr()
+    assert main(["run", path, "--dry-run", "--json"]) == 0
+    said = "its keys, its grid and its noise are made for the agents that it began with"
+    assert said in json.loads(capsys.readouterr().out)["roster"]
+    assert main(["run", path, "--resume", *out]) == 1
+    assert said in " ".join(capsys.readouterr().err.split())

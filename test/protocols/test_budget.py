@@ -65,6 +65,7 @@ STUDIES: dict[str, tuple[Any, int]] = {  # and how many evaluations were asked f
     "fts, data": (FTS(budget=4, data=ALL), 4),
     "fts, less than the first points": (FTS(budget=2), 2),
     "dp-fts-de": (DPFTSDE(budget=5, **QUIET), 5),
+    "dp-fts-de, two at a time": (DPFTSDE(budget=7, q=2, **QUIET), 7),
     "dp-fts-de, a design": (DPFTSDE(budget=4, initial_design=DESIGN, **QUIET), 4),
     "dp-fts-de, data": (DPFTSDE(budget=4, data=ALL, **QUIET), 4),
     "dp-fts-de, published": (
@@ -72,6 +73,7 @@ STUDIES: dict[str, tuple[Any, int]] = {  # and how many evaluations were asked f
         6,
     ),
     "fed-gp": (FedGP(budget=5, channel="plain"), 5),
+    "fed-gp, two at a time": (FedGP(budget=7, q=2, channel="plain"), 7),
     "fed-gp, a joint key": (FedGP(budget=5), 5),
     "fed-gp, a design": (FedGP(budget=4, channel="plain", initial_design=DESIGN), 4),
     "fed-gp, data": (FedGP(budget=4, channel="plain", data=ALL), 4),
