@@ -11,7 +11,8 @@ r"""Ax experiments as sites of a federation, and our models inside Ax's modular 
     abandoned or stopped     the site's trial has failed
     everybody else's trials  attached as own data (attached by hand, Sobol's, of an earlier run)
 
-Several trials may be open at a time. Which trial of the site one of Ax's belongs to stands in the
+A round waits for one query of each site. Who asks for several trials at once gets them: they count
+for the next rounds. Which trial of the site one of Ax's belongs to stands in the
 latter's generator run, thus in Ax's own JSON. The node in that JSON is a name only; what the site
 must not lose lies in its log. A snapshot of Ax that is older than the log can have lost a trial:
 its point is proposed again.
@@ -537,7 +538,7 @@ class FederatedGenerationNode(ExternalGenerationNode):
         """How many trials can be proposed now."""
         self.update_generator_state(self.experiment, self.experiment.lookup_data())
         site = self._live().site
-        return len(self._left()) + site.left
+        return len(self._left()) + (site.left if self._may_ask(site) else 0)
 
     def _left(self) -> list[int]:
         return [trial for trial in self._live().wanted() if trial not in self._given]
@@ -545,7 +546,11 @@ class FederatedGenerationNode(ExternalGenerationNode):
     def _new(self) -> list[int]:
         """A new trial of the site, if it has one."""
         site = self._live().site
-        return [trial.id for trial in site.ask()] if site.left else []
+        return [trial.id for trial in site.ask()] if site.left and self._may_ask(site) else []
+
+    def _may_ask(self, site: Site) -> bool:
+        """Whether a round waits for this site, which is not at work for it already."""
+        return site.waiting and (bool(self._given) or not site.pending())
 
     def _live(self) -> AxSite:
         site = _SITES.get(self.site)

@@ -588,9 +588,8 @@ def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
 
 
 def _has(study: Any, setting: str) -> bool:
-    if setting in getattr(study, "refused", ()):
-        return False
-    return any(item.name == setting for item in fields(study))
+    refused: frozenset[str] = getattr(study, "refused", frozenset())
+    return setting not in refused and any(item.name == setting for item in fields(study))
 
 
 def _welcomes(study: Any, problem: SklearnTuning) -> bool:

@@ -106,10 +106,22 @@ def _space(client: Client | None = None) -> SearchSpace:
     return search_space(_client() if client is None else client, centre=3.0, scale=3.0)
 
 
-def _advance(client: Client, loss: Callable[[Point], float] = _loss, *, most: int = 9) -> int:
-    """Run the trials that can be run now; how many there were."""
+def _asked(client: Client) -> int:
+    """How many trials the round waits for at a client's site, one at least."""
+    (key,) = {n.site for n in client._generation_strategy._nodes if hasattr(n, "site")}
+    site = ax_adapter._SITES[key]
+    site.read()
+    if site.exchange is not None:
+        site.exchange()
+    return max(1, site.site.state.asking)
+
+
+def _advance(
+    client: Client, loss: Callable[[Point], float] = _loss, *, most: int | None = None
+) -> int:
+    """Run the trials that the round waits for; how many there were."""
     try:
-        trials = client.get_next_trials(max_trials=most)
+        trials = client.get_next_trials(max_trials=_asked(client) if most is None else most)
     except (RoundOpen, GenerationStrategyCompleted):
         return 0
     for index, point in trials.items():
@@ -332,8 +344,7 @@ def test_encrypted_sums_among_three_clients() -> None:
 def test_a_round_waits_for_all_and_nobody_gets_a_point_twice() -> None:
     clients = _clients()
     federation = AxFederation(FTS(budget=2, every=1), clients, space=_space(), seed=0)
-    trials = clients["a"].get_next_trials(max_trials=3)  # without any data
-    assert len(trials) == 1
+    trials = clients["a"].get_next_trials(max_trials=1)  # without any data
     with pytest.raises(RoundOpen, match="nothing to propose"):
         clients["a"].get_next_trials(max_trials=1)
     clients["a"].complete_trial(next(iter(trials)), raw_data={"loss": 1.0})
@@ -349,6 +360,24 @@ def test_a_round_waits_for_all_and_nobody_gets_a_point_twice() -> None:
         clients["a"].get_next_trials(max_trials=1)
     assert federation.step() == 0
     assert all(len(clients[name]._experiment.trials) == 2 for name in NAMES)
+
+
+def test_who_asks_for_several_trials_gets_them() -> None:
+    clients = _clients()
+    federation = AxFederation(FTS(budget=5), clients, space=_space(), seed=0)
+    trials = clients["a"].get_next_trials(max_trials=3)
+    assert len({tuple(point.values()) for point in trials.values()}) == 3
+    for index, point in reversed(trials.items()):
+        clients["a"].complete_trial(index, raw_data={"loss": _loss(point)})
+    for _ in range(3):
+        for name in ("b", "c"):
+            assert _advance(clients[name]) == 1
+    trials = clients["a"].get_next_trials(max_trials=9)
+    assert len(trials) == 2  # its budget
+    for index, point in trials.items():
+        clients["a"].complete_trial(index, raw_data={"loss": _loss(point)})
+    _finish(federation, clients)
+    assert [len(clients[name]._experiment.trials) for name in NAMES] == [5, 5, 5]
 
 
 def test_a_point_that_nobody_attached_is_proposed_again() -> None:
@@ -459,7 +488,7 @@ def test_a_time_series_ends_with_its_last_step() -> None:
 def test_one_abandoned_point_of_a_design_is_left_out() -> None:
     clients = _clients()
     federation = AxFederation(FedGP(budget=4), clients, space=_space(), seed=0)
-    trials = clients["a"].get_next_trials(max_trials=9)
+    trials = clients["a"].get_next_trials(max_trials=3)
     assert len(trials) == 3
     for i, (index, point) in enumerate(trials.items()):
         if i == 1:
@@ -611,7 +640,7 @@ def test_a_run_goes_on_after_a_restart(protocol: Any, tmp_path: Path) -> None:
         for _ in range(2):
             for client in clients.values():
                 _advance(client)
-        pending = clients["a"].get_next_trials(max_trials=9)
+        pending = clients["a"].get_next_trials(max_trials=_asked(clients["a"]))
         rounds = first.rounds
         _saved(clients, tmp_path)
     nodes = json.loads((tmp_path / "a.json").read_text())["generation_strategy"]["nodes"]
