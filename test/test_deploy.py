@@ -423,23 +423,40 @@ def test_a_node_that_nobody_admitted_is_refused(machines: Machines) -> None:
     assert "have node.pub admitted" in (machines.folder / "stranger.log").read_text()
 
 
-@pytest.mark.nightly
-@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
-def test_the_script_of_three_sites(tmp_path: Path) -> None:
+def script(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """A script of the tutorials, in a folder `here`."""
     environment = {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "PORT": str(free_port()),
     }
     done = subprocess.run(
-        ["bash", str(ROOT / "tutorials" / "three_sites.sh"), "here"],
-        cwd=tmp_path,
+        ["bash", str(ROOT / "tutorials" / name), "here"],
+        cwd=folder,
         env=environment,
         capture_output=True,
         text=True,
-        timeout=400,
+        timeout=600,
     )
     assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_script_of_three_labs(tmp_path: Path) -> None:
+    script("three_labs.sh", tmp_path)
+    for site in SITES:
+        trials = SiteFolder(tmp_path / "here" / site).perform("status", {})["trials"]
+        assert [trial["id"] for trial in trials] == [0, 1, 2, 3]
+        assert sum(trial["status"] == "failed" for trial in trials) == (site == "south")
+        assert len({tuple(trial["parameters"].values()) for trial in trials}) == 4
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_script_of_three_sites(tmp_path: Path) -> None:
+    done = script("three_sites.sh", tmp_path)
     assert done.stdout.count("exchange 6") == 3
     sys.modules.pop("tuning", None)
     machines = Machines.__new__(Machines)
