@@ -17,6 +17,7 @@ from torch import Tensor
 from botorch_fed.acquisition import Polynomial, ThompsonSampling, maximize, weight_path
 from botorch_fed.ax_adapter import AxFederation, RoundOpen
 from botorch_fed.errors import BudgetExceeded, MessageError
+from botorch_fed.federation.disclosure import Price, Row, Sees
 from botorch_fed.models import (
     BasisGP,
     FeatureMap,
@@ -256,6 +257,7 @@ class Walker:
 
     state_type = WalkerState
     accepts = (Best,)
+    defers = False
 
     @property
     def fingerprint(self) -> str:
@@ -273,13 +275,23 @@ class Walker:
     ) -> WalkerState:
         return WalkerState(state.t, True, request.value, state.Y)
 
-    def ask(self, state: WalkerState) -> Tensor | Pending | None:
+    def wants(self, state: WalkerState) -> bool:
+        return state.querying
+
+    def left(self, state: WalkerState, pending: int) -> int:
+        return int(state.querying and not pending)
+
+    def ask(self, state: WalkerState, pending: Tensor | None = None) -> Tensor | Pending | None:
         if not state.querying:
             return None
         return generator(self.seed, "point", state.t).uniform(1, self.space.dim)
 
     def tell(self, state: WalkerState, X: Tensor, Y: Tensor) -> WalkerState:
+        Y = Y[~Y.isnan().flatten()]  # NaN where an evaluation failed
         return WalkerState(state.t + 1, False, state.heard, torch.cat([state.Y, Y]))
+
+    def attach(self, state: WalkerState, X: Tensor, Y: Tensor) -> WalkerState:
+        return WalkerState(state.t, state.querying, state.heard, torch.cat([state.Y, Y]))
 
     def reply(self, state: WalkerState) -> tuple[WalkerState, Best]:
         return state, Best(float(state.Y.max()))
@@ -337,6 +349,13 @@ class Walk:
         self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs
     ) -> Agent[WalkerState]:
         return Walker(space=space, seed=seed, blobs=blobs)
+
+    def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
+        row = Row.of(Best, "agent", "the best value of an agent", ("server",), "data")
+        return Sees(rows=(row,), trust="The server is trusted with every agent's best value.")
+
+    def price(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Price | None:
+        return None
 
 
 def own_protocol() -> RunResult:
