@@ -49,7 +49,7 @@ from scipy.stats import wilcoxon
 
 from benchmarks.papers.ledger import Line, Results, holm, interval, nothing_kept, versions
 from botorch_fed.ax_adapter import AxFederation, RoundOpen
-from botorch_fed.protocols.own_step import spread_design
+from botorch_fed.federation.points import spread_design
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.studies import FTS, FedGP

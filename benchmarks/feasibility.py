@@ -41,10 +41,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
+from botorch_fed.federation.points import dealt_design
 from botorch_fed.models.feasibility import Feasibility
 from botorch_fed.models.support import sobol_support
-from botorch_fed.protocols.transfer_search import TransferSearch, dealt_design
 from botorch_fed.rng import generator
+from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Parameter, SearchSpace
 
 RESULTS = Path(__file__).parent / "results" / "feasibility.json"

@@ -46,7 +46,7 @@ from rich.table import Table
 from botorch_fed import deploy
 from botorch_fed.deploy import DeployError, Hub, SiteFolder
 from botorch_fed.engines.flower import POLL, FlowerExchange
-from botorch_fed.protocols.base import Exchanged, Outgoing
+from botorch_fed.federation.base import Exchanged, Outgoing
 from botorch_fed.run import host, run
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy

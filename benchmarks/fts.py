@@ -66,18 +66,17 @@ from botorch_fed.acquisition import Constant
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.federation.agent import AgentState, FederatedAgent
+from botorch_fed.federation.base import Outbox, Pending
+from botorch_fed.federation.drive import drive
 from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Order, Terms
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import RandomFourierFeatures, StationaryKernel, fit_own_gp, own_gp
-from botorch_fed.protocols import own_step
-from botorch_fed.protocols.base import Outbox, Pending
-from botorch_fed.protocols.drive import drive
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
-from botorch_fed.search import thompson
+from botorch_fed.search import local, thompson
 from botorch_fed.search.messages import Message, MessageKind
 from botorch_fed.search.releases import Rows as Received
 from botorch_fed.search.thompson import Strategy, ThompsonSearch
@@ -337,7 +336,7 @@ def against_direct(
         found.append(acquisition)
         return maximize(acquisition, *args, **options)
 
-    with patch.object(own_step, "maximize", recorded):
+    with patch.object(local, "maximize", recorded):
         point = query()
     path = found[0].path
     d = point.shape[-1]

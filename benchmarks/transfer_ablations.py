@@ -71,8 +71,8 @@ from botorch_fed.models.earned_prior import (
     reference_features,
 )
 from botorch_fed.models.local_gp import LengthscalePrior, LocalGP, standardize
-from botorch_fed.protocols.transfer_search import APART, MIN_OWN
 from botorch_fed.rng import Generator, generator
+from botorch_fed.search.transfer import APART, MIN_OWN
 
 if TYPE_CHECKING:
     from benchmarks.transfer_tasks import Task

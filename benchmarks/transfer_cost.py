@@ -26,7 +26,8 @@ from gpytorch.mlls import ExactMarginalLogLikelihood
 from rich.console import Console
 from torch import Tensor
 
-from botorch_fed.protocols.transfer_search import (
+from botorch_fed.rng import generator
+from botorch_fed.search.transfer import (
     Advice,
     TransferSearch,
     bounded,
@@ -35,7 +36,6 @@ from botorch_fed.protocols.transfer_search import (
     prior_of_sum,
     unpack_sum,
 )
-from botorch_fed.rng import generator
 from botorch_fed.space import Parameter, SearchSpace
 
 DIM = 6

@@ -21,7 +21,7 @@ its point is proposed again.
 thread: whenever a client asks for a trial, rounds are exchanged as far as completed trials reach.
 `Client.run_trials` keeps its thread until it ends, so it is for a site whose peers are elsewhere.
 Ax's default strategy begins in the centre of the space, ours at random points: with few trials give
-the protocol an `initial_design`, as `protocols.own_step.spread_design` makes them.
+the protocol an `initial_design`, as `search.local.spread_design` makes them.
 
 *Door B*. `register()` makes `ContextBasisGP`, `ContextMessagePriorGP`, `ContextMixture`,
 `ContextThompsonSampling` and the mixture acquisition functions known to
@@ -69,18 +69,7 @@ from botorch_fed.acquisition import (
 )
 from botorch_fed.engines.inprocess import InProcess, refusal_code
 from botorch_fed.errors import ProtocolError
-from botorch_fed.federation.log import FileLog, Log
-from botorch_fed.federation.trial import MAX_VALUE, SITE_EVENTS
-from botorch_fed.models import (
-    BasisGP,
-    FeatureMap,
-    LocalSharedMixture,
-    MessagePriorGP,
-    Summary,
-    draw_mixture_path,
-    draw_path,
-)
-from botorch_fed.protocols.base import (
+from botorch_fed.federation.base import (
     Agent,
     AgentId,
     Exchanged,
@@ -91,9 +80,20 @@ from botorch_fed.protocols.base import (
     site_folder,
     with_stores,
 )
-from botorch_fed.protocols.drive import Round, drive, finished_rounds
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import Blobs, FileStore, MemoryBlobs, MemoryStore, Store
+from botorch_fed.federation.drive import Round, drive, finished_rounds
+from botorch_fed.federation.log import FileLog, Log
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import Blobs, FileStore, MemoryBlobs, MemoryStore, Store
+from botorch_fed.federation.trial import MAX_VALUE, SITE_EVENTS
+from botorch_fed.models import (
+    BasisGP,
+    FeatureMap,
+    LocalSharedMixture,
+    MessagePriorGP,
+    Summary,
+    draw_mixture_path,
+    draw_path,
+)
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 

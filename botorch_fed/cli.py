@@ -549,8 +549,8 @@ def _demo_runs(arguments: argparse.Namespace) -> _Demo:
 
 def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict[str, Any]:
     """The study of each arm: as many evaluations for all."""
+    from botorch_fed.federation.points import dealt_design
     from botorch_fed.federation.registry import ALONE, study_class
-    from botorch_fed.protocols.transfer_search import dealt_design
 
     count, space, default = arguments.budget, problem.space, problem.default
     together, alone = _demo_study(arguments.protocol, count)
@@ -572,7 +572,7 @@ def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict
 def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
     """The study, and the same machinery without messages: the same starts, own model and LogEI."""
     from botorch_fed.federation.registry import study_class
-    from botorch_fed.protocols.transfer_search import MIN_OWN
+    from botorch_fed.search.transfer import MIN_OWN
     from botorch_fed.study import simple_settings
 
     kind = study_class(protocol)

@@ -39,10 +39,7 @@ from torch import Tensor
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import Parallel
 from botorch_fed.errors import ProtocolError
-from botorch_fed.federation.disclosure import Price, Sees, disclosed
-from botorch_fed.federation.log import FileLog
-from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
-from botorch_fed.protocols.base import (
+from botorch_fed.federation.base import (
     Agent,
     AgentId,
     Exchange,
@@ -53,10 +50,13 @@ from botorch_fed.protocols.base import (
     site_folder,
     with_stores,
 )
-from botorch_fed.protocols.budget import Budgeted
-from botorch_fed.protocols.drive import Round, drive, finished_rounds
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import Blobs, FileStore, MemoryBlobs
+from botorch_fed.federation.budget import Budgeted
+from botorch_fed.federation.disclosure import Price, Sees, disclosed
+from botorch_fed.federation.drive import Round, drive, finished_rounds
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import Blobs, FileStore, MemoryBlobs
+from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 from botorch_fed.test_functions.base import FederatedTestProblem

@@ -40,8 +40,12 @@ from botorch_fed.aggregation.stream import (
     rounds_of,
 )
 from botorch_fed.federation.agent import FederatedAgent
+from botorch_fed.federation.base import AgentId, LedgerElsewhere
+from botorch_fed.federation.budget import Budgeted, missing_points, no_round, note_one_site
 from botorch_fed.federation.disclosure import Price, Sees
+from botorch_fed.federation.points import check_designs, check_start, default_point, design_of
 from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.store import Blobs, MemoryStore, Store
 from botorch_fed.federation.terms import Aggregation, Resources, Search, Terms
 from botorch_fed.models import (
     FeatureMap,
@@ -63,20 +67,6 @@ from botorch_fed.privacy import (
 from botorch_fed.privacy.aggregation import NoiseAt
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.tree import Factorization
-from botorch_fed.protocols.base import AgentId, LedgerElsewhere
-from botorch_fed.protocols.budget import Budgeted, missing_points, no_round, note_one_site
-from botorch_fed.protocols.own_step import check_designs, design_of
-from botorch_fed.protocols.store import Blobs, MemoryStore, Store
-from botorch_fed.protocols.transfer_search import (
-    MIN_OWN,
-    TransferSearch,
-    check_start,
-    default_point,
-    default_private_features,
-)
-from botorch_fed.protocols.transfer_search import (
-    default_feature_map as transfer_feature_map,
-)
 from botorch_fed.rng import generator
 from botorch_fed.search.bandit import PSD, AcquisitionName, BanditSearch, DecisionSets
 from botorch_fed.search.ensemble import EnsembleSearch
@@ -93,6 +83,10 @@ from botorch_fed.search.released import RIDGE, Following, ReleaseMessage, Releas
 from botorch_fed.search.sums import TransferSum, mechanism_of
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy, ThompsonSearch
+from botorch_fed.search.transfer import MIN_OWN, TransferSearch, default_private_features
+from botorch_fed.search.transfer import (
+    default_feature_map as transfer_feature_map,
+)
 from botorch_fed.space import SearchSpace, Value
 
 logger = logging.getLogger(__name__)
@@ -114,7 +108,7 @@ class Federation(Budgeted):
         search: What agents say, and where they look; default `TransferRows`.
         aggregation: Who is asked for what, and how messages become releases; default `Relay`.
         feature_map: The shared basis, for a search that has one; default
-            `transfer_search.default_feature_map`.
+            `search.transfer.default_feature_map`.
         num_initial: How many first points an agent without data is dealt, where nobody has said
             anything yet; default 3.
         default: The configuration that users have had so far, a value for each parameter: every
@@ -124,7 +118,7 @@ class Federation(Budgeted):
         q: Points per query; if it does not divide the budget, the last query has fewer.
         candidates: The only points that can be evaluated, `K x d`.
         initial_design: Public points that every agent evaluates first, or its own points by name:
-            `own_step.spread_design` makes them.
+            `federation.points.spread_design` makes them.
 
     Example:
         >>> study = Federation(budget=20, search=TransferRows(), aggregation=Relay())
@@ -368,7 +362,7 @@ class FTS(Federation):
         q: Points per query; if it does not divide the budget, the last query has fewer.
         candidates: The only points that can be evaluated, `K x d`.
         initial_design: Public points that every agent evaluates first, or its own points by name:
-            `own_step.spread_design` makes them.
+            `federation.points.spread_design` makes them.
 
     Example:
         >>> result = run(FTS(budget=20), SklearnTuning(4), seed=0)
@@ -491,7 +485,7 @@ class DPFTSDE(Federation):
         q: Points per query.
         candidates: The only points that can be evaluated, `K x d`.
         initial_design: Public points that every agent evaluates at the start, or its own points by
-            name: `own_step.spread_design` makes them. Default those that it is dealt, or with
+            name: `federation.points.spread_design` makes them. Default those that it is dealt, or with
             `Following` random ones in its own region.
 
     Example:
@@ -955,7 +949,7 @@ class FedGP(Federation):
         search: How points are found; default `TransferSearch`. Or `SupportSearch`, `RegionSearch`.
         aggregation: Another aggregation than `SecureSum`.
         feature_map: The shared basis of `TransferSearch`, public; default features of a public SE
-            kernel (`transfer_search.default_feature_map`).
+            kernel (`search.transfer.default_feature_map`).
         channel: ``"threshold"`` (default), ``"ckks"`` or ``"plain"``.
         mechanism: Makes the mechanism from the size of a contribution and the number of agents;
             None for no privacy guarantee.

@@ -103,7 +103,10 @@ from torch import Tensor
 
 from botorch_fed.acquisition import Constant, InverseSquare, MixingSchedule, Polynomial
 from botorch_fed.errors import BudgetExceeded, FederatedError, ObjectiveError
+from botorch_fed.federation.base import MAX_NAME, AgentId, Objective, secrets_in, with_stores
+from botorch_fed.federation.budget import Budgeted, renamed
 from botorch_fed.federation.disclosure import Price, Sees, disclosed
+from botorch_fed.federation.points import spread_design, tensor_hash
 from botorch_fed.federation.registry import (
     AGGREGATIONS,
     PROTOCOLS,
@@ -132,13 +135,10 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
     noise_multiplier_within,
 )
-from botorch_fed.protocols.base import MAX_NAME, AgentId, Objective, secrets_in, with_stores
-from botorch_fed.protocols.budget import Budgeted, renamed
-from botorch_fed.protocols.own_step import spread_design, tensor_hash
-from botorch_fed.protocols.transfer_search import LENGTHSCALE, TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, evaluations_of, run
 from botorch_fed.search.support import SupportSearch
+from botorch_fed.search.transfer import LENGTHSCALE, TransferSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 from botorch_fed.studies import default_kernel
 

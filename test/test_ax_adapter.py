@@ -59,12 +59,12 @@ from botorch_fed.ax_adapter import (
 )
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.base import Exchanged, Outgoing
+from botorch_fed.federation.drive import drive
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.models import BasisGP, WeightPosterior, summarize
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
-from botorch_fed.protocols.base import Exchanged, Outgoing
-from botorch_fed.protocols.drive import drive
-from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace

@@ -27,9 +27,9 @@ from botorch_fed.cli import main
 from botorch_fed.deploy import DeployError, Hub, SiteFolder, free_port, make_keys
 from botorch_fed.engines.inprocess import refusal_code
 from botorch_fed.engines.site_process import SiteProcess
-from botorch_fed.protocols.base import Exchanged, Outgoing
-from botorch_fed.protocols.drive import drive
-from botorch_fed.protocols.store import FileStore
+from botorch_fed.federation.base import Exchanged, Outgoing
+from botorch_fed.federation.drive import drive
+from botorch_fed.federation.store import FileStore
 from botorch_fed.run import RunResult
 from botorch_fed.study import StudyError, StudyFile, read_study, run_study
 

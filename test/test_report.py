@@ -22,6 +22,7 @@ from botorch.exceptions.errors import InputDataError
 from botorch_fed import report
 from botorch_fed.acquisition import Constant
 from botorch_fed.aggregation.stream import Trust
+from botorch_fed.federation.base import Objective
 from botorch_fed.federation.disclosure import Row, Sees
 from botorch_fed.privacy import (
     DistributedGaussianSum,
@@ -35,7 +36,6 @@ from botorch_fed.privacy import (
 )
 from botorch_fed.privacy.accounting import Event, Ledger
 from botorch_fed.privacy.audit import AuditReport, Claim, audit_transcripts
-from botorch_fed.protocols.base import Objective
 from botorch_fed.report import plot_audit, write_report
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run

@@ -28,22 +28,22 @@ from botorch_fed import run as module
 from botorch_fed.aggregation.secure_sum import CONTEXT
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.base import KeepsSecrets, secrets_in, site_folder, with_stores
+from botorch_fed.federation.drive import drive
 from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import FileStore, MemoryBlobs
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.privacy import LedgerFile
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
 from botorch_fed.privacy.mechanisms import GaussianSum
-from botorch_fed.protocols.base import KeepsSecrets, secrets_in, site_folder, with_stores
-from botorch_fed.protocols.drive import drive
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileStore, MemoryBlobs
-from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.run import RunResult, make_agent, run
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.released import Following
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
+from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
 

@@ -25,9 +25,9 @@ from botorch_fed import run as module
 from botorch_fed.acquisition import Constant
 from botorch_fed.engines import parallel
 from botorch_fed.errors import ObjectiveError, ProtocolError
+from botorch_fed.federation.base import Pending
+from botorch_fed.federation.store import FileStore
 from botorch_fed.privacy import InsecureSeededNoise, compose
-from botorch_fed.protocols.base import Pending
-from botorch_fed.protocols.store import FileStore
 from botorch_fed.rng import Generator, generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.released import Following
@@ -465,7 +465,7 @@ SCRIPT = """
 import os, sys
 import torch
 torch.set_num_threads(1)
-from botorch_fed.protocols import site
+from botorch_fed.federation import site
 from botorch_fed.run import run
 from test.test_run import Bowls, study
 
@@ -486,7 +486,7 @@ def dying(action):
 
 from botorch_fed import run as module
 from botorch_fed.federation.log import FileLog
-from botorch_fed.protocols.store import FileStore
+from botorch_fed.federation.store import FileStore
 FileStore.put = dying(FileStore.put)
 FileLog.append = dying(FileLog.append)
 module._append = dying(module._append)

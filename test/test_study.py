@@ -24,10 +24,10 @@ from botorch_fed.models import (
     sobol_support,
 )
 from botorch_fed.privacy import DistributedGaussianSum, GaussianSum
-from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult
 from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB, default_feature_map, default_kernel
 from botorch_fed.study import (

@@ -86,14 +86,14 @@ from botorch_fed.models import (
     WarpedFeatures,
 )
 from botorch_fed.privacy import InsecureSeededNoise, PoissonSampling, SignalWarning, epsilon
-from botorch_fed.protocols.transfer_search import (
+from botorch_fed.rng import generator
+from botorch_fed.run import run
+from botorch_fed.search.released import Following, ReleaseMessage, suggested_clip_norm
+from botorch_fed.search.transfer import (
     TransferSearch,
     default_private_features,
     reference_points,
 )
-from botorch_fed.rng import generator
-from botorch_fed.run import run
-from botorch_fed.search.released import Following, ReleaseMessage, suggested_clip_norm
 from botorch_fed.space import Outcome, SearchSpace
 from botorch_fed.studies import DPFTSDE
 from botorch_fed.test_functions import FederatedTestProblem, SklearnTuning, SyntheticGPAgents

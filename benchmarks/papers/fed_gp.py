@@ -88,13 +88,13 @@ from botorch_fed.models import OwnHyperparameters, RandomFourierFeatures, fit_ow
 from botorch_fed.models.support import sobol_support
 from botorch_fed.privacy import Budget, InsecureSeededNoise, SignalWarning
 from botorch_fed.privacy.distributed import DistributedGaussianSum, noise_multiplier_within
-from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import Generator, generator
 from botorch_fed.run import Study, run
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.released import Following
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
+from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.studies import DPFTSDE, FTS, FedGP, default_kernel
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.test_functions.sklearn_tuning import SklearnTuning

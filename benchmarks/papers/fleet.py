@@ -34,6 +34,7 @@ from linear_operator.utils.cholesky import psd_safe_cholesky
 from torch import Tensor
 
 from botorch_fed.aggregation.noisy import NoisyState, NoisySum, Plan
+from botorch_fed.federation.base import AgentId
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.terms import (
     OWN,
@@ -47,7 +48,6 @@ from botorch_fed.models import FeatureMap, OwnHyperparameters
 from botorch_fed.models.directions import canonical
 from botorch_fed.privacy import Ledger, Release, SignalWarning, clip, simulated_clip_share
 from botorch_fed.privacy.hazmat.noise import normal
-from botorch_fed.protocols.base import AgentId
 from botorch_fed.rng import Generator, generator
 from botorch_fed.search.released import (
     Following,

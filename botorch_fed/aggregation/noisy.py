@@ -49,6 +49,7 @@ from torch import Tensor
 
 from botorch_fed.acquisition import ExplorationSchedule, SoftmaxSchedule, exploration_weights
 from botorch_fed.errors import BudgetExceeded, MessageError
+from botorch_fed.federation.base import AgentId
 from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Row, Sees
 from botorch_fed.federation.terms import (
     MAX_WEIGHT,
@@ -78,7 +79,6 @@ from botorch_fed.privacy import (
     compose,
     noise_multiplier_for,
 )
-from botorch_fed.protocols.base import AgentId
 from botorch_fed.search.messages import RowSearch
 from botorch_fed.search.noisy import NoisyTransfer, Outlook
 from botorch_fed.search.released import ReleaseSearch, regions_of

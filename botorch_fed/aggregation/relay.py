@@ -23,6 +23,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.errors import MessageError
+from botorch_fed.federation.base import AgentId
 from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Reveals, Row, Sees
 from botorch_fed.federation.terms import (
     Aggregation,
@@ -33,7 +34,6 @@ from botorch_fed.federation.terms import (
     Setup,
     Terms,
 )
-from botorch_fed.protocols.base import AgentId
 from botorch_fed.search.releases import Rows
 
 

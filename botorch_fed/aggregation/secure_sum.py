@@ -77,6 +77,7 @@ from botorch_fed.aggregation.sum_site import (
     noise_std_of,
 )
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation.base import MAX_NAME, AgentId
 from botorch_fed.federation.disclosure import (
     ADDRESSEE,
     EVERYBODY,
@@ -86,6 +87,7 @@ from botorch_fed.federation.disclosure import (
     Row,
     Sees,
 )
+from botorch_fed.federation.store import Store
 from botorch_fed.federation.terms import (
     MAX_WEIGHT,
     OWN,
@@ -111,8 +113,6 @@ from botorch_fed.privacy.channels import (
 )
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.grid import PublicGrid
-from botorch_fed.protocols.base import MAX_NAME, AgentId
-from botorch_fed.protocols.store import Store
 from botorch_fed.search.messages import RowSearch
 from botorch_fed.search.sums import SummedSearch, exact_precision
 

@@ -72,7 +72,9 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
+from botorch_fed.federation.base import AgentId
 from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Reveals, Row, Sees
+from botorch_fed.federation.site import STATE_BYTES
 from botorch_fed.federation.terms import (
     Aggregation,
     Contribution,
@@ -101,8 +103,6 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.privacy.tree import Factorization
-from botorch_fed.protocols.base import AgentId
-from botorch_fed.protocols.site import STATE_BYTES
 from botorch_fed.search.bandit import (
     BanditSearch,
     check_action,

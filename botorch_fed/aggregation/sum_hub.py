@@ -30,11 +30,11 @@ from botorch_fed.aggregation.sum_messages import (
     Upload,
 )
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
+from botorch_fed.federation.base import AgentId
 from botorch_fed.federation.terms import Party, Terms
 from botorch_fed.privacy import Ledger
 from botorch_fed.privacy.aggregation import PrivateSum
 from botorch_fed.privacy.channels import Channel, Epoch
-from botorch_fed.protocols.base import AgentId
 
 logger = logging.getLogger(__name__)
 

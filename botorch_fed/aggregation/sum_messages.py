@@ -9,9 +9,9 @@ from typing import Literal
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.federation.base import MAX_NAME, AgentId
 from botorch_fed.federation.terms import Order
 from botorch_fed.privacy import Ledger
-from botorch_fed.protocols.base import MAX_NAME, AgentId
 from botorch_fed.search.releases import Sum
 
 MAX_KEY_BYTES = 2**24

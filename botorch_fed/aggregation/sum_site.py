@@ -27,12 +27,12 @@ from botorch_fed.aggregation.sum_messages import (
     Upload,
 )
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
+from botorch_fed.federation.base import AgentId
 from botorch_fed.federation.terms import Party
 from botorch_fed.privacy import GaussianSum, Ledger
 from botorch_fed.privacy.aggregation import NoiseAt, PrivateSum
 from botorch_fed.privacy.channels import Channel, Epoch, Secrets
 from botorch_fed.privacy.distributed import DistributedRecordSum
-from botorch_fed.protocols.base import AgentId
 from botorch_fed.search.releases import Sum, Sums
 
 logger = logging.getLogger(__name__)

@@ -28,8 +28,8 @@ from typing import TYPE_CHECKING
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.engines.inprocess import refusal_code
-from botorch_fed.protocols.base import AgentId, Exchanged, Failure, Outgoing
-from botorch_fed.protocols.site import FRAME_BYTES
+from botorch_fed.federation.base import AgentId, Exchanged, Failure, Outgoing
+from botorch_fed.federation.site import FRAME_BYTES
 from botorch_fed.wire.codec import MAX_BYTES
 
 if TYPE_CHECKING:

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable, Iterable
 
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation.base import AgentId, Exchanged, Failure, Outgoing, Refusal
+from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import Observation
-from botorch_fed.protocols.base import AgentId, Exchanged, Failure, Outgoing, Refusal
-from botorch_fed.protocols.site import Site
 from botorch_fed.wire.codec import decode
 
 logger = logging.getLogger(__name__)

@@ -27,9 +27,9 @@ import torch
 
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.base import AgentId, Exchanged, Failure, Outgoing
+from botorch_fed.federation.site import STATE_BYTES, Site
 from botorch_fed.federation.trial import Observation
-from botorch_fed.protocols.base import AgentId, Exchanged, Failure, Outgoing
-from botorch_fed.protocols.site import STATE_BYTES, Site
 from botorch_fed.wire.codec import decode, encode
 
 CHUNK = 2000  # observations of one message between processes

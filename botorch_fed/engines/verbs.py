@@ -20,8 +20,8 @@ from typing import Any
 from botorch.exceptions.errors import BotorchError, InputDataError
 
 from botorch_fed.errors import FederatedError
+from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import Trial
-from botorch_fed.protocols.site import Site
 
 logger = logging.getLogger(__name__)
 

@@ -20,6 +20,15 @@ from botorch.exceptions.errors import BotorchError, InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import FederatedError, MessageError, NumericalError
+from botorch_fed.federation.base import AgentId, Pending
+from botorch_fed.federation.points import (
+    answered,
+    check_data,
+    check_public_points,
+    public_data,
+    tensor_hash,
+)
+from botorch_fed.federation.store import Blobs, MemoryBlobs
 from botorch_fed.federation.terms import (
     MAX_WEIGHT,
     Order,
@@ -33,15 +42,6 @@ from botorch_fed.federation.terms import (
 )
 from botorch_fed.models import FeatureMap, feature_map_from_tensors
 from botorch_fed.privacy import Adjacency, Budget, Guarantee, Unit
-from botorch_fed.protocols.base import AgentId, Pending
-from botorch_fed.protocols.own_step import (
-    answered,
-    check_data,
-    check_public_points,
-    public_data,
-    tensor_hash,
-)
-from botorch_fed.protocols.store import Blobs, MemoryBlobs
 from botorch_fed.rng import generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.wire.codec import content_hash, encode

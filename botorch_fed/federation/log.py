@@ -29,7 +29,7 @@ from pathlib import Path
 from typing import Any, Self
 
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.protocols.store import (
+from botorch_fed.federation.store import (
     FileStore,
     MemoryStore,
     Store,

@@ -11,11 +11,11 @@ from typing import Any
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation.base import AgentId, Outbox
 from botorch_fed.federation.disclosure import Price, Sees
 from botorch_fed.federation.terms import Party, Resources, Roster, Terms
 from botorch_fed.models import FeatureMap
 from botorch_fed.privacy import Entry, Guarantee
-from botorch_fed.protocols.base import AgentId, Outbox
 from botorch_fed.wire.codec import content_hash, encode
 
 _ROUND = "round"  # in the cache: what follows from a state, worked out once for all replies

@@ -29,12 +29,12 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import MessageError
+from botorch_fed.federation.base import MAX_NAME, AgentId
 from botorch_fed.federation.disclosure import Price, Sees, derived_rows
+from botorch_fed.federation.points import check_active, check_default, first_points
+from botorch_fed.federation.store import MemoryStore, Store
 from botorch_fed.models import FeatureMap
 from botorch_fed.privacy import Entry, Guarantee, Ledger, LedgerFile, NoiseSource, OSNoise
-from botorch_fed.protocols.base import MAX_NAME, AgentId
-from botorch_fed.protocols.store import MemoryStore, Store
-from botorch_fed.protocols.transfer_search import check_active, check_default, first_points
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 

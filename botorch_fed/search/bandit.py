@@ -34,6 +34,8 @@ from torch import Tensor
 from botorch_fed.acquisition import AdditiveGrid, private_ucb_width
 from botorch_fed.acquisition.optimize import ascend
 from botorch_fed.errors import MessageError, NumericalError
+from botorch_fed.federation.base import AgentId
+from botorch_fed.federation.points import check_points
 from botorch_fed.federation.terms import OWN, Search, Terms, View, check_vector, remembered
 from botorch_fed.models import (
     AdditiveFeatures,
@@ -48,9 +50,8 @@ from botorch_fed.models import (
     repair_total,
 )
 from botorch_fed.models.earned_prior import reference_points
-from botorch_fed.protocols.base import AgentId
-from botorch_fed.protocols.own_step import check_points, random_point
 from botorch_fed.rng import Generator
+from botorch_fed.search.local import random_point
 from botorch_fed.search.releases import RecordSum
 from botorch_fed.space import SearchSpace
 

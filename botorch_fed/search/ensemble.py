@@ -10,8 +10,8 @@ from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch_fed.acquisition import TransferAcquisition
 from botorch_fed.federation.terms import View
 from botorch_fed.models import RankingEnsemble, Summary
-from botorch_fed.protocols.own_step import expected_improvement
 from botorch_fed.rng import Generator
+from botorch_fed.search.local import expected_improvement
 from botorch_fed.search.messages import Others
 from botorch_fed.search.thompson import ThompsonSearch
 

@@ -19,6 +19,7 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import MessageError, NumericalError
+from botorch_fed.federation.base import AgentId
 from botorch_fed.federation.terms import MAX_WEIGHT, OWN, Search, Terms, View, check_vector
 from botorch_fed.models import (
     FeatureMap,
@@ -28,8 +29,9 @@ from botorch_fed.models import (
     summarize,
 )
 from botorch_fed.models.numerics import cholesky
-from botorch_fed.protocols.base import AgentId
-from botorch_fed.protocols.transfer_search import (
+from botorch_fed.rng import Generator
+from botorch_fed.search.releases import Rows
+from botorch_fed.search.transfer import (
     MIN_OWN,
     Advice,
     TransferSearch,
@@ -37,8 +39,6 @@ from botorch_fed.protocols.transfer_search import (
     prior_of_sum,
     report_size,
 )
-from botorch_fed.rng import Generator
-from botorch_fed.search.releases import Rows
 
 NOISE_VAR = 0.05  # that messages are made with by default, on the public scale
 MessageKind = Literal["own_mean", "sample", "mean", "summary", "summary_and_incumbent"]

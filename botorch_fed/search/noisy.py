@@ -35,12 +35,12 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.federation.points import untried
 from botorch_fed.federation.terms import MAX_WEIGHT, OWN, Search, Terms, View, check_vector
 from botorch_fed.models import FeatureMap, PriorFunction
 from botorch_fed.models.earned_prior import projection, reference_features
-from botorch_fed.protocols.own_step import untried
-from botorch_fed.protocols.transfer_search import MIN_OWN, Advice, TransferSearch
 from botorch_fed.search.releases import Noisy, Rows, Sum
+from botorch_fed.search.transfer import MIN_OWN, Advice, TransferSearch
 
 MIN_RELIABILITY = 0.2  # reached by one of five averages that are nothing but noise (20 numbers)
 EARLY = 0.15  # correlation of two messages, early in a search, of sites with much in common

@@ -38,6 +38,7 @@ from torch import Tensor
 
 from botorch_fed.acquisition.optimize import ascend
 from botorch_fed.errors import NumericalError
+from botorch_fed.federation.points import tensor_hash, untried
 from botorch_fed.federation.terms import Terms, View, remembered
 from botorch_fed.models import (
     AdditiveFeatures,
@@ -50,13 +51,8 @@ from botorch_fed.models.feasibility import Feasibility
 from botorch_fed.models.features import FeatureMap, PolynomialFeatures
 from botorch_fed.models.summary import WeightPosterior, profiled_evidence, summarize
 from botorch_fed.models.support import sobol_support
-from botorch_fed.protocols.own_step import (
-    feasibility_of,
-    random_point,
-    tensor_hash,
-    untried,
-)
 from botorch_fed.rng import Generator, generator
+from botorch_fed.search.local import feasibility_of, random_point
 from botorch_fed.search.releases import Sum, Sums
 from botorch_fed.search.sums import SummedSearch
 from botorch_fed.search.support import check_effort, check_horizon, uniform_points

@@ -28,15 +28,16 @@ from torch import Tensor
 
 from botorch_fed.acquisition import Partition, ThompsonSampling, weight_path
 from botorch_fed.acquisition.optimize import maximize
+from botorch_fed.federation.points import untried
 from botorch_fed.federation.terms import OWN, Terms, View, remembered
 from botorch_fed.models import FeatureMap, OwnHyperparameters
 from botorch_fed.models.numerics import cholesky
-from botorch_fed.protocols.own_step import OwnStrategy, random_point, untried
-from botorch_fed.protocols.transfer_search import reference_points
 from botorch_fed.rng import Generator, generator
+from botorch_fed.search.local import OwnStrategy, random_point
 from botorch_fed.search.messages import NOISE_VAR, weight_message
 from botorch_fed.search.noisy import VectorSearch, check_norm
 from botorch_fed.search.releases import Noisy
+from botorch_fed.search.transfer import reference_points
 from botorch_fed.space import SearchSpace
 
 REDRAWS = 100  # of first points that snapping moved out of their region

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.federation.base import AgentId
 from botorch_fed.privacy.records import RecordStatistic
-from botorch_fed.protocols.base import AgentId
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,9 +2,9 @@ r"""Searches whose messages are added up, and the default one: a sum of the site
 
 What a site adds in a round is the mean of its own posterior on its own standardised scale, over a
 shared basis, the weights that trusts in others have earned there, and the number one
-(`transfer_search.pack_report`). From the sum a site takes away
+(`search.transfer.pack_report`). From the sum a site takes away
 exactly what it has put in; what remains, the sum of the others' functions, is the prior of its own
-model, with a trust that its own outcomes earn (`transfer_search.TransferSearch`). How a site uses
+model, with a trust that its own outcomes earn (`search.transfer.TransferSearch`). How a site uses
 the sum is its own business; public is the basis alone.
 
 What the sum reveals: the sum of all mean functions, how many sites have three observations or
@@ -30,11 +30,12 @@ from typing import Any, ClassVar
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.federation.points import untried
 from botorch_fed.federation.terms import MAX_WEIGHT, OWN, Search, Terms, View, check_vector
 from botorch_fed.models import FeatureMap
 from botorch_fed.models.earned_prior import reference_features
-from botorch_fed.protocols.own_step import untried
-from botorch_fed.protocols.transfer_search import (
+from botorch_fed.search.releases import Sum
+from botorch_fed.search.transfer import (
     MAX_SPREAD,
     MIN_OWN,
     Advice,
@@ -44,7 +45,6 @@ from botorch_fed.protocols.transfer_search import (
     report_size,
     unpack_sum,
 )
-from botorch_fed.search.releases import Sum
 from botorch_fed.space import SearchSpace
 
 logger = logging.getLogger(__name__)

@@ -47,6 +47,7 @@ from botorch_fed.acquisition import (
 from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.optimize import ascend, maximize
 from botorch_fed.errors import NumericalError
+from botorch_fed.federation.points import tensor_hash, untried
 from botorch_fed.federation.terms import MAX_EVALUATIONS, Terms, View, remembered
 from botorch_fed.models import (
     BasisGP,
@@ -67,13 +68,8 @@ from botorch_fed.models.repair import repair_total
 from botorch_fed.models.summary import WeightPosterior
 from botorch_fed.models.support import sobol_support
 from botorch_fed.privacy.distributed import DistributedRecordSum
-from botorch_fed.protocols.own_step import (
-    feasibility_of,
-    random_point,
-    tensor_hash,
-    untried,
-)
 from botorch_fed.rng import Generator, generator
+from botorch_fed.search.local import feasibility_of, random_point
 from botorch_fed.search.releases import Sum
 from botorch_fed.search.sums import SummedSearch, mechanism_of
 from botorch_fed.space import SearchSpace

@@ -36,8 +36,8 @@ from botorch_fed.models import (
     fit_own_gp,
     own_gp,
 )
-from botorch_fed.protocols.own_step import OwnStrategy, expected_improvement, random_point
 from botorch_fed.rng import Generator
+from botorch_fed.search.local import OwnStrategy, expected_improvement, random_point
 from botorch_fed.search.messages import SUMMARIES, Others, RowSearch
 
 RESIDUAL_PRIOR = (-1.2, 1.0)  # of what messages leave open: normal, of the log output scale

@@ -13,17 +13,17 @@ from botorch_fed.aggregation.stream import StreamState
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import AgentState, FederatedAgent
+from botorch_fed.federation.base import Exchanged, Objective, Outgoing, Reply
+from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.log import Log
 from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Contribution, Order, Terms
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import KLFeatures
 from botorch_fed.privacy import RecordStatistic
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
-from botorch_fed.protocols.base import Exchanged, Objective, Outgoing, Reply
-from botorch_fed.protocols.drive import Round, drive
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.rng import generator
 from botorch_fed.search.bandit import unit_features
 from botorch_fed.search.releases import Parameters

@@ -22,15 +22,15 @@ from botorch_fed.aggregation.sum_messages import (
     Upload,
 )
 from botorch_fed.engines.inprocess import InProcess
+from botorch_fed.federation import base
+from botorch_fed.federation.base import Objective, Outbox, Outgoing, Request
+from botorch_fed.federation.drive import Round, drive
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import MemoryBlobs, MemoryStore
 from botorch_fed.federation.terms import Setup
 from botorch_fed.privacy import Ledger
 from botorch_fed.privacy.aggregation import PrivateSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
-from botorch_fed.protocols import base
-from botorch_fed.protocols.base import Objective, Outbox, Outgoing, Request
-from botorch_fed.protocols.drive import Round, drive
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import MemoryBlobs, MemoryStore
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.space import Parameter, SearchSpace

@@ -16,12 +16,12 @@ from botorch_fed.federation.terms import Search, Terms, View
 from botorch_fed.privacy import Budget
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
-from botorch_fed.protocols.transfer_search import default_private_features
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.noisy import NoisyTransfer
 from botorch_fed.search.released import Following, ReleaseSearch
 from botorch_fed.search.releases import Noisy, Sum
 from botorch_fed.search.thompson import ThompsonSearch
+from botorch_fed.search.transfer import default_private_features
 from botorch_fed.studies import DPFTSDE, FTS, FedGP
 from test.aggregation.harness import HILLS, NAMES, SQUARE, Federation, trace
 

@@ -36,18 +36,18 @@ from botorch_fed.aggregation.sum_messages import (
 )
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.agent import FederatedAgent
+from botorch_fed.federation.base import Outbox
+from botorch_fed.federation.points import spread_design
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.privacy import Budget, GaussianSum, Ledger, compose
 from botorch_fed.privacy.channels import CKKSChannel, Epoch
 from botorch_fed.privacy.distributed import DistributedGaussianSum, DistributedRecordSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
-from botorch_fed.protocols.base import Outbox
-from botorch_fed.protocols.own_step import spread_design
-from botorch_fed.protocols.store import MemoryBlobs
-from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.messages import TransferRows
 from botorch_fed.search.support import SupportSearch
+from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 from botorch_fed.wire.codec import decode, encode

@@ -28,7 +28,10 @@ from botorch_fed.aggregation.stream import (
     parameters_model,
 )
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
+from botorch_fed.federation.base import Objective, Pending
+from botorch_fed.federation.drive import ServerRecord
 from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.store import FileStore, MemoryBlobs, MemoryStore
 from botorch_fed.federation.terms import Contribution, Order, Terms
 from botorch_fed.models import BasisGP, KLFeatures, RandomFourierFeatures, StationaryKernel
 from botorch_fed.privacy import (
@@ -44,9 +47,6 @@ from botorch_fed.privacy import (
     compose,
 )
 from botorch_fed.privacy.hazmat.noise import OSNoise
-from botorch_fed.protocols.base import Objective, Pending
-from botorch_fed.protocols.drive import ServerRecord
-from botorch_fed.protocols.store import FileStore, MemoryBlobs, MemoryStore
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.search.bandit import unit_features

@@ -29,13 +29,13 @@ from botorch_fed.engines import flower
 from botorch_fed.engines.flower import FlowerExchange
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.site_process import Background, SiteProcess
+from botorch_fed.federation.base import Outgoing
+from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import FileBlobs
 from botorch_fed.federation.trial import SITE_EVENTS
-from botorch_fed.protocols.base import Outgoing
-from botorch_fed.protocols.drive import Round, drive
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileBlobs
-from test.protocols.search import BoxAgent, BoxServer
+from test.federation.search import BoxAgent, BoxServer
 
 NAMES = ("a", "b", "c")
 NODES = {name: 1000 + i for i, name in enumerate(NAMES)}
@@ -280,7 +280,7 @@ def test_a_site_that_lost_its_broadcasts_gets_them_again(machines: Machines) -> 
             made = super().outbox(state)
             return made and type(made)(made.messages, SAME)
 
-    from test.protocols.search import Plan
+    from test.federation.search import Plan
 
     SAME = (Plan(0.7),)
     engine = exchange(machines)

@@ -21,12 +21,12 @@ from botorch_fed.engines import parallel
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import CHUNK, Parallel
 from botorch_fed.errors import ProtocolError
-from botorch_fed.protocols.base import Failure, Outbox, Pending
-from botorch_fed.protocols.drive import Round, drive
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import MemoryBlobs
+from botorch_fed.federation.base import Failure, Outbox, Pending
+from botorch_fed.federation.drive import Round, drive
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.wire.codec import encode
-from test.protocols.search import Ask, BoxAgent, BoxServer, Plan, ServerState
+from test.federation.search import Ask, BoxAgent, BoxServer, Plan, ServerState
 
 NAMES = ("a", "b", "c")
 SERVER = BoxServer(NAMES, rounds=3)

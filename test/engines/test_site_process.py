@@ -20,13 +20,13 @@ from torch import Tensor
 from botorch_fed.engines.inprocess import InProcess, refusal_code
 from botorch_fed.engines.site_process import COUNT, Background, SiteProcess, receive, send
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation.base import Exchanged, Objective, Outgoing, Pending
+from botorch_fed.federation.drive import drive
 from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import FileBlobs
 from botorch_fed.federation.trial import SITE_EVENTS, Observed
-from botorch_fed.protocols.base import Exchanged, Objective, Outgoing, Pending
-from botorch_fed.protocols.drive import drive
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import FileBlobs
-from test.protocols.search import BoxAgent, BoxServer
+from test.federation.search import BoxAgent, BoxServer
 
 SERVER = BoxServer(("a",), rounds=3)
 

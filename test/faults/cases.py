@@ -16,13 +16,13 @@ from botorch_fed.aggregation import sum_messages
 from botorch_fed.models import RandomFourierFeatures
 from botorch_fed.privacy import Budget, GaussianSum, OSNoise
 from botorch_fed.privacy.distributed import DistributedGaussianSum
-from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.rng import generator
 from botorch_fed.run import Study
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.released import Following
 from botorch_fed.search.releases import Noisy, Parameters
 from botorch_fed.search.thompson import Strategy
+from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
 from test.cases import se, uniform

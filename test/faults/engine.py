@@ -20,11 +20,7 @@ from torch import Tensor
 
 from botorch_fed.aggregation.sum_messages import DecryptionShare, KeyMessage, Upload
 from botorch_fed.errors import FederatedError, MessageError
-from botorch_fed.federation.log import FileLog
-from botorch_fed.federation.terms import Contribution
-from botorch_fed.federation.trial import SITE_EVENTS, Asked, Observed
-from botorch_fed.privacy import LedgerFile
-from botorch_fed.protocols.base import (
+from botorch_fed.federation.base import (
     Exchanged,
     Failure,
     KeepsSecrets,
@@ -33,9 +29,13 @@ from botorch_fed.protocols.base import (
     Request,
     with_stores,
 )
-from botorch_fed.protocols.drive import Round, ServerRecord, drive
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import Blobs, FileStore
+from botorch_fed.federation.drive import Round, ServerRecord, drive
+from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import Blobs, FileStore
+from botorch_fed.federation.terms import Contribution
+from botorch_fed.federation.trial import SITE_EVENTS, Asked, Observed
+from botorch_fed.privacy import LedgerFile
 from botorch_fed.rng import Generator, generator
 from botorch_fed.wire.codec import content_hash, decode
 from test.faults.cases import NAMES, SQUARE, Case, hill

@@ -12,12 +12,12 @@ import pytest
 from botorch_fed.aggregation.relay import Relay
 from botorch_fed.aggregation.secure_sum import SecureSum
 from botorch_fed.aggregation.stream import JointStream, LocalStream, PublicStream, Stream
+from botorch_fed.federation import drive as drive_module
 from botorch_fed.federation.agent import FederatedAgent
+from botorch_fed.federation.base import Request
 from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.site import Site
 from botorch_fed.privacy.channels import Channel
-from botorch_fed.protocols import drive as drive_module
-from botorch_fed.protocols.base import Request
-from botorch_fed.protocols.site import Site
 from botorch_fed.wire import codec
 from test.faults import fuzz as module
 from test.faults.fuzz import MAX_BYTES, Findings, Traffic, fuzz, recorded

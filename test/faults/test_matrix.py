@@ -13,9 +13,9 @@ from botorch_fed.aggregation.stream import LocalStream
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import Observed, Replied
 from botorch_fed.privacy import LedgerFile
-from botorch_fed.protocols.site import Site
 from test.faults.cases import NAMES, Case, cases
 from test.faults.engine import FAULTS, MODES, SERVER, World
 from test.faults.matrix import Kill, faulty, killed, kills, undisturbed

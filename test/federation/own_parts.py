@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from botorch_fed.federation.base import AgentId
 from botorch_fed.federation.terms import Aggregation, Contribution, Order, Party, Search, View
-from botorch_fed.protocols.base import AgentId
-from botorch_fed.protocols.transfer_search import Advice, TransferSearch, prior_of_sum
 from botorch_fed.search.messages import Message, TransferRows
+from botorch_fed.search.transfer import Advice, TransferSearch, prior_of_sum
 
 # ------------------------------------------------------------------ a search
 

@@ -13,17 +13,17 @@ from torch import Tensor
 from botorch_fed.acquisition import Constant
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import AgentState, FederatedAgent
+from botorch_fed.federation.base import Objective
 from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import OWN, Order, Terms, check_words, in_words
 from botorch_fed.models import KLFeatures
 from botorch_fed.privacy import Budget
-from botorch_fed.protocols.base import Objective
-from botorch_fed.protocols.store import MemoryBlobs
-from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.run import run
 from botorch_fed.search.messages import TransferRows
 from botorch_fed.search.releases import Rows
 from botorch_fed.search.thompson import Strategy
+from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import decode, encode

@@ -15,6 +15,8 @@ from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.aggregation.sum_messages import Upload
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation import base
+from botorch_fed.federation.base import Outbox
 from botorch_fed.federation.disclosure import (
     FRAMES,
     NO_GUARANTEE,
@@ -37,8 +39,6 @@ from botorch_fed.privacy import (
 )
 from botorch_fed.privacy.aggregation import PrivateSum
 from botorch_fed.privacy.channels import Epoch
-from botorch_fed.protocols import base
-from botorch_fed.protocols.base import Outbox
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.released import Following

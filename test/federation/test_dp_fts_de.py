@@ -22,6 +22,10 @@ from botorch_fed.acquisition import SoftmaxSchedule
 from botorch_fed.aggregation.noisy import default_delta
 from botorch_fed.aggregation.relay import Relay
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.base import Objective, Refusal, Reply, Request
+from botorch_fed.federation.points import dealt_design
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import MAX_WEIGHT, Contribution, Order
 from botorch_fed.models import FeatureMap, feature_map_from_tensors
 from botorch_fed.privacy import (
@@ -35,10 +39,6 @@ from botorch_fed.privacy import (
     compose,
 )
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
-from botorch_fed.protocols.base import Objective, Refusal, Reply, Request
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import MemoryBlobs
-from botorch_fed.protocols.transfer_search import dealt_design
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.noisy import MIN_RELIABILITY, NoisyTransfer, Outlook

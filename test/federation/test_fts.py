@@ -19,11 +19,7 @@ from botorch_fed.aggregation.relay import RelayState
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import MAX_FEATURES, AgentState, FederatedAgent
-from botorch_fed.federation.log import Log
-from botorch_fed.federation.terms import Contribution, Order
-from botorch_fed.federation.trial import SITE_EVENTS
-from botorch_fed.models import FeatureMap, LogWarp, WeightPosterior, fit_own_gp, summarize
-from botorch_fed.protocols.base import (
+from botorch_fed.federation.base import (
     Exchanged,
     Objective,
     Outgoing,
@@ -31,16 +27,20 @@ from botorch_fed.protocols.base import (
     Reply,
     Request,
 )
-from botorch_fed.protocols.drive import Round, ServerRecord, drive
-from botorch_fed.protocols.own_step import spread_design
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import MemoryBlobs
-from botorch_fed.protocols.transfer_search import TransferSearch, report_size
+from botorch_fed.federation.drive import Round, ServerRecord, drive
+from botorch_fed.federation.log import Log
+from botorch_fed.federation.points import spread_design
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import MemoryBlobs
+from botorch_fed.federation.terms import Contribution, Order
+from botorch_fed.federation.trial import SITE_EVENTS
+from botorch_fed.models import FeatureMap, LogWarp, WeightPosterior, fit_own_gp, summarize
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.search.messages import Message, MessageKind
 from botorch_fed.search.releases import Rows
 from botorch_fed.search.thompson import RESIDUAL_PRIOR, Strategy, prior_model
+from botorch_fed.search.transfer import TransferSearch, report_size
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import decode, encode
@@ -63,7 +63,7 @@ MIXED = replace(SMALL, prior_until=2, schedule=Constant(0.4))
 RGPE = replace(SMALL, transfer="rgpe")
 TAF = replace(SMALL, transfer="taf")
 PAPER = replace(paper_strategy(), num_raw=64, num_restarts=4)
-SEARCH = TransferSearch()  # the default; what it does is tested in test_transfer_search.py
+SEARCH = TransferSearch()  # the default; what it does is tested in test_transfer.py
 AnyStrategy = Strategy | TransferSearch
 
 

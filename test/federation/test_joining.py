@@ -18,14 +18,13 @@ from botorch_fed.cli import main
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.agent import FederatedAgent
+from botorch_fed.federation.base import AgentId, Objective
 from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.points import dealt_design, spread_design
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Contribution, Order, Party, Roster
 from botorch_fed.federation.trial import SITE_EVENTS
-from botorch_fed.protocols.base import AgentId, Objective
-from botorch_fed.protocols.own_step import spread_design
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import MemoryBlobs
-from botorch_fed.protocols.transfer_search import dealt_design
 from botorch_fed.run import RunResult, host, make_agent, run
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace

@@ -15,8 +15,8 @@ from torch import Tensor
 
 from botorch_fed.aggregation.relay import Relay
 from botorch_fed.cli import main
+from botorch_fed.federation.base import Objective
 from botorch_fed.federation.disclosure import EVERYBODY, NO_GUARANTEE
-from botorch_fed.protocols.base import Objective
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.messages import Message, TransferRows
 from botorch_fed.space import Parameter, SearchSpace

@@ -14,16 +14,16 @@ from torch import Tensor
 from botorch_fed.engines.inprocess import refusal_code
 from botorch_fed.engines.verbs import perform, perform_json
 from botorch_fed.errors import ObjectiveError, ProtocolError
+from botorch_fed.federation.base import Reply
 from botorch_fed.federation.log import FileLog, Log
+from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import SITE_EVENTS
-from botorch_fed.protocols.base import Reply
-from botorch_fed.protocols.site import Site
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import decode
-from test.protocols.search import Best, BoxAgent
-from test.protocols.test_site import Home, bowl, code
+from test.federation.search import Best, BoxAgent
+from test.federation.test_site import Home, bowl, code
 
 OVEN = SearchSpace(
     (Parameter.real("heat", 50.0, 250.0), Parameter.integer("minutes", 5, 60)),

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import ProtocolError
-from botorch_fed.protocols.base import AgentId, Exchanged, Outgoing, Refusal, Reply, Request
-from botorch_fed.protocols.drive import drive
-from botorch_fed.protocols.site import Site
-from botorch_fed.protocols.store import MemoryBlobs
+from botorch_fed.federation.base import AgentId, Exchanged, Outgoing, Refusal, Reply, Request
+from botorch_fed.federation.drive import drive
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.wire.codec import decode
 

@@ -13,6 +13,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, ProtocolError
+from botorch_fed.federation.store import MemoryStore
 from botorch_fed.privacy.accounting import Budget, Event, Ledger, LedgerFile
 from botorch_fed.privacy.aggregation import PrivateSum
 from botorch_fed.privacy.channels import (
@@ -26,7 +27,6 @@ from botorch_fed.privacy.distributed import DistributedGaussianSum, DistributedR
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise, Path
 from botorch_fed.privacy.mechanisms import GaussianSum, PoissonSampling
-from botorch_fed.protocols.store import MemoryStore
 from botorch_fed.rng import generator
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.mechanisms.SignalWarning")

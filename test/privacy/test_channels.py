@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation.store import FileStore, MemoryStore
 from botorch_fed.privacy import channels as channels_module
 from botorch_fed.privacy.channels import (
     Channel,
@@ -30,7 +31,6 @@ from botorch_fed.privacy.channels import (
 )
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat import ckks
-from botorch_fed.protocols.store import FileStore, MemoryStore
 from botorch_fed.rng import generator
 
 HEADER = channels_module._HEADER

@@ -19,6 +19,7 @@ from botorch_fed.acquisition import private_ucb_width
 from botorch_fed.aggregation.stream import MAX_NUMBER, parameters_model, signal_to_noise
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import AgentState
+from botorch_fed.federation.points import spread_design
 from botorch_fed.federation.terms import Terms, View
 from botorch_fed.models import (
     AdditiveFeatures,
@@ -33,7 +34,6 @@ from botorch_fed.models import (
     summarize,
 )
 from botorch_fed.privacy import RecordStatistic
-from botorch_fed.protocols.own_step import spread_design
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.search.bandit import (

@@ -16,11 +16,10 @@ from botorch_fed.acquisition import Constant, Partition
 from botorch_fed.aggregation.noisy import NoisySum
 from botorch_fed.federation.agent import AgentState, FederatedAgent
 from botorch_fed.federation.server import FederatedServer
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Order
 from botorch_fed.models import WeightPosterior, own_gp, summarize
 from botorch_fed.privacy import clip
-from botorch_fed.protocols.store import MemoryBlobs
-from botorch_fed.protocols.transfer_search import default_private_features, reference_points
 from botorch_fed.rng import generator
 from botorch_fed.search.released import (
     Following,
@@ -30,6 +29,7 @@ from botorch_fed.search.released import (
     gain_message,
     suggested_clip_norm,
 )
+from botorch_fed.search.transfer import default_private_features, reference_points
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, uniform

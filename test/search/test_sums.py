@@ -16,24 +16,26 @@ from torch import Tensor
 from botorch_fed.aggregation.secure_sum import SecureSum
 from botorch_fed.aggregation.sum_messages import Opened, SumOrder
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.points import (
+    dealt_design,
+)
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Setup
 from botorch_fed.models import PriorFunction, RandomFourierFeatures, fit_earned
 from botorch_fed.models.earned_prior import TRUSTS, project, reference_features
-from botorch_fed.protocols.store import MemoryBlobs
-from botorch_fed.protocols.transfer_search import (
-    MIN_OWN,
-    TransferSearch,
-    dealt_design,
-    default_feature_map,
-    pack_report,
-    report_size,
-    unpack_sum,
-)
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.search import sums
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.sums import BOUND, TransferSum
+from botorch_fed.search.transfer import (
+    MIN_OWN,
+    TransferSearch,
+    default_feature_map,
+    pack_report,
+    report_size,
+    unpack_sum,
+)
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.studies import FedGP
 from botorch_fed.wire.codec import decode, encode

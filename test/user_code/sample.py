@@ -17,7 +17,9 @@ from torch import Tensor
 from botorch_fed.acquisition import Polynomial, ThompsonSampling, maximize, weight_path
 from botorch_fed.ax_adapter import AxFederation, RoundOpen
 from botorch_fed.errors import BudgetExceeded, MessageError
+from botorch_fed.federation.base import Agent, AgentId, Objective, Outbox, Pending, Server
 from botorch_fed.federation.disclosure import Price, Row, Sees
+from botorch_fed.federation.store import Blobs
 from botorch_fed.models import (
     BasisGP,
     FeatureMap,
@@ -44,8 +46,6 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.privacy.audit import AuditReport, audit
-from botorch_fed.protocols.base import Agent, AgentId, Objective, Outbox, Pending, Server
-from botorch_fed.protocols.store import Blobs
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, Study, run
 from botorch_fed.search.released import Following

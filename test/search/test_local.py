@@ -12,18 +12,12 @@ from torch import Tensor
 
 from botorch_fed.acquisition import Constant, ThompsonSampling, weight_path
 from botorch_fed.errors import NumericalError
+from botorch_fed.federation.points import check_points, spread_design, tensor_hash
 from botorch_fed.models import OwnHyperparameters, default_hyperparameters, own_gp
 from botorch_fed.models.warp import LogWarp
-from botorch_fed.protocols import own_step
-from botorch_fed.protocols.own_step import (
-    OwnStrategy,
-    check_points,
-    expected_improvement,
-    random_point,
-    spread_design,
-    tensor_hash,
-)
 from botorch_fed.rng import generator
+from botorch_fed.search import local
+from botorch_fed.search.local import OwnStrategy, expected_improvement, random_point
 from botorch_fed.space import Parameter, SearchSpace
 from test.cases import normal, random_fourier, uniform
 
@@ -87,7 +81,7 @@ def test_an_agent_is_not_stuck_when_a_fit_fails(
     def broken(*_: Any, **__: Any) -> OwnHyperparameters:
         raise NumericalError("beyond all scales")
 
-    monkeypatch.setattr(own_step, "fit_own_gp", broken)
+    monkeypatch.setattr(local, "fit_own_gp", broken)
     assert refit(SMALL, 12, known) is known
     fallback = refit(SMALL, 4)
     assert fallback is not None

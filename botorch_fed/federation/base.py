@@ -25,7 +25,7 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import ProtocolError
-from botorch_fed.protocols.store import Blobs, FileStore, Store
+from botorch_fed.federation.store import Blobs, FileStore, Store
 from botorch_fed.space import SearchSpace
 
 AgentId = str

@@ -12,9 +12,9 @@ import pytest
 
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.models import KLFeatures, feature_map_from_tensors
-from botorch_fed.protocols import transfer_search
-from botorch_fed.protocols.transfer_search import TransferSearch, default_private_features
+from botorch_fed.search import transfer
 from botorch_fed.search.thompson import Strategy
+from botorch_fed.search.transfer import TransferSearch, default_private_features
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.studies import DPFTSDE, FTS, PrivateUCB, default_feature_map
 
@@ -52,7 +52,7 @@ def answers() -> dict[str, str]:
     """Fingerprints of all maps that protocols choose when none is given."""
     found = {f"private {d}": default_private_features(cube(d)) for d in PRIVATE}
     found |= {f"shared {d}": default_feature_map(cube(d)) for d in SHARED}
-    found |= {f"transfer {d}": transfer_search.default_feature_map(cube(d)) for d in TRANSFER}
+    found |= {f"transfer {d}": transfer.default_feature_map(cube(d)) for d in TRANSFER}
     found["warped"] = default_feature_map(RATES)
     return {name: phi.fingerprint for name, phi in found.items()}
 
@@ -84,7 +84,7 @@ def test_fingerprints_of_the_default_maps() -> None:
     ],
 )
 def test_fingerprints_are_those_of_other_processors(threads: str, settings: dict[str, str]) -> None:
-    code = "from test.protocols.test_default_maps import KNOWN, answers; print(answers() == KNOWN)"
+    code = "from test.search.test_default_maps import KNOWN, answers; print(answers() == KNOWN)"
     counts = {f"{name}_NUM_THREADS": threads for name in ("OMP", "MKL", "OPENBLAS")}
     counts["OMP_WAIT_POLICY"] = "passive"
     done = subprocess.run(
@@ -116,7 +116,7 @@ def test_protocols_send_these_maps() -> None:
     shared, private = default_feature_map(space), default_private_features(space)
     of_study = (
         (FTS(budget=2, strategy=Strategy(), every=1), shared),
-        (FTS(budget=2, strategy=TransferSearch()), transfer_search.default_feature_map(space)),
+        (FTS(budget=2, strategy=TransferSearch()), transfer.default_feature_map(space)),
         (DPFTSDE(budget=5, epsilon=9.0), private),
         (PrivateUCB(budget=4, epsilon=9.0), private),
     )

@@ -9,11 +9,12 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from botorch_fed.protocols.transfer_search import MIN_OWN, dealt_design, first_points
+from botorch_fed.federation.points import dealt_design, first_points
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.released import Following
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
+from botorch_fed.search.transfer import MIN_OWN
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.studies import DPFTSDE, FTS, FedGP
 from test.cases import in_rounds, uniform

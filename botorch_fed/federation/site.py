@@ -31,6 +31,16 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, MessageError, ObjectiveError, ProtocolError
+from botorch_fed.federation.base import (
+    Agent,
+    AgentId,
+    Objective,
+    Pending,
+    Refusal,
+    RefusalCode,
+    Reply,
+    Request,
+)
 from botorch_fed.federation.log import Log
 from botorch_fed.federation.trial import (
     MAX_REASON,
@@ -47,16 +57,6 @@ from botorch_fed.federation.trial import (
     Replied,
     Requested,
     Trial,
-)
-from botorch_fed.protocols.base import (
-    Agent,
-    AgentId,
-    Objective,
-    Pending,
-    Refusal,
-    RefusalCode,
-    Reply,
-    Request,
 )
 from botorch_fed.space import SearchSpace, Value
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode

@@ -9,7 +9,7 @@ from typing import Any, Self
 
 from botorch.exceptions.errors import InputDataError
 
-from botorch_fed.protocols.base import AgentId
+from botorch_fed.federation.base import AgentId
 
 logger = logging.getLogger(__name__)
 

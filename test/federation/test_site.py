@@ -16,13 +16,13 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, ProtocolError
+from botorch_fed.federation.base import Pending, Refusal, Reply, Request
 from botorch_fed.federation.log import FileLog, Log
+from botorch_fed.federation.site import Site, checked_values
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.trial import SITE_EVENTS, Asked, Joined, Observed, Replied, Requested
-from botorch_fed.protocols.base import Pending, Refusal, Reply, Request
-from botorch_fed.protocols.site import Site, checked_values
-from botorch_fed.protocols.store import MemoryBlobs
 from botorch_fed.wire.codec import content_hash, decode, encode
-from test.protocols.search import Ask, Best, BoxAgent, Plan
+from test.federation.search import Ask, Best, BoxAgent, Plan
 
 CENTRE = torch.tensor([0.5, 0.5], dtype=torch.float64)
 

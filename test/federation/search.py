@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from botorch_fed.errors import MessageError
-from botorch_fed.protocols.base import Outbox, Pending
-from botorch_fed.protocols.store import Blobs, MemoryBlobs
+from botorch_fed.federation.base import Outbox, Pending
+from botorch_fed.federation.store import Blobs, MemoryBlobs
 from botorch_fed.rng import generator
 from botorch_fed.space import Parameter, SearchSpace
 

@@ -19,7 +19,7 @@ from typing import Any
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.protocols.base import (
+from botorch_fed.federation.base import (
     REASONS,
     AgentId,
     Exchange,
@@ -32,8 +32,8 @@ from botorch_fed.protocols.base import (
     Request,
     Server,
 )
-from botorch_fed.protocols.contribution import carries
-from botorch_fed.protocols.site import (
+from botorch_fed.federation.contribution import carries
+from botorch_fed.federation.site import (
     FRAME_BYTES,
     STATE_BYTES,
     encode_names,

@@ -17,6 +17,11 @@ from botorch.exceptions.errors import InputDataError
 from botorch.models import SingleTaskGP
 from torch import Tensor
 
+from botorch_fed.federation.base import Objective
+from botorch_fed.federation.points import (
+    dealt_design,
+)
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Order
 from botorch_fed.models import RandomFourierFeatures, StationaryKernel
 from botorch_fed.models.earned_prior import (
@@ -28,23 +33,20 @@ from botorch_fed.models.earned_prior import (
     reference_points,
 )
 from botorch_fed.models.features import WarpedFeatures
-from botorch_fed.protocols.base import Objective
-from botorch_fed.protocols.store import MemoryBlobs
-from botorch_fed.protocols.transfer_search import (
+from botorch_fed.rng import generator
+from botorch_fed.search.transfer import (
     APART,
     MAX_SPREAD,
     MIN_OWN,
     Advice,
     TransferSearch,
     bounded,
-    dealt_design,
     default_feature_map,
     pack_report,
     prior_of_sum,
     report_size,
     unpack_sum,
 )
-from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import encode

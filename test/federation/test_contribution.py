@@ -9,8 +9,8 @@ import torch
 
 from botorch_fed.aggregation import sum_messages
 from botorch_fed.aggregation.stream import Play
+from botorch_fed.federation.contribution import carries
 from botorch_fed.federation.terms import Contribution, Order
-from botorch_fed.protocols.contribution import carries
 
 SOME, NONE = torch.ones(2).double(), torch.zeros(0).double()
 

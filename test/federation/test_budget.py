@@ -13,8 +13,8 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from benchmarks.papers.published.settings import paper_settings
+from botorch_fed.federation.budget import Budgeted
 from botorch_fed.privacy import InsecureSeededNoise
-from botorch_fed.protocols.budget import Budgeted
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.released import Following

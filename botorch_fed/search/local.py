@@ -6,9 +6,7 @@ numbers that is addressed by what it is for, so that a crash changes nothing.
 
 from __future__ import annotations
 
-import hashlib
 import logging
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +26,8 @@ from botorch_fed.acquisition import (
 from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import NumericalError
+from botorch_fed.federation.base import AgentId
+from botorch_fed.federation.points import untried
 from botorch_fed.models import (
     LogWarp,
     OwnHyperparameters,
@@ -40,8 +40,6 @@ from botorch_fed.models import (
     own_gp,
 )
 from botorch_fed.models.feasibility import Feasibility, fit_feasibility
-from botorch_fed.models.support import sobol_support
-from botorch_fed.protocols.base import AgentId
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 
@@ -260,134 +258,3 @@ def random_point(
         candidates = untried(candidates, failed)
     row = int(stream.uniform(1) * len(candidates))
     return candidates[row : row + 1].double()
-
-
-def spread_design(
-    space: SearchSpace,
-    names: Sequence[AgentId],
-    num_points: int,
-    *,
-    width: float = 0.5,
-    seed: int = 0,
-    candidates: Tensor | None = None,
-) -> dict[AgentId, Tensor]:
-    """Public initial designs: every agent begins in the centre, then they go different ways.
-
-    Agent `n` of `N` gets the points n, n + N, … of one low-discrepancy sequence, so that together
-    they cover more than each alone, and their first messages say more.
-
-    Args:
-        space: The map of inputs and outcomes.
-        names: All agents, in an order that all know.
-        num_points: How many points each evaluates, the centre included.
-        width: Of the cube around the centre that the sequence covers; 1 is all of the space.
-            Bounds are mostly chosen around a guess, and corners are seldom good.
-        seed: Of the sequence, public.
-        candidates: The only points that can be evaluated, `K x d`: the nearest are taken.
-
-    Returns:
-        `num_points x d` points by name.
-    """
-    if num_points < 1 or not 0 < width <= 1:
-        raise InputDataError(
-            "A design has at least one point, the centre, and a width in (0, 1], got "
-            f"{num_points} points and width {width}."
-        )
-    centre = torch.full((1, space.dim), 0.5, dtype=torch.float64)
-    points = centre.clone()
-    if num_points > 1:
-        sequence = sobol_support(space.dim, len(names) * (num_points - 1), seed=seed)
-        points = 0.5 + width * (sequence - 0.5)
-    made = {}
-    for n, name in enumerate(names):
-        design = torch.cat([centre, points[n :: len(names)][: num_points - 1]])
-        if candidates is None:
-            made[name] = space.snap(design)
-        else:
-            made[name] = candidates[torch.cdist(design, candidates.double()).argmin(dim=-1)]
-    return made
-
-
-def check_designs(design: Tensor | Mapping[AgentId, Tensor] | None, names: Sequence[str]) -> None:
-    """Raise `InputDataError` unless designs by name are as long as each other, one per agent."""
-    if not isinstance(design, Mapping):
-        return
-    if set(design) != set(names):
-        wrong = sorted(set(design) ^ set(names))
-        raise InputDataError(
-            f"initial_design by name has one design for each agent; it differs in {wrong[:8]}."
-        )
-    if len({len(points) for points in design.values()}) > 1:
-        raise InputDataError("All agents need initial designs of the same length.")
-
-
-def design_of(design: Tensor | Mapping[AgentId, Tensor] | None, name: AgentId) -> Tensor | None:
-    """An agent's own initial design."""
-    return design[name] if isinstance(design, Mapping) else design
-
-
-def untried(candidates: Tensor, tried: Tensor) -> Tensor:
-    """The candidates `K x d` that are not among `n x d` points; all of them if none is left."""
-    known = {row.tobytes() for row in (tried.double() + 0.0).numpy()}
-    rows = (candidates.double() + 0.0).numpy()
-    fresh = torch.tensor([row.tobytes() not in known for row in rows])
-    return candidates[fresh] if bool(fresh.any()) else candidates
-
-
-def check_points(X: Tensor, dim: int, what: str) -> None:
-    """Raise `InputDataError` unless `X` holds `n x dim` points of the unit cube."""
-    if X.dim() != 2 or X.shape[-1] != dim:
-        raise InputDataError(f"{what} must be `n x {dim}` points, got shape {tuple(X.shape)}.")
-    if not bool(((X >= 0) & (X <= 1)).all()):
-        raise InputDataError(f"{what} must lie in the unit cube: map points by `space.to_unit`.")
-
-
-def check_public_points(candidates: Tensor | None, design: Tensor | None, dim: int) -> None:
-    """Raise `InputDataError` unless both are points of the cube, the design among candidates."""
-    for points, what in ((candidates, "candidates"), (design, "initial_design")):
-        if points is not None:
-            check_points(points, dim, what)
-            if not len(points):
-                raise InputDataError(f"{what} must not be empty: leave it out.")
-    if candidates is None or design is None:
-        return
-    known = {row.tobytes() for row in (candidates.double() + 0.0).numpy()}
-    if not all(row.tobytes() in known for row in (design.double() + 0.0).numpy()):
-        raise InputDataError(
-            "initial_design has points that are no candidates: only those can be evaluated."
-        )
-
-
-def check_data(data: tuple[Tensor, Tensor], dim: int) -> None:
-    """Raise `InputDataError` unless data are `n x dim` points of the cube and `n x 1` outcomes."""
-    X, Y = data
-    check_points(X, dim, "data")
-    if Y.shape != (len(X), 1) or not bool(torch.isfinite(Y).all()):
-        raise InputDataError(
-            f"Outcomes must be a finite `{len(X)} x 1` tensor, got shape {tuple(Y.shape)}."
-        )
-
-
-def public_data(space: SearchSpace, data: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Points `n x d` and outcomes `n x 1` on the public scale; empty without data."""
-    if data is None:
-        return torch.zeros(0, space.dim).double(), torch.zeros(0, 1).double()
-    return data[0].double(), space.outcome.to_public(data[1])
-
-
-def answered(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Points and outcomes of the evaluations that succeeded, and points of those that failed.
-
-    Args:
-        X: Points, `q x d`.
-        Y: Outcomes, `q x 1`, NaN where an evaluation failed.
-    """
-    good = ~Y.isnan().flatten()
-    return X[good], Y[good], X[~good]
-
-
-def tensor_hash(tensor: Tensor | None) -> str:
-    """SHA-256 of a tensor's values; empty for None."""
-    if tensor is None:
-        return ""
-    return hashlib.sha256(tensor.double().contiguous().numpy().tobytes()).hexdigest()

@@ -9,10 +9,10 @@ import pytest
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.acquisition import Constant
-from botorch_fed.protocols.transfer_search import TransferSearch
 from botorch_fed.search.released import Following
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
+from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.studies import DPFTSDE, FTS, FedGP
 from test.cases import uniform

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.protocols.base import (
+from botorch_fed.federation.base import (
     Exchanged,
     Failure,
     Outgoing,
@@ -23,11 +23,11 @@ from botorch_fed.protocols.base import (
     Reply,
     Request,
 )
-from botorch_fed.protocols.drive import Round, drive
-from botorch_fed.protocols.site import Site, request_content
-from botorch_fed.protocols.store import MemoryBlobs
+from botorch_fed.federation.drive import Round, drive
+from botorch_fed.federation.site import Site, request_content
+from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
-from test.protocols.search import Best, BoxAgent, BoxServer, Plan
+from test.federation.search import Best, BoxAgent, BoxServer, Plan
 
 NAMES = ("a", "b", "c")
 SERVER = BoxServer(NAMES, rounds=4)
@@ -325,7 +325,7 @@ def test_books_are_kept_before_a_step_is_saved() -> None:
 
 
 def test_a_broadcast_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    from botorch_fed.protocols import drive as module
+    from botorch_fed.federation import drive as module
 
     plan, made = Plan(0.7), []
 

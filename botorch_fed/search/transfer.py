@@ -28,7 +28,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
@@ -49,6 +49,7 @@ from botorch_fed.acquisition.earned import (
 from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.errors import NumericalError
+from botorch_fed.federation.points import untried
 from botorch_fed.models import (
     AdditiveFeatures,
     FeatureMap,
@@ -71,10 +72,9 @@ from botorch_fed.models.earned_prior import (
     reference_features,
 )
 from botorch_fed.models.feasibility import Feasibility
-from botorch_fed.models.support import sobol_support
-from botorch_fed.protocols.own_step import feasibility_of, random_point, untried
 from botorch_fed.rng import Generator, generator
-from botorch_fed.space import SearchSpace, Value
+from botorch_fed.search.local import feasibility_of, random_point
+from botorch_fed.space import SearchSpace
 
 logger = logging.getLogger(__name__)
 
@@ -473,150 +473,3 @@ def bounded(feature_map: FeatureMap, weights: Tensor) -> Tensor:
     """
     deviation = (reference_features(feature_map) @ weights.mT).std(dim=0)
     return weights / (deviation / MAX_SPREAD).clamp_min(1.0).unsqueeze(-1)
-
-
-# ------------------------------------------------------------------ where everybody begins
-
-
-def default_point(space: SearchSpace, default: Mapping[str, Value] | None) -> Tensor | None:
-    """A default configuration as a point of the unit cube, `1 x d`; None without one.
-
-    Args:
-        space: The map of inputs.
-        default: A value for each parameter, as users know it.
-    """
-    if default is None:
-        return None
-    try:
-        return space.to_unit([default])
-    except InputDataError as error:
-        raise InputDataError(f"default: {error}") from error
-
-
-def check_default(default: Tensor | None, dim: int, num_initial: int) -> None:
-    """Raise `InputDataError` unless a setup's default is one point of the cube, or None.
-
-    Args:
-        default: What a setup has.
-        dim: Dimension of the unit cube.
-        num_initial: How many points a site without data begins with, the default among them.
-    """
-    if default is None:
-        return
-    if default.shape != (1, dim) or default.dtype != torch.float64:
-        raise InputDataError(
-            f"A default is a float64 tensor of shape (1, {dim}), got {default.dtype} of shape "
-            f"{tuple(default.shape)}."
-        )
-    if not bool(((default >= 0) & (default <= 1)).all()):
-        raise InputDataError("A default must lie in the unit cube.")
-    if num_initial < 1:
-        raise InputDataError(
-            "A default is the first of num_initial points: num_initial must be 1 or more."
-        )
-
-
-def check_active(active: tuple[str, ...] | None, agents: tuple[str, ...]) -> None:
-    """Raise `InputDataError` unless those who query are agents, and there is one.
-
-    Args:
-        active: Who queries; None for all.
-        agents: The names of all.
-    """
-    if active is None:
-        return
-    strangers = sorted(set(active) - set(agents))
-    if strangers:
-        raise InputDataError(f"Active agents that are no agents: {strangers}.")
-    if not active or len(set(active)) < len(active):
-        raise InputDataError(f"active names each agent that queries once, got {active}.")
-
-
-def check_start(default: Mapping[str, Value] | None, *, transfers: bool, has_design: bool) -> None:
-    """Raise `InputDataError` unless the settings of a study leave room for a default.
-
-    Args:
-        default: The default configuration of the study.
-        transfers: Whether its search is `TransferSearch`.
-        has_design: Whether it has an initial design.
-    """
-    if default is None:
-        return
-    if has_design:
-        raise InputDataError(
-            "Give default or initial_design: a design may begin with the default itself."
-        )
-    if not transfers:
-        raise InputDataError(
-            "default goes with TransferSearch. For another search give an initial_design: "
-            "space.to_unit([default])."
-        )
-
-
-def first_points(
-    space: SearchSpace,
-    index: int,
-    num_sites: int,
-    num_points: int,
-    *,
-    default: Tensor | None,
-    candidates: Tensor | None = None,
-) -> Tensor:
-    """Where a site without data begins, `num_points x d`: the default, and then what it is dealt.
-
-    Args:
-        space: The map of inputs.
-        index: The site's number, from 0.
-        num_sites: How many sites there are.
-        num_points: How many points, the default among them.
-        default: The default configuration, `1 x d`, or None.
-        candidates: The only points that can be evaluated, `K x d`: the nearest are taken.
-    """
-    if default is None or num_points < 1:
-        return dealt_design(space, index, num_sites, num_points, candidates=candidates)
-    if candidates is None:
-        first, left = space.snap(default), None
-    else:
-        nearest = torch.cdist(default, candidates.double()).argmin(dim=-1)
-        first = candidates[nearest].double()
-        left = untried(candidates, first)
-    rest = dealt_design(space, index, num_sites, num_points - 1, candidates=left)
-    return torch.cat([first, rest])
-
-
-def dealt_design(
-    space: SearchSpace,
-    index: int,
-    num_sites: int,
-    num_points: int,
-    *,
-    seed: int = 0,
-    candidates: Tensor | None = None,
-) -> Tensor:
-    """A site's share of one low-discrepancy sequence over the federation, `num_points x d`.
-
-    Site `n` of `N` gets the points n, n + N, …: together the sites cover more than each alone, and
-    what they say first is about different places.
-
-    Args:
-        space: The map of inputs.
-        index: The site's number, from 0.
-        num_sites: How many sites there are.
-        num_points: How many points each gets.
-        seed: Of the sequence, public.
-        candidates: The only points that can be evaluated, `K x d`: the nearest are taken.
-    """
-    if num_points < 1:
-        return torch.zeros(0, space.dim).double()
-    sequence = sobol_support(space.dim, num_sites * num_points, seed=seed)[index::num_sites]
-    sequence = LogWarp(space.log_offsets).untransform(sequence)  # evenly on a model's scale
-    if candidates is None:
-        return space.snap(sequence)
-    left = candidates.double()
-    rows: list[Tensor] = []
-    for point in sequence:
-        nearest = int(torch.cdist(point.unsqueeze(0), left).argmin())
-        rows.append(left[nearest])
-        if len(left) > 1:
-            left = torch.cat([left[:nearest], left[nearest + 1 :]])
-    return torch.stack(rows)

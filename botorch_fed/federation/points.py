@@ -1,0 +1,295 @@
+"""Initial designs, candidates and data: points of the unit cube that all sites may know.
+
+default_point, first_points   the users' default configuration, and what a site without data asks
+dealt_design, spread_design   shares of one low-discrepancy sequence over all sites
+check_*                       what a study refuses
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+
+import torch
+from botorch.exceptions.errors import InputDataError
+from torch import Tensor
+
+from botorch_fed.federation.base import AgentId
+from botorch_fed.models import LogWarp
+from botorch_fed.models.support import sobol_support
+from botorch_fed.space import SearchSpace, Value
+
+
+def default_point(space: SearchSpace, default: Mapping[str, Value] | None) -> Tensor | None:
+    """A default configuration as a point of the unit cube, `1 x d`; None without one.
+
+    Args:
+        space: The map of inputs.
+        default: A value for each parameter, as users know it.
+    """
+    if default is None:
+        return None
+    try:
+        return space.to_unit([default])
+    except InputDataError as error:
+        raise InputDataError(f"default: {error}") from error
+
+
+def check_default(default: Tensor | None, dim: int, num_initial: int) -> None:
+    """Raise `InputDataError` unless a setup's default is one point of the cube, or None.
+
+    Args:
+        default: What a setup has.
+        dim: Dimension of the unit cube.
+        num_initial: How many points a site without data begins with, the default among them.
+    """
+    if default is None:
+        return
+    if default.shape != (1, dim) or default.dtype != torch.float64:
+        raise InputDataError(
+            f"A default is a float64 tensor of shape (1, {dim}), got {default.dtype} of shape "
+            f"{tuple(default.shape)}."
+        )
+    if not bool(((default >= 0) & (default <= 1)).all()):
+        raise InputDataError("A default must lie in the unit cube.")
+    if num_initial < 1:
+        raise InputDataError(
+            "A default is the first of num_initial points: num_initial must be 1 or more."
+        )
+
+
+def check_start(default: Mapping[str, Value] | None, *, transfers: bool, has_design: bool) -> None:
+    """Raise `InputDataError` unless the settings of a study leave room for a default.
+
+    Args:
+        default: The default configuration of the study.
+        transfers: Whether its search is `TransferSearch`.
+        has_design: Whether it has an initial design.
+    """
+    if default is None:
+        return
+    if has_design:
+        raise InputDataError(
+            "Give default or initial_design: a design may begin with the default itself."
+        )
+    if not transfers:
+        raise InputDataError(
+            "default goes with TransferSearch. For another search give an initial_design: "
+            "space.to_unit([default])."
+        )
+
+
+def check_active(active: tuple[str, ...] | None, agents: tuple[str, ...]) -> None:
+    """Raise `InputDataError` unless those who query are agents, and there is one.
+
+    Args:
+        active: Who queries; None for all.
+        agents: The names of all.
+    """
+    if active is None:
+        return
+    strangers = sorted(set(active) - set(agents))
+    if strangers:
+        raise InputDataError(f"Active agents that are no agents: {strangers}.")
+    if not active or len(set(active)) < len(active):
+        raise InputDataError(f"active names each agent that queries once, got {active}.")
+
+
+def first_points(
+    space: SearchSpace,
+    index: int,
+    num_sites: int,
+    num_points: int,
+    *,
+    default: Tensor | None,
+    candidates: Tensor | None = None,
+) -> Tensor:
+    """Where a site without data begins, `num_points x d`: the default, and then what it is dealt.
+
+    Args:
+        space: The map of inputs.
+        index: The site's number, from 0.
+        num_sites: How many sites there are.
+        num_points: How many points, the default among them.
+        default: The default configuration, `1 x d`, or None.
+        candidates: The only points that can be evaluated, `K x d`: the nearest are taken.
+    """
+    if default is None or num_points < 1:
+        return dealt_design(space, index, num_sites, num_points, candidates=candidates)
+    if candidates is None:
+        first, left = space.snap(default), None
+    else:
+        nearest = torch.cdist(default, candidates.double()).argmin(dim=-1)
+        first = candidates[nearest].double()
+        left = untried(candidates, first)
+    rest = dealt_design(space, index, num_sites, num_points - 1, candidates=left)
+    return torch.cat([first, rest])
+
+
+def dealt_design(
+    space: SearchSpace,
+    index: int,
+    num_sites: int,
+    num_points: int,
+    *,
+    seed: int = 0,
+    candidates: Tensor | None = None,
+) -> Tensor:
+    """A site's share of one low-discrepancy sequence over the federation, `num_points x d`.
+
+    Site `n` of `N` gets the points n, n + N, …: together the sites cover more than each alone, and
+    what they say first is about different places.
+
+    Args:
+        space: The map of inputs.
+        index: The site's number, from 0.
+        num_sites: How many sites there are.
+        num_points: How many points each gets.
+        seed: Of the sequence, public.
+        candidates: The only points that can be evaluated, `K x d`: the nearest are taken.
+    """
+    if num_points < 1:
+        return torch.zeros(0, space.dim).double()
+    sequence = sobol_support(space.dim, num_sites * num_points, seed=seed)[index::num_sites]
+    sequence = LogWarp(space.log_offsets).untransform(sequence)  # evenly on a model's scale
+    if candidates is None:
+        return space.snap(sequence)
+    left = candidates.double()
+    rows: list[Tensor] = []
+    for point in sequence:
+        nearest = int(torch.cdist(point.unsqueeze(0), left).argmin())
+        rows.append(left[nearest])
+        if len(left) > 1:
+            left = torch.cat([left[:nearest], left[nearest + 1 :]])
+    return torch.stack(rows)
+
+
+def spread_design(
+    space: SearchSpace,
+    names: Sequence[AgentId],
+    num_points: int,
+    *,
+    width: float = 0.5,
+    seed: int = 0,
+    candidates: Tensor | None = None,
+) -> dict[AgentId, Tensor]:
+    """Public initial designs: every agent begins in the centre, then they go different ways.
+
+    Agent `n` of `N` gets the points n, n + N, … of one low-discrepancy sequence, so that together
+    they cover more than each alone, and their first messages say more.
+
+    Args:
+        space: The map of inputs and outcomes.
+        names: All agents, in an order that all know.
+        num_points: How many points each evaluates, the centre included.
+        width: Of the cube around the centre that the sequence covers; 1 is all of the space.
+            Bounds are mostly chosen around a guess, and corners are seldom good.
+        seed: Of the sequence, public.
+        candidates: The only points that can be evaluated, `K x d`: the nearest are taken.
+
+    Returns:
+        `num_points x d` points by name.
+    """
+    if num_points < 1 or not 0 < width <= 1:
+        raise InputDataError(
+            "A design has at least one point, the centre, and a width in (0, 1], got "
+            f"{num_points} points and width {width}."
+        )
+    centre = torch.full((1, space.dim), 0.5, dtype=torch.float64)
+    points = centre.clone()
+    if num_points > 1:
+        sequence = sobol_support(space.dim, len(names) * (num_points - 1), seed=seed)
+        points = 0.5 + width * (sequence - 0.5)
+    made = {}
+    for n, name in enumerate(names):
+        design = torch.cat([centre, points[n :: len(names)][: num_points - 1]])
+        if candidates is None:
+            made[name] = space.snap(design)
+        else:
+            made[name] = candidates[torch.cdist(design, candidates.double()).argmin(dim=-1)]
+    return made
+
+
+def check_designs(design: Tensor | Mapping[AgentId, Tensor] | None, names: Sequence[str]) -> None:
+    """Raise `InputDataError` unless designs by name are as long as each other, one per agent."""
+    if not isinstance(design, Mapping):
+        return
+    if set(design) != set(names):
+        wrong = sorted(set(design) ^ set(names))
+        raise InputDataError(
+            f"initial_design by name has one design for each agent; it differs in {wrong[:8]}."
+        )
+    if len({len(points) for points in design.values()}) > 1:
+        raise InputDataError("All agents need initial designs of the same length.")
+
+
+def design_of(design: Tensor | Mapping[AgentId, Tensor] | None, name: AgentId) -> Tensor | None:
+    """An agent's own initial design."""
+    return design[name] if isinstance(design, Mapping) else design
+
+
+def untried(candidates: Tensor, tried: Tensor) -> Tensor:
+    """The candidates `K x d` that are not among `n x d` points; all of them if none is left."""
+    known = {row.tobytes() for row in (tried.double() + 0.0).numpy()}
+    rows = (candidates.double() + 0.0).numpy()
+    fresh = torch.tensor([row.tobytes() not in known for row in rows])
+    return candidates[fresh] if bool(fresh.any()) else candidates
+
+
+def check_points(X: Tensor, dim: int, what: str) -> None:
+    """Raise `InputDataError` unless `X` holds `n x dim` points of the unit cube."""
+    if X.dim() != 2 or X.shape[-1] != dim:
+        raise InputDataError(f"{what} must be `n x {dim}` points, got shape {tuple(X.shape)}.")
+    if not bool(((X >= 0) & (X <= 1)).all()):
+        raise InputDataError(f"{what} must lie in the unit cube: map points by `space.to_unit`.")
+
+
+def check_public_points(candidates: Tensor | None, design: Tensor | None, dim: int) -> None:
+    """Raise `InputDataError` unless both are points of the cube, the design among candidates."""
+    for points, what in ((candidates, "candidates"), (design, "initial_design")):
+        if points is not None:
+            check_points(points, dim, what)
+            if not len(points):
+                raise InputDataError(f"{what} must not be empty: leave it out.")
+    if candidates is None or design is None:
+        return
+    known = {row.tobytes() for row in (candidates.double() + 0.0).numpy()}
+    if not all(row.tobytes() in known for row in (design.double() + 0.0).numpy()):
+        raise InputDataError(
+            "initial_design has points that are no candidates: only those can be evaluated."
+        )
+
+
+def check_data(data: tuple[Tensor, Tensor], dim: int) -> None:
+    """Raise `InputDataError` unless data are `n x dim` points of the cube and `n x 1` outcomes."""
+    X, Y = data
+    check_points(X, dim, "data")
+    if Y.shape != (len(X), 1) or not bool(torch.isfinite(Y).all()):
+        raise InputDataError(
+            f"Outcomes must be a finite `{len(X)} x 1` tensor, got shape {tuple(Y.shape)}."
+        )
+
+
+def public_data(space: SearchSpace, data: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
+    """Points `n x d` and outcomes `n x 1` on the public scale; empty without data."""
+    if data is None:
+        return torch.zeros(0, space.dim).double(), torch.zeros(0, 1).double()
+    return data[0].double(), space.outcome.to_public(data[1])
+
+
+def answered(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Points and outcomes of the evaluations that succeeded, and points of those that failed.
+
+    Args:
+        X: Points, `q x d`.
+        Y: Outcomes, `q x 1`, NaN where an evaluation failed.
+    """
+    good = ~Y.isnan().flatten()
+    return X[good], Y[good], X[~good]
+
+
+def tensor_hash(tensor: Tensor | None) -> str:
+    """SHA-256 of a tensor's values; empty for None."""
+    if tensor is None:
+        return ""
+    return hashlib.sha256(tensor.double().contiguous().numpy().tobytes()).hexdigest()
