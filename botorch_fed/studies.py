@@ -485,8 +485,8 @@ class DPFTSDE(Federation):
         q: Points per query.
         candidates: The only points that can be evaluated, `K x d`.
         initial_design: Public points that every agent evaluates at the start, or its own points by
-            name: `federation.points.spread_design` makes them. Default those that it is dealt, or with
-            `Following` random ones in its own region.
+            name: `federation.points.spread_design` makes them. Default those that it is dealt, or
+            with `Following` random ones in its own region.
 
     Example:
         >>> result = run(DPFTSDE(budget=23, epsilon=2.0), SklearnTuning(4), seed=0)
