@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import zlib
+from collections.abc import Generator
 
 import pytest
 import torch
@@ -20,6 +22,18 @@ def _seed_of_global_generator() -> None:
     torch.manual_seed(0)
 
 
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests stay to the end: the collector of garbage need not read them again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Which of the nightly tests run."""
     words = "run the nightly tests whose number, 0 to 9, is this one as well"
@@ -34,9 +48,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tenth = config.getoption("tenth")
     named = any("::" in argument for argument in config.args)
     if not (config.getoption("markexpr") or named):
-        left = [item for item in items if not (_nightly(item) and tenth != _number(item))]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
-        items[:] = left
+        out = [item for item in items if _nightly(item) and tenth != _number(item)]
+        config.hook.pytest_deselected(items=out)
+        without = set(out)
+        items[:] = [item for item in items if item not in without]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None and not _nightly(item))
 
 
