@@ -10,10 +10,15 @@ import pytest
 import torch
 from hypothesis import settings
 
+from botorch_fed.engines import parallel
+from test.processes import CONTEXT
+
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=30)
 settings.load_profile("ci")
 # Cholesky bits differ between one thread and two, and parallel test processes fight for cores.
 torch.set_num_threads(1)
+# Worker processes are forks of one that has imported the package; some tests spawn theirs.
+parallel.START = CONTEXT.get_start_method()
 
 
 @pytest.fixture(autouse=True)
