@@ -176,6 +176,7 @@ class SumState:
         sums: How many sums were opened.
         asked: How often contributions were asked for.
         rekeys: How many epochs followed the first.
+        rounds: After how many queries of each agent the run ended when the round was asked.
         ledger: What noise at the hub has cost.
     """
 
@@ -195,4 +196,5 @@ class SumState:
     sums: int
     asked: int
     rekeys: int
+    rounds: int
     ledger: Ledger | None

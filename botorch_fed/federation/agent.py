@@ -223,11 +223,13 @@ class FederatedAgent:
         state = replace(state, order=request, broadcasts=broadcasts, aggregation=memory)
         state = replace(state, agreed=self._hash_agreed(broadcasts[0]), roster=terms.agents)
         if request.evaluate == "first":
-            had = 0 if terms.search.begins_anyway else len(state.X)
-            begins = terms.num_initial - had
+            evaluated = state.used - len(state.failed)  # of the points that it has
+            had = 0 if terms.search.begins_anyway else len(state.X) - evaluated
+            begins = max(terms.num_initial - had, 0)
             if self.initial_design is not None:
-                begins = len(self.initial_design) - state.used
-            state = replace(state, asking=max(begins, 0), first=max(begins, 0))
+                begins = len(self.initial_design)
+            done = min(state.ahead, begins)
+            state = replace(state, asking=begins - done, ahead=state.ahead - done, first=begins)
         else:
             wanted = terms.q if request.evaluate == "next" else 0
             done = min(state.ahead, wanted)

@@ -159,6 +159,9 @@ def drive(
         else:
             known = _opened(record, run, server)
             state = decode(known.state, server.state_type, max_bytes=STATE_BYTES)
+            resumed = getattr(server, "resumed", lambda before: before)(state)
+            if resumed is not state:  # saved before a round depends on it
+                state, known = resumed, _saved(known, resumed, save)
         cache: list[tuple[Any, bytes, str]] = []
         while (outbox := server.outbox(state)) is not None:
             cache = _encoded_broadcasts(outbox, cache, max_bytes=max_bytes)

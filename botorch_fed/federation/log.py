@@ -110,6 +110,7 @@ class Log:
 
     def keep(self, digests: Iterable[str]) -> None:
         """Drop all other snapshots."""
+        self._check_usable()
         kept = set(digests)
         for name in self._snapshots.names():
             if name not in kept:
@@ -186,6 +187,8 @@ class FileLog(Log):
         data = read_all(self._file)
         # A crash while the file was created leaves a part of the header, or zeros instead.
         if len(data) <= len(_HEADER) and (_HEADER.startswith(data) or not data.strip(b"\0")):
+            if self._snapshots.names():  # there was an event before the first of them
+                raise self._damaged(0, "it is empty, and has snapshots")
             self._end = 0
             self._truncate()
             self._write(_HEADER)

@@ -377,6 +377,15 @@ class Aggregation:
         """What all agents are told beside the setup."""
         raise NotImplementedError
 
+    def resumed(self, hub: Party, state: Any) -> Any:
+        """The state with which a run goes on that was stopped in this one.
+
+        The budget may have grown. Where what is asked depends on it beside who is asked, the state
+        says with which budget its round was asked, and only one whose rounds are over takes over
+        the new one.
+        """
+        return state
+
     def check(self, hub: Party, state: Any, sender: AgentId, reply: Any, order: Any) -> None:
         """Raise `MessageError` unless a reply to an order can be combined."""
         if reply.values is None:
