@@ -18,6 +18,7 @@ MAX_KEY_BYTES = 2**24
 MAX_ROUNDS = 2 * 10**6
 MIN_TOGETHER = 2  # agents under a joint key: alone one would open one's own contribution
 MAX_EPOCH = 2**63
+EPOCHS_PER_AGENT = 8  # at most: each may be lost, be taken back, and be lost again
 BACKLOG = 16  # sums that the hub keeps for agents that do not answer,
 BACKLOG_BYTES = 2**23  # and how large they are together
 

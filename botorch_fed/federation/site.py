@@ -610,6 +610,8 @@ class Site:
         try:
             with threads(self._threads):
                 answer = self.objective(X.clone())
+            if self._has_worked and not isinstance(answer, Pending):
+                checked_values(X, answer)  # of another shape than before: a failure of this point
         except Exception as error:
             if self._raises:
                 raise
@@ -639,10 +641,15 @@ class Site:
             self._fail(tuple(bad), str(strange))
         return True
 
+    @property
+    def _has_worked(self) -> bool:
+        """Whether an evaluation has a value."""
+        return any(answer.status == "completed" for answer in self._answers)
+
     def _check_hope(self, error: Exception) -> None:
         """Raise if an objective has failed from the first evaluation on: it is broken."""
         failed = [answer for answer in self._answers if answer.status == "failed"]
-        if len(failed) < HOPELESS - 1 or any(a.status == "completed" for a in self._answers):
+        if len(failed) < HOPELESS - 1 or self._has_worked:
             return
         last = f"{type(error).__name__}: {error}".rstrip(".")
         raise ObjectiveError(
@@ -833,10 +840,9 @@ def one_thread() -> contextlib.AbstractContextManager[int]:
 def checked_values(X: Tensor, Y: object) -> Tensor:
     """An objective's answer as a `q x 1` float64 tensor, or `ProtocolError`."""
     shapes = ((len(X),), (len(X), 1)) if len(X) > 1 else ((), (1,), (1, 1))
-    is_array = isinstance(Y, np.ndarray | np.generic)
-    if (is_array and np.iscomplexobj(Y)) or (isinstance(Y, Tensor) and Y.is_complex()):
-        raise ProtocolError("The objective must return real numbers, got complex ones.")
-    if is_array or isinstance(Y, float) or type(Y) is int:
+    if isinstance(Y, np.ndarray | np.number) and np.iscomplexobj(Y):
+        Y = torch.as_tensor(Y)  # numpy would drop a part
+    if isinstance(Y, float | np.ndarray | np.number) or type(Y) is int:
         with contextlib.suppress(OverflowError, ValueError, TypeError):  # then it is refused below
             Y = torch.as_tensor(np.asarray(Y, dtype=np.float64))
     if not isinstance(Y, Tensor) or Y.shape not in shapes:
@@ -845,5 +851,7 @@ def checked_values(X: Tensor, Y: object) -> Tensor:
             f"The objective must return a tensor of shape ({len(X)}, 1) for {len(X)} points, or "
             f"Pending() while it is running; got {got}."
         )
+    if Y.is_complex():
+        raise ProtocolError("The objective must return real numbers, got complex ones.")
     Y = Y.detach().double().cpu().reshape(-1, 1)
     return Y.clone()
