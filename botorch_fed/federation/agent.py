@@ -224,7 +224,7 @@ class FederatedAgent:
         state = replace(state, agreed=self._hash_agreed(broadcasts[0]), roster=terms.agents)
         if request.evaluate == "first":
             evaluated = state.used - len(state.failed)  # of the points that it has
-            had = 0 if terms.search.begins_anyway else len(state.X) - evaluated
+            had = 0 if terms.search.begins_anyway else max(len(state.X) - evaluated, 0)
             begins = max(terms.num_initial - had, 0)
             if self.initial_design is not None:
                 begins = len(self.initial_design)
