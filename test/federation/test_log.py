@@ -137,7 +137,7 @@ def test_an_empty_file_beside_snapshots_is_damage(folder: Path) -> None:
         log.append(seen(0))
         digest = log.snapshot(b"state")
     log.path.write_bytes(b"")
-    with pytest.raises(ProtocolError, match="damaged at byte 0 .it is empty, and has snapshots"):
+    with pytest.raises(ProtocolError, match=r"damaged at byte 0 .it is empty, and has snapshots"):
         open_log(folder)
     assert [path.name for path in (folder / "snapshots").iterdir()] == [digest]
 

@@ -19,7 +19,7 @@ from botorch_fed.engines.inprocess import InProcess, refusal_code
 from botorch_fed.engines.site_process import Background
 from botorch_fed.engines.verbs import perform, perform_json
 from botorch_fed.errors import ObjectiveError, ProtocolError
-from botorch_fed.federation.base import Exchanged, Outgoing, Reply
+from botorch_fed.federation.base import Exchanged, Outgoing, Pending, Reply
 from botorch_fed.federation.drive import drive
 from botorch_fed.federation.log import FileLog, Log
 from botorch_fed.federation.site import Site
@@ -218,6 +218,28 @@ def test_whatever_a_user_does_the_budget_is_met(made: Federation, seed: int) -> 
         assert len(trials) == made.budget == site.state.used
         points = {tuple(trial.parameters.values()) for trial in trials}
         assert len(points) == len(trials)
+
+
+@pytest.mark.parametrize("slow", [(1, 2), (1, 2, 3)])
+def test_first_points_that_are_late_are_not_counted_as_later_ones(slow: tuple[int, ...]) -> None:
+    made, now = FedGP(budget=8, channel="plain"), [0]
+
+    def objective(X: Tensor) -> Any:
+        return Pending() if now[0] in slow else bowl(X)
+
+    agents = [make_agent(made, name, PLANE, 1, MemoryBlobs()) for name in NAMES]
+    calls = (objective, bowl)
+    sites = [Site(n, a, call) for n, a, call in zip(NAMES, agents, calls, strict=True)]
+    engine = InProcess(sites)
+
+    def exchange(outgoing: Outgoing) -> Exchanged:
+        now[0] = outgoing.serial
+        return engine(outgoing)
+
+    drive(made.server(PLANE, NAMES), exchange)
+    missed = len(slow) - 1  # of a round without a value nothing is made up for
+    assert [len(site.trials()) for site in sites] == [8 - missed, 8]
+    assert [site.left for site in sites] == [missed, 0]  # which may still be asked for by hand
 
 
 def test_points_that_were_evaluated_ahead_are_first_points_too() -> None:
