@@ -187,7 +187,7 @@ class FileLog(Log):
         data = read_all(self._file)
         # A crash while the file was created leaves a part of the header, or zeros instead.
         if len(data) <= len(_HEADER) and (_HEADER.startswith(data) or not data.strip(b"\0")):
-            if self._snapshots.names():  # there was an event before the first of them
+            if data != _HEADER and self._snapshots.names():  # the header was there before them
                 raise self._damaged(0, "it is empty, and has snapshots")
             self._end = 0
             self._truncate()
