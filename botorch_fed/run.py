@@ -334,16 +334,6 @@ class RunResult:
             total[row["round"]] = total.get(row["round"], 0) + row["bytes_down"] + row["bytes_up"]
         return total
 
-    def cpu_seconds_per_query(self, agent: AgentId) -> float:
-        """Mean CPU seconds of the agent's rounds with a query, the objective's own included."""
-        queried = {row["round"] for row in self._rows(agent)}
-        costs = [
-            row["cpu_seconds"]
-            for row in self.rounds
-            if row["agent"] == agent and row["round"] in queried
-        ]
-        return sum(costs) / len(costs) if costs else float("nan")
-
     def _rows(self, agent: AgentId) -> list[Record]:
         if agent not in self.names:
             raise InputDataError(f"There is no agent {agent!r}; agents are {list(self.names)[:8]}.")

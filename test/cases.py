@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.papers.published.features import PaperCosine
 from botorch_fed.models import (
     AdditiveFeatures,
     FeatureMap,
@@ -55,7 +56,7 @@ def matern_orthogonal() -> FeatureMap:
 
 
 def paper_cosine() -> FeatureMap:
-    return RandomFourierFeatures.paper_cosine(se(0.4, 0.6), 50, generator=generator(0, "cos"))
+    return PaperCosine.draw(se(0.4, 0.6), 50, generator=generator(0, "cos"))
 
 
 def quadrature() -> FeatureMap:

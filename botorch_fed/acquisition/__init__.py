@@ -24,35 +24,26 @@ from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.mixture import MixtureEI, MixturePI, MixtureUCB
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.acquisition.regions import (
-    EqualWeights,
     ExplorationSchedule,
-    FixedContrast,
     Partition,
-    PowerLawSchedule,
     SoftmaxSchedule,
     exploration_weights,
 )
 from botorch_fed.acquisition.schedules import (
-    ConditionReport,
     Constant,
     InverseSquare,
     MixingSchedule,
     Polynomial,
     check_schedule,
-    theory_beta,
-    theory_condition,
 )
 from botorch_fed.acquisition.thompson import ThompsonSampling, weight_path
 from botorch_fed.acquisition.transfer import TransferAcquisition
 
 __all__ = [
     "AdditiveGrid",
-    "ConditionReport",
     "Constant",
-    "EqualWeights",
     "ExplorationSchedule",
     "FeasibleAcquisition",
-    "FixedContrast",
     "InverseSquare",
     "MixingSchedule",
     "MixtureEI",
@@ -60,7 +51,6 @@ __all__ = [
     "MixtureUCB",
     "Partition",
     "Polynomial",
-    "PowerLawSchedule",
     "SoftmaxSchedule",
     "ThompsonSampling",
     "TransferAcquisition",
@@ -70,7 +60,5 @@ __all__ = [
     "exploration_weights",
     "maximize",
     "private_ucb_width",
-    "theory_beta",
-    "theory_condition",
     "weight_path",
 ]

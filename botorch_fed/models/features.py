@@ -18,8 +18,6 @@ of one's own is a subclass of `FeatureMap` with a name that `register_feature_ma
 .. [Rahimi2007] A. Rahimi, B. Recht. Random features for large-scale kernel machines. NIPS 2007.
 .. [Mutny2018] M. Mutný, A. Krause. Efficient high dimensional Bayesian optimization with
    additivity and quadrature Fourier features. NeurIPS 2018.
-.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
-   sampling. NeurIPS 2020.
 .. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
    AISTATS 2021.
 """
@@ -281,27 +279,13 @@ class RandomFourierFeatures(_FourierFeatures):
         torch.Size([4, 3, 100])
     """
 
-    phases: Tensor | None
-
-    def __init__(
-        self, kernel: StationaryKernel, frequencies: Tensor, *, phases: Tensor | None = None
-    ) -> None:
+    def __init__(self, kernel: StationaryKernel, frequencies: Tensor) -> None:
         count = frequencies.shape[0] if frequencies.dim() else 0
         if count == 0:
             raise InputDataError("A feature map needs at least one frequency, got none.")
         frequencies = as_double(frequencies, "frequencies")
         super().__init__(kernel, frequencies, frequencies.new_full((count,), 1.0 / count))
-        if phases is not None:
-            phases = as_double(phases, "phases")
-        self.register_buffer("phases", phases, persistent=False)
-        if phases is not None:
-            if phases.shape != (count,):
-                raise BotorchTensorDimensionError(
-                    f"phases must have shape ({count},), got {tuple(phases.shape)}."
-                )
-            check_finite(phases, "phases")
-            self.num_features = count
-        elif self._first_sine:
+        if self._first_sine:
             raise InputDataError("The first frequency is zero: random frequencies never are.")
 
     @classmethod
@@ -334,53 +318,20 @@ class RandomFourierFeatures(_FourierFeatures):
         )
         return cls(spec, frequencies)
 
-    @classmethod
-    def paper_cosine(
-        cls,
-        kernel: Kernel | StationaryKernel,
-        num_features: int,
-        *,
-        generator: Generator,
-        input_dim: int | None = None,
-    ) -> RandomFourierFeatures:
-        r"""The map of [Dai2020FTS]_'s experiments, for replication only.
-
-        :math:`\sqrt{2/M} \cos(\omega_i^\top x + b_i)`, each point divided by its own norm. The
-        division makes the kernel non-stationary and the norm constraint replaces a prior; the
-        mean error is that of `draw` with as many features. Prefer `draw`.
-        """
-        spec = StationaryKernel.from_gpytorch(kernel, input_dim)
-        frequencies = spec.sample_frequencies(num_features, generator=generator)
-        phases = 2 * math.pi * generator.uniform(num_features)
-        return cls(spec, frequencies, phases=phases)
-
-    def _features(self, X: Tensor) -> Tensor:
-        if self.phases is None:
-            return super()._features(X)
-        cosines = (X @ self.frequencies.mT + self.phases).cos()
-        return self.kernel.outputscale.sqrt() * cosines / cosines.norm(dim=-1, keepdim=True)
-
     def with_hyperparameters(
         self, lengthscale: Tensor, outputscale: Tensor
     ) -> RandomFourierFeatures:
         kernel = self.kernel.with_hyperparameters(lengthscale, outputscale)
         frequencies = self.frequencies * (self.kernel.lengthscale / kernel.lengthscale)
-        return RandomFourierFeatures(kernel, frequencies, phases=self.phases)
+        return RandomFourierFeatures(kernel, frequencies)
 
     def to_tensors(self) -> dict[str, Tensor]:
         tensors = {**_kernel_tensors(self.kernel), "frequencies": self.frequencies}
-        if self.phases is not None:
-            tensors["phases"] = self.phases
         return _tagged("random_fourier", tensors)
 
     @classmethod
     def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> RandomFourierFeatures:
-        kernel = _kernel_from_tensors(tensors)
-        return cls(kernel, tensors["frequencies"], phases=tensors.get("phases"))
-
-    def extra_repr(self) -> str:
-        mode = ", normalised cosine (replication only)" if self.phases is not None else ""
-        return super().extra_repr() + mode
+        return cls(_kernel_from_tensors(tensors), tensors["frequencies"])
 
 
 class QuadratureFourierFeatures(_FourierFeatures):

@@ -71,7 +71,6 @@ from botorch_fed.privacy.mechanisms import (
     WeightedGaussianSum,
     chi_clip_norm,
     clip,
-    simulated_clip_share,
 )
 from botorch_fed.privacy.records import RecordStatistic
 from botorch_fed.privacy.tree import PrefixRelease, PrefixState, PrefixSum
@@ -131,5 +130,4 @@ __all__ = [
     "noise_checks",
     "noise_multiplier_for",
     "noise_multiplier_within",
-    "simulated_clip_share",
 ]

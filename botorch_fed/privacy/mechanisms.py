@@ -227,20 +227,6 @@ def chi_clip_norm(dim: int, quantile: float = 0.99) -> float:
     return math.sqrt(2 * float(gammaincinv(dim / 2, quantile)))
 
 
-def simulated_clip_share(contributions: Tensor, clip_norm: float) -> float:
-    """The share of vectors that a norm would clip. For simulations only: never release it.
-
-    It is a function of the contributions, and a clip norm chosen by it would be one as well, which
-    no ledger has paid for. `chi_clip_norm` needs no data.
-
-    Args:
-        contributions: A `… x M` tensor.
-        clip_norm: The norm in question.
-    """
-    _check_clip_norm(clip_norm)
-    return float((contributions.double().norm(dim=-1) > clip_norm).double().mean())
-
-
 # ------------------------------------------------------------------ what is released
 
 

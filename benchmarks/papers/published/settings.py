@@ -12,6 +12,7 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.papers.published.features import PaperCosine
 from botorch_fed.acquisition import (
     ExplorationSchedule,
     InverseSquare,
@@ -19,7 +20,7 @@ from botorch_fed.acquisition import (
     Polynomial,
     SoftmaxSchedule,
 )
-from botorch_fed.models import RandomFourierFeatures, StationaryKernel
+from botorch_fed.models import StationaryKernel
 from botorch_fed.privacy import PoissonSampling
 from botorch_fed.rng import generator
 from botorch_fed.search.released import Following
@@ -100,7 +101,7 @@ def paper_settings(
         "noise_kind": "none" if noise_multiplier is None else "paper",
         "message": "sample",
         "clip_norm": clip_norm / math.sqrt(num_regions),
-        "feature_map": RandomFourierFeatures.paper_cosine(kernel, num_features, generator=stream),
+        "feature_map": PaperCosine.draw(kernel, num_features, generator=stream),
         "noise_var": 1e-6,
         "num_initial": num_initial,
         "strategy": paper_following(),
