@@ -1084,7 +1084,6 @@ def _accounted(arguments: argparse.Namespace, multiplier: float, name: Any) -> d
 
     from botorch_fed.privacy import epsilon
 
-    notes = {"pld": "the default", "moments": "as published in 2016, to repeat its figures"}
     try:
         found: Guarantee = epsilon(
             sampling_rate=arguments.sampling_rate,
@@ -1097,7 +1096,11 @@ def _accounted(arguments: argparse.Namespace, multiplier: float, name: Any) -> d
         )
     except UnsupportedError as error:
         return {"accountant": name, "epsilon": None, "note": str(error)}
-    return {"accountant": name, "epsilon": found.epsilon, "note": notes.get(name, "")}
+    return {
+        "accountant": name,
+        "epsilon": found.epsilon,
+        "note": "the default" if name == "pld" else "",
+    }
 
 
 # ------------------------------------------------------------------ audit

@@ -65,6 +65,7 @@ from benchmarks.papers.fleet import (
 )
 from benchmarks.papers.ledger import Line, Results, at_checkpoints, holm, interval, versions
 from benchmarks.papers.published.features import PaperCosine
+from benchmarks.papers.published.moments import moments_epsilon
 from benchmarks.papers.published.settings import paper_following, paper_settings
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, tabulate
 from benchmarks.problems import ActivityRecognition, Landmine, WriterDigits
@@ -632,14 +633,8 @@ def without_scale(space: SearchSpace) -> SearchSpace:
 @cache
 def classical_epsilon(q: float, z: float, releases: int, delta: float) -> float | None:
     """The paper's axis: the moments accountant, as published."""
-    spent = epsilon(
-        sampling_rate=q,
-        noise_multiplier=z,
-        num_releases=releases,
-        delta=delta,
-        accountant="moments",
-    )
-    return round(spent.epsilon, 4)
+    spent = moments_epsilon(sampling_rate=q, noise_multiplier=z, num_releases=releases, delta=delta)
+    return round(spent, 4)
 
 
 def privacy_of(watched: Watched, ratios: Sequence[float]) -> Line:

@@ -20,16 +20,14 @@ and the accountants
     rdp                  Rényi (Opacus), zero-out only
     dp-accounting-rdp    Rényi (dp_accounting); the only one for samples of a fixed size and, with
                          everyone taking part, for discrete noise
-    moments              the moments accountant as published in 2016, to repeat published figures
     gdp                  the exact closed form; refused as soon as one release is subsampled, where
                          its central limit is no upper bound
 
 The noise multiplier is always relative to the norm of *one* unit's contribution, under both
-adjacencies. The names of the parameters are those of [Abadi2016]_. Discrete Gaussian noise has the
+adjacencies. Discrete Gaussian noise has the
 Rényi divergences of the continuous one as upper bounds [Canonne2020]_, but not its closed form: a
 ledger with such a release is accounted for by dp-accounting-rdp.
 
-.. [Abadi2016] M. Abadi et al. Deep learning with differential privacy. CCS 2016.
 .. [Balle2018] B. Balle, Y.-X. Wang. Improving the Gaussian mechanism for differential privacy:
    analytical calibration and optimal denoising. ICML 2018.
 .. [Canonne2020] C. Canonne, G. Kamath, T. Steinke. The discrete Gaussian for differential privacy.
@@ -60,7 +58,7 @@ from typing import Any, Literal, Self, get_args
 import numpy as np
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from scipy.optimize import brentq
-from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.special import log_ndtr
 
 from botorch_fed.errors import BudgetExceeded, ProtocolError
 
@@ -68,10 +66,9 @@ logger = logging.getLogger(__name__)
 
 Adjacency = Literal["zero-out", "replace-one"]
 Unit = Literal["agent", "record"]
-Accountant = Literal["pld", "prv", "rdp", "dp-accounting-rdp", "moments", "gdp"]
+Accountant = Literal["pld", "prv", "rdp", "dp-accounting-rdp", "gdp"]
 
 _MIN_NOISE = 0.01  # below it sampling is ignored: an upper bound, with epsilons in the thousands
-_MAX_ORDER = 255  # of a moment
 _MAX_BEGINNINGS = 32  # of sequences of different releases, kept composed
 _GENESIS = "0" * 64  # stands for the hash before the first line of a file
 _FORMAT = "botorch_fed privacy ledger 1"
@@ -421,9 +418,7 @@ def _check_fit(groups: Groups, accountant: Accountant, adjacency: Adjacency) -> 
         raise UnsupportedError(
             f"{accountant!r} is no upper bound for discrete noise: use 'dp-accounting-rdp'."
         )
-    zero_out_only = accountant in ("prv", "rdp", "moments") or (
-        accountant == "dp-accounting-rdp" and poisson
-    )
+    zero_out_only = accountant in ("prv", "rdp") or (accountant == "dp-accounting-rdp" and poisson)
     if groups and adjacency == "replace-one" and zero_out_only:
         raise UnsupportedError(
             f"{accountant!r} knows these releases under 'zero-out' only: use 'pld'."
@@ -646,8 +641,6 @@ def _epsilon(groups: Groups, delta: float, accountant: Accountant, adjacency: Ad
     _check_fit(groups, accountant, adjacency)
     if not groups:
         return 0.0
-    if accountant == "moments":
-        return _moments_epsilon(groups, delta)
     if accountant == "rdp":
         return _opacus_rdp_epsilon(groups, delta)
     if accountant == "prv":
@@ -767,7 +760,7 @@ def _one_kind(part: _Part, interval: float, adjacency: Adjacency, pessimistic: b
     return loss if part.count == 1 else loss.self_compose(part.count)
 
 
-# ------------------------------------------------------------------ Rényi, PRV, moments
+# ------------------------------------------------------------------ Rényi, PRV
 
 
 def _google_rdp_epsilon(groups: Groups, delta: float, adjacency: Adjacency) -> float:
@@ -840,31 +833,6 @@ def _opacus_epsilon(accountant: Any, groups: Groups, delta: float) -> float:
         warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
         value = float(accountant.get_epsilon(delta))
     return math.inf if math.isnan(value) else max(value, 0.0)
-
-
-def _moments_epsilon(groups: Groups, delta: float) -> float:
-    r"""The moments accountant of [Abadi2016]_ with integer orders.
-
-    .. math:: \epsilon = \min_\lambda \frac1\lambda \Bigl(\ln\frac1\delta + \sum_t \ln
-        \sum_k \binom{\lambda+1}{k} (1-q_t)^{\lambda+1-k} q_t^k e^{(k^2-k)/(2z_t^2)}\Bigr)
-    """
-    candidates = []
-    for order in range(1, _MAX_ORDER + 1):
-        moment = sum(count * _log_moment(event, order + 1) for event, count in groups)
-        candidates.append((moment - math.log(delta)) / order)
-    return max(min(candidates), 0.0)
-
-
-@lru_cache(maxsize=4096)
-def _log_moment(event: Event, power: int) -> float:
-    rate = event.sampling_rate
-    if rate == 1:
-        return (power**2 - power) / (2 * event.noise_multiplier**2)
-    k = np.arange(power + 1)
-    terms = gammaln(power + 1) - gammaln(k + 1) - gammaln(power - k + 1)
-    terms += (power - k) * math.log1p(-rate) + k * math.log(rate)
-    terms += (k**2 - k) / (2 * event.noise_multiplier**2)
-    return float(logsumexp(terms))
 
 
 # ------------------------------------------------------------------ on disk
