@@ -53,7 +53,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import numpy as np
 from botorch.exceptions.errors import InputDataError, UnsupportedError
@@ -61,6 +61,7 @@ from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from botorch_fed.errors import BudgetExceeded, ProtocolError
+from botorch_fed.privacy.checks import check_choice, check_count, set_number
 
 logger = logging.getLogger(__name__)
 
@@ -105,8 +106,8 @@ class Event:
     discrete: bool = False
 
     def __post_init__(self) -> None:
-        _set_number(self, "noise_multiplier")
-        _set_number(self, "sampling_rate")
+        set_number(self, "noise_multiplier")
+        set_number(self, "sampling_rate")
         if not self.noise_multiplier > 1e-100:
             raise InputDataError(
                 f"A noise multiplier must be positive, got {self.noise_multiplier}: a release "
@@ -119,8 +120,8 @@ class Event:
         if (self.sample_size is None) != (self.population is None):
             raise InputDataError("A sample of fixed size needs both sample_size and population.")
         if self.sample_size is not None and self.population is not None:
-            _check_count(self.sample_size, "A sample size")
-            _check_count(self.population, "A population")
+            check_count("A sample size", self.sample_size)
+            check_count("A population", self.population)
             if self.sample_size > self.population or self.sampling_rate != 1:
                 raise InputDataError(
                     "A sample of fixed size needs sample_size <= population and a sampling_rate "
@@ -161,12 +162,12 @@ class Guarantee:
     private: bool = True
 
     def __post_init__(self) -> None:
-        _set_number(self, "epsilon")
-        _set_number(self, "delta")
-        _check_count(self.releases, "The number of releases", least=0)
-        _check_choice(self.unit, Unit, "unit")
-        _check_choice(self.adjacency, Adjacency, "adjacency")
-        _check_choice(self.accountant, Accountant, "accountant")
+        set_number(self, "epsilon")
+        set_number(self, "delta")
+        check_count("The number of releases", self.releases, least=0)
+        check_choice("The unit", self.unit, Unit)
+        check_choice("The adjacency", self.adjacency, Adjacency)
+        check_choice("The accountant", self.accountant, Accountant)
         if not self.epsilon >= 0:
             raise InputDataError(f"An epsilon must be at least 0, got {self.epsilon}.")
         _check_delta(self.delta)
@@ -200,8 +201,8 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        _set_number(self, "epsilon")
-        _set_number(self, "delta")
+        set_number(self, "epsilon")
+        set_number(self, "delta")
         _check_epsilon(self.epsilon)
         _check_delta(self.delta)
 
@@ -227,7 +228,7 @@ class Entry:
             raise InputDataError(
                 f"Only an Event can be accounted for, got {type(self.event).__name__}."
             )
-        _check_count(self.count, "The number of releases")
+        check_count("The number of releases", self.count)
         if not isinstance(self.note, str):
             raise InputDataError(f"A note must be a str, got {type(self.note).__name__}.")
 
@@ -261,8 +262,8 @@ class Ledger:
     entries: tuple[Entry, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        _check_choice(self.adjacency, Adjacency, "adjacency")
-        _check_choice(self.unit, Unit, "unit")
+        check_choice("The adjacency", self.adjacency, Adjacency)
+        check_choice("The unit", self.unit, Unit)
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise InputDataError(f"Expected a Budget, got {type(self.budget).__name__}.")
         groups = _groups(self.entries)
@@ -361,26 +362,6 @@ def _refusal(ledger: Ledger, budget: Budget, after: Ledger, entry: Entry) -> str
 
 
 # ------------------------------------------------------------------ checks
-
-
-def _set_number(value: Any, name: str) -> None:
-    """Make a field of a frozen dataclass a finite float, lest another precision be computed in."""
-    number = getattr(value, name)
-    if isinstance(number, bool) or not isinstance(number, (int, float, np.floating)):
-        raise InputDataError(f"{name} must be a number, got {type(number).__name__}.")
-    if not math.isfinite(number):
-        raise InputDataError(f"{name} must be finite, got {number}.")
-    object.__setattr__(value, name, float(number))
-
-
-def _check_count(count: Any, what: str, least: int = 1) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < least:
-        raise InputDataError(f"{what} must be an integer from {least} on, got {count!r}.")
-
-
-def _check_choice(value: Any, choices: Any, what: str) -> None:
-    if value not in get_args(choices):
-        raise InputDataError(f"The {what} must be one of {get_args(choices)}, got {value!r}.")
 
 
 def _check_epsilon(epsilon: float) -> None:
@@ -515,7 +496,7 @@ def epsilon(
         epsilon <= 10.39 at delta = 0.0246 per agent, zero-out, 60 releases, by pld
     """
     event = Event(noise_multiplier, sampling_rate)
-    _check_count(num_releases, "The number of releases", least=0)
+    check_count("The number of releases", num_releases, least=0)
     entries = [Entry(event, num_releases, "")] if num_releases else []
     return compose(entries, delta=delta, accountant=accountant, adjacency=adjacency, unit=unit)
 
@@ -546,7 +527,7 @@ def compose(
     """
     groups = _groups(events)
     _check_delta(delta)
-    _check_choice(adjacency, Adjacency, "adjacency")
+    check_choice("The adjacency", adjacency, Adjacency)
     name = _chosen(accountant, groups)
     value = _epsilon(groups, float(delta), name, adjacency)
     if not math.isfinite(value):
@@ -586,8 +567,8 @@ def noise_multiplier_for(
         3.730632
     """
     _check_epsilon(epsilon)
-    _check_choice(adjacency, Adjacency, "adjacency")
-    _check_count(num_releases, "The number of releases")
+    check_choice("The adjacency", adjacency, Adjacency)
+    check_count("The number of releases", num_releases)
     name = _chosen(accountant, ())
 
     def excess(log_noise: float) -> float:
@@ -631,7 +612,7 @@ def _chosen(accountant: Accountant | None, groups: Groups) -> Accountant:
     if accountant is None:
         renyi = any(event.sample_size is not None or event.discrete for event, _ in groups)
         return "dp-accounting-rdp" if renyi else "pld"
-    _check_choice(accountant, Accountant, "accountant")
+    check_choice("The accountant", accountant, Accountant)
     return accountant
 
 

@@ -74,7 +74,7 @@ import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, get_args
+from typing import ClassVar
 
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
@@ -86,6 +86,7 @@ from botorch_fed.privacy.accounting import (
     Unit,
     noise_multiplier_for,
 )
+from botorch_fed.privacy.checks import check_between, check_count
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import (
     NoiseSource,
@@ -94,6 +95,7 @@ from botorch_fed.privacy.hazmat.noise import (
     discrete_gaussian_reach,
 )
 from botorch_fed.privacy.mechanisms import SignalWarning, clip
+from botorch_fed.privacy.paying import check_kind
 from botorch_fed.privacy.records import OverRecords
 
 LEAST_STD = 8.0  # grid units of one agent's noise: from here on sums are as good as one Gaussian
@@ -149,22 +151,16 @@ class DistributedMechanism(ABC):
     unit: ClassVar[Unit]
 
     def __post_init__(self) -> None:
-        _check_count("The number of agents", self.num_agents, least=1)
-        _check_count("The number of colluding agents", self.colluding)
-        _check_count("The number of agents that drop out", self.dropping)
+        check_count("The number of agents", self.num_agents)
+        check_count("The number of colluding agents", self.colluding, least=0)
+        check_count("The number of agents that drop out", self.dropping, least=0)
         if self.honest < 1:
             raise InputDataError(
                 f"Of {self.num_agents} agents {self.colluding} may collude and {self.dropping} "
                 "drop out: nobody is left to add noise. Have more agents, or allow for fewer."
             )
-        if self.adjacency not in get_args(Adjacency):
-            raise InputDataError(
-                f"Adjacency is one of {get_args(Adjacency)}, got {self.adjacency!r}."
-            )
-        if not 1e-6 <= self.noise_multiplier <= 1e9:
-            raise InputDataError(
-                f"A noise multiplier must lie between 1e-6 and 1e9, got {self.noise_multiplier}."
-            )
+        check_kind(self)
+        check_between("A noise multiplier", self.noise_multiplier, 1e-6, 1e9)
         self._check_bounds()
         if self.grid is None:
             object.__setattr__(self, "grid", self._own_grid())
@@ -339,11 +335,8 @@ class DistributedGaussianSum(DistributedMechanism):
             )
 
     def _check_bounds(self) -> None:
-        _check_count("The dimension of a contribution", self.dim, least=1)
-        if not 1e-50 <= self.clip_norm <= 1e50:
-            raise InputDataError(
-                f"A clip norm must lie between 1e-50 and 1e50, got {self.clip_norm}."
-            )
+        check_count("The dimension of a contribution", self.dim)
+        check_between("A clip norm", self.clip_norm, 1e-50, 1e50)
 
     @property
     def _numbers(self) -> int:
@@ -425,7 +418,7 @@ class DistributedRecordSum(OverRecords, DistributedMechanism):
     unit: ClassVar[Unit] = "record"
 
     def _check_bounds(self) -> None:
-        _check_count("The largest number of records", self.max_records, least=1)
+        check_count("The largest number of records", self.max_records)
         object.__setattr__(self, "moment_scale", self.statistic.moment_scale)
 
     @property
@@ -476,8 +469,3 @@ class DistributedRecordSum(OverRecords, DistributedMechanism):
             f"outcome_bound={self.outcome_bound:g}",
             f"max_records={self.max_records}",
         )
-
-
-def _check_count(what: str, value: Any, least: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputDataError(f"{what} must be an int from {least} on, got {value!r}.")

@@ -52,13 +52,13 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar, get_args
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit, _set_number
+from botorch_fed.privacy.accounting import Adjacency, Event, Unit
+from botorch_fed.privacy.checks import check_between, check_count, check_path, set_number
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -67,9 +67,8 @@ from botorch_fed.privacy.hazmat.noise import (
     lattice_step,
 )
 from botorch_fed.privacy.mechanisms import Release
+from botorch_fed.privacy.paying import AnyLedger, check_kind, pay
 from botorch_fed.privacy.records import OverRecords
-
-_AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
 
 _SLACK = 2.0**-30  # of the norm, for its rounding
 _HALF_STEP = 2.0**-21  # half a step of the lattice is at most this share of the noise
@@ -121,10 +120,10 @@ class LocalGaussian(OverRecords):
     unit: Unit = "record"
 
     def __post_init__(self) -> None:
-        _set_number(self, "noise_multiplier")
+        set_number(self, "noise_multiplier")
         for name in ("outcome_bound", "centre", "moment_scale"):
             object.__setattr__(self, name, getattr(self.statistic, name))
-        _check_kind(self.adjacency, self.unit)
+        check_kind(self)
         _check_noise_multiplier(self.noise_multiplier, self.dim)
 
     @property
@@ -149,12 +148,12 @@ class LocalGaussian(OverRecords):
         Args:
             count: How many increments are added.
         """
-        _check_count("The number of increments", count)
+        check_count("The number of increments", count)
         return self.noise_scale * math.sqrt(count)
 
     def release(
-        self, records: Tensor, *, ledger: _AnyLedger, noise: NoiseSource, path: Path
-    ) -> tuple[Release, _AnyLedger]:
+        self, records: Tensor, *, ledger: AnyLedger, noise: NoiseSource, path: Path
+    ) -> tuple[Release, AnyLedger]:
         """Pay, then clip, round, add up and add noise.
 
         Args:
@@ -172,9 +171,8 @@ class LocalGaussian(OverRecords):
             BudgetExceeded: The ledger does not cover the release; nothing was computed.
         """
         self._check_records(records)
-        _check_ledger(ledger, self.adjacency, self.unit)
-        _check_path(path)
-        ledger = ledger.spend(self.event, note=type(self).__name__, private=noise.private)
+        check_path(path)
+        ledger = pay(self, ledger, private=noise.private)
         step = lattice_step(self.noise_scale)
         total = self.statistic.rounded_sum(records, step).double() * step
         values = lattice_gaussian(total, self.noise_scale, noise=noise, path=(*path, "noise"))
@@ -326,12 +324,9 @@ class BlockSum:
 
     def __post_init__(self) -> None:
         for name in ("outcome_bound", "centre", "noise_multiplier"):
-            _set_number(self, name)
-        if not 1e-50 <= self.outcome_bound <= 1e50:
-            raise InputDataError(
-                f"A bound on outcomes must lie between 1e-50 and 1e50, got {self.outcome_bound}."
-            )
-        _check_kind(self.adjacency, self.unit)
+            set_number(self, name)
+        check_between("A bound on outcomes", self.outcome_bound, 1e-50, 1e50)
+        check_kind(self)
         _check_noise_multiplier(self.noise_multiplier, 1)
 
     @property
@@ -366,7 +361,7 @@ class BlockSum:
         Returns:
             An int from 1 to `most`.
         """
-        _check_count("The longest block", most)
+        check_count("The longest block", most)
         positive = 0 < c < math.inf and 0 <= observation_noise_std < math.inf
         if not positive or not 0 <= posterior_std < math.inf:
             raise InputDataError(
@@ -379,7 +374,7 @@ class BlockSum:
         plays = max(self.noise_std / known, (observation_noise_std / known) ** 2)
         return max(1, min(most, math.ceil(plays)))
 
-    def start(self, *, ledger: _AnyLedger, noise: NoiseSource) -> tuple[BlockState, _AnyLedger]:
+    def start(self, *, ledger: AnyLedger, noise: NoiseSource) -> tuple[BlockState, AnyLedger]:
         """Pay for the whole run.
 
         Args:
@@ -392,8 +387,7 @@ class BlockSum:
         Raises:
             BudgetExceeded: The ledger does not cover the run.
         """
-        _check_ledger(ledger, self.adjacency, self.unit)
-        ledger = ledger.spend(self.event, note=type(self).__name__, private=noise.private)
+        ledger = pay(self, ledger, private=noise.private)
         return BlockState(self._fingerprint, noise.private), ledger
 
     def open(self, state: BlockState, length: int) -> BlockState:
@@ -404,7 +398,7 @@ class BlockSum:
             length: How many outcomes the block will have: public, fixed before the first of them.
         """
         self._check_state(state)
-        _check_count("The length of a block", length)
+        check_count("The length of a block", length)
         if state.length:
             raise InputDataError(
                 "A block is unfinished, and an unfinished one is never released: add the "
@@ -434,7 +428,7 @@ class BlockSum:
             InputDataError: Not a number, infinity, no open block, or more outcomes than it takes.
         """
         self._check_state(state)
-        _check_path(path)
+        check_path(path)
         values = self._checked(outcomes, state)
         if noise.private != state.private:
             raise InputDataError(
@@ -517,36 +511,9 @@ def _check_room(what: str, count: int, largest: float, std: float) -> None:
 
 
 def _check_noise_multiplier(value: float, dim: int) -> None:
-    if not 1e-6 <= value <= 1e9:
-        raise InputDataError(f"A noise multiplier must lie between 1e-6 and 1e9, got {value}.")
+    check_between("A noise multiplier", value, 1e-6, 1e9)
     if value * math.sqrt(dim) * _HALF_STEP >= 0.25:
         raise InputDataError(
             f"A noise multiplier of {value} in {dim} dimensions leaves no room for the lattice: "
             "z √D must stay below 2^19."
         )
-
-
-def _check_kind(adjacency: Any, unit: Any) -> None:
-    if adjacency not in get_args(Adjacency) or unit not in get_args(Unit):
-        raise InputDataError(
-            f"Adjacency is one of {get_args(Adjacency)} and unit one of {get_args(Unit)}, got "
-            f"{adjacency!r} and {unit!r}."
-        )
-
-
-def _check_ledger(ledger: Ledger | LedgerFile, adjacency: Adjacency, unit: Unit) -> None:
-    if (ledger.adjacency, ledger.unit) != (adjacency, unit):
-        raise InputDataError(
-            f"The ledger is for adjacency {ledger.adjacency!r} and unit {ledger.unit!r}, the "
-            f"mechanism for {adjacency!r} and {unit!r}: give both the same."
-        )
-
-
-def _check_path(path: Path) -> None:
-    if not all(isinstance(item, (int, str)) for item in path):
-        raise InputDataError(f"A path is a tuple of int and str, got {path!r}.")
-
-
-def _check_count(what: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputDataError(f"{what} must be a positive int, got {value!r}.")

@@ -57,7 +57,6 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar, get_args
 
 import numpy as np
 import torch
@@ -66,7 +65,8 @@ from numpy.typing import NDArray
 from scipy.special import gammaincinv
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit
+from botorch_fed.privacy.accounting import Adjacency, Event, Unit
+from botorch_fed.privacy.checks import check_between, check_count, check_path
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -76,9 +76,9 @@ from botorch_fed.privacy.hazmat.noise import (
     lattice_step,
     subset,
 )
+from botorch_fed.privacy.paying import AnyLedger, check_kind, pay
 
 Contributions = Tensor | Mapping[int, Tensor] | Iterable[tuple[int, Tensor]]
-_AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
 
 _Array = NDArray[np.float64]
 _Agents = slice | NDArray[np.int64]
@@ -157,7 +157,7 @@ class FixedSizeSampling:
     size: int
 
     def __post_init__(self) -> None:
-        _check_count("The size of a sample", self.size)
+        check_count("The size of a sample", self.size)
 
     def fraction(self, num_agents: int) -> float:
         """The share of agents in a sample."""
@@ -221,7 +221,7 @@ def chi_clip_norm(dim: int, quantile: float = 0.99) -> float:
     Returns:
         The quantile of the chi distribution with `dim` degrees of freedom.
     """
-    _check_count("The dimension", dim)
+    check_count("The dimension", dim)
     if not 0 < quantile < 1:
         raise InputDataError(f"A quantile must lie in (0, 1), got {quantile}.")
     return math.sqrt(2 * float(gammaincinv(dim / 2, quantile)))
@@ -289,8 +289,8 @@ class GaussianMechanism(ABC):
     unit: Unit = "agent"
 
     def __post_init__(self) -> None:
-        _check_count("The number of agents", self.num_agents)
-        _check_count("The dimension of a contribution", self.dim)
+        check_count("The number of agents", self.num_agents)
+        check_count("The dimension of a contribution", self.dim)
         _check_clip_norm(self.clip_norm)
         self._check_sampling()
         self._check_weights()
@@ -306,11 +306,7 @@ class GaussianMechanism(ABC):
             )
 
     def _check_sampling(self) -> None:
-        if self.adjacency not in get_args(Adjacency) or self.unit not in get_args(Unit):
-            raise InputDataError(
-                f"Adjacency is one of {get_args(Adjacency)} and unit one of {get_args(Unit)}, got "
-                f"{self.adjacency!r} and {self.unit!r}."
-            )
+        check_kind(self)
         if not isinstance(self.sampling, FixedSizeSampling):
             return
         if self.adjacency != "replace-one":
@@ -437,8 +433,8 @@ class GaussianMechanism(ABC):
         return self.clip_norm * self._row_sums / (self.noise_std * math.sqrt(self.dim))
 
     def release(
-        self, contributions: Contributions, *, ledger: _AnyLedger, noise: NoiseSource, path: Path
-    ) -> tuple[Release, _AnyLedger]:
+        self, contributions: Contributions, *, ledger: AnyLedger, noise: NoiseSource, path: Path
+    ) -> tuple[Release, AnyLedger]:
         r"""Pay, then sample, clip, sum and add noise.
 
         Args:
@@ -459,10 +455,8 @@ class GaussianMechanism(ABC):
                 looked at before anything is paid, blocks afterwards.
         """
         chunks = self._chunks(contributions)
-        self._check_ledger(ledger)
-        if not all(isinstance(item, (int, str)) for item in path):
-            raise InputDataError(f"A path is a tuple of int and str, got {path!r}.")
-        ledger = ledger.spend(self.event, note=type(self).__name__, private=noise.private)
+        check_path(path)
+        ledger = pay(self, ledger, private=noise.private)
         sampled = self.sampling.draw(self.num_agents, noise=noise, path=(*path, "sampling"))
         total = self._clipped_sum(chunks, sampled) / self.sampling_rate
         noised = lattice_gaussian(total, self.noise_scale, noise=noise, path=(*path, "noise"))
@@ -476,13 +470,6 @@ class GaussianMechanism(ABC):
             rows, factors = _clip_factors(rows, self.clip_norm, agents)
             total.add(self._weighted(agents, factors * kept[agents], rows))
         return self._mix(total.value)
-
-    def _check_ledger(self, ledger: Ledger | LedgerFile) -> None:
-        if (ledger.adjacency, ledger.unit) != (self.adjacency, self.unit):
-            raise InputDataError(
-                f"The ledger is for adjacency {ledger.adjacency!r} and unit {ledger.unit!r}, the "
-                f"mechanism for {self.adjacency!r} and {self.unit!r}: give both the same."
-            )
 
     # The three forms of contributions, cut into chunks that fit the cache.
 
@@ -740,7 +727,7 @@ class CorrelatedGaussianSum(GaussianMechanism):
     contrast: float
 
     def _check_weights(self) -> None:
-        _check_count("The number of regions", self.num_regions)
+        check_count("The number of regions", self.num_regions)
         object.__setattr__(self, "regions", tuple(map(int, self.regions)))
         if len(self.regions) != self.num_agents:
             raise InputDataError(
@@ -870,11 +857,5 @@ def _as_array(rows: Tensor) -> _Array:
     return rows.detach().cpu().double().numpy()
 
 
-def _check_count(what: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputDataError(f"{what} must be a positive int, got {value!r}.")
-
-
 def _check_clip_norm(norm: float) -> None:
-    if not 1e-100 <= norm <= 1e100:
-        raise InputDataError(f"A clip norm must lie between 1e-100 and 1e100, got {norm}.")
+    check_between("A clip norm", norm, 1e-100, 1e100)
