@@ -63,10 +63,6 @@ def quadrature() -> FeatureMap:
     return QuadratureFourierFeatures.from_kernel(se(0.5, 0.7, outputscale=2.0), UNIT, tol=1e-3)
 
 
-def uniform_grid() -> FeatureMap:
-    return QuadratureFourierFeatures.uniform_grid(se(0.5, 0.7), UNIT, tol=1e-2, max_lengthscale=1.4)
-
-
 def matern_product() -> FeatureMap:
     kernel = StationaryKernel(2.5, [0.6, 0.9], product=True)
     return QuadratureFourierFeatures.from_kernel(kernel, UNIT, tol=0.1)
@@ -97,7 +93,6 @@ MAPS: list[Callable[[], FeatureMap]] = [
     matern_orthogonal,
     paper_cosine,
     quadrature,
-    uniform_grid,
     matern_product,
     karhunen_loeve,
     additive,

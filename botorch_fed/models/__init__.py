@@ -58,7 +58,6 @@ from botorch_fed.models.summary import (
     WeightPosterior,
     log_evidence,
     profiled_evidence,
-    reweight,
     sample_weights_dual,
     summarize,
 )
@@ -111,7 +110,6 @@ __all__ = [
     "profiled_evidence",
     "register_feature_map",
     "repair_total",
-    "reweight",
     "sample_weights_dual",
     "sobol_support",
     "standardize",

@@ -350,9 +350,8 @@ class QuadratureFourierFeatures(_FourierFeatures):
         frequencies: A `count x d` tensor of folded nodes, the zero node (if any) first.
         amplitudes: A `count` tensor of folded weights that sum to one.
         bounds: A `2 x d` tensor: the box in which the features stand for the kernel.
-        min_lengthscale: The shortest length scales that the nodes serve; default the kernel's.
-        max_lengthscale: Given for a uniform grid only: the longest length scales that it serves.
-            All length scales in between share the frequencies; only amplitudes differ.
+        min_lengthscale: The shortest length scales that the nodes serve; default the kernel's. The
+            grid of a Matérn kernel serves no other.
 
     Example:
         >>> bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
@@ -361,7 +360,6 @@ class QuadratureFourierFeatures(_FourierFeatures):
 
     bounds: Tensor
     min_lengthscale: Tensor
-    max_lengthscale: Tensor | None
 
     def __init__(
         self,
@@ -371,7 +369,6 @@ class QuadratureFourierFeatures(_FourierFeatures):
         *,
         bounds: Tensor,
         min_lengthscale: Tensor | None = None,
-        max_lengthscale: Tensor | None = None,
     ) -> None:
         super().__init__(kernel, frequencies, amplitudes)
         if min_lengthscale is None:
@@ -385,15 +382,12 @@ class QuadratureFourierFeatures(_FourierFeatures):
             )
         self.register_buffer("bounds", bounds, persistent=False)
         self.register_buffer("min_lengthscale", min_lengthscale.detach(), persistent=False)
-        if max_lengthscale is not None:
-            max_lengthscale = as_double(max_lengthscale, "max_lengthscale").detach()
-        self.register_buffer("max_lengthscale", max_lengthscale, persistent=False)
         lower, upper = self.lengthscale_range
-        for name, limit in (("min_lengthscale", lower), ("max_lengthscale", upper)):
-            if limit.shape != kernel.lengthscale.shape or not bool((limit > 0).all()):
-                raise InputDataError(
-                    f"{name} must be {kernel.input_dim} positive numbers, got {limit.tolist()}."
-                )
+        if lower.shape != kernel.lengthscale.shape or not bool((lower > 0).all()):
+            raise InputDataError(
+                f"min_lengthscale must be {kernel.input_dim} positive numbers, got "
+                f"{lower.tolist()}."
+            )
         ell = kernel.lengthscale.detach()
         if bool(((ell < lower * (1 - 1e-9)) | (ell > upper * (1 + 1e-9))).any()):
             raise InputDataError(
@@ -430,7 +424,7 @@ class QuadratureFourierFeatures(_FourierFeatures):
         if tol is not None:
             _check_tolerance(tol)
         if spec.nu != math.inf:
-            return cls._on_grid(spec, bounds, spec.lengthscale, tol=tol, count=degree)
+            return cls._on_grid(spec, bounds, tol=tol, count=degree)
         widths = bounds[1] - bounds[0]
         relative = (spec.lengthscale / widths).tolist()  # length scales on the unit cube
         needed = [_transition(ell, tol if tol is not None else 0.1) for ell in relative]
@@ -451,96 +445,44 @@ class QuadratureFourierFeatures(_FourierFeatures):
         return cls(spec, frequencies, amplitudes, bounds=bounds)
 
     @classmethod
-    def uniform_grid(
-        cls,
-        kernel: Kernel | StationaryKernel,
-        bounds: Tensor,
-        *,
-        tol: float,
-        max_lengthscale: Tensor | float | None = None,
-    ) -> QuadratureFourierFeatures:
-        r"""A uniform grid of frequencies that all length scales up to `max_lengthscale` share.
-
-        :math:`\omega_j = 2\pi j/L` with :math:`L = R + c\,\ell_{\max}` and
-        :math:`j \le cL/(2\pi\ell)`, :math:`c = \sqrt{2\ln(4/tol)}` for the squared exponential,
-        on a domain of width `R`. The frequencies do not depend on the length scale, only the
-        amplitudes do; so one summary serves every length scale in the range
-        (:func:`~botorch_fed.models.summary.reweight`).
-
-        Args:
-            kernel: The kernel with the *shortest* length scales that the grid will serve.
-            bounds: A `2 x d` tensor of lower and upper bounds of the domain.
-            tol: Wanted sup error relative to the prior variance.
-            max_lengthscale: The longest length scales to serve; default the kernel's own.
-        """
-        bounds = _checked_bounds(bounds)
-        spec = StationaryKernel.from_gpytorch(kernel, bounds.shape[-1])
-        _check_tolerance(tol)
-        longest = torch.as_tensor(
-            spec.lengthscale if max_lengthscale is None else max_lengthscale, dtype=torch.float64
-        ).expand(spec.input_dim)
-        if bool((longest < spec.lengthscale).any()):
-            raise InputDataError(
-                f"max_lengthscale {longest.tolist()} is below the kernel's length scales "
-                f"{spec.lengthscale.tolist()}, which are the shortest that the grid serves."
-            )
-        return cls._on_grid(spec, bounds, longest, tol=tol, count=None)
-
-    @classmethod
     def _on_grid(
-        cls,
-        spec: StationaryKernel,
-        bounds: Tensor,
-        longest: Tensor,
-        *,
-        tol: float | None,
-        count: int | None,
+        cls, spec: StationaryKernel, bounds: Tensor, *, tol: float | None, count: int | None
     ) -> QuadratureFourierFeatures:
         """The trapezoidal rule, whose error is aliasing beyond the period plus the lost tail."""
-        if spec.nu != math.inf and spec.input_dim > 1 and not spec.product:
+        if spec.input_dim > 1 and not spec.product:
             raise UnsupportedError(
                 "Matérn kernels have quadrature features in one dimension or as a product of "
                 "one-dimensional kernels: StationaryKernel(..., product=True), or a GPyTorch "
                 "ProductKernel with one factor per input."
             )
-        share = (tol if tol is not None else 1e-3) / (spec.input_dim if spec.nu != math.inf else 1)
-        reach, cut = _grid_extent(spec.nu, share)
+        reach, cut = _grid_extent(spec.nu, (1e-3 if tol is None else tol) / spec.input_dim)
         axes = []
         for j in range(spec.input_dim):
-            period = float(bounds[1, j] - bounds[0, j] + reach * longest[j])
+            period = float(bounds[1, j] - bounds[0, j] + reach * spec.lengthscale[j])
             step = 2 * math.pi / period
             m = math.ceil(cut / float(spec.lengthscale[j]) / step) if count is None else count
             positive = step * np.arange(1, m + 1)
             nodes = np.concatenate([-positive[::-1], [0.0], positive])
             axes.append((nodes, np.full(len(nodes), 1 / len(nodes))))
         frequencies, _ = _tensor_grid(axes)
-        amplitudes = _grid_amplitudes(spec, frequencies)
-        return cls(spec, frequencies, amplitudes, bounds=bounds, max_lengthscale=longest)
+        return cls(spec, frequencies, _grid_amplitudes(spec, frequencies), bounds=bounds)
 
     @property
     def lengthscale_range(self) -> tuple[Tensor, Tensor]:
-        upper = self.max_lengthscale
-        if upper is None:
-            upper = torch.full_like(self.min_lengthscale, math.inf)
-        return self.min_lengthscale, upper
+        if self.kernel.nu != math.inf:
+            return self.min_lengthscale, self.min_lengthscale
+        return self.min_lengthscale, torch.full_like(self.min_lengthscale, math.inf)
 
     def with_hyperparameters(
         self, lengthscale: Tensor, outputscale: Tensor
     ) -> QuadratureFourierFeatures:
         kernel = self.kernel.with_hyperparameters(lengthscale, outputscale)
-        if self.max_lengthscale is not None:
-            frequencies = self.frequencies
-            amplitudes = _grid_amplitudes(kernel, frequencies)
-        else:
-            frequencies = self.frequencies * (self.kernel.lengthscale / kernel.lengthscale)
-            amplitudes = self.amplitudes
         return QuadratureFourierFeatures(
             kernel,
-            frequencies,
-            amplitudes,
+            self.frequencies * (self.kernel.lengthscale / kernel.lengthscale),
+            self.amplitudes,
             bounds=self.bounds,
             min_lengthscale=self.min_lengthscale,
-            max_lengthscale=self.max_lengthscale,
         )
 
     def check_domain(self, X: Tensor) -> None:
@@ -561,8 +503,6 @@ class QuadratureFourierFeatures(_FourierFeatures):
             "bounds": self.bounds,
             "min_lengthscale": self.min_lengthscale,
         }
-        if self.max_lengthscale is not None:
-            tensors["max_lengthscale"] = self.max_lengthscale
         return _tagged("quadrature_fourier", tensors)
 
     @classmethod
@@ -573,7 +513,6 @@ class QuadratureFourierFeatures(_FourierFeatures):
             tensors["amplitudes"],
             bounds=tensors["bounds"],
             min_lengthscale=tensors["min_lengthscale"],
-            max_lengthscale=tensors.get("max_lengthscale"),
         )
 
 
@@ -1314,9 +1253,6 @@ def _grid_extent(nu: float, tol: float) -> tuple[float, float]:
 
     Both in units of the length scale; each loses at most half of `tol`.
     """
-    if nu == math.inf:
-        c = math.sqrt(2 * math.log(4 / tol))
-        return c, c
     # Aliases: the kernel at distance r is below (1 + s + s^2/3) exp(-s), s = sqrt(2 nu) r.
     scaled = math.log(2 / tol)
     for _ in range(50):

@@ -52,7 +52,6 @@ from test.cases import (
     random_fourier,
     se,
     uniform,
-    uniform_grid,
 )
 
 NOISE = 0.02
@@ -105,7 +104,7 @@ def test_objective_is_gpytorchs(
         torch.testing.assert_close(actual, wanted, rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("make", [random_fourier, quadrature, uniform_grid, additive, inducing])
+@pytest.mark.parametrize("make", [random_fourier, quadrature, additive, inducing])
 def test_fitting_improves_and_makes_a_new_map(make: Callable[[], FeatureMap]) -> None:
     phi, (X, Y) = make(), _data()
     model = BasisGP(X, Y, feature_map=phi)
