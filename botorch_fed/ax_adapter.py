@@ -148,8 +148,8 @@ def search_space(client: Client, *, centre: float = 0.0, scale: float = 1.0) -> 
     experiment = client._experiment  # Ax has no public name for it
     _, minimize = _objective(experiment)
     parameters = [_parameter(p) for p in experiment.search_space.parameters.values()]
-    found = tuple(p for p in parameters if p is not None)
-    return SearchSpace(found, Outcome(centre, scale, minimize))
+    searched = tuple(p for p in parameters if p is not None)
+    return SearchSpace(searched, Outcome(centre, scale, minimize))
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class AxMap:
         """The map of an experiment; `InputDataError` unless its search space is the given one."""
         metric, minimize = _objective(experiment)
         theirs = experiment.search_space.parameters
-        found = {name: _parameter(p) for name, p in theirs.items()}
-        own = {name: p for name, p in found.items() if p is not None}
+        parameters = {name: _parameter(p) for name, p in theirs.items()}
+        own = {name: p for name, p in parameters.items() if p is not None}
         if own.keys() != set(space.names):
             raise InputDataError(
                 f"The experiment has the parameters {sorted(own)}, the federation "
@@ -250,11 +250,11 @@ def _parameter(theirs: Any) -> Parameter | None:
     return Parameter.real(theirs.name, theirs.lower, theirs.upper, scale=scale)
 
 
-def _ordered(found: Parameter, wanted: Parameter) -> Parameter:
+def _ordered(parameter: Parameter, wanted: Parameter) -> Parameter:
     """A choice in the order of another: Ax sorts the values as it likes."""
-    if set(found.values) == set(wanted.values):
-        return replace(found, values=wanted.values)
-    return found
+    if set(parameter.values) == set(wanted.values):
+        return replace(parameter, values=wanted.values)
+    return parameter
 
 
 # ------------------------------------------------------------------ trials
@@ -273,7 +273,7 @@ class _Arm:
 
 def _arms(experiment: Experiment, metric: str) -> list[_Arm]:
     values = _values(experiment, metric)
-    found = []
+    arms = []
     for index, trial in experiment.trials.items():
         names = {arm.signature: arm.name for arm in trial.arms}  # a generator run's have none
         for run in trial.generator_runs:
@@ -281,7 +281,7 @@ def _arms(experiment: Experiment, metric: str) -> list[_Arm]:
             for arm in run.arms:
                 name = names[arm.signature]
                 value = values.get((index, name), math.nan)
-                found.append(
+                arms.append(
                     _Arm(
                         f"{index}/{name}",
                         _status(trial.status, value),
@@ -290,7 +290,7 @@ def _arms(experiment: Experiment, metric: str) -> list[_Arm]:
                         value,
                     )
                 )
-    return found
+    return arms
 
 
 def _values(experiment: Experiment, metric: str) -> dict[tuple[int, str], float]:
@@ -884,16 +884,16 @@ class ContextBasisGP(BasisGP):
         context: str = "default",  # Ax does not see keyword-only arguments
         input_transform: InputTransform | None = None,
     ) -> None:
-        known = _context(context)
+        source = _context(context)
         super().__init__(
             train_X,
             train_Y,
             train_Yvar,
-            feature_map=known.feature_map,
-            summaries=known.summaries,
-            mean=known.mean,
+            feature_map=source.feature_map,
+            summaries=source.summaries,
+            mean=source.mean,
             input_transform=input_transform,
-            outcome_transform=PublicOutcome(known.outcome),
+            outcome_transform=PublicOutcome(source.outcome),
         )
 
     construct_inputs = classmethod(_from_context)  # type: ignore[assignment, var-annotated]
@@ -910,16 +910,16 @@ class ContextMessagePriorGP(MessagePriorGP):
         context: str = "default",  # Ax does not see keyword-only arguments
         input_transform: InputTransform | None = None,
     ) -> None:
-        known = _context(context)
+        source = _context(context)
         super().__init__(
             train_X,
             train_Y,
             train_Yvar,
-            feature_map=known.feature_map,
-            weights=_weights(known, context),
-            mean=known.mean,
+            feature_map=source.feature_map,
+            weights=_weights(source, context),
+            mean=source.mean,
             input_transform=input_transform,
-            outcome_transform=PublicOutcome(known.outcome),
+            outcome_transform=PublicOutcome(source.outcome),
         )
 
     construct_inputs = classmethod(_from_context)  # type: ignore[assignment, var-annotated]
@@ -944,10 +944,10 @@ class ContextMixture(LocalSharedMixture):
         context: str = "default",  # Ax does not see keyword-only arguments
         input_transform: InputTransform | None = None,
     ) -> None:
-        known = _context(context)
-        if not known.summaries:
+        source = _context(context)
+        if not source.summaries:
             raise ProtocolError(f"Context {context!r} has no summaries for a shared model.")
-        outcome = PublicOutcome(known.outcome)
+        outcome = PublicOutcome(source.outcome)
         local = SingleTaskGP(
             train_X,
             train_Y,
@@ -956,21 +956,21 @@ class ContextMixture(LocalSharedMixture):
             input_transform=input_transform,
         )
         shared = BasisGP.from_summary(
-            sum(known.summaries[1:], start=known.summaries[0]),
-            feature_map=known.feature_map,
-            mean=known.mean,
+            sum(source.summaries[1:], start=source.summaries[0]),
+            feature_map=source.feature_map,
+            mean=source.mean,
             input_transform=input_transform,
             outcome_transform=outcome,
         )
-        super().__init__(local, shared, known.local_weight)
+        super().__init__(local, shared, source.local_weight)
 
     construct_inputs = classmethod(_from_context)  # type: ignore[assignment, var-annotated]
 
 
-def _weights(known: Context, name: str) -> Tensor:
-    if known.weights is None:
+def _weights(source: Context, name: str) -> Tensor:
+    if source.weights is None:
         raise ProtocolError(f"Context {name!r} has no weight vectors.")
-    return known.weights
+    return source.weights
 
 
 class ContextThompsonSampling(ThompsonSampling):
@@ -1013,20 +1013,20 @@ def _thompson_inputs(
         context: The context's name.
         message: Which weight vector is followed.
     """
-    known = _context(context)
+    source = _context(context)
     weights = getattr(posterior_transform, "weights", torch.ones(1))
     sign = float(weights.sign())
-    if (sign < 0) != known.outcome.minimize:
+    if (sign < 0) != source.outcome.minimize:
         raise InputDataError(
             f"Ax {'mini' if sign < 0 else 'maxi'}mises the metric, the outcome of context "
             f"{context!r} says the opposite."
         )
     if message is None:  # a draw is on the metric's scale, over the model's own inputs
-        stream = generator(known.seed, "ax", len(training_data.X))
+        stream = generator(source.seed, "ax", len(training_data.X))
         draw: Any = draw_mixture_path if isinstance(model, LocalSharedMixture) else draw_path
         return {"path": _InModelSpace(draw(model, generator=stream), None, sign)}
-    row = _weights(known, context)[message]
-    path = weight_path(known.feature_map, row, mean=known.mean)  # larger is better already
+    row = _weights(source, context)[message]
+    path = weight_path(source.feature_map, row, mean=source.mean)  # larger is better already
     return {"path": _InModelSpace(path, getattr(model, "input_transform", None), 1.0)}
 
 

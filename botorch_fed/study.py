@@ -247,17 +247,17 @@ class _Table:
         """What is wrong with one of its keys."""
         return self.text.error((*self.key, key), message)
 
-    def only(self, known: Iterable[str], fix: Mapping[str, str] | None = None) -> None:
+    def only(self, expected: Iterable[str], fix: Mapping[str, str] | None = None) -> None:
         """Refuse other keys, with what was meant perhaps."""
-        known = list(known)
+        expected = list(expected)
         for key in self.values:
-            if key in known:
+            if key in expected:
                 continue
             if fix and key in fix:
                 raise self.error(key, fix[key])
-            close = difflib.get_close_matches(key, known, n=1)
+            close = difflib.get_close_matches(key, expected, n=1)
             meant = f" Did you mean {close[0]!r}?" if close else ""
-            raise self.error(key, f"unknown key.{meant} Known here: {', '.join(sorted(known))}.")
+            raise self.error(key, f"unknown key.{meant} Known here: {', '.join(sorted(expected))}.")
 
     def get(self, key: str, hint: Any, example: str, default: Any = ...) -> Any:
         """A value of a type, or the default; without one the key is needed."""
@@ -379,11 +379,11 @@ class Setting:
 
 def settings(kind: type[Any]) -> list[Setting]:
     """The settings of a study class that a file can hold in [protocol], tables not counted."""
-    known = {name: hint for name, hint in simple_settings(kind).items() if name not in ELSEWHERE}
+    hints = {name: hint for name, hint in simple_settings(kind).items() if name not in ELSEWHERE}
     docs = _documented(kind)
     return [
         Setting(name, _words(hint), _written(_default_of(kind, name)), docs.get(name, ""))
-        for name, hint in known.items()
+        for name, hint in hints.items()
     ]
 
 
@@ -396,8 +396,8 @@ def _written(value: Any) -> str:
 def _documented(kind: type[Any]) -> dict[str, str]:
     """The entries of a docstring's list of arguments, in one line each."""
     text = inspect.getdoc(kind) or ""
-    found = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
-    entries = re.split(r"^    (\w+): ", found[1] if found else "", flags=re.MULTILINE)
+    section = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
+    entries = re.split(r"^    (\w+): ", section[1] if section else "", flags=re.MULTILINE)
     pairs = zip(entries[1::2], entries[2::2], strict=True)
     return {name: " ".join(words.split()) for name, words in pairs}
 
@@ -491,16 +491,16 @@ class StudyFile:
         module, _, name = self.objective.partition(":")
         _look_beside(self.path)
         try:
-            found = getattr(importlib.import_module(module), name)
+            function = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
             raise self._missing(f"there is no module {error.name!r}", module) from error
         except AttributeError as error:
             raise self._missing(f"the module {module!r} has no {name!r}", module) from error
         except Exception as error:
             raise self._missing(f"importing {module!r} failed ({error!r})", module) from error
-        if not callable(found):
+        if not callable(function):
             raise self._missing(f"{self.objective!r} is no function", module)
-        return found
+        return function
 
     def _missing(self, what: str, module: str) -> StudyError:
         return self.text.error(
@@ -529,16 +529,16 @@ class NamedObjective:
         return torch.tensor(values, dtype=torch.float64).reshape(-1, 1)
 
     def _value(self, function: Callable[..., float], point: Mapping[str, Value]) -> float:
-        said = f"The objective {self.study.objective} of agent {self.agent!r}"
+        subject = f"The objective {self.study.objective} of agent {self.agent!r}"
         value = function(self.agent, **point)
         try:
             number = float(value)
         except (TypeError, ValueError):
             raise ObjectiveError(
-                f"{said} must return a number, got {type(value).__name__}."
+                f"{subject} must return a number, got {type(value).__name__}."
             ) from None
         if not math.isfinite(number):
-            raise ObjectiveError(f"{said} must return a finite number, got {number}.")
+            raise ObjectiveError(f"{subject} must return a finite number, got {number}.")
         return number
 
 
@@ -667,8 +667,8 @@ def _parsed(path: Path) -> _Table:
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"at line (\d+)", str(error))
-        line = int(found[1]) if found else max(len(text.splitlines()), 1)
+        place = re.search(r"at line (\d+)", str(error))
+        line = int(place[1]) if place else max(len(text.splitlines()), 1)
         raise StudyError(
             f"{path}:{line}: this is no TOML: {error}. Text stands in quotes, a table in [brackets]"
             ", and nothing occurs twice."
@@ -770,8 +770,8 @@ def _privacy(top: _Table, table: _Table, protocol: str) -> Budget | None:
     return _epsilon_and_delta(top.table("privacy"), ("epsilon", "delta"))
 
 
-def _epsilon_and_delta(table: _Table, known: tuple[str, ...]) -> Budget:
-    table.only(known)
+def _epsilon_and_delta(table: _Table, keys: tuple[str, ...]) -> Budget:
+    table.only(keys)
     epsilon = table.get("epsilon", float, "epsilon = 2.0")
     delta = table.get("delta", float, "delta = 1e-5")
     if not epsilon > 0:
@@ -810,7 +810,7 @@ def _settings(
     budget: int,
 ) -> dict[str, Any]:
     kind = study_class(name)
-    known = {k: hint for k, hint in simple_settings(kind).items() if k not in ELSEWHERE}
+    hints = {k: hint for k, hint in simple_settings(kind).items() if k not in ELSEWHERE}
     parts = {key: _part_of(table, kind, key) for key in PARTS if key in table.values}
     search = parts.get("search", _default_of(kind, "search"))
     transfers = isinstance(search, TransferSearch)
@@ -829,12 +829,12 @@ def _settings(
         "mechanism": f"{name} makes its own: write [privacy] for its noise.",
     }
     moved = {key: fix for key, fix in moved.items() if key not in nested}
-    others = {item.name for item in fields(kind)} - set(known) - set(nested)
+    others = {item.name for item in fields(kind)} - set(hints) - set(nested)
     code = dict.fromkeys(others, IN_PYTHON)
-    table.only(("name", *known, *nested, *extra), {**code, **moved})
+    table.only(("name", *hints, *nested, *extra), {**code, **moved})
     given: dict[str, Any] = {
         key: table.get(key, hint, _example(key, hint))
-        for key, hint in known.items()
+        for key, hint in hints.items()
         if key in table.values
     }
     given |= parts
@@ -860,8 +860,8 @@ def _settings(
         def payments(part: Mapping[str, Any]) -> int:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SignalWarning)  # this noise is not yet the run's
-                found: Price | None = kind(budget=budget, **given, **part).price(space, agents)
-            return 1 if found is None else found.payments
+                price: Price | None = kind(budget=budget, **given, **part).price(space, agents)
+            return 1 if price is None else price.payments
 
         channel = given.get("channel", _default_of(kind, "channel"))
         given |= _mechanism(table.table("mechanism"), search, channel, privacy, payments)
@@ -895,16 +895,16 @@ def _part_of(table: _Table, kind: type[Any], key: str) -> Any:
     if not _has(kind, key):
         return None
     hint, usual = get_type_hints(kind)[key], type(_default_of(kind, key))
-    found = [part for part in get_args(hint) or (hint,) if isinstance(part, type)]
+    parts = [part for part in get_args(hint) or (hint,) if isinstance(part, type)]
     classes: dict[str, type[Any]] = {
         part.__name__.removesuffix("Search").lower(): part
-        for part in found
+        for part in parts
         if is_dataclass(part) and part not in OPEN
     }
     value = table.values[key]
     alone = isinstance(value, str)
     part = _Table(table.text, (*table.key, key), {"kind": value} if alone else value)
-    base = next((part for part in found if part in OPEN), None)
+    base = next((part for part in parts if part in OPEN), None)
     if base is not None:
         return _part(part, _open_class(part, base, classes), ("kind",))
     others = [name for name, part in classes.items() if part is not usual]
@@ -915,14 +915,14 @@ def _part_of(table: _Table, kind: type[Any], key: str) -> Any:
 
 def _open_class(table: _Table, base: type[Any], classes: Mapping[str, type[Any]]) -> type[Any]:
     """The class of a search or an aggregation: the package's by name, or any by module and name."""
-    known = OPEN[base]
-    first = next(iter(classes or known))
+    names = OPEN[base]
+    first = next(iter(classes or names))
     name = table.get("kind", str, f'kind = "{first}", or "module:Name"', first)
     if name in classes:
         return classes[name]
     _look_beside(table.text.path)
     try:
-        return part_class(name, base, {**dict.fromkeys(classes, ""), **known})
+        return part_class(name, base, {**dict.fromkeys(classes, ""), **names})
     except FederatedError as error:
         raise table.error("kind", str(error)) from error
 
@@ -936,21 +936,21 @@ def _part(table: _Table, kind: type[Any], skip: tuple[str, ...] = (), usual: Any
         skip: Keys that are no settings.
         usual: What has the settings that are not in the table; default the class's own defaults.
     """
-    known = simple_settings(kind)
+    hints = simple_settings(kind)
     defaults = {item.name: item.default for item in fields(kind)} | (
         {} if usual is None else {item.name: getattr(usual, item.name) for item in fields(kind)}
     )
     inner = {
         name: value
         for name, value in defaults.items()
-        if name not in known and is_dataclass(value) and not isinstance(value, type)
+        if name not in hints and is_dataclass(value) and not isinstance(value, type)
     }
     inner.pop("schedule", None)
-    others = set(defaults) - set(known) - set(inner)
+    others = set(defaults) - set(hints) - set(inner)
     if "schedule" in others:
         skip += ("schedule",)
-    table.only((*known, *inner, *skip), dict.fromkeys(others - set(skip), IN_PYTHON))
-    given = {k: table.get(k, known[k], _example(k, known[k])) for k in table.values if k in known}
+    table.only((*hints, *inner, *skip), dict.fromkeys(others - set(skip), IN_PYTHON))
+    given = {k: table.get(k, hints[k], _example(k, hints[k])) for k in table.values if k in hints}
     for name in [name for name in inner if name in table.values]:
         given[name] = _part(table.table(name), type(inner[name]), usual=inner[name])
     if "schedule" in table.values:

@@ -458,8 +458,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         """Own targets and known noise on the original scale; None where that is not needed."""
         if not hasattr(self, "outcome_transform") or self._data.num_data == 0:
             return None
-        known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        Yvar = self._from_aug(self.likelihood.noise) if known else None
+        has_known_noise = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        Yvar = self._from_aug(self.likelihood.noise) if has_known_noise else None
         try:
             with torch.no_grad():
                 X = self._transformed_points()

@@ -1117,16 +1117,16 @@ def register_feature_map(kind: str) -> Callable[[type[_Map]], type[_Map]]:
         )
 
     def register(cls: type[_Map]) -> type[_Map]:
-        known = _KINDS.get(kind)
+        other = _KINDS.get(kind)
         if not issubclass(cls, FeatureMap):
             raise InputDataError(f"{cls.__name__} is no FeatureMap: derive it from that class.")
         # The same name in the same module is the class itself, defined anew in a notebook.
-        if known is not None and (known.__module__, known.__qualname__) != (
+        if other is not None and (other.__module__, other.__qualname__) != (
             cls.__module__,
             cls.__qualname__,
         ):
             raise InputDataError(
-                f"The kind {kind!r} belongs to {known.__qualname__}: choose another name."
+                f"The kind {kind!r} belongs to {other.__qualname__}: choose another name."
             )
         _KINDS[kind] = cls
         return cls

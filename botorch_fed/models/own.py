@@ -101,7 +101,7 @@ def fit_own_gp(
         outputscale_prior: Location and scale of the normal prior of the output scale's logarithm.
     """
     X, Y = checked_data(X, Y)
-    known = None if prior_covariance is None else as_double(prior_covariance, "covariance").numpy()
+    fixed = None if prior_covariance is None else as_double(prior_covariance, "covariance").numpy()
     n = len(X)
     for name, part, shape in (
         ("prior_mean", prior_mean, (n, 1)),
@@ -112,7 +112,7 @@ def fit_own_gp(
                 f"{name} must have shape {shape}, got {tuple(part.shape)}."
             )
     residuals = Y if prior_mean is None else Y - as_double(prior_mean, "prior_mean")
-    objective = LogPosterior(X.numpy(), residuals.numpy()[:, 0], known, outputscale_prior)
+    objective = LogPosterior(X.numpy(), residuals.numpy()[:, 0], fixed, outputscale_prior)
     starts = [default_hyperparameters(X.shape[-1]), *([] if start is None else [start])]
     return objective.maximum([objective.pack(theta) for theta in starts])
 
@@ -213,10 +213,10 @@ class LogPosterior:
             raise NumericalError(f"No finite likelihood for {self.n} observations at any start.")
         return self.unpack(best.x)
 
-    def pack(self, known: OwnHyperparameters) -> Array:
+    def pack(self, hyperparameters: OwnHyperparameters) -> Array:
         """Logarithms of length scales, output scale and noise, within their bounds."""
-        scales = known.lengthscale.numpy()[: self.num_scales]
-        theta = np.log([*scales, known.outputscale, known.noise_var])
+        scales = hyperparameters.lengthscale.numpy()[: self.num_scales]
+        theta = np.log([*scales, hyperparameters.outputscale, hyperparameters.noise_var])
         return np.clip(theta, self.low, self.high)
 
     def unpack(self, theta: Array) -> OwnHyperparameters:

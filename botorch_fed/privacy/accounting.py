@@ -710,8 +710,8 @@ def _composed(
     settings = (interval, adjacency, pessimistic)
     with _lock:  # continue the longest beginning that was composed lately
         lengths = {len(key[0]) for key in _beginnings}
-        known = [k for k in lengths if k <= len(parts) and (parts[:k], *settings) in _beginnings]
-        start = max(known, default=0)
+        composed = [k for k in lengths if k <= len(parts) and (parts[:k], *settings) in _beginnings]
+        start = max(composed, default=0)
         loss = _beginnings.get((parts[:start], *settings))
     for k in range(start, len(parts)):
         last = _one_kind(parts[k], *settings)

@@ -368,10 +368,10 @@ class BlockSum:
                 "Standard deviations must be finite and not negative and c positive, got "
                 f"{posterior_std}, {observation_noise_std} and {c}."
             )
-        known = c * posterior_std
-        if known * most <= self.noise_std or known * math.sqrt(most) <= observation_noise_std:
+        sd = c * posterior_std
+        if sd * most <= self.noise_std or sd * math.sqrt(most) <= observation_noise_std:
             return most
-        plays = max(self.noise_std / known, (observation_noise_std / known) ** 2)
+        plays = max(self.noise_std / sd, (observation_noise_std / sd) ** 2)
         return max(1, min(most, math.ceil(plays)))
 
     def start(self, *, ledger: AnyLedger, noise: NoiseSource) -> tuple[BlockState, AnyLedger]:
