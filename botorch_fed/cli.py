@@ -94,7 +94,7 @@ class UsageError(FederatedError):
 
 @dataclass(frozen=True)
 class _Done:
-    """What a command has found.
+    """The result of a command.
 
     Attributes:
         document: For ``--json``.
@@ -116,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         arguments = _parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has said why
+    except SystemExit as stop:  # argparse has printed why
         return int(stop.code or FINE)
     as_json = bool(getattr(arguments, "json", False))
     try:
@@ -402,7 +402,9 @@ def _add_audit(commands: Any) -> None:
 
 def _add_report(commands: Any) -> None:
     parser = _command(commands, "report", _report, "a page of pictures from the folder of a run")
-    parser.add_argument("run", type=Path, metavar="RUN", help="what run(out=…) or demo has saved")
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="folder written by run(out=…) or demo"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="default RUN/report.html")
 
 
@@ -471,7 +473,7 @@ class _Gain:
 
 @dataclass(frozen=True, eq=False)
 class _Demo:
-    """What the demo has found.
+    """The result of the demo.
 
     Attributes:
         arms: The arms by name.
@@ -700,7 +702,7 @@ def _by_evaluations(title: str, marks: Sequence[int]) -> Table:
 def _verdict(demo: _Demo, arguments: argparse.Namespace) -> list[str]:
     lines = []
     if arguments.repeats == 1:
-        lines.append("One run says little about a gain: take --repeats 3 or more.")
+        lines.append("One run does not show a gain: use --repeats 3 or more.")
     else:
         lines += _judged("Together against alone", demo.gains["together - alone"])
         for gains in list(demo.gains.values())[1:]:
@@ -837,7 +839,9 @@ def _run(arguments: argparse.Namespace) -> _Done:
     result = run_study(study, out=out, resume=arguments.resume)
     if result.records and all(row["y"] is None for row in result.records):
         why = result.records[0]["reason"].rstrip(".")
-        raise FederatedError(f"Every evaluation failed, the first with {why}. Mend the objective.")
+        raise FederatedError(
+            f"Every evaluation failed, the first with {why}. Correct the objective."
+        )
     _show(arguments, _result_table(result))
     _show(arguments, _contribution_table(result))
     for row in result.failures():
@@ -1158,9 +1162,9 @@ def _report(arguments: argparse.Namespace) -> _Done:
     if not (arguments.run / "result.json").is_file():
         unfinished = (arguments.run / "run.json").is_file()
         why = (
-            "is of a run that is not finished: end it by --resume"
+            "holds an unfinished run: finish it with --resume"
             if unfinished
-            else ("has no result.json: expected what run(out=…) has saved")
+            else ("has no result.json: expected a folder written by run(out=…)")
         )
         raise UsageError(f"The folder {arguments.run} {why}.")
     try:
@@ -1237,7 +1241,7 @@ def _hub_init(arguments: argparse.Namespace) -> _Done:
     folder = Hub.create(arguments.folder, arguments.address, arguments.port).folder
     _say(arguments, f"Made {folder}. Start it: {PROGRAM} hub start {folder}")
     _say(arguments, f"Give the sites {folder / 'ca.crt'} and the study file.")
-    _say(arguments, "Let nobody but yourself reach /v1/control on its port: see the documentation.")
+    _say(arguments, "Allow nobody else access to /v1/control on its port: see the documentation.")
     return _Done({"command": "hub init", "folder": folder})
 
 
@@ -1255,7 +1259,7 @@ def _hub_admit(arguments: argparse.Namespace) -> _Done:
 
 def _hub_dismiss(arguments: argparse.Namespace) -> _Done:
     _hub(arguments).dismiss(arguments.name)
-    _say(arguments, f"Site {arguments.name!r} is forgotten.")
+    _say(arguments, f"Site {arguments.name!r} is removed.")
     return _Done({"command": "hub dismiss", "site": arguments.name})
 
 

@@ -8,9 +8,9 @@ else must agree: both call the run by `StudyFile.fingerprint`, so that a site wi
 refuses. What a node may say is bound to its key: the hub's operator admits a public key under an
 agent's name, Flower authenticates the node, and the engine asks the node of that name only.
 
-Flower gives whoever can reach its control interface the right to run code on the machines of all
-sites, as the user that `flower-supernode` runs as. See the threat model in the documentation: let
-nobody but the hub's operator reach ``/v1/control``.
+Access to Flower's control interface is the right to run code on the machines of all sites, as the
+user that `flower-supernode` runs as. See the threat model in the documentation: allow
+only the hub's operator to reach ``/v1/control``.
 """
 
 from __future__ import annotations
@@ -264,7 +264,7 @@ class Hub:
         }
         for value in map(str, config.values()):
             if '"' in value or "\\" in value:
-                raise DeployError(f'A path with " or \\ cannot be told to Flower, got {value}.')
+                raise DeployError(f'Expected a path without " and \\ for Flower, got {value}.')
         pairs = " ".join(
             f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items()
         )
@@ -278,7 +278,7 @@ class Hub:
             raise
         if not outcome.exists():
             raise DeployError(
-                f"The run's process has ended without a word, see `flwr log {number}` with "
+                f"The run's process ended without a result: see `flwr log {number}` with "
                 f"FLWR_HOME={self.folder / 'flower'}. Go on with --resume."
             )
         ended = json.loads(outcome.read_text())
@@ -504,8 +504,8 @@ class SiteFolder:
                 _end(node)
         if ended is not None:
             raise DeployError(
-                f"Flower's node has ended with code {ended}; its words stand above. 305 means that "
-                "the hub does not know this node's key: have node.pub admitted."
+                f"Flower's node has ended with code {ended}; its output stands above. 305 means "
+                "that the hub does not know this node's key: have node.pub admitted."
             )
 
     @contextlib.contextmanager

@@ -227,10 +227,10 @@ def _sections(runs: list[_Run]) -> Iterator[_Section]:
     yield _Section("summary", "Summary", _summary(this))
     yield _Section("convergence", "Convergence", _convergence(runs))
     yield _Section("agents", "Agent by agent", _agents(runs))
-    yield _Section("privacy", "What was spent", _privacy(this))
+    yield _Section("privacy", "Privacy spent", _privacy(this))
     yield _Section("utility", "Privacy and utility", _utility(runs))
     yield _Section("communication", "Communication and time", _communication(result))
-    yield _Section("points", "Where agents have looked", _points(result))
+    yield _Section("points", "Evaluated points", _points(result))
     yield _Section("absences", "Absences and failures", _absences(result))
     yield _Section("threats", "Who sees what", _threats(result))
 
@@ -275,8 +275,8 @@ def _range(parameter: Parameter) -> str:
 
 
 _WHOSE = {
-    "whole": "This file is for whoever ran the simulation. It holds every agent's points and "
-    "outcomes, and no guarantee covers it.",
+    "whole": "This file is for the person who ran the simulation. It holds every agent's points "
+    "and outcomes, and no guarantee covers it.",
     "hub": "This is the hub's part of a run across machines. Points and outcomes are at the sites.",
     "site": "This is one site's part of a run across machines, for that site alone: it holds its "
     "points and outcomes, which no guarantee covers. What the run promises towards others stands "
@@ -296,9 +296,9 @@ def _guarantee(result: RunResult) -> list[str]:
             _banner(
                 "bad",
                 "Not private: the noise was seeded.",
-                "Whoever knows or guesses the seed subtracts the noise: nothing is protected. "
-                "The numbers here say what noise of this size would promise, if it came from the "
-                "operating system.",
+                "Anybody who knows or guesses the seed can subtract the noise: nothing is "
+                "protected. The numbers here say what noise of this size would promise if "
+                "it came from the operating system.",
             ),
             _paragraph(_promise(account, "would be")),
             note,
@@ -585,7 +585,7 @@ _PRIVACY_ROWS = {  # nothing else of what a server says is shown
     "adjacency": "Adjacency",
     "accountant": "Accountant",
     "releases": "Releases paid",
-    "private": "Noise nobody can repeat",
+    "private": "Noise from the operating system",
     "exhausted": "Budget exhausted before the end",
     "signal": "Signal to expect",
     "mechanism": "Mechanism",
@@ -609,7 +609,7 @@ def _privacy_table(account: Mapping[str, Any]) -> str:
         for key, name in _PRIVACY_ROWS.items()
         if key in account and (key != "private" or "epsilon" in account)
     ]
-    return _facts("What the server says of privacy", facts)
+    return _facts("Privacy, as the server reports it", facts)
 
 
 def _said(value: object) -> str:
@@ -786,12 +786,13 @@ def _communication(result: RunResult) -> list[str]:
         _whole_ticks(axes)
     up, down = (sum(row[key] for row in result.rounds) for key in ("bytes_up", "bytes_down"))
     label = f"Per round: bytes up, {_size(up)} in all, bytes down, {_size(down)}"
-    caption = "What all agents send and get."
+    caption = "Bytes that all agents send and receive."
     names = ["up, from the agents", "down, to the agents"]
     if has_times:
         label += ", and CPU time"
         caption = (
-            "Left, what all agents send and get; right, CPU time of an agent, its objective's too."
+            "Left, bytes that all agents send and receive; right, CPU time of an agent, objective "
+            "included."
         )
         names += ["mean agent", "slowest agent"]
     legend = _items([_line_item(_PALETTE[i][0], _DASHES[i], n) for i, n in enumerate(names)])
@@ -842,7 +843,7 @@ def _communication_table(result: RunResult, rounds: int) -> str:
         rows.append(["CPU time", *(f"{part:.3g} s" for part in parts)])
     head = ("", "In all", "Per round", "Per agent and round")
     cells = [[_cell(row[0]), *(_cell(cell, numeric=True) for cell in row[1:])] for row in rows]
-    return _table("What travelled, and what it cost the agents", head, cells)
+    return _table("Bytes and CPU time", head, cells)
 
 
 # ------------------------------------------------------------------ where agents have looked
@@ -988,7 +989,7 @@ def _missed(result: RunResult) -> list[str]:
         return []
     missed = [row for row in result.rounds if not row["replied"]]
     if not missed:
-        return [_paragraph("Every agent answered whenever it was asked.")]
+        return [_paragraph("Every agent replied to every request.")]
     rows = []
     for name in result.names:
         mine = [row for row in missed if row["agent"] == name]
@@ -997,14 +998,14 @@ def _missed(result: RunResult) -> list[str]:
         asked = sum(row["agent"] == name for row in result.rounds)
         reasons: dict[str, list[int]] = {}
         for row in mine:
-            reasons.setdefault(row["failure"] or "no answer", []).append(row["round"])
+            reasons.setdefault(row["failure"] or "no reply", []).append(row["round"])
         why = "; ".join(f"{code}: {_spans(rounds)}" for code, rounds in sorted(reasons.items()))
         number = _cell(f"{len(mine)} of {asked}", numeric=True)
         rows.append([_cell(name), number, _cell(why)])
     table = _table(
-        "Agents that did not answer", ("Agent", "Rounds without it", "Why, and in which"), rows
+        "Agents that did not reply", ("Agent", "Rounds without it", "Why, and in which"), rows
     )
-    share = f"{len(missed)} of {len(result.rounds)} requests were not answered."
+    share = f"{len(missed)} of {len(result.rounds)} requests had no reply."
     return [_paragraph(share), _folded(_count(len(rows), "agent"), table, len(rows))]
 
 
@@ -1024,11 +1025,13 @@ def _spans(numbers: list[int]) -> str:
 
 def _threats(result: RunResult) -> list[str]:
     account, sees = result.privacy or {}, result.sees
-    sentences = ["This result does not say who sees what."] if sees is None else [*sees.sentences]
+    sentences = (
+        ["This result does not record who sees what."] if sees is None else [*sees.sentences]
+    )
     if "epsilon" in account and not account.get("private"):
         sentences.append("In this run the noise was seeded, so that it protects from nobody.")
     not_covered = (
-        "Never covered: whoever watches an agent's own queries and results; who takes part and how "
+        "Never covered: observers of an agent's own queries and results; who takes part and how "
         "long answers take; settings that were tuned on the agents' data without paying for it"
     )
     files = {

@@ -1,4 +1,4 @@
-r"""Study files: a run of one's own objective, written down in TOML.
+r"""Study files: a run of any objective, written in TOML.
 
     objective = "tuning:score"      # score(agent: str, **parameters) -> float
     agents = ["north", "south", "west"]
@@ -54,7 +54,7 @@ runs pay. A `schedule` is ``"inverse-square"`` or a table of kind ``"polynomial"
 
 Without `[privacy]` a mechanism needs its `noise_multiplier`.
 
-A search and an aggregation of one's own, or of the package, are put together by name. Their simple
+A search and an aggregation, of the package or of a module, are put together by name. Their simple
 settings stand beside `kind`; a setting that is a dataclass is a table in turn:
 
     [protocol]
@@ -156,7 +156,7 @@ KEYS = (
     "privacy",
     "ledger",
 )
-BY_HAND = "ask"  # instead of an objective: trials are answered by whoever asks for them
+BY_HAND = "ask"  # instead of an objective: a user answers the trials
 OWN_KEYS = {"objective", "workers", "out", "ledger"}  # each machine's own
 PARAMETER_KEYS = {
     "real": ("type", "lower", "upper", "log"),
@@ -257,7 +257,9 @@ class _Table:
                 raise self.error(key, fix[key])
             close = difflib.get_close_matches(key, expected, n=1)
             meant = f" Did you mean {close[0]!r}?" if close else ""
-            raise self.error(key, f"unknown key.{meant} Known here: {', '.join(sorted(expected))}.")
+            raise self.error(
+                key, f"unknown key.{meant} Expected one of: {', '.join(sorted(expected))}."
+            )
 
     def get(self, key: str, hint: Any, example: str, default: Any = ...) -> Any:
         """A value of a type, or the default; without one the key is needed."""
@@ -663,14 +665,14 @@ def _parsed(path: Path) -> _Table:
     except OSError as error:
         raise StudyError(f"{path}: cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        raise StudyError(f"{path}: is no text in UTF-8.") from error
+        raise StudyError(f"{path}: expected text in UTF-8.") from error
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         place = re.search(r"at line (\d+)", str(error))
         line = int(place[1]) if place else max(len(text.splitlines()), 1)
         raise StudyError(
-            f"{path}:{line}: this is no TOML: {error}. Text stands in quotes, a table in [brackets]"
+            f"{path}:{line}: not valid TOML: {error}. Text stands in quotes, a table in [brackets]"
             ", and nothing occurs twice."
         ) from error
     return _Table(_Text(path, text), (), values)
@@ -1042,14 +1044,14 @@ def _listed(table: _Table, path: Path, space: SearchSpace) -> list[dict[str, Val
             space.to_unit([point])
         except (BotorchError, ValueError) as error:
             raise table.error(
-                "candidates", f"{path.name}, point {line - 1} fits the space not: {error}"
+                "candidates", f"{path.name}, point {line - 1} does not fit the space: {error}"
             ) from error
         points.append(point)
     return points
 
 
 def _feature_map(table: _Table, space: SearchSpace, transfers: bool) -> FeatureMap:
-    """A public basis over the unit cube; what acts by its ratio is seen on a logarithmic scale."""
+    """A public basis over the unit cube; log-scaled parameters are warped."""
     kind = table.get("kind", Literal[tuple(MAP_KEYS)], 'kind = "rff"')
     table.only(("kind", "kernel", "lengthscale", "outputscale", MAP_KEYS[kind]))
     smoothness = table.get("kernel", Literal[tuple(SMOOTHNESS)], 'kernel = "se"', "se")
@@ -1093,8 +1095,8 @@ def _mechanism(
     if search is not None and not isinstance(search, SupportSearch):
         raise table.error(
             "kind",
-            "noise would drown what this search adds in every round. Write [protocol.search] with "
-            'kind = "support".',
+            "noise in every round would exceed the messages of this search. Write "
+            '[protocol.search] with kind = "support".',
         )
     if kind == "gaussian" and channel != "plain":
         raise table.error(
@@ -1170,7 +1172,7 @@ def _spending(
             continue
         raise table.error(
             key,
-            "a run without noise keeps no promise: leave [privacy] out, or write another value.",
+            "a run without noise has no guarantee: leave [privacy] out, or write another value.",
         )
     spending: dict[str, Any] = {"delta": privacy.delta, "require": privacy}
     if _has(kind, "epsilon") and "noise_multiplier" not in given:
@@ -1190,7 +1192,7 @@ def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> Price | 
         off = " or ".join(f'{key} = "none"' for key in switches)
         raise top.error(
             "privacy",
-            f"missing; {study.protocol} needs to know what it may reveal. "
+            f"missing; {study.protocol} needs a privacy budget. "
             "Write [privacy] with epsilon = 2.0 and delta = 1e-5; a run without privacy "
             f"has {off} in [protocol].",
         )
@@ -1401,7 +1403,7 @@ def open_books(study: StudyFile) -> LedgerFile | None:
         return None
     _, _, price = _disclosed(study)
     if price is None:
-        raise study.text.error(("ledger",), "a run without noise cannot pay: leave it out.")
+        raise study.text.error(("ledger",), "a run without noise spends nothing: leave it out.")
     settings.path.parent.mkdir(parents=True, exist_ok=True)
     return LedgerFile(
         settings.path, adjacency=price.adjacency, unit=price.unit, budget=settings.budget

@@ -14,7 +14,7 @@ pic         `PartiallyIndependentGP`: own data exactly, everybody else's through
 feasibility the probability that an evaluation succeeds
 repair      totals that noise has made inconsistent, made those of a posterior again
 support     where inducing points lie
-warp        the logarithmic scale of parameters that act by their ratio
+warp        the logarithmic scale of log-scaled parameters
 """
 
 from botorch_fed.models.basis_gp import BasisGP

@@ -209,7 +209,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         input_transform: InputTransform | None = None,
         outcome_transform: OutcomeTransform | None = None,
     ) -> Self:
-        r"""The model of a total, without data of one's own: dPITC's global model.
+        r"""The model of a total, without local data: dPITC's global model.
 
         Args:
             summary: The sum of all agents' summaries, batch shape `batch_shape`.

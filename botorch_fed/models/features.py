@@ -12,8 +12,8 @@ prior covariance :math:`\phi(x)^\top \phi(x')`, plus what the map says it misses
     PolynomialFeatures           monomials up to degree two                nothing (its own kernel)
 
 A map is defined by arrays, never by a seed: generators change between versions, arrays do not.
-`to_tensors` and `feature_map_from_tensors` are its serial form, `fingerprint` its identity. A map
-of one's own is a subclass of `FeatureMap` with a name that `register_feature_map` gives it.
+`to_tensors` and `feature_map_from_tensors` are its serial form, `fingerprint` its identity. A
+user's map is a subclass of `FeatureMap` with a name from `register_feature_map`.
 
 .. [Rahimi2007] A. Rahimi, B. Recht. Random features for large-scale kernel machines. NIPS 2007.
 .. [Mutny2018] M. Mutný, A. Krause. Efficient high dimensional Bayesian optimization with
@@ -636,7 +636,7 @@ class KLFeatures(FeatureMap):
 
 
 class WarpedFeatures(FeatureMap):
-    r"""Another map on warped inputs, for parameters that act on a logarithmic scale: see `warp`.
+    r"""Another map on warped inputs, for log-scaled parameters: see `warp`.
 
     Args:
         base: A map over the warped inputs.
@@ -1097,7 +1097,7 @@ _Map = TypeVar("_Map", bound=FeatureMap)
 
 
 def register_feature_map(kind: str) -> Callable[[type[_Map]], type[_Map]]:
-    """Let `feature_map_from_tensors` rebuild a map of one's own, in this process.
+    """Let `feature_map_from_tensors` rebuild a map of another class, in this process.
 
     Tensors name a kind, never a class: a kind that nobody has registered here is refused, and what
     is built is the class that stands below this decorator. Every site and every worker process has
@@ -1140,7 +1140,7 @@ def feature_map_from_tensors(tensors: Mapping[str, Tensor]) -> FeatureMap:
     if len(kinds) != 1 or not kinds <= _KINDS.keys():
         raise InputDataError(
             f"Tensors of one feature map must be tagged with one of {sorted(_KINDS)}, got "
-            f"{sorted(kinds)}: a map of one's own needs register_feature_map on this side too."
+            f"{sorted(kinds)}: a map of another class needs register_feature_map on this side too."
         )
     kind = kinds.pop()
     try:

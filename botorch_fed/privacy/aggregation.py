@@ -1,7 +1,7 @@
 r"""One private sum: a mechanism, a channel, and who adds the noise.
 
     noise_at   mechanism                   channel     who must be trusted with contributions
-    "none"     None                        any         whoever the channel shows them to
+    "none"     None                        any         all to whom the channel shows them
     "agent"    DistributedGaussianSum,     any         nobody, as far as the channel hides them
                DistributedRecordSum
     "server"   GaussianSum, or one of      one that    the server
@@ -163,13 +163,13 @@ class PrivateSum:
     def contribute(
         self, values: Tensor, *, ledger: AnyLedger | None, noise: NoiseSource, path: Path
     ) -> tuple[Tensor, AnyLedger | None]:
-        """Pay, then bound and round one's own contribution and add one's own share of noise.
+        """Pay, then bound and round the agent's contribution and add its share of noise.
 
         Args:
             values: A `D` tensor; for a `DistributedRecordSum` an `n x (m + 1)` tensor of records.
             ledger: Pays for the sum if noise is added here; may be None if it is not.
-            noise: One's own source.
-            path: What the sum is for, and one's own name: one path for one contribution.
+            noise: The agent's source.
+            path: What the sum is for, and the agent's name: one path for one contribution.
 
         Returns:
             A `D` tensor of int64 for `channel.protect`, and the ledger after it.
@@ -257,7 +257,7 @@ class PrivateSum:
     ) -> SumRelease:
         """All phases of one sum in this process, through bytes: for studies and examples.
 
-        It plays every part, so whoever calls it sees everything. One ledger stands for all
+        It plays every part, so its caller sees everything. One ledger stands for all
         agents', whose entries would be equal.
 
         Args:
@@ -415,7 +415,7 @@ class _Exchange:
         return self._counted(payloads)
 
     def opened(self, payloads: Mapping[str, bytes]) -> Tensor:
-        """The sum of contributions, opened by whoever may."""
+        """The sum of contributions, opened by a party that may."""
         channel, epoch, round = self.channel, self.epoch, self.round
         total = channel.add(payloads, epoch=epoch, round=round)
         shares: dict[str, bytes] = {}

@@ -100,7 +100,7 @@ from botorch_fed.privacy.records import OverRecords
 
 LEAST_STD = 8.0  # grid units of one agent's noise: from here on sums are as good as one Gaussian
 _REACH = 14.0  # standard deviations that no draw exceeds from 8 grid units on
-_PRECISION = 2.0**-36  # of a grid of one's own
+_PRECISION = 2.0**-36  # of a grid of its own
 _SLACK = 2.0**-30  # of the norm, for its rounding and for sums of discrete Gaussians
 
 

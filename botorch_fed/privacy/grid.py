@@ -5,7 +5,7 @@ with a step :math:`\gamma` that is a power of two, and opens their sum exactly. 
 the same, bit for bit, whatever the channel; and noise that lives on integers stays exact.
 
 Rounding moves a number by at most :math:`\gamma/2`, and a contribution of `dim` numbers by at
-most :math:`\gamma\sqrt{\mathrm{dim}}/2` in norm: whoever bounds a sensitivity adds that. The sum
+most :math:`\gamma\sqrt{\mathrm{dim}}/2` in norm: a bound on a sensitivity adds that. The sum
 of `num_agents` contributions stays within :math:`2^{53}` steps, where float64 holds every integer.
 """
 

@@ -21,7 +21,7 @@ releases, its features are known to all, and only outcomes need noise. An action
 several times and the sum of its outcomes released once, when the block is complete. Every outcome
 is in one block, so the whole run costs as much as one release, however long it is.
 
-**Trust.** `LocalGaussian`: nobody but the client itself. `BlockSum`: whoever holds the state sees
+**Trust.** `LocalGaussian`: nobody but the client itself. `BlockSum`: the holder of the state sees
 the outcomes and the running sum of an unfinished block; all others see releases only.
 
 **Guarantee.** For public settings, of two worlds that differ in one record, what is released is

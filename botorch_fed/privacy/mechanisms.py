@@ -20,7 +20,7 @@ is what `event` says. In floating point :math:`s = z(\Delta' + \gamma\sqrt{PM})`
 what rounding can add to a sum [Casacuberta2022]_: together below one part in a thousand as long as
 :math:`z\sqrt{PM}` stays below a thousand and `N` below :math:`10^8`.
 
-**Trust.** Central: whoever calls `release` sees the contributions and is trusted, and so is the
+**Trust.** Central: the caller of `release` sees the contributions and is trusted, and so is the
 secrecy of who was sampled; if uploads are visible, account with `PoissonSampling(1.0)`.
 
 **Guarantee** (zero-out, unit agent). For public roster, weights, clip norm, sampling, noise
@@ -563,8 +563,8 @@ class GaussianMechanism(ABC):
 class GaussianSum(GaussianMechanism):
     r"""One noisy, equally weighted sum :math:`q^{-1} \sum_{n \in S} w \hat\omega_n + N(0, s^2 I)`.
 
-    Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, whoever
-    calls `release` sees the contributions. Guarantee: that of the module's docstring.
+    Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, the
+    caller of `release` sees the contributions. Guarantee: that of the module's docstring.
 
     Proof (sketch). Agent `n` moves the sum by :math:`w \hat\omega_n / q` if it is sampled, and
     :math:`\|\hat\omega_n\| \le c` after clipping, so :math:`\Delta = |w| c / q`. The noise has
@@ -624,9 +624,9 @@ class WeightedGaussianSum(GaussianMechanism):
     .. math:: \omega^{(i)} = q^{-1} \sum_{n \in S} \varphi_n^{(i)} \hat\omega_n + N(0, s^2 I),
               \qquad i = 1, …, P.
 
-    Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, whoever
-    calls `release` sees the contributions. Guarantee: that of the module's docstring, for all `P`
-    sums together.
+    Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, the
+    caller of `release` sees the contributions. Guarantee: that of the module's docstring, for all
+    `P` sums together.
 
     Proof (sketch). The `P` sums are one joint release. Agent `n` moves it by
     :math:`\varphi_n \otimes \hat\omega_n / q`, of norm exactly
@@ -702,9 +702,9 @@ class CorrelatedGaussianSum(GaussianMechanism):
     region as elsewhere. Published noise is :math:`\sqrt P` times this one's, in every round
     [Dai2021DPFTS]_. At :math:`\kappa = 0` all rows are equal.
 
-    Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, whoever
-    calls `release` sees the contributions. Guarantee: that of the module's docstring, for all `P`
-    sums together; regions and contrast are public.
+    Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, the
+    caller of `release` sees the contributions. Guarantee: that of the module's docstring, for all
+    `P` sums together; regions and contrast are public.
 
     Proof (sketch). Let :math:`R = K^{1/2}` and :math:`G = \sum_{n \in S} e_{g(n)} \hat\omega_n'`,
     `P x M`. Released is :math:`\tilde G = R G / q + s \Xi`; then
