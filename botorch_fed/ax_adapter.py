@@ -928,12 +928,7 @@ class ContextMessagePriorGP(MessagePriorGP):
 class ContextMixture(LocalSharedMixture):
     """`LocalSharedMixture` of an own GP and the model of a context's summaries.
 
-    Args:
-        train_X: A `n x d` tensor of points.
-        train_Y: A `n x 1` tensor of the metric's values.
-        train_Yvar: A `n x 1` tensor of noise variances, if they are known.
-        context: The context's name.
-        input_transform: To the unit cube; Ax's `Normalize` over the declared bounds.
+    Arguments as of `ContextBasisGP`.
     """
 
     def __init__(

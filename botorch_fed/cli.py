@@ -1241,7 +1241,7 @@ def _hub_init(arguments: argparse.Namespace) -> _Done:
     folder = Hub.create(arguments.folder, arguments.address, arguments.port).folder
     _say(arguments, f"Made {folder}. Start it: {PROGRAM} hub start {folder}")
     _say(arguments, f"Give the sites {folder / 'ca.crt'} and the study file.")
-    _say(arguments, "Allow nobody else access to /v1/control on its port: see the documentation.")
+    _say(arguments, "Let nobody but yourself reach /v1/control on its port: see the documentation.")
     return _Done({"command": "hub init", "folder": folder})
 
 

@@ -8,9 +8,9 @@ else must agree: both call the run by `StudyFile.fingerprint`, so that a site wi
 refuses. What a node may say is bound to its key: the hub's operator admits a public key under an
 agent's name, Flower authenticates the node, and the engine asks the node of that name only.
 
-Access to Flower's control interface is the right to run code on the machines of all sites, as the
-user that `flower-supernode` runs as. See the threat model in the documentation: allow
-only the hub's operator to reach ``/v1/control``.
+Flower gives whoever can reach its control interface the right to run code on the machines of all
+sites, as the user that `flower-supernode` runs as. See the threat model in the documentation: let
+nobody but the hub's operator reach ``/v1/control``.
 """
 
 from __future__ import annotations
@@ -185,8 +185,8 @@ class Hub:
 
     def _statuses(self) -> dict[int, str]:
         """What Flower says of its nodes."""
-        answer = self._flwr("supernode", "list", CONNECTION, "--format", "json")
-        return {int(node["node-id"]): str(node["status"]) for node in answer["nodes"]}
+        said = self._flwr("supernode", "list", CONNECTION, "--format", "json")
+        return {int(node["node-id"]): str(node["status"]) for node in said["nodes"]}
 
     def sites(self) -> dict[AgentId, str]:
         """The sites, and what Flower says of each one's node: ``"online"``, ``"offline"``, …"""
@@ -195,14 +195,14 @@ class Hub:
 
     def nodes(self, names: Sequence[AgentId]) -> dict[AgentId, int]:
         """The nodes of some sites."""
-        sites: dict[AgentId, int] = self.settings["sites"]
-        missing = [name for name in names if name not in sites]
+        known: dict[AgentId, int] = self.settings["sites"]
+        missing = [name for name in names if name not in known]
         if missing:
             raise DeployError(
                 f"The hub does not know the sites {missing}. Admit each one: botorch-fed hub admit "
                 f"{self.folder} {missing[0]} NODE.pub"
             )
-        return {name: sites[name] for name in names}
+        return {name: known[name] for name in names}
 
     def run(
         self,
@@ -264,12 +264,12 @@ class Hub:
         }
         for value in map(str, config.values()):
             if '"' in value or "\\" in value:
-                raise DeployError(f'Expected a path without " and \\ for Flower, got {value}.')
+                raise DeployError(f'A path with " or \\ cannot be told to Flower, got {value}.')
         pairs = " ".join(
             f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items()
         )
-        answer = self._flwr("run", str(APP), CONNECTION, "-c", pairs, "--format", "json")
-        number = str(answer["run-id"])
+        said = self._flwr("run", str(APP), CONNECTION, "-c", pairs, "--format", "json")
+        number = str(said["run-id"])
         try:
             self._wait(number, outcome, folder / "rounds.jsonl", watch)
         except BaseException:
@@ -278,7 +278,7 @@ class Hub:
             raise
         if not outcome.exists():
             raise DeployError(
-                f"The run's process ended without a result: see `flwr log {number}` with "
+                f"The run's process has ended without a word, see `flwr log {number}` with "
                 f"FLWR_HOME={self.folder / 'flower'}. Go on with --resume."
             )
         ended = json.loads(outcome.read_text())
@@ -300,14 +300,14 @@ class Hub:
             looks += 1
             if looks % 20 == 0:
                 try:
-                    answer = self._flwr("list", CONNECTION, "--run-id", number, "--format", "json")
+                    said = self._flwr("list", CONNECTION, "--run-id", number, "--format", "json")
                     misses = 0
                 except DeployError:  # a busy machine may miss one; a run may take days
                     misses += 1
                     if misses == MISSES:
                         raise
                     continue
-                if str(answer["runs"][0]["status"]).startswith("finished"):
+                if str(said["runs"][0]["status"]).startswith("finished"):
                     time.sleep(LOOK)
                     return
             time.sleep(LOOK)
@@ -326,12 +326,12 @@ class Hub:
         except subprocess.TimeoutExpired as error:
             raise DeployError(f"`flwr {arguments[0]}` has not ended in {PATIENCE:g} s.") from error
         with contextlib.suppress(json.JSONDecodeError):
-            answer = json.loads(done.stdout[max(done.stdout.find("{"), 0) :])
-            if answer.get("success") and done.returncode == 0:
-                return dict(answer)
+            said = json.loads(done.stdout[max(done.stdout.find("{"), 0) :])
+            if said.get("success") and done.returncode == 0:
+                return dict(said)
             raise DeployError(
                 f"Flower refuses `flwr {arguments[0]}`: "
-                f"{answer.get('error-message', done.stderr.strip())}. Is the hub running "
+                f"{said.get('error-message', done.stderr.strip())}. Is the hub running "
                 f"(botorch-fed hub start {self.folder})?"
             )
         words = (done.stderr or done.stdout).strip()[-500:]
@@ -504,8 +504,8 @@ class SiteFolder:
                 _end(node)
         if ended is not None:
             raise DeployError(
-                f"Flower's node has ended with code {ended}; its output stands above. 305 means "
-                "that the hub does not know this node's key: have node.pub admitted."
+                f"Flower's node has ended with code {ended}; its words stand above. 305 means that "
+                "the hub does not know this node's key: have node.pub admitted."
             )
 
     @contextlib.contextmanager
@@ -534,17 +534,17 @@ class SiteFolder:
             )
         socket_ = self.folder / "socket"
         if is_listening(socket_):
-            answer = ask_site(socket_, verb, arguments)
+            found = ask_site(socket_, verb, arguments)
         else:
             settings = json.loads(noted.read_text())
             with (
                 _alone(self.folder / "lock", f"the site in {self.folder}"),
                 self.site(read_study(settings["study"]), settings["name"]) as site,
             ):
-                answer = perform(site, verb, arguments)
-        if "error" in answer:
-            raise DeployError(answer["error"])
-        return answer
+                found = perform(site, verb, arguments)
+        if "error" in found:
+            raise DeployError(found["error"])
+        return found
 
     def result(self, study: StudyFile, name: AgentId) -> RunResult:
         """What this site has observed in a study."""
@@ -582,9 +582,9 @@ def _copy_keys(keys: str | Path, store: FileStore) -> None:
     """Put keys that came by hand into a store that has none."""
     if not Path(keys).is_dir():
         raise DeployError(f"There is no folder {keys} with keys.")
-    source = FileStore(keys)
-    for name in source.names():
-        data = source.get(name)
+    found = FileStore(keys)
+    for name in found.names():
+        data = found.get(name)
         if data is not None and store.get(name) is None:
             store.put_new(name, data)
 
@@ -608,12 +608,12 @@ def _environment(home: Path) -> dict[str, str]:
 
 def _program(name: str) -> str:
     beside = Path(sys.executable).parent / name
-    path = str(beside) if beside.exists() else shutil.which(name)
-    if path is None:
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
         raise DeployError(
             f"The command {name} is missing: pip install 'botorch_fed[flower]' in this environment."
         )
-    return path
+    return found
 
 
 def free_port() -> int:

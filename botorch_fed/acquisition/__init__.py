@@ -14,12 +14,9 @@ constructors   input constructors for BoTorch and Ax, registered on import
 Any BoTorch acquisition function works on the package's models as well.
 """
 
+from botorch_fed.acquisition import constructors as _constructors  # noqa: F401 - registers them
 from botorch_fed.acquisition.additive import AdditiveGrid
 from botorch_fed.acquisition.confidence import private_ucb_width
-from botorch_fed.acquisition.constructors import (
-    construct_inputs_thompson_sampling,
-    construct_inputs_transfer,
-)
 from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.mixture import MixtureEI, MixturePI, MixtureUCB
 from botorch_fed.acquisition.optimize import maximize
@@ -55,8 +52,6 @@ __all__ = [
     "ThompsonSampling",
     "TransferAcquisition",
     "check_schedule",
-    "construct_inputs_thompson_sampling",
-    "construct_inputs_transfer",
     "exploration_weights",
     "maximize",
     "private_ucb_width",

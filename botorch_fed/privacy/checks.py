@@ -1,4 +1,4 @@
-"""Checks of settings that all mechanisms and ledgers share."""
+"""Checks and words of settings that all mechanisms and ledgers share."""
 
 from __future__ import annotations
 
@@ -45,3 +45,12 @@ def check_path(path: Any) -> None:
     """Raise unless it can address random numbers."""
     if not all(isinstance(item, (int, str)) for item in path):
         raise InputDataError(f"A path is a tuple of int and str, got {path!r}.")
+
+
+def described(value: Any, *names: str) -> str:
+    """The name of its class and some of its settings, numbers in short."""
+    settings = {name: getattr(value, name) for name in names}
+    words = [
+        f"{name}={x:g}" if isinstance(x, float) else f"{name}={x!r}" for name, x in settings.items()
+    ]
+    return f"{type(value).__name__}({', '.join(words)})"

@@ -86,7 +86,7 @@ from botorch_fed.privacy.accounting import (
     Unit,
     noise_multiplier_for,
 )
-from botorch_fed.privacy.checks import check_between, check_count
+from botorch_fed.privacy.checks import check_between, check_count, described
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import (
     NoiseSource,
@@ -228,9 +228,7 @@ class DistributedMechanism(ABC):
     def bounded(self, values: Tensor) -> Tensor:
         """A contribution, clipped and rounded, without noise: a `D` tensor of int64 grid units."""
 
-    @abstractmethod
-    def _own_words(self) -> tuple[str, ...]:
-        """What the `repr` says of it."""
+    _described: ClassVar[tuple[str, ...]]  # what the `repr` names first
 
     # What follows from it.
 
@@ -288,16 +286,8 @@ class DistributedMechanism(ABC):
         return discrete_gaussian(std, self._numbers, noise=noise, path=(*path, "noise"))
 
     def __repr__(self) -> str:
-        words = (
-            *self._own_words(),
-            f"num_agents={self.num_agents}",
-            f"noise_multiplier={self.noise_multiplier:g}",
-            f"colluding={self.colluding}",
-            f"dropping={self.dropping}",
-            f"adjacency={self.adjacency!r}",
-            f"unit={self.unit!r}",
-        )
-        return f"{type(self).__name__}({', '.join(words)})"
+        names = ("num_agents", "noise_multiplier", "colluding", "dropping", "adjacency", "unit")
+        return described(self, *self._described, *names)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -321,6 +311,7 @@ class DistributedGaussianSum(DistributedMechanism):
     dim: int
     clip_norm: float
     unit: ClassVar[Unit] = "agent"
+    _described = ("dim", "clip_norm")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -378,9 +369,6 @@ class DistributedGaussianSum(DistributedMechanism):
         values = clip(values.detach(), self.clip_norm)
         return self.grid.to_integers(values)
 
-    def _own_words(self) -> tuple[str, ...]:
-        return (f"dim={self.dim}", f"clip_norm={self.clip_norm:g}")
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DistributedRecordSum(OverRecords, DistributedMechanism):
@@ -416,6 +404,7 @@ class DistributedRecordSum(OverRecords, DistributedMechanism):
     centre: float = 0.0
     moment_scale: float = None  # type: ignore[assignment]  # never None once constructed
     unit: ClassVar[Unit] = "record"
+    _described = ("num_features", "outcome_bound", "max_records")
 
     def _check_bounds(self) -> None:
         check_count("The largest number of records", self.max_records)
@@ -461,11 +450,4 @@ class DistributedRecordSum(OverRecords, DistributedMechanism):
         """The standard deviation of the noise in what `gram_and_moment` returns as the moment."""
         return self.statistic.moment_noise_std(
             self.noise_std, noise_var=noise_var, outputscale=outputscale
-        )
-
-    def _own_words(self) -> tuple[str, ...]:
-        return (
-            f"num_features={self.num_features}",
-            f"outcome_bound={self.outcome_bound:g}",
-            f"max_records={self.max_records}",
         )

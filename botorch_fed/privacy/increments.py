@@ -58,7 +58,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from torch import Tensor
 
 from botorch_fed.privacy.accounting import Adjacency, Event, Unit
-from botorch_fed.privacy.checks import check_between, check_count, check_path, set_number
+from botorch_fed.privacy.checks import check_between, check_count, check_path, described, set_number
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -189,15 +189,8 @@ class LocalGaussian(OverRecords):
         _check_room("A release", records.shape[0], self.statistic.largest, self.noise_scale)
 
     def __repr__(self) -> str:
-        words = (
-            f"num_features={self.num_features}",
-            f"outcome_bound={self.outcome_bound:g}",
-            f"moment_scale={self.moment_scale:g}",
-            f"noise_multiplier={self.noise_multiplier:g}",
-            f"adjacency={self.adjacency!r}",
-            f"unit={self.unit!r}",
-        )
-        return f"LocalGaussian({', '.join(words)})"
+        names = ("num_features", "outcome_bound", "moment_scale", "noise_multiplier")
+        return described(self, *names, "adjacency", "unit")
 
 
 # ------------------------------------------------------------------ blocks of public actions

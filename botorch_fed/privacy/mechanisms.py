@@ -57,6 +57,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ from scipy.special import gammaincinv
 from torch import Tensor
 
 from botorch_fed.privacy.accounting import Adjacency, Event, Unit
-from botorch_fed.privacy.checks import check_between, check_count, check_path
+from botorch_fed.privacy.checks import check_between, check_count, check_path, described
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -287,6 +288,7 @@ class GaussianMechanism(ABC):
     sampling: Sampling = PoissonSampling()
     adjacency: Adjacency = "zero-out"
     unit: Unit = "agent"
+    _described: ClassVar[tuple[str, ...]] = ()  # what the `repr` names beside these
 
     def __post_init__(self) -> None:
         check_count("The number of agents", self.num_agents)
@@ -540,20 +542,8 @@ class GaussianMechanism(ABC):
 
     @cached_property
     def _words(self) -> str:
-        fields = (
-            f"num_agents={self.num_agents}",
-            *self._own_words(),
-            f"dim={self.dim}",
-            f"clip_norm={self.clip_norm:g}",
-            f"noise_multiplier={self.noise_multiplier:g}",
-            f"sampling={self.sampling}",
-            f"adjacency={self.adjacency!r}",
-            f"unit={self.unit!r}",
-        )
-        return f"{type(self).__name__}({', '.join(fields)})"
-
-    def _own_words(self) -> tuple[str, ...]:
-        return ()
+        names = ("dim", "clip_norm", "noise_multiplier", "sampling", "adjacency", "unit")
+        return described(self, "num_agents", *self._described, *names)
 
     def __repr__(self) -> str:
         return self._words
@@ -586,6 +576,7 @@ class GaussianSum(GaussianMechanism):
     """
 
     weight: float = None  # type: ignore[assignment]  # never None once constructed
+    _described = ("weight",)
 
     @property
     def weights(self) -> Tensor:
@@ -609,9 +600,6 @@ class GaussianSum(GaussianMechanism):
     @property
     def _row_sums(self) -> Tensor:
         return self.weights.abs().sum(dim=1)
-
-    def _own_words(self) -> tuple[str, ...]:
-        return (f"weight={self.weight:g}",)
 
     def _weighted(self, agents: _Agents, factors: _Array, rows: _Array) -> _Array:
         return (self.weight * (factors @ rows))[None]
@@ -644,6 +632,7 @@ class WeightedGaussianSum(GaussianMechanism):
 
     weights: Tensor
     paper_noise: bool = False
+    _described = ("num_regions", "paper_noise")
 
     def _check_weights(self) -> None:
         weights = self.weights
@@ -687,9 +676,10 @@ class WeightedGaussianSum(GaussianMechanism):
             return columns @ rows
         return columns[:, kept] @ rows[kept]
 
-    def _own_words(self) -> tuple[str, ...]:
-        noise = ("noise as published: √P too much",) if self.paper_noise else ()
-        return (f"num_regions={self._outputs}", *noise)
+    @property
+    def num_regions(self) -> int:
+        """The number `P` of sums."""
+        return self._outputs
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -725,6 +715,7 @@ class CorrelatedGaussianSum(GaussianMechanism):
     regions: tuple[int, ...]
     num_regions: int
     contrast: float
+    _described = ("num_regions", "contrast")
 
     def _check_weights(self) -> None:
         check_count("The number of regions", self.num_regions)
@@ -799,9 +790,6 @@ class CorrelatedGaussianSum(GaussianMechanism):
 
     def _decode(self, noised: Tensor) -> Tensor:
         return self._root(noised) / self._normalizers[:, None]
-
-    def _own_words(self) -> tuple[str, ...]:
-        return (f"num_regions={self.num_regions}", f"contrast={self.contrast:g}")
 
 
 # ------------------------------------------------------------------ parts

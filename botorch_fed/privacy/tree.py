@@ -95,7 +95,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from botorch_fed.privacy.accounting import Adjacency, Event, Unit
-from botorch_fed.privacy.checks import check_between, check_choice, check_count, set_number
+from botorch_fed.privacy.checks import (
+    check_between,
+    check_choice,
+    check_count,
+    described,
+    set_number,
+)
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -448,17 +454,8 @@ class PrefixSum(OverRecords):
 
     @cached_property
     def _words(self) -> str:
-        words = (
-            f"num_features={self.num_features}",
-            f"outcome_bound={self.outcome_bound:g}",
-            f"horizon={self.horizon}",
-            f"noise_multiplier={self.noise_multiplier:g}",
-            f"factorization={self.factorization!r}",
-            f"adjacency={self.adjacency!r}",
-            f"unit={self.unit!r}",
-            f"participations={self.participations}",
-        )
-        return f"{type(self).__name__}({', '.join(words)})"
+        names = ("num_features", "outcome_bound", "horizon", "noise_multiplier", "factorization")
+        return described(self, *names, "adjacency", "unit", "participations")
 
     def __repr__(self) -> str:
         return self._words
