@@ -843,7 +843,7 @@ def _communication_table(result: RunResult, rounds: int) -> str:
         rows.append(["CPU time", *(f"{part:.3g} s" for part in parts)])
     head = ("", "In all", "Per round", "Per agent and round")
     cells = [[_cell(row[0]), *(_cell(cell, numeric=True) for cell in row[1:])] for row in rows]
-    return _table("Bytes and CPU time", head, cells)
+    return _table("Bytes and CPU time" if seconds else "Bytes", head, cells)
 
 
 # ------------------------------------------------------------------ where agents have looked
