@@ -196,7 +196,7 @@ def _umask(private: bool) -> Iterator[None]:
 
 
 def _expect_notes() -> None:
-    """Let what the package says of noise be heard, and not what BoTorch says of scales."""
+    """Show the package's warnings of noise, and not BoTorch's of scales."""
     from botorch.exceptions.warnings import InputDataWarning
 
     from botorch_fed.privacy import SignalWarning
@@ -294,7 +294,7 @@ def _count(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"expected an integer from {least} on, got {text}")
         return value
 
-    count.__name__ = "int"  # argparse says it
+    count.__name__ = "int"  # the word that argparse shows
     return count
 
 
@@ -455,7 +455,7 @@ class _Gain:
 
     @property
     def words(self) -> str:
-        """What it says."""
+        """The verdict."""
         if self.half_width is None:
             return "one run only: take --repeats"
         if self.gain == self.half_width == 0:
@@ -610,7 +610,7 @@ def _newcomers(
 ) -> Tensor:
     """Best values of sites that begin with what the others found alone, as `_Arm.curves`.
 
-    Each site in turn is the newcomer; the others have not heard of it before.
+    Each site in turn is the newcomer; the others start without messages of it.
     """
     import torch
 

@@ -577,7 +577,7 @@ def _privacy(run: _Run) -> list[str]:
     return [_privacy_table(account), *_spending(run.result), *_signal(account)]
 
 
-_PRIVACY_ROWS = {  # nothing else of what a server says is shown
+_PRIVACY_ROWS = {  # nothing else of a server's account is shown
     "epsilon": "ε spent",
     "promised_epsilon": "ε promised before the run",
     "delta": "δ",
@@ -647,7 +647,7 @@ def _spending(result: RunResult) -> list[str]:
     label = (
         f"Epsilon grows to {account['epsilon']:.4g} over {_count(account['releases'], 'release')}"
     )
-    caption = f"ε at δ = {account['delta']:.3g} over the releases; dashed, what the ledger says."
+    caption = f"ε at δ = {account['delta']:.3g} over the releases; dashed, the ledger's value."
     return [_figure(figure, "spending", label, caption)]
 
 

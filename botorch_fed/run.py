@@ -68,9 +68,9 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 Part = Literal["whole", "hub", "site"]
 Measure = Literal["simple", "cumulative"]
-MIN_FAILED = 2  # evaluations from which on it can be said where they fail
+MIN_FAILED = 2  # evaluations from which on a region of failures is named
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
-FORMAT = 2  # of the files of a result; 1 says "heard" for "replied"
+FORMAT = 2  # of the files of a result; 1 has "heard" for "replied"
 HEAD = "run.json"  # of a folder: what its run was started with
 FILES = {"server", "sites", "run.json.draft", "lock"}  # that a folder may hold before its run
 

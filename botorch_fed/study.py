@@ -181,8 +181,8 @@ MECHANISM_KEYS = {
     "gaussian": ("clip_norm",),
     "distributed-gaussian": ("clip_norm", "colluding", "dropping", "adjacency"),
 }
-REHEARSED_ROUNDS = 3
-MOST_REHEARSED = 20  # agents; with more a rehearsal takes too long for a plan
+MEASURED_ROUNDS = 3
+MOST_MEASURED = 20  # agents; with more the measurement takes too long for a plan
 
 
 class StudyError(FederatedError):
@@ -412,7 +412,7 @@ def simple_settings(kind: type[Any]) -> dict[str, Any]:
     return {name: hints[name] for name in names if name not in refused and _simple(hints[name])}
 
 
-# ------------------------------------------------------------------ what a file says
+# ------------------------------------------------------------------ the content of a file
 
 
 @dataclass(frozen=True)
@@ -471,7 +471,7 @@ class StudyFile:
         """The study of the protocol.
 
         Args:
-            budget: Another than the file's, for a rehearsal.
+            budget: Another than the file's, for a measurement.
             out: Where secrets lie that must survive a crash; default in memory.
             books: The open ledger.
         """
@@ -1256,8 +1256,7 @@ class Plan:
         signal: What noise leaves of the releases, and what follows; empty if that is not known.
         sees: Who sees what.
         roster: Whether agents may join while the study runs; empty if that is not known.
-        bytes_per_round: Up and down, of all agents, of the rounds of a rehearsal; None if there was
-            none.
+        bytes_per_round: Up and down, of all agents, in the measured rounds; None if there were none.
         bytes_note: Where that number comes from, or what it depends on.
     """
 
@@ -1312,7 +1311,7 @@ def _rounds(made: Any, agents: tuple[AgentId, ...]) -> int:
 
 @dataclass(frozen=True)
 class _MadeUp:
-    """An objective of a rehearsal: a bowl, the same for all."""
+    """An objective of the plan's measurement: a quadratic function, the same for all."""
 
     space: SearchSpace
 
@@ -1323,13 +1322,13 @@ class _MadeUp:
 
 def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
     depends = "they grow with the number of agents, of features and of rounds"
-    if len(study.agents) > MOST_REHEARSED:
+    if len(study.agents) > MOST_MEASURED:
         return None, (
-            f"not rehearsed with more than {MOST_REHEARSED} agents; {depends}: run with few agents "
+            f"not measured with more than {MOST_MEASURED} agents; {depends}: run with few agents "
             "and look at result.bytes_per_round()"
         )
     made = study.study()
-    rounds = budget = min(_rounds(made, study.agents), REHEARSED_ROUNDS)
+    rounds = budget = min(_rounds(made, study.agents), MEASURED_ROUNDS)
     if isinstance(made, Budgeted):
         budget = int(type(made).budget_of(rounds, study.agents, dict(study.settings)))
         rounds = _rounds(replace(made, budget=budget), study.agents)  # type: ignore[type-var]
@@ -1340,7 +1339,7 @@ def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
             study.study(budget=budget), made_up, seed=study.seed, space=study.space, progress=False
         )
     counts = result.bytes_per_round()
-    note = f"measured in a rehearsal of {rounds} rounds on made-up values, exchanges in order"
+    note = f"measured in {rounds} rounds on synthetic values, exchanges in order"
     return tuple(counts[serial] for serial in sorted(counts)), f"{note}; {depends}"
 
 

@@ -667,7 +667,7 @@ def test_a_plan_evaluates_nothing_and_says_what_will_happen(folder: Path) -> Non
     assert found.bytes_per_round is not None
     result = run_study(read(folder), out=None, progress=False)
     counts = result.bytes_per_round()
-    # A rehearsal has other values, but messages of the same size.
+    # The measurement has other values, but messages of the same size.
     assert list(found.bytes_per_round) == pytest.approx(
         [counts[t] for t in sorted(counts)], rel=0.1
     )

@@ -1,4 +1,4 @@
-r"""Acquisition: where to look next. Torch only; imports `models`, knows no protocol.
+r"""Acquisition: where to look next. Torch only; imports `models`, independent of protocols.
 
 schedules      p_t, the weight of the agent's own model, and the checks of the theory
 regions        `Partition` of the cube, and the agents' weights in each region

@@ -1,6 +1,6 @@
 r"""Models: tensors in, tensors out. No protocol, no privacy, no engine.
 
-numerics    float64 by construction, Cholesky with an error that says why
+numerics    float64 by construction, Cholesky with an error that names the cause
 kernels     stationary kernels as plain tensors
 features    feature maps, the shared bases
 summary     additive statistics, their total's weight posterior, the evidence

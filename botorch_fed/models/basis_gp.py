@@ -421,7 +421,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             )
         if self._noise.shape[-2] not in (1, X.shape[-2]):
             raise BotorchTensorDimensionError(
-                f"This model knows the noise of {self._noise.shape[-2]} observations, not of "
+                f"This model has noise variances of {self._noise.shape[-2]} observations, not of "
                 f"{X.shape[-2]}: build a new model with train_Yvar."
             )
         check_finite(X, "inputs")

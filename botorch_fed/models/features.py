@@ -1,7 +1,7 @@
 r"""Feature maps :math:`\phi`: the bases over which agents add their statistics.
 
 Every map is whitened: weights have prior :math:`w \sim N(0, I)`, so :math:`f = \phi(x)^\top w` has
-prior covariance :math:`\phi(x)^\top \phi(x')`, plus what the map says it misses (`residual`).
+prior covariance :math:`\phi(x)^\top \phi(x')`, plus the part that the map misses (`residual`).
 
     map                          basis                                     misses
     RandomFourierFeatures        cos/sin of random frequencies             nothing (its own kernel)
@@ -958,7 +958,7 @@ class PolynomialFeatures(FeatureMap):
         half_width: The half width `h`, positive: alike.
         constant_scale: The prior standard deviation `a` of the constant, relative to `s`.
         scale: The prior standard deviation `s` of the other weights.
-        input_dim: The number `d` of inputs, where neither tensor says it.
+        input_dim: The number `d` of inputs, where neither tensor has it.
 
     Example:
         >>> trend = PolynomialFeatures(0.5, 0.5, scale=0.3, input_dim=2)

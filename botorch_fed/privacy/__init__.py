@@ -1,4 +1,4 @@
-r"""Privacy: tensors in, private tensors and a ledger out. Knows no models, agents or protocols.
+r"""Privacy: tensors in, private tensors and a ledger out, independent of models and protocols.
 
 accounting  what releases cost together: events, guarantees, budgets, ledgers
 mechanisms  noisy sums: bound, noise and event in one object; clipping and sampling

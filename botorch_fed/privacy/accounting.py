@@ -131,7 +131,7 @@ class Event:
             raise InputDataError(f"discrete is True or False, got {type(self.discrete).__name__}.")
         if self.discrete and (self.sampling_rate != 1 or self.sample_size is not None):
             raise InputDataError(
-                "No accountant here knows discrete noise on a sample: let everyone take part."
+                "No accountant bounds discrete noise on a sample: let everyone take part."
             )
 
     def __repr__(self) -> str:
@@ -393,7 +393,7 @@ def _check_fit(groups: Groups, accountant: Accountant, adjacency: Adjacency) -> 
         )
     if fixed and accountant != "dp-accounting-rdp":
         raise UnsupportedError(
-            f"{accountant!r} does not know samples of a fixed size: use 'dp-accounting-rdp'."
+            f"{accountant!r} has no bound for samples of a fixed size: use 'dp-accounting-rdp'."
         )
     if accountant != "dp-accounting-rdp" and any(event.discrete for event, _ in groups):
         raise UnsupportedError(
@@ -402,7 +402,7 @@ def _check_fit(groups: Groups, accountant: Accountant, adjacency: Adjacency) -> 
     zero_out_only = accountant in ("prv", "rdp") or (accountant == "dp-accounting-rdp" and poisson)
     if groups and adjacency == "replace-one" and zero_out_only:
         raise UnsupportedError(
-            f"{accountant!r} knows these releases under 'zero-out' only: use 'pld'."
+            f"{accountant!r} bounds these releases under 'zero-out' only: use 'pld'."
         )
     if accountant == "gdp" and poisson:
         raise UnsupportedError(
@@ -655,7 +655,7 @@ def _split(groups: Groups, adjacency: Adjacency) -> tuple[float, Groups]:
 
 def _pld_epsilon(groups: Groups, delta: float, adjacency: Adjacency) -> float:
     mu, sampled = _split(groups, adjacency)
-    # Rounding in the Fourier transforms, of which the discretisation knows nothing: measured
+    # Rounding in the Fourier transforms, which the discretisation does not cover: measured
     # against the closed form it stays below a tenth of this.
     slack = 1e-14 + 1e-16 * sum(count for _, count in sampled)
     if delta < 100 * slack:

@@ -426,7 +426,7 @@ class BlockSum:
         if noise.private != state.private:
             raise InputDataError(
                 "A run has secret noise or seeded noise throughout: it was started with "
-                f"private={state.private}, the source given says private={noise.private}."
+                f"private={state.private}, the given source has private={noise.private}."
             )
         step = lattice_step(self.noise_std)
         clipped = (values - self.centre).clamp(-self.outcome_bound, self.outcome_bound)

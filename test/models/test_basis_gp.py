@@ -585,7 +585,7 @@ def test_bad_noise() -> None:
         X, Y.expand(-1, 2), feature_map=random_fourier(), noise_var=torch.tensor([0.5, 0.25])
     )
     assert two.likelihood.noise.squeeze(-1).tolist() == [0.5, 0.25]
-    with pytest.raises(BotorchTensorDimensionError, match="knows the noise of 25"):
+    with pytest.raises(BotorchTensorDimensionError, match="noise variances of 25"):
         known.set_train_data(X[:5], Y[:5, 0], strict=False)
 
 
