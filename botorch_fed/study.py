@@ -1256,7 +1256,7 @@ class Plan:
         signal: What noise leaves of the releases, and what follows; empty if that is not known.
         sees: Who sees what.
         roster: Whether agents may join while the study runs; empty if that is not known.
-        bytes_per_round: Up and down, of all agents, in the measured rounds; None if there were none.
+        bytes_per_round: Up and down, of all agents, in the measured rounds; None without any.
         bytes_note: Where that number comes from, or what it depends on.
     """
 

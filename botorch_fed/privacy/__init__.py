@@ -1,6 +1,8 @@
 r"""Privacy: tensors in, private tensors and a ledger out, independent of models and protocols.
 
 accounting  what releases cost together: events, guarantees, budgets, ledgers
+checks      checks of settings that all of these share
+paying      the price of a mechanism, and the ledger that pays it
 mechanisms  noisy sums: bound, noise and event in one object; clipping and sampling
 distributed noisy sums without a trusted server: every agent adds its share of the noise
 records     the statistic of a record and its bounds, shared by the sums over records
