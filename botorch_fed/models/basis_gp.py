@@ -146,26 +146,15 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         self._received: Summary | None = None
         if self._summaries:
             self._received = sum(self._summaries[1:], start=self._summaries[0])
+        if summaries:
+            check_public_transforms(input_transform, outcome_transform, "received summaries")
         if input_transform is not None:
-            if summaries and getattr(input_transform, "learn_coefficients", False):
-                raise UnsupportedError(
-                    f"{type(input_transform).__name__} learns its coefficients from this agent's "
-                    "data, but received summaries are over the shared inputs: give it the public "
-                    "bounds, Normalize(d, bounds=bounds)."
-                )
             input_transform = input_transform.to(train_X)
             input_transform.train()
             if n:
                 with torch.no_grad():
                     input_transform(train_X)  # learns its coefficients, where it has any
         if outcome_transform is not None:
-            if summaries and isinstance(outcome_transform, Standardize):
-                warnings.warn(
-                    "Standardize scales outcomes by this agent's own data, but received summaries "
-                    "are on the shared scale: agree on a public affine map of the outcomes.",
-                    InputDataWarning,
-                    stacklevel=2,
-                )
             if n:
                 outcome_transform.train()
                 with torch.no_grad():
@@ -1027,6 +1016,25 @@ class _RawStatistics:
             square=square + n * shift[..., 0, 0].square(),
         )
         return shifted.scaled(1 / noise_var[..., 0, 0])
+
+
+def check_public_transforms(
+    input_transform: InputTransform | None, outcome_transform: OutcomeTransform | None, what: str
+) -> None:
+    """Refuse an input transform that learns from own data; warn of such an outcome transform."""
+    if getattr(input_transform, "learn_coefficients", False):
+        raise UnsupportedError(
+            f"{type(input_transform).__name__} learns its coefficients from this agent's data, but "
+            f"{what} are over the shared inputs: give it the public bounds, "
+            "Normalize(d, bounds=bounds)."
+        )
+    if isinstance(outcome_transform, Standardize):
+        warnings.warn(
+            f"Standardize scales outcomes by this agent's own data, but {what} are on the shared "
+            "scale: agree on a public affine map of the outcomes.",
+            InputDataWarning,
+            stacklevel=3,
+        )
 
 
 def _check_shapes(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:

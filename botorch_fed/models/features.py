@@ -516,7 +516,25 @@ class QuadratureFourierFeatures(_FourierFeatures):
         )
 
 
-class KLFeatures(FeatureMap):
+class _OverMap(FeatureMap):
+    """A map made of another one, with its hyperparameters."""
+
+    def __init__(self, base: FeatureMap) -> None:
+        super().__init__()
+        self.base = base
+        self.input_dim = base.input_dim
+        self.num_features = base.num_features
+
+    @property
+    def lengthscale(self) -> Tensor:
+        return self.base.lengthscale
+
+    @property
+    def outputscale(self) -> Tensor:
+        return self.base.outputscale
+
+
+class KLFeatures(_OverMap):
     r"""The leading eigenvectors of another map's second moment, a discrete Karhunen-Loève basis.
 
     :math:`\phi_{KL}(x) = V^\top \phi(x)` with `V` the top eigenvectors of
@@ -533,7 +551,7 @@ class KLFeatures(FeatureMap):
     projection: Tensor
 
     def __init__(self, base: FeatureMap, projection: Tensor) -> None:
-        super().__init__()
+        super().__init__(base)
         projection = as_double(projection, "projection")
         if base.has_residual:
             raise UnsupportedError("KLFeatures projects Fourier features, not inducing points.")
@@ -545,9 +563,7 @@ class KLFeatures(FeatureMap):
         gram = projection.mT @ projection
         if float((gram - torch.eye(len(gram)).to(gram)).abs().max()) > 1e-8:
             raise InputDataError("The columns of projection must be orthonormal.")
-        self.base = base
         self.register_buffer("projection", projection, persistent=False)
-        self.input_dim = base.input_dim
         self.num_features = projection.shape[-1]
 
     @classmethod
@@ -605,14 +621,6 @@ class KLFeatures(FeatureMap):
         return self.base.covariance(X1, X2)
 
     @property
-    def lengthscale(self) -> Tensor:
-        return self.base.lengthscale
-
-    @property
-    def outputscale(self) -> Tensor:
-        return self.base.outputscale
-
-    @property
     def lengthscale_range(self) -> tuple[Tensor, Tensor]:
         return self.base.lengthscale, self.base.lengthscale
 
@@ -635,7 +643,7 @@ class KLFeatures(FeatureMap):
         return cls(feature_map_from_tensors(_below("base", tensors)), tensors["projection"])
 
 
-class WarpedFeatures(FeatureMap):
+class WarpedFeatures(_OverMap):
     r"""Another map on warped inputs, for log-scaled parameters: see `warp`.
 
     Args:
@@ -644,15 +652,12 @@ class WarpedFeatures(FeatureMap):
     """
 
     def __init__(self, base: FeatureMap, offsets: Tensor) -> None:
-        super().__init__()
+        super().__init__(base)
         self.warp = LogWarp(offsets)
         if self.offsets.shape != (base.input_dim,):
             raise BotorchTensorDimensionError(
                 f"offsets must have shape ({base.input_dim},), got {tuple(self.offsets.shape)}."
             )
-        self.base = base
-        self.input_dim = base.input_dim
-        self.num_features = base.num_features
 
     @staticmethod
     def around(base: FeatureMap, offsets: Tensor) -> FeatureMap:
@@ -678,14 +683,6 @@ class WarpedFeatures(FeatureMap):
     def _residual(self, X1: Tensor, X2: Tensor, Phi1: Tensor, Phi2: Tensor) -> Tensor:
         warp = self.warp.transform
         return self.base._residual(warp(X1), warp(X2), Phi1, Phi2)
-
-    @property
-    def lengthscale(self) -> Tensor:
-        return self.base.lengthscale
-
-    @property
-    def outputscale(self) -> Tensor:
-        return self.base.outputscale
 
     @property
     def lengthscale_range(self) -> tuple[Tensor, Tensor]:
