@@ -82,14 +82,7 @@ class LocalGaussian(OverRecords):
     r"""One client's own statistics :math:`\sum (aa^\top, \kappa y a)` with all of their noise.
 
     Adjacency: replace-one, or zero-out. Unit: record; or agent, which then has at most one record
-    in a release. Trust: nobody but the client, which adds the noise and sends only its increment.
-    Guarantee: that of the module's docstring, for one release; a client with several pays for each.
-
-    Proof (sketch). The statistic of one record moves the sum by half of
-    :math:`\Delta_{replace}` twice, or by :math:`\sqrt{1 + r}` once; rounding each record to the
-    lattice adds :math:`\gamma\sqrt D/2` per record, and the sum of integers is exact. The noise has
-    :math:`s = z (n' + \gamma\sqrt D/2)` for a step of :math:`\gamma \le 2^{-20} s`, where `n'`
-    covers the rounding of norms: the Gaussian mechanism of multiplier `z`.
+    in a release. A client pays for each release. Trust, guarantee and proof: see the module.
 
     Attributes:
         num_features: The dimension `m` of the features.
@@ -278,16 +271,8 @@ class BlockSum:
     and releases their sum when, and only when, it is complete.
 
     Adjacency: one reward replaced (replace-one) or zeroed (zero-out); actions public. Unit: record;
-    agent means the same for agents that give one outcome in the whole run. Trust: central, whoever
-    holds the state sees outcomes. Guarantee: that of the module's docstring, for all blocks of the
-    run together.
-
-    Proof (sketch). An outcome is in one block and moves its sum by `Y` and half a step of the
-    lattice if it is zeroed, by twice that if it is replaced. The noise has
-    :math:`s = z (Y' + \gamma/2)` for a step of :math:`\gamma \le 2^{-20} s`, where `Y'` covers
-    rounding; integers are added, exactly. What comes before the block does not depend on the
-    outcome, what comes after is post-processing: parallel composition, at the price of one
-    Gaussian mechanism of multiplier `z` for any number of blocks.
+    agent means the same for agents that give one outcome in the whole run. Trust, guarantee for all
+    blocks of the run together, and proof: see the module.
 
     Attributes:
         outcome_bound: :math:`Y`, half the public range of outcomes.
