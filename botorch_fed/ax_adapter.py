@@ -35,14 +35,13 @@ at once.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
 
 import torch
@@ -75,7 +74,6 @@ from botorch_fed.federation.base import (
     Exchanged,
     KeepsSecrets,
     Outgoing,
-    Server,
     secrets_in,
     site_folder,
     with_stores,
@@ -83,7 +81,7 @@ from botorch_fed.federation.base import (
 from botorch_fed.federation.drive import Round, drive, finished_rounds
 from botorch_fed.federation.log import FileLog, Log
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import Blobs, FileStore, MemoryBlobs, MemoryStore, Store
+from botorch_fed.federation.store import FileStore, MemoryBlobs, MemoryStore, Store
 from botorch_fed.federation.trial import MAX_VALUE, SITE_EVENTS
 from botorch_fed.models import (
     BasisGP,
@@ -95,6 +93,7 @@ from botorch_fed.models import (
     draw_path,
 )
 from botorch_fed.rng import generator
+from botorch_fed.run import Study, make_agent
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 
 try:
@@ -603,14 +602,6 @@ CORE_DECODER_REGISTRY[FederatedGenerationNode.__name__] = FederatedGenerationNod
 # ------------------------------------------------------------------ a federation
 
 
-class Study(Protocol):
-    """The settings of a protocol, as for `run`."""
-
-    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Server[Any]: ...
-
-    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> Agent[Any]: ...
-
-
 class _Waiting(Exception):
     """Too few sites have answered: the round is exchanged again later."""
 
@@ -672,7 +663,7 @@ class AxFederation:
         blobs = MemoryBlobs()  # the server sends them again after a restart
         self.sites: dict[AgentId, AxSite] = {}
         for name in names:
-            agent = protocol.agent(name, space, _agent_seed(seed, name), blobs)
+            agent = make_agent(protocol, name, space, seed, blobs)
             self.sites[name] = site = _site(name, agent, space, run, home, attempts)
             site.exchange = self.step
         self._engine = InProcess(site.site for site in self.sites.values())
@@ -758,11 +749,6 @@ def _logged(round_: Round) -> None:
     logger.info("exchange %d: %d sites replied", round_.serial, len(round_.replied))
 
 
-def _agent_seed(seed: int, name: AgentId) -> int:
-    """An agent's own seed, as in `run`."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:6], "big")
-
-
 def _site(
     name: AgentId,
     agent: Agent[Any],
@@ -806,6 +792,15 @@ class Context:
     mean: float = 0.0
     local_weight: float = 0.5
     seed: int = 0
+
+    def options(self, input_transform: InputTransform | None) -> dict[str, Any]:
+        """Options of a model over the basis."""
+        return {
+            "feature_map": self.feature_map,
+            "mean": self.mean,
+            "input_transform": input_transform,
+            "outcome_transform": PublicOutcome(self.outcome),
+        }
 
 
 contexts: dict[str, Context] = {}  # by the names that options hold
@@ -889,11 +884,8 @@ class ContextBasisGP(BasisGP):
             train_X,
             train_Y,
             train_Yvar,
-            feature_map=source.feature_map,
             summaries=source.summaries,
-            mean=source.mean,
-            input_transform=input_transform,
-            outcome_transform=PublicOutcome(source.outcome),
+            **source.options(input_transform),
         )
 
     construct_inputs = classmethod(_from_context)  # type: ignore[assignment, var-annotated]
@@ -915,11 +907,8 @@ class ContextMessagePriorGP(MessagePriorGP):
             train_X,
             train_Y,
             train_Yvar,
-            feature_map=source.feature_map,
             weights=_weights(source, context),
-            mean=source.mean,
-            input_transform=input_transform,
-            outcome_transform=PublicOutcome(source.outcome),
+            **source.options(input_transform),
         )
 
     construct_inputs = classmethod(_from_context)  # type: ignore[assignment, var-annotated]
@@ -942,21 +931,11 @@ class ContextMixture(LocalSharedMixture):
         source = _context(context)
         if not source.summaries:
             raise ProtocolError(f"Context {context!r} has no summaries for a shared model.")
-        outcome = PublicOutcome(source.outcome)
-        local = SingleTaskGP(
-            train_X,
-            train_Y,
-            train_Yvar,
-            outcome_transform=outcome,
-            input_transform=input_transform,
-        )
-        shared = BasisGP.from_summary(
-            sum(source.summaries[1:], start=source.summaries[0]),
-            feature_map=source.feature_map,
-            mean=source.mean,
-            input_transform=input_transform,
-            outcome_transform=outcome,
-        )
+        options = source.options(input_transform)
+        transforms = {k: options[k] for k in ("outcome_transform", "input_transform")}
+        local = SingleTaskGP(train_X, train_Y, train_Yvar, **transforms)
+        total = sum(source.summaries[1:], start=source.summaries[0])
+        shared = BasisGP.from_summary(total, **options)
         super().__init__(local, shared, source.local_weight)
 
     construct_inputs = classmethod(_from_context)  # type: ignore[assignment, var-annotated]

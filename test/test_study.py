@@ -423,7 +423,9 @@ def test_what_fed_gp_needs_for_a_budget(folder: Path) -> None:
     with pytest.raises(StudyError, match=r"privacy: fed-gp adds no noise without a mechanism"):
         read(folder, SUMS.split("[protocol.mechanism]")[0] + PRIVACY)
     region = SUMS.replace('"support"\nsupport_size', '"region"\nnum_inducing')
-    with pytest.raises(StudyError, match=r'mechanism.kind: noise in every round would exceed .*kind = "support"'):
+    with pytest.raises(
+        StudyError, match=r'mechanism.kind: noise in every round would exceed .*kind = "support"'
+    ):
         read(folder, region.replace("MECHANISM", written) + PRIVACY)
     sealed = SUMS.replace('"plain"', '"threshold"')
     with pytest.raises(StudyError, match=r'study\.toml:21: .*has to read .*channel = "plain" at'):
