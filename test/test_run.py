@@ -26,13 +26,13 @@ from botorch_fed.acquisition import Constant
 from botorch_fed.engines import parallel
 from botorch_fed.errors import ObjectiveError, ProtocolError
 from botorch_fed.federation.base import Pending
-from botorch_fed.federation.store import FileStore
 from botorch_fed.privacy import InsecureSeededNoise, compose
 from botorch_fed.rng import Generator, generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.released import Following
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.store import FileStore
 from botorch_fed.studies import DPFTSDE, FTS, FedGP
 from botorch_fed.test_functions import FederatedTestProblem, SyntheticGPAgents
 
@@ -485,8 +485,8 @@ def dying(action):
     return step
 
 from botorch_fed import run as module
-from botorch_fed.federation.log import FileLog
-from botorch_fed.federation.store import FileStore
+from botorch_fed.storage.log import FileLog
+from botorch_fed.storage.store import FileStore
 FileStore.put = dying(FileStore.put)
 FileLog.append = dying(FileLog.append)
 module._append = dying(module._append)

@@ -1,6 +1,7 @@
 r"""Privacy: tensors in, private tensors and a ledger out. Knows no models, agents or protocols.
 
 accounting  what releases cost together: events, guarantees, budgets, ledgers
+shared_ledger  a ledger on disk, from which several runs pay
 mechanisms  noisy sums: bound, noise and event in one object; clipping and sampling
 distributed noisy sums without a trusted server: every agent adds its share of the noise
 records     the statistic of a record and its bounds, shared by the sums over records
@@ -21,7 +22,6 @@ from botorch_fed.privacy.accounting import (
     Event,
     Guarantee,
     Ledger,
-    LedgerFile,
     Unit,
     compose,
     epsilon,
@@ -74,6 +74,7 @@ from botorch_fed.privacy.mechanisms import (
     simulated_clip_share,
 )
 from botorch_fed.privacy.records import RecordStatistic
+from botorch_fed.privacy.shared_ledger import SharedLedger
 from botorch_fed.privacy.tree import PrefixRelease, PrefixState, PrefixSum
 
 __all__ = [
@@ -100,7 +101,6 @@ __all__ = [
     "Guarantee",
     "InsecureSeededNoise",
     "Ledger",
-    "LedgerFile",
     "LocalGaussian",
     "NoiseSource",
     "OSNoise",
@@ -115,6 +115,7 @@ __all__ = [
     "RecordStatistic",
     "Release",
     "Secrets",
+    "SharedLedger",
     "SignalWarning",
     "SumRelease",
     "ThresholdCKKSChannel",

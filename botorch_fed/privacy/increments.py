@@ -58,7 +58,7 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit, _set_number
+from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, Unit, _set_number
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -68,8 +68,9 @@ from botorch_fed.privacy.hazmat.noise import (
 )
 from botorch_fed.privacy.mechanisms import Release
 from botorch_fed.privacy.records import OverRecords
+from botorch_fed.privacy.shared_ledger import SharedLedger
 
-_AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
+_AnyLedger = TypeVar("_AnyLedger", Ledger, SharedLedger)
 
 _SLACK = 2.0**-30  # of the norm, for its rounding
 _HALF_STEP = 2.0**-21  # half a step of the lattice is at most this share of the noise
@@ -534,7 +535,7 @@ def _check_kind(adjacency: Any, unit: Any) -> None:
         )
 
 
-def _check_ledger(ledger: Ledger | LedgerFile, adjacency: Adjacency, unit: Unit) -> None:
+def _check_ledger(ledger: Ledger | SharedLedger, adjacency: Adjacency, unit: Unit) -> None:
     if (ledger.adjacency, ledger.unit) != (adjacency, unit):
         raise InputDataError(
             f"The ledger is for adjacency {ledger.adjacency!r} and unit {ledger.unit!r}, the "

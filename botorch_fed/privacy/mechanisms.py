@@ -66,7 +66,7 @@ from numpy.typing import NDArray
 from scipy.special import gammaincinv
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit
+from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, Unit
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -76,9 +76,10 @@ from botorch_fed.privacy.hazmat.noise import (
     lattice_step,
     subset,
 )
+from botorch_fed.privacy.shared_ledger import SharedLedger
 
 Contributions = Tensor | Mapping[int, Tensor] | Iterable[tuple[int, Tensor]]
-_AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
+_AnyLedger = TypeVar("_AnyLedger", Ledger, SharedLedger)
 
 _Array = NDArray[np.float64]
 _Agents = slice | NDArray[np.int64]
@@ -491,7 +492,7 @@ class GaussianMechanism(ABC):
             total.add(self._weighted(agents, factors * kept[agents], rows))
         return self._mix(total.value)
 
-    def _check_ledger(self, ledger: Ledger | LedgerFile) -> None:
+    def _check_ledger(self, ledger: Ledger | SharedLedger) -> None:
         if (ledger.adjacency, ledger.unit) != (self.adjacency, self.unit):
             raise InputDataError(
                 f"The ledger is for adjacency {ledger.adjacency!r} and unit {ledger.unit!r}, the "

@@ -94,7 +94,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit, _set_number
+from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, Unit, _set_number
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -103,8 +103,9 @@ from botorch_fed.privacy.hazmat.noise import (
     normal,
 )
 from botorch_fed.privacy.records import OverRecords
+from botorch_fed.privacy.shared_ledger import SharedLedger
 
-_AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
+_AnyLedger = TypeVar("_AnyLedger", Ledger, SharedLedger)
 _Array = NDArray[np.float64]
 _Draw = Callable[[int], Tensor]  # so many rows of fresh standard normals
 

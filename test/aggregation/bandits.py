@@ -15,10 +15,8 @@ from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import AgentState, FederatedAgent
 from botorch_fed.federation.base import Exchanged, Objective, Outgoing, Reply
 from botorch_fed.federation.drive import Round, drive
-from botorch_fed.federation.log import Log
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Contribution, Order, Terms
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import KLFeatures
@@ -28,6 +26,8 @@ from botorch_fed.rng import generator
 from botorch_fed.search.bandit import unit_features
 from botorch_fed.search.releases import Parameters
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.log import Log
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import PrivateUCB
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, quadrature, uniform

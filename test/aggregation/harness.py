@@ -26,7 +26,6 @@ from botorch_fed.federation import base
 from botorch_fed.federation.base import Objective, Outbox, Outgoing, Request
 from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs, MemoryStore
 from botorch_fed.federation.terms import Setup
 from botorch_fed.privacy import Ledger
 from botorch_fed.privacy.aggregation import PrivateSum
@@ -34,6 +33,7 @@ from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.store import MemoryBlobs, MemoryStore
 from botorch_fed.studies import FedGP
 from botorch_fed.wire.codec import decode, encode
 from test.cases import in_rounds

@@ -31,7 +31,6 @@ from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
 from botorch_fed.federation.base import Objective, Pending
 from botorch_fed.federation.drive import ServerRecord
 from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.store import FileStore, MemoryBlobs, MemoryStore
 from botorch_fed.federation.terms import Contribution, Order, Terms
 from botorch_fed.models import BasisGP, KLFeatures, RandomFourierFeatures, StationaryKernel
 from botorch_fed.privacy import (
@@ -40,10 +39,10 @@ from botorch_fed.privacy import (
     Event,
     Guarantee,
     Ledger,
-    LedgerFile,
     LocalGaussian,
     PrefixSum,
     RecordStatistic,
+    SharedLedger,
     compose,
 )
 from botorch_fed.privacy.hazmat.noise import OSNoise
@@ -53,6 +52,7 @@ from botorch_fed.search.bandit import unit_features
 from botorch_fed.search.messages import TransferRows
 from botorch_fed.search.releases import Parameters
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.store import FileStore, MemoryBlobs, MemoryStore
 from botorch_fed.studies import PrivateUCB
 from botorch_fed.test_functions import KernelBandit
 from botorch_fed.wire.codec import decode, encode
@@ -393,7 +393,7 @@ def test_a_run_may_stop_anywhere_and_goes_on_as_if_nothing_had_happened(
             options: dict[str, Any] = {"secrets": FileStore(place / "secrets")}
             books = None
             if trust in ("joint", "public"):
-                books = LedgerFile(place / "books", adjacency="replace-one", unit="record")
+                books = SharedLedger(place / "books", adjacency="replace-one", unit="record")
                 options["books"] = books
             federation = Federation(study(trust, **options))
             count = 0
@@ -416,7 +416,7 @@ def test_a_run_may_stop_anywhere_and_goes_on_as_if_nothing_had_happened(
                 federation.watch = lambda: None
                 if books is not None:
                     books.close()
-                    books = LedgerFile(place / "books", adjacency="replace-one", unit="record")
+                    books = SharedLedger(place / "books", adjacency="replace-one", unit="record")
                     options["books"] = books
                 options["secrets"] = FileStore(place / "secrets")
                 federation.study = study(trust, **options)
@@ -537,7 +537,7 @@ def test_a_budget_that_does_not_cover_the_run_is_refused_at_once(tmp_path: Path)
     with pytest.raises(BudgetExceeded):
         FederatedServer(terms=server.terms, resources=replace(server.resources, ledger=tight))
     # A shared ledger may be used up meanwhile: then the first round releases nothing.
-    with LedgerFile(
+    with SharedLedger(
         tmp_path / "books", adjacency="replace-one", unit="record", budget=Budget(4.8, 1e-5)
     ) as books:
         first = server_of("joint", epsilon=4.0, books=books)
@@ -554,7 +554,7 @@ def test_a_budget_that_does_not_cover_the_run_is_refused_at_once(tmp_path: Path)
 
 
 def test_ledgers_are_for_the_noise_and_for_who_pays(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "books", adjacency="replace-one", unit="record") as books:
+    with SharedLedger(tmp_path / "books", adjacency="replace-one", unit="record") as books:
         for trust in ("local", "none"):
             with pytest.raises(InputDataError, match="pays for nothing"):
                 server_of(trust, books=books)
@@ -1113,7 +1113,7 @@ def test_a_site_refuses_noise_for_another_run_by_name(change: dict[str, Any], na
 
 
 def test_a_copy_of_a_study_neither_pays_nor_knows_secrets(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "books", adjacency="replace-one", unit="record") as books:
+    with SharedLedger(tmp_path / "books", adjacency="replace-one", unit="record") as books:
         made = study("joint", books=books, secrets=MemoryStore())
         made.terms(SQUARE, NAMES)
         copy = pickle.loads(pickle.dumps(made))

@@ -30,13 +30,13 @@ from botorch_fed.federation.base import (
     with_stores,
 )
 from botorch_fed.federation.drive import Round, ServerRecord, drive
-from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import Blobs, FileStore
 from botorch_fed.federation.terms import Contribution
 from botorch_fed.federation.trial import SITE_EVENTS, Asked, Observed
-from botorch_fed.privacy import LedgerFile
+from botorch_fed.privacy import SharedLedger
 from botorch_fed.rng import Generator, generator
+from botorch_fed.storage.log import FileLog
+from botorch_fed.storage.store import Blobs, FileStore
 from botorch_fed.wire.codec import content_hash, decode
 from test.faults.cases import NAMES, SQUARE, Case, hill
 
@@ -145,7 +145,7 @@ class DyingLog(FileLog):
         return self.fuse(save, tear)
 
 
-class DyingLedger(LedgerFile):
+class DyingLedger(SharedLedger):
     """Books; torn, half of a line is at their end."""
 
     fuse: Fuse | None = None
@@ -158,7 +158,7 @@ class DyingLedger(LedgerFile):
             with self.path.open("ab") as file:
                 file.write(line[: len(line) // 2])
 
-        return self.fuse(lambda: LedgerFile._append(self, line), tear)
+        return self.fuse(lambda: SharedLedger._append(self, line), tear)
 
 
 # ------------------------------------------------------------------ what happened
@@ -230,7 +230,7 @@ class World:
         self.sites: dict[str, Site] = {}
         self.server: Any = None
         self.late = case.late
-        self.books: LedgerFile | None = None
+        self.books: SharedLedger | None = None
         self.late_requests: dict[str, list[tuple[bytes, Outgoing]]] = defaultdict(list)
         self.late_replies: dict[str, bytes] = {}
         # By agent: points whose outcome the process has seen, what its disk has, what may repeat.

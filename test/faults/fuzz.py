@@ -31,13 +31,13 @@ from botorch_fed.aggregation.sum_messages import MAX_ROUNDS
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.base import Exchanged, Outgoing, Reply, Request
 from botorch_fed.federation.drive import ServerRecord, _exchange, drive
-from botorch_fed.federation.log import Log
 from botorch_fed.federation.site import Site, _Refused
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.trial import SITE_EVENTS, Requested
 from botorch_fed.models import FeatureMap
 from botorch_fed.rng import generator
 from botorch_fed.search.transfer import report_size
+from botorch_fed.storage.log import Log
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.wire.codec import content_hash, decode
 from test.faults.cases import ARMS, NAMES, ROUNDS, SQUARE, Case, cases, hill
 

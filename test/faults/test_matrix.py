@@ -11,11 +11,11 @@ import pytest
 
 from botorch_fed.aggregation.stream import LocalStream
 from botorch_fed.errors import ProtocolError
-from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import Observed, Replied
-from botorch_fed.privacy import LedgerFile
+from botorch_fed.privacy import SharedLedger
+from botorch_fed.storage.log import FileLog
 from test.faults.cases import NAMES, Case, cases
 from test.faults.engine import FAULTS, MODES, SERVER, World
 from test.faults.matrix import Kill, faulty, killed, kills, undisturbed
@@ -183,8 +183,8 @@ def test_nothing_is_drawn_twice_by_the_package() -> None:
 @pytest.mark.parametrize(
     ("name", "owner", "what", "defect"),
     [
-        ("dp-fts-de", LedgerFile, "spend", lambda self, event, **options: self),
-        ("ucb-joint", LedgerFile, "spend", lambda self, event, **options: self),
+        ("dp-fts-de", SharedLedger, "spend", lambda self, event, **options: self),
+        ("ucb-joint", SharedLedger, "spend", lambda self, event, **options: self),
     ],
 )
 def test_books_that_are_not_kept_are_noticed(

@@ -16,10 +16,8 @@ from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import AgentState, FederatedAgent
 from botorch_fed.federation.base import Exchanged, Objective, Outgoing, Reply, Request
 from botorch_fed.federation.drive import Round, drive
-from botorch_fed.federation.log import Log
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Contribution, Order, Resources, Search, Setup, Terms
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import KLFeatures
@@ -29,6 +27,8 @@ from botorch_fed.search.released import Following, ReleaseMessage, ReleaseSearch
 from botorch_fed.search.releases import Noisy
 from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.log import Log
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import DPFTSDE
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, quadrature, uniform

@@ -25,7 +25,7 @@ from botorch_fed.federation.base import (
 )
 from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.site import Site, request_content
-from botorch_fed.federation.store import MemoryBlobs
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 from test.federation.search import Best, BoxAgent, BoxServer, Plan
 

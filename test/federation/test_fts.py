@@ -28,10 +28,8 @@ from botorch_fed.federation.base import (
     Request,
 )
 from botorch_fed.federation.drive import Round, ServerRecord, drive
-from botorch_fed.federation.log import Log
 from botorch_fed.federation.points import spread_design
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Contribution, Order
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import FeatureMap, LogWarp, WeightPosterior, fit_own_gp, summarize
@@ -42,6 +40,8 @@ from botorch_fed.search.releases import Rows
 from botorch_fed.search.thompson import RESIDUAL_PRIOR, Strategy, prior_model
 from botorch_fed.search.transfer import TransferSearch, report_size
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.log import Log
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import decode, encode
 from test.cases import MAPS, normal, random_fourier, uniform

@@ -33,7 +33,7 @@ from botorch_fed.privacy.accounting import (
     Event,
     Guarantee,
     Ledger,
-    LedgerFile,
+    SharedLedger,
     compose,
     epsilon,
     gaussian_delta,
@@ -491,7 +491,7 @@ EVENT = Event(1.0, 0.35)
 
 
 def _written(path: Path, **kwargs: Any) -> bytes:
-    with LedgerFile(path, **kwargs) as ledger:
+    with SharedLedger(path, **kwargs) as ledger:
         ledger.spend(EVENT, note="pilot").spend(Event(2.5), count=3, note="é\n")
     return path.read_bytes()
 
@@ -499,7 +499,7 @@ def _written(path: Path, **kwargs: Any) -> bytes:
 def test_pilot_runs_add_up(tmp_path: Path) -> None:
     budget = Budget(20.0, 29**-1.1)
     for run in range(3):
-        with LedgerFile(tmp_path / "ledger", budget=budget) as ledger:
+        with SharedLedger(tmp_path / "ledger", budget=budget) as ledger:
             assert ledger.releases == 20 * run
             for _ in range(2):
                 assert ledger.spend(EVENT, count=10, note="pilot") is ledger
@@ -507,7 +507,7 @@ def test_pilot_runs_add_up(tmp_path: Path) -> None:
             assert ledger.budget == budget
             assert "60 releases, 10.38 spent" in repr(ledger) or run < 2
     expected = Ledger(budget=budget).spend(EVENT, count=60, note="pilot")
-    with LedgerFile(tmp_path / "ledger", budget=budget) as ledger:
+    with SharedLedger(tmp_path / "ledger", budget=budget) as ledger:
         assert ledger.ledger == expected
         assert ledger.guarantee() == expected.guarantee()
         assert ledger.guarantee(accountant="moments").epsilon > ledger.guarantee().epsilon
@@ -519,9 +519,9 @@ def test_a_file_is_its_users_alone(tmp_path: Path) -> None:
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     path.chmod(0o640)
     with pytest.raises(ProtocolError, match=r"mode 640.*chmod 600"):
-        LedgerFile(path)
+        SharedLedger(path)
     with pytest.raises(IsADirectoryError):
-        LedgerFile(tmp_path)
+        SharedLedger(tmp_path)
 
 
 def test_every_line_tells_one_payment(tmp_path: Path) -> None:
@@ -550,7 +550,7 @@ def test_a_payment_is_on_the_disk_when_it_returns(
         real(file)
 
     monkeypatch.setattr(os, "fsync", fsync)
-    with LedgerFile(path) as ledger:
+    with SharedLedger(path) as ledger:
         assert synced[-2:] == [(False, path.stat().st_size), synced[-1]]
         assert synced[-1][0]  # the folder, in which the file has its name
         for _ in range(2):
@@ -568,32 +568,32 @@ def test_a_crash_at_any_byte_of_the_last_payment(
     for stop in range(start, len(data)):
         path.write_bytes(data[:stop])
         caplog.clear()
-        with LedgerFile(path) as ledger:
+        with SharedLedger(path) as ledger:
             assert [entry.note for entry in ledger.ledger.entries] == ["pilot"]
             assert bool(caplog.records) == (stop > start)
             if stop % 50 == 0:  # the file goes on as if nothing had been
                 ledger.spend(Event(2.5), count=3, note="é\n")
                 assert path.read_bytes() == data
     path.write_bytes(data)
-    with LedgerFile(path) as ledger:
+    with SharedLedger(path) as ledger:
         assert ledger.releases == 4
 
 
 @pytest.mark.usefixtures("no_sync")
 def test_a_crash_at_any_byte_of_the_creation(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    LedgerFile(path, budget=Budget(1, 1e-5)).close()
+    SharedLedger(path, budget=Budget(1, 1e-5)).close()
     data = path.read_bytes()
     for stop in range(len(data)):
         path.write_bytes(data[:stop])
-        with LedgerFile(path, budget=Budget(1, 1e-5)) as ledger:
+        with SharedLedger(path, budget=Budget(1, 1e-5)) as ledger:
             assert ledger.releases == 0
         assert path.read_bytes() == data
 
 
 def test_sectors_that_were_never_written(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    with LedgerFile(path) as ledger:
+    with SharedLedger(path) as ledger:
         while ledger._end < 600:
             ledger.spend(EVENT)
         kept, releases = ledger._end, ledger.releases
@@ -601,11 +601,11 @@ def test_sectors_that_were_never_written(tmp_path: Path) -> None:
     data = path.read_bytes()
     for border in [kept, 1024, 1536]:
         path.write_bytes(data[:border] + bytes(len(data) - border))
-        with LedgerFile(path) as ledger:
+        with SharedLedger(path) as ledger:
             assert ledger.releases == releases
     path.write_bytes(data[:1100] + bytes(len(data) - 1100))  # no disk does that
     with pytest.raises(ProtocolError, match="is damaged"):
-        LedgerFile(path)
+        SharedLedger(path)
 
 
 @pytest.mark.usefixtures("no_sync")
@@ -615,7 +615,7 @@ def test_a_changed_byte_is_seen_everywhere(tmp_path: Path) -> None:
     for position in range(len(data)):
         path.write_bytes(data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :])
         with pytest.raises(ProtocolError, match=r"damaged|other settings"):
-            LedgerFile(path)
+            SharedLedger(path)
     assert len(path.read_bytes()) == len(data)  # left as it was
 
 
@@ -636,7 +636,7 @@ def test_a_changed_or_removed_line_is_seen(tmp_path: Path) -> None:
     ]:
         path.write_bytes(b"".join(lines))
         with pytest.raises(ProtocolError, match="damaged"):
-            LedgerFile(path)
+            SharedLedger(path)
         assert path.read_bytes() == b"".join(lines)
 
 
@@ -651,23 +651,23 @@ def test_settings_are_fixed_at_the_creation(tmp_path: Path) -> None:
     ]
     for other in others:
         with pytest.raises(ProtocolError, match="has other settings"):
-            LedgerFile(path, **other)
-    with LedgerFile(path, budget=Budget(9, 1e-3)) as ledger:
+            SharedLedger(path, **other)
+    with SharedLedger(path, budget=Budget(9, 1e-3)) as ledger:
         assert ledger.releases == 4
 
 
 def _try_to_open(path: Path, answers: Any) -> None:
     try:
-        LedgerFile(path)
+        SharedLedger(path)
     except ProtocolError as error:
         answers.put(str(error))
 
 
 def test_there_is_one_writer(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    with LedgerFile(path) as ledger:
+    with SharedLedger(path) as ledger:
         with pytest.raises(ProtocolError, match="open already"):
-            LedgerFile(path)
+            SharedLedger(path)
         context = multiprocessing.get_context("fork")
         answers = context.Queue()
         child = context.Process(target=_try_to_open, args=(path, answers))
@@ -678,14 +678,14 @@ def test_there_is_one_writer(tmp_path: Path) -> None:
     with pytest.raises(ProtocolError, match="is closed: open it again"):
         ledger.spend(EVENT)
     ledger.close()
-    with LedgerFile(path) as again:
+    with SharedLedger(path) as again:
         assert again.releases == 1
 
 
 @pytest.mark.usefixtures("no_sync")
 def test_threads_pay_one_after_the_other(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    with LedgerFile(path) as ledger:
+    with SharedLedger(path) as ledger:
         pay = partial(ledger.spend, EVENT)
         threads = [Thread(target=lambda: [pay() for _ in range(25)]) for _ in range(4)]
         for thread in threads:
@@ -693,13 +693,13 @@ def test_threads_pay_one_after_the_other(tmp_path: Path) -> None:
         for thread in threads:
             thread.join()
         assert ledger.releases == 100
-    with LedgerFile(path) as ledger:
+    with SharedLedger(path) as ledger:
         assert ledger.releases == 100
 
 
 def test_a_file_in_other_hands_takes_no_payment(tmp_path: Path) -> None:
     path, aside = tmp_path / "ledger", tmp_path / "aside"
-    with LedgerFile(path) as ledger:
+    with SharedLedger(path) as ledger:
         ledger.spend(EVENT)
         path.rename(aside)
         with pytest.raises(ProtocolError, match="moved, replaced or changed"):
@@ -721,11 +721,11 @@ def test_a_ledger_of_zeros_is_no_new_one(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
     path.write_bytes(bytes(len(_written(path))))
     with pytest.raises(ProtocolError, match="damaged in line 1"):
-        LedgerFile(path)
+        SharedLedger(path)
 
 
 def test_a_forked_process_cannot_pay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with LedgerFile(tmp_path / "ledger") as ledger:
+    with SharedLedger(tmp_path / "ledger") as ledger:
         monkeypatch.setattr(ledger, "_process", -1)
         with pytest.raises(ProtocolError, match="before a fork"):
             ledger.spend(EVENT)
@@ -734,7 +734,7 @@ def test_a_forked_process_cannot_pay(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_a_budget_refuses_before_anything_is_written(tmp_path: Path) -> None:
     path = tmp_path / "ledger"
-    with LedgerFile(path, budget=Budget(2, 0.02)) as ledger:
+    with SharedLedger(path, budget=Budget(2, 0.02)) as ledger:
         ledger.spend(Event(3.0, 0.35))
         before = path.read_bytes()
         with pytest.raises(BudgetExceeded, match="1 releases have spent"):
@@ -753,7 +753,7 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         real(file, bytes(data)[: len(data) // 2])
         raise OSError("no space")
 
-    with LedgerFile(path) as ledger:
+    with SharedLedger(path) as ledger:
         ledger.spend(EVENT)
         before = path.read_bytes()
         monkeypatch.setattr(os, "write", half)
@@ -768,7 +768,7 @@ def test_a_disk_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
         monkeypatch.undo()
         with pytest.raises(ProtocolError, match="not confirmed"):
             ledger.spend(EVENT)
-    with LedgerFile(path) as ledger:
+    with SharedLedger(path) as ledger:
         assert ledger.releases == 2
 
 
@@ -778,8 +778,8 @@ def _interrupted(line: bytes) -> None:
 
 _KILLED = """
 import os, signal, sys
-from botorch_fed.privacy.accounting import Budget, Event, LedgerFile
-ledger = LedgerFile(sys.argv[1], budget=Budget(9.0, 1e-5))
+from botorch_fed.privacy.accounting import Budget, Event, SharedLedger
+ledger = SharedLedger(sys.argv[1], budget=Budget(9.0, 1e-5))
 for k in range(5):
     ledger.spend(Event(5.0), note=str(k))
     print(k, flush=True)
@@ -795,7 +795,7 @@ def test_what_was_acknowledged_survives_a_kill(tmp_path: Path) -> None:
     )
     assert done.returncode == -signal.SIGKILL, done.stderr
     assert done.stdout.split() == ["0", "1", "2", "3", "4"]
-    with LedgerFile(path, budget=Budget(9.0, 1e-5)) as ledger:
+    with SharedLedger(path, budget=Budget(9.0, 1e-5)) as ledger:
         assert ledger.releases == 5
 
 
@@ -805,8 +805,8 @@ def test_seeded_noise_is_remembered(tmp_path: Path) -> None:
     assert [entry.private for entry in ledger.entries] == [True, False]
     assert not decode(encode(ledger), Ledger).guarantee(delta=1e-3).private
     assert Ledger().spend(event).guarantee(delta=1e-3).private
-    with LedgerFile(tmp_path / "ledger") as book:
+    with SharedLedger(tmp_path / "ledger") as book:
         book.spend(event).spend(event, private=False)
-    with LedgerFile(tmp_path / "ledger") as book:
+    with SharedLedger(tmp_path / "ledger") as book:
         assert book.ledger == ledger
         assert not book.guarantee(delta=1e-3).private

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.federation.log import FileLog, Log
+from botorch_fed.storage.log import FileLog, Log
 from botorch_fed.wire.codec import content_hash, encode
 from test.files import FORKS, FullDisk, fail, in_child
 

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import botorch_fed.federation.store as store_module
+import botorch_fed.storage.store as store_module
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.federation.store import (
+from botorch_fed.storage.store import (
     Blobs,
     FileBlobs,
     FileStore,
