@@ -37,6 +37,7 @@ from botorch_fed.storage.store import MemoryBlobs, MemoryStore
 from botorch_fed.studies import FedGP
 from botorch_fed.wire.codec import decode, encode
 from test.cases import in_rounds
+from test.hubs import SavedLog
 
 NAMES = ("ann", "bob", "cem")
 SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
@@ -154,7 +155,7 @@ class Federation:
         self.orders: list[dict[str, SumOrder]] = []
         self.traffic: list[bytes] = []
         self.agent_states: list[Any] = []
-        self.records: list[bytes] = []
+        self.log = SavedLog()
 
     def exchange(self, outgoing: Outgoing) -> Any:
         orders = {
@@ -186,7 +187,7 @@ class Federation:
         self.end: SumState = drive(
             self.server,
             self.exchange,
-            save=self.records.append,
+            log=self.log,
             on_round=self.rounds.append,
             **options,
         )

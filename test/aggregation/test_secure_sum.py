@@ -598,7 +598,7 @@ def test_secrets_stay_in_the_stores(channel: Any) -> None:
     assert len(secrets) >= 2
     kept = [
         *federation.traffic,
-        *federation.records,
+        *federation.log.bytes(),
         *(encode(state) for state in federation.agent_states),
         *(encode(state) for state in federation.server.states),
     ]

@@ -944,14 +944,14 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(acquisition: Any) -> N
     expected = driven(**options).result()
     stopped = federation(**options)
 
-    def stop(_: bytes) -> None:
+    def stop() -> None:
         raise Stopped
 
     starts = 0
     while True:  # one round, and then only what was saved
         starts += 1
         try:
-            stopped.drive(resume=starts > 1, save=stop)
+            stopped.drive(resume=starts > 1, saved=stop)
             break
         except Stopped:
             stopped.open()
