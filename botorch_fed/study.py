@@ -1402,7 +1402,6 @@ def open_books(study: StudyFile) -> SharedLedger | None:
     _, _, price = _disclosed(study)
     if price is None:
         raise study.text.error(("ledger",), "a run without noise cannot pay: leave it out.")
-    settings.path.parent.mkdir(parents=True, exist_ok=True)
     return SharedLedger(
         settings.path, adjacency=price.adjacency, unit=price.unit, budget=settings.budget
     )

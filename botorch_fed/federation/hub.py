@@ -226,11 +226,11 @@ class HubLog:
             raise ProtocolError(
                 "The run has paid from a ledger on disk, and none was given: give that one."
             )
-        if self._books.head_at(seen.length) != seen.head:
+        if (head := self._books.head_at(seen.length)) != seen.head:
+            has = "others" if head else len(self._books)
             raise ProtocolError(
-                f"The run has seen {seen.length} events in its ledger on disk, "
-                f"{self._books!r} has {len(self._books)} or others: it was cut back or exchanged. "
-                "Restore the newest copy of it."
+                f"The run has seen {seen.length} events in its ledger on disk, {self._books!r} has "
+                f"{has}: it was cut back or exchanged. Restore the newest copy of it."
             )
 
 

@@ -178,6 +178,7 @@ class FileLog(Log):
             self._snapshots = Snapshots(FileStore(self.folder / "snapshots"))
         self.path = self.folder / "log"
         self._end = 0  # of the last good record that was read or written
+        self._last = 0  # where it begins, if there is one
         self._turning = False
         self._fault: str | None = None
         self._process = os.getpid()
@@ -236,9 +237,9 @@ class FileLog(Log):
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _check_place(self) -> None:
-        """Raise unless the file is where it was and as long as it was; a shared one may be longer.
+        """Raise unless the file is where it was and as it was; a shared one may be longer.
 
-        The lock is held, so that nobody writes.
+        Of what was read before, the last hash is compared. The lock is held: nobody writes.
         """
         mine = os.fstat(self._file)
         try:
@@ -246,6 +247,9 @@ class FileLog(Log):
         except FileNotFoundError:
             same = False
         fits = mine.st_size >= self._end if self.shared else mine.st_size == self._end
+        if self._last:
+            head = os.pread(self._file, _CHAIN, self._last + _FRAME.size)
+            fits = fits and head == self._heads[-1]
         if not (same and fits):
             raise ProtocolError(
                 f"The log {self.path} was moved, replaced or changed by another hand while it was "
@@ -292,7 +296,7 @@ class FileLog(Log):
                     break
                 raise self._damaged(start, "wrong checksum of a record")
             self._take(record, start)
-            self._end = stop
+            self._last, self._end = start, stop
 
     def _take(self, record: bytes, start: int) -> None:
         head, event = record[:_CHAIN], record[_CHAIN:]
@@ -325,6 +329,7 @@ class FileLog(Log):
         framed = _FRAME.pack(size, zlib.crc32(size), zlib.crc32(record)) + record
         # Whatever interrupts this block, memory and disk may differ until the file is read again.
         self._fault = "may end with a part of a record after a failed write; close it first"
+        start = self._end
         try:
             self._write(framed)
         except OSError:
@@ -333,7 +338,7 @@ class FileLog(Log):
                 self._fault = None
             raise
         super()._save(event, head, data)
-        self._fault = None
+        self._last, self._fault = start, None
 
     def _write(self, data: bytes) -> None:
         os.lseek(self._file, self._end, os.SEEK_SET)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -28,6 +29,7 @@ from botorch_fed.federation.base import (
 from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.hub import HUB_EVENTS
 from botorch_fed.federation.site import Site, request_content
+from botorch_fed.privacy import Event, SharedLedger
 from botorch_fed.storage.log import FileLog, Log
 from botorch_fed.storage.store import FileStore, MemoryBlobs
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
@@ -445,6 +447,52 @@ def test_a_hub_on_disk_writes_what_changes(tmp_path: Path) -> None:
         end = drive(Server(), lambda outgoing: Exchanged({}), log=log)
         assert end.t == 30
         assert torch.equal(end.large, large + 1)
+
+
+# ------------------------------------------------------------------ the ledger of a run
+
+
+@dataclass(frozen=True)
+class Paying(BoxServer):
+    """Pays for every step."""
+
+    shared_ledger: SharedLedger | None = None
+
+    def step(self, state: Any, inbox: Mapping[str, Any]) -> Any:
+        assert self.shared_ledger is not None
+        self.shared_ledger.spend(Event(2.0), note=f"round {state.t}")
+        return super().step(state, inbox)
+
+
+def test_a_run_goes_on_with_the_ledger_that_it_has_seen(tmp_path: Path) -> None:
+    home, log, books = sites(), SavedLog(), tmp_path / "books"
+
+    def stop() -> None:
+        if len(log) == 3:
+            raise Crash
+
+    log.after = stop
+    with SharedLedger(books) as ledger, pytest.raises(Crash):
+        drive(Paying(NAMES, 4, ledger), InProcess(home), log=log)
+    log.after = None
+    seen = shutil.copytree(books, tmp_path / "copy")
+    with SharedLedger(books) as ledger:
+        assert len(ledger) == log[2].ledger.length == 3
+        ledger.spend(Event(2.0), note="another run")
+        end = drive(Paying(NAMES, 4, ledger), InProcess(home), log=log)
+        assert end.heard == (3, 3, 3, 3)
+        assert ledger.releases == 5
+    events = len(log)
+    with SharedLedger(seen) as ledger:  # a copy that is too old
+        with pytest.raises(ProtocolError, match=r"seen 6 events .* has 3: it was cut back"):
+            drive(Paying(NAMES, 4, ledger), InProcess(home), log=log)
+        for _ in range(9):  # as long as the true one, and another
+            ledger.spend(Event(2.0))
+        with pytest.raises(ProtocolError, match=r"has others: it was cut back or exchanged"):
+            drive(Paying(NAMES, 4, ledger), InProcess(home), log=log)
+    with pytest.raises(ProtocolError, match="paid from a ledger on disk, and none was given"):
+        drive(Paying(NAMES, 4), InProcess(home), log=log)
+    assert len(log) == events
 
 
 # ------------------------------------------------------------------ quorum
