@@ -122,6 +122,7 @@ class Log:
 
     def keep(self, digests: Iterable[str]) -> None:
         """Drop all other snapshots."""
+        self._check_usable()
         self._snapshots.keep(digests)
 
     def close(self) -> None:
@@ -263,6 +264,8 @@ class FileLog(Log):
         if not self._end:
             # A crash while it was created leaves a part of the header, or zeros instead.
             if len(data) <= len(_HEADER) and (_HEADER.startswith(data) or not data.strip(b"\0")):
+                if data != _HEADER and self._snapshots.store.names():
+                    raise self._damaged(0, "it is empty, and has snapshots")
                 self._truncate()
                 self._write(_HEADER)
                 return

@@ -132,6 +132,26 @@ def test_snapshots_are_found_by_their_hash_until_they_are_dropped(log: Log) -> N
 # ------------------------------------------------------------------ logs on disk
 
 
+def test_an_empty_file_beside_snapshots_is_damage(folder: Path) -> None:
+    with open_log(folder) as log:
+        log.append(seen(0))
+        digest = log.snapshot(b"state")
+    log.path.write_bytes(b"")
+    with pytest.raises(ProtocolError, match=r"damaged at byte 0 .it is empty, and has snapshots"):
+        open_log(folder)
+    assert [path.name for path in (folder / "snapshots").iterdir()] == [digest]
+
+
+def test_a_closed_log_drops_no_snapshot(folder: Path) -> None:
+    with open_log(folder) as log:
+        log.append(seen(0))
+        digest = log.snapshot(b"state")
+    with pytest.raises(ProtocolError, match="is closed"):
+        log.keep([])
+    with open_log(folder) as log:
+        assert log.load(digest) == b"state"
+
+
 def test_a_log_survives_closing(folder: Path) -> None:
     written(folder, 3)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700

@@ -68,10 +68,24 @@ def test_a_new_process_reads_and_drops_them(tmp_path: Path) -> None:
     assert again.get(new) == second
     again.keep([new])  # the first one is needed by it
     assert again.store.names() == sorted([old, new])
-    assert again.put(first) == old
     third = again.put(state(3, 1, 3))
     again.keep([third])  # which a new process wrote as a whole
     assert again.store.names() == [third]
+
+
+def test_a_new_process_writes_nothing_in_which_others_stand() -> None:
+    store = MemoryStore()
+    snapshots = Snapshots(store)
+    first, second, third = state(1, 1, 2, 3), state(2, 1, 2, 4), state(3, 1, 2, 4, 5)
+    for data in (first, second, third):
+        last = snapshots.put(data)
+    snapshots.keep([last])
+    assert len(store.names()) == 3
+    again = Snapshots(store)
+    again.put(second)
+    assert again.get(last) == third
+    again.keep([last])
+    assert again.get(last) == third
 
 
 def test_a_snapshot_that_another_one_needs_stays_as_it_is() -> None:
