@@ -57,6 +57,9 @@ class Snapshots:
     def put(self, data: bytes) -> str:
         """Keep some bytes; their hash."""
         digest = content_hash(data)
+        if not self._share:
+            self.store.put(digest, data)
+            return digest
         if digest in self._sources or self.get(digest) == data:
             return digest  # never written twice: others may stand in it
         pieces, places = self._split(digest, data)
@@ -120,7 +123,7 @@ class Snapshots:
 
     def _strings(self, data: bytes) -> Iterable[tuple[int, int]]:
         try:
-            return list(byte_strings(data, LEAST)) if self._share else []
+            return list(byte_strings(data, LEAST))
         except MessageError:  # no encoded data
             return []
 
@@ -138,6 +141,8 @@ class Snapshots:
         return frozenset(found.union(*map(self._sources_of, found)))
 
     def _sources_of(self, digest: str) -> frozenset[str]:
+        if not self._share:
+            return frozenset()
         if digest in self._sources:
             return self._sources[digest]
         data = self.store.get(digest)

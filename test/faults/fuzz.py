@@ -879,7 +879,7 @@ def _to_site(one: Visit, made: Mutant) -> tuple[bool, Any]:
 
 def _to_server(one: Return, made: Mutant) -> tuple[bool, Any]:
     asked, replies = {one.agent: one.outgoing.requests[one.agent]}, {one.agent: made.data}
-    if not one.known.heard:  # if all refuse to begin, the server stops: somebody does not
+    if not one.known.replied:  # if all refuse to begin, the server stops: somebody does not
         other = next(name for name in one.replies if name != one.agent)
         asked[other], replies[other] = one.outgoing.requests[other], one.replies[other]
     outgoing = Outgoing(one.outgoing.serial, asked)

@@ -13,7 +13,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, ProtocolError
-from botorch_fed.privacy.accounting import Budget, Event, Ledger, SharedLedger
+from botorch_fed.privacy.accounting import Budget, Event, Ledger
 from botorch_fed.privacy.aggregation import PrivateSum
 from botorch_fed.privacy.channels import (
     Channel,
@@ -26,6 +26,7 @@ from botorch_fed.privacy.distributed import DistributedGaussianSum, DistributedR
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise, Path
 from botorch_fed.privacy.mechanisms import GaussianSum, PoissonSampling
+from botorch_fed.privacy.shared_ledger import SharedLedger
 from botorch_fed.rng import generator
 from botorch_fed.storage.store import MemoryStore
 

@@ -23,7 +23,7 @@ from benchmarks.privacy_mutants import (
 )
 from botorch_fed.errors import BudgetExceeded
 from botorch_fed.models import Summary, summarize
-from botorch_fed.privacy.accounting import Budget, Event, Ledger, SharedLedger, compose
+from botorch_fed.privacy.accounting import Budget, Event, Ledger, compose
 from botorch_fed.privacy.distributed import (
     LEAST_STD,
     DistributedGaussianSum,
@@ -40,6 +40,7 @@ from botorch_fed.privacy.hazmat.noise import (
     discrete_gaussian_reach,
 )
 from botorch_fed.privacy.mechanisms import SignalWarning
+from botorch_fed.privacy.shared_ledger import SharedLedger
 from botorch_fed.rng import generator
 from test.cases import inducing, normal, uniform
 
