@@ -363,11 +363,13 @@ def test_ledger_on_disk_is_paid_before_the_release(make: Make, tmp_path: FilePat
         private = False
 
         def uniform(self, *shape: int, path: Path) -> Tensor:
-            assert "0.35" in (tmp_path / "ledger").read_text()
+            with SharedLedger(tmp_path / "ledger", budget=budget) as other:
+                (entry,) = other.ledger.entries
+            assert entry.event.sampling_rate == 0.35
             return SEEDED.uniform(*shape, path=path)
 
-    mechanism = make(sampling=PoissonSampling(0.35))
-    with SharedLedger(tmp_path / "ledger", budget=Budget(50.0, 1e-3)) as file:
+    mechanism, budget = make(sampling=PoissonSampling(0.35)), Budget(50.0, 1e-3)
+    with SharedLedger(tmp_path / "ledger", budget=budget) as file:
         _, after = mechanism.release(messages(), ledger=file, noise=Watching(), path=(1,))
         assert after is file
         assert file.releases == 1

@@ -152,11 +152,13 @@ def test_an_agent_pays_before_anything_is_computed(
         private = False
 
         def uniform(self, *shape: int, path: Path) -> Tensor:
-            assert "discrete" in (tmp_path / "ledger").read_text()
+            with SharedLedger(tmp_path / "ledger", unit=unit, budget=budget) as other:
+                (entry,) = other.ledger.entries
+            assert entry.event.discrete
             return SEEDED.uniform(*shape, path=path)
 
-    unit = private_sum.mechanism.unit
-    with SharedLedger(tmp_path / "ledger", unit=unit, budget=Budget(50.0, 1e-3)) as file:
+    unit, budget = private_sum.mechanism.unit, Budget(50.0, 1e-3)
+    with SharedLedger(tmp_path / "ledger", unit=unit, budget=budget) as file:
         if spoilt:
             values[..., 2] = math.nan
             with pytest.raises(InputDataError, match="finite"):
