@@ -473,23 +473,23 @@ def test_a_run_goes_on_with_the_ledger_that_it_has_seen(tmp_path: Path) -> None:
 
     log.after = stop
     with SharedLedger(books) as ledger, pytest.raises(Crash):
-        drive(Paying(NAMES, 4, ledger), InProcess(home), log=log)
+        drive(Paying(NAMES, 4, shared_ledger=ledger), InProcess(home), log=log)
     log.after = None
     seen = shutil.copytree(books, tmp_path / "copy")
     with SharedLedger(books) as ledger:
         assert len(ledger) == log[2].ledger.length == 3
         ledger.spend(Event(2.0), note="another run")
-        end = drive(Paying(NAMES, 4, ledger), InProcess(home), log=log)
+        end = drive(Paying(NAMES, 4, shared_ledger=ledger), InProcess(home), log=log)
         assert end.heard == (3, 3, 3, 3)
         assert ledger.releases == 5
     events = len(log)
     with SharedLedger(seen) as ledger:  # a copy that is too old
         with pytest.raises(ProtocolError, match=r"seen 6 events .* has 3: it was cut back"):
-            drive(Paying(NAMES, 4, ledger), InProcess(home), log=log)
+            drive(Paying(NAMES, 4, shared_ledger=ledger), InProcess(home), log=log)
         for _ in range(9):  # as long as the true one, and another
             ledger.spend(Event(2.0))
         with pytest.raises(ProtocolError, match=r"has others: it was cut back or exchanged"):
-            drive(Paying(NAMES, 4, ledger), InProcess(home), log=log)
+            drive(Paying(NAMES, 4, shared_ledger=ledger), InProcess(home), log=log)
     with pytest.raises(ProtocolError, match="paid from a ledger on disk, and none was given"):
         drive(Paying(NAMES, 4), InProcess(home), log=log)
     assert len(log) == events
