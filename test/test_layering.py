@@ -73,6 +73,7 @@ ROOMS: dict[str, set[str]] = {
         "storage",
         "federation",
         "engines",
+        "run",
     },
     "study": {
         "errors",

@@ -66,7 +66,7 @@ def test_pilot_runs_add_up(path: Path) -> None:
     with SharedLedger(path, budget=budget) as ledger:
         assert ledger.ledger == expected
         assert ledger.guarantee() == expected.guarantee()
-        assert ledger.guarantee(accountant="moments").epsilon > ledger.guarantee().epsilon
+        assert ledger.guarantee(accountant="rdp").epsilon > ledger.guarantee().epsilon
 
 
 def test_a_payment_is_an_event(path: Path) -> None:
