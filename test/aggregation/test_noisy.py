@@ -31,8 +31,8 @@ from botorch_fed.privacy import (
     FixedSizeSampling,
     Guarantee,
     Ledger,
-    LedgerFile,
     PoissonSampling,
+    SharedLedger,
     clip,
 )
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
@@ -421,7 +421,7 @@ def test_a_release_that_is_mostly_noise_is_said_once(caplog: pytest.LogCaptureFi
 
 
 def test_a_shared_ledger_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "books", adjacency="replace-one") as books:
+    with SharedLedger(tmp_path / "books", adjacency="replace-one") as books:
         with pytest.raises(InputDataError, match="another adjacency"):
             server(shared_ledger=books)
         with pytest.raises(InputDataError, match="Without noise"):

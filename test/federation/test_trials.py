@@ -21,12 +21,12 @@ from botorch_fed.engines.verbs import perform, perform_json
 from botorch_fed.errors import ObjectiveError, ProtocolError
 from botorch_fed.federation.base import Exchanged, Outgoing, Pending, Reply
 from botorch_fed.federation.drive import drive
-from botorch_fed.federation.log import FileLog, Log
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.run import make_agent, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.log import FileLog, Log
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import DPFTSDE, FTS, Federation, FedGP
 from botorch_fed.wire.codec import decode, encode
 from test.federation.search import Best, BoxAgent
