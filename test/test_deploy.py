@@ -338,17 +338,24 @@ def _descendants(pid: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """A hub that runs, and has admitted nobody."""
     made = Machines(tmp_path_factory.mktemp("machines"))
     try:
         made.start_hub()
-        for name in SITES:
-            site = SiteFolder.create(made.folder / name)
-            made.hub.admit(name, site.folder / "node.pub")
         yield made
     finally:
         for name in list(made.processes):
             made.kill(name)
+
+
+@pytest.fixture(scope="module")
+def machines(hub: Machines) -> Machines:
+    """A hub that has admitted all sites."""
+    for name in SITES:
+        site = SiteFolder.create(hub.folder / name)
+        hub.hub.admit(name, site.folder / "node.pub")
+    return hub
 
 
 def same_points(machines: Machines, study: StudyFile) -> None:
@@ -410,17 +417,17 @@ def test_a_site_that_is_killed_comes_back(machines: Machines) -> None:
         assert len(new) - len(made.records) <= (name == "south")  # the one that was cut short
 
 
-@pytest.mark.slow
-def test_a_node_that_nobody_admitted_is_refused(machines: Machines) -> None:
-    study = write_study(machines.folder, FTS.format(budget=2), "stranger.toml")
-    SiteFolder.create(machines.folder / "stranger")
-    machines.start(
+@pytest.mark.nightly
+def test_a_node_that_nobody_admitted_is_refused(hub: Machines) -> None:
+    study = write_study(hub.folder, FTS.format(budget=2), "stranger.toml")
+    SiteFolder.create(hub.folder / "stranger")
+    hub.start(
         "stranger",
         *("site", "start", "stranger", str(study.path), "--name", "north"),
-        *("--hub", f"localhost:{machines.port}", "--ca", str(machines.hub.folder / "ca.crt")),
+        *("--hub", f"localhost:{hub.port}", "--ca", str(hub.hub.folder / "ca.crt")),
     )
-    assert machines.processes.pop("stranger").wait(60) == 1
-    assert "have node.pub admitted" in (machines.folder / "stranger.log").read_text()
+    assert hub.processes.pop("stranger").wait(60) == 1
+    assert "have node.pub admitted" in (hub.folder / "stranger.log").read_text()
 
 
 def script(name: str, folder: Path) -> subprocess.CompletedProcess[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import subprocess
 import sys
@@ -223,12 +224,14 @@ print(json.dumps({"extra": extra, "loaded": sorted({m.split(".")[0] for m in sys
 
 
 def test_import_budget() -> None:
-    runs = []
+    best = math.inf
     for _ in range(5):  # the best of five is the package's own cost
         out = subprocess.run(
             [sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True, cwd=ROOT
         )
-        runs.append(json.loads(out.stdout))
-    assert not set(HEAVY) & set(runs[0]["loaded"])
-    best = min(run["extra"] for run in runs)
+        run = json.loads(out.stdout)
+        assert not set(HEAVY) & set(run["loaded"])
+        best = min(best, run["extra"])
+        if best <= IMPORT_BUDGET:
+            break
     assert best <= IMPORT_BUDGET, f"import botorch_fed.models adds {best:.2f} s to import botorch"
