@@ -1207,13 +1207,13 @@ def _add_hub(commands: Any) -> None:
         "--address", required=True, metavar="NAME", help="by which sites reach this machine"
     )
     made.add_argument("--port", type=_count(1), default=8000, metavar="N", help="default 8000")
-    start = _command(verbs, "start", _hub_start, "run Flower's server, until it is stopped")
+    start = _command(verbs, "start", _hub_start, "run the hub's process, until it is stopped")
     start.add_argument("folder", type=Path, metavar="HUB")
     start.add_argument(
         "--host",
         default="127.0.0.1",
         metavar="IP",
-        help="of this machine, to listen on; 0.0.0.0 for all. Default 127.0.0.1",
+        help="of this machine, for sites to reach; 0.0.0.0 for all. Default 127.0.0.1",
     )
     admit = _command(verbs, "admit", _hub_admit, "let a site's node take part under a name")
     admit.add_argument("folder", type=Path, metavar="HUB")
@@ -1274,7 +1274,6 @@ def _hub_init(arguments: argparse.Namespace) -> _Done:
     folder = Hub.create(arguments.folder, arguments.address, arguments.port).folder
     _say(arguments, f"Made {folder}. Start it: {PROGRAM} hub start {folder}")
     _say(arguments, f"Give the sites {folder / 'ca.crt'} and the study file.")
-    _say(arguments, "Let nobody but yourself reach /v1/control on its port: see the documentation.")
     return _Done({"command": "hub init", "folder": folder})
 
 

@@ -1,7 +1,7 @@
 r"""A hub's own calls to Flower's server, over the Unix socket in the hub's folder.
 
     register, unregister, nodes     the keys that Flower knows
-    run                             a run of Flower's, and the grid for its messages
+    begin, driven                   a run of Flower's, and the grid for its messages
 
 Flower's server keeps messages and hands them on. A run of ours is driven in the process that asks
 for it: no `ServerApp` is sent and no executor takes it up. Flower wants a bundle of files for a run
@@ -95,9 +95,8 @@ class Control:
             with self._control() as control:
                 self._call(control.UnregisterNode, UnregisterNodeRequest(node_id=node))
 
-    @contextlib.contextmanager
-    def run(self) -> Iterator[Grid]:
-        """A run of Flower's, for as long as the body takes. One begins at a time."""
+    def begin(self) -> str:
+        """Begin a run of Flower's, and take it up: the token of its task. One process at a time."""
         from flwr.proto.control_pb2 import StartRunRequest
         from flwr.proto.fab_pb2 import Fab
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -115,13 +114,12 @@ class Control:
                 if not found.token:
                     raise HubLost("Somebody else has taken up the run: go on with --resume.")
                 if found.task.run_id == number:
-                    break
+                    return str(found.token)
                 self._finish(found.token, "nobody executes apps here")  # somebody's app
-        with self._driven(found.token) as grid:
-            yield grid
 
     @contextlib.contextmanager
-    def _driven(self, token: str) -> Iterator[Grid]:
+    def driven(self, token: str) -> Iterator[Grid]:
+        """The grid of a run, which ends with the body."""
         from flwr.common.serde import run_from_proto
         from flwr.proto.runtime_pb2 import PullTaskInputRequest
         from flwr.supercore.task_identity import TaskIdentity
@@ -218,8 +216,7 @@ class Control:
                     raise HubLost(f"The hub has not answered in {SECONDS:g} s.") from error
             except httpx.TransportError as error:
                 raise HubLost(
-                    "The hub does not answer. Start it: "
-                    f"botorch-fed hub start {self.path.parent}"
+                    f"The hub does not answer. Start it: botorch-fed hub start {self.path.parent}"
                 ) from error
             time.sleep(1.0)
         raise AssertionError

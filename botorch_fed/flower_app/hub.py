@@ -28,7 +28,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import uvicorn
 from cryptography.x509 import load_pem_x509_certificate
@@ -228,7 +228,7 @@ def _app(folder: Path) -> "ASGI3Application":
         runtime_dependency_install=False,
     )
     made: Any = create_app(config, SuperLinkLifespan)
-    return made  # type: ignore[no-any-return]
+    return cast("ASGI3Application", made)
 
 
 async def serve(folder: Path, host: str, port: int) -> None:

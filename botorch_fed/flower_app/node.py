@@ -298,7 +298,9 @@ def _kind(error: Exception) -> str:
         return f"status {error.response.status_code}"
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         return "its certificate is not one of ca.crt"
-    return f"{type(error).__name__}: {error}" if isinstance(error, TooMuch) else type(error).__name__
+    return (
+        f"{type(error).__name__}: {error}" if isinstance(error, TooMuch) else type(error).__name__
+    )
 
 
 # ------------------------------------------------------------------ the site's socket
