@@ -39,7 +39,7 @@ from secrets import token_hex
 from typing import Any, NoReturn
 
 from botorch_fed.engines.flower import FlowerExchange
-from botorch_fed.engines.flower_control import Control
+from botorch_fed.engines.flower_control import Control, ControlRefused, HubLost
 from botorch_fed.engines.site_process import Background, SiteProcess, ask_site, is_listening
 from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import BudgetExceeded, FederatedError
@@ -160,7 +160,8 @@ class Hub:
                     raise DeployError(
                         f"This key is that of site {other!r}: every site has its own."
                     )
-            settings["sites"][name] = node = self.control.register(public_key)
+            with _answered():
+                settings["sites"][name] = node = self.control.register(public_key)
             settings["certificates"][name] = text
         return node
 
@@ -169,7 +170,8 @@ class Hub:
         node = self.nodes([name])[name]
         with self._changed() as settings:
             del settings["sites"][name], settings["certificates"][name]
-        self.control.unregister(node)
+        with _answered():
+            self.control.unregister(node)
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[dict[str, Any]]:
@@ -182,7 +184,8 @@ class Hub:
 
     def sites(self) -> dict[AgentId, str]:
         """The sites, and what Flower says of each one's node: ``"online"``, ``"offline"``, …"""
-        found = self.control.nodes()
+        with _answered():
+            found = self.control.nodes()
         known: dict[AgentId, int] = self.settings["sites"]
         return {name: found.get(node, ("unknown", b""))[0] for name, node in known.items()}
 
@@ -273,6 +276,14 @@ class Hub:
                     raise
                 except Exception as failed:
                     raise DeployError(str(failed) or type(failed).__name__) from failed
+
+
+@contextlib.contextmanager
+def _answered() -> Iterator[None]:
+    try:
+        yield
+    except (HubLost, ControlRefused) as error:
+        raise DeployError(str(error)) from error
 
 
 def _tell(watch: Callable[[int], None], folder: Path, _: Round) -> None:

@@ -20,6 +20,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from botorch_fed.engines.site_process import is_listening
 from botorch_fed.errors import FederatedError
 
 if TYPE_CHECKING:
@@ -191,6 +192,8 @@ class Control:
     def _over_socket(self, client: Any) -> Iterator[None]:
         import httpx
 
+        if not is_listening(self.path):
+            raise self._lost()
         client._client.close()
         client._client = httpx.Client(
             transport=httpx.HTTPTransport(uds=str(self.path)), timeout=SECONDS, trust_env=False
@@ -215,11 +218,13 @@ class Control:
                 if not left:
                     raise HubLost(f"The hub has not answered in {SECONDS:g} s.") from error
             except httpx.TransportError as error:
-                raise HubLost(
-                    f"The hub does not answer. Start it: botorch-fed hub start {self.path.parent}"
-                ) from error
+                raise self._lost() from error
             time.sleep(1.0)
         raise AssertionError
+
+    def _lost(self) -> HubLost:
+        start = f"botorch-fed hub start {self.path.parent}"
+        return HubLost(f"The hub does not answer. Start it: {start}")
 
 
 class _Guarded:

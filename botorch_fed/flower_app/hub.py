@@ -262,6 +262,7 @@ async def serve(folder: Path, host: str, port: int) -> None:
         asyncio.get_running_loop().add_signal_handler(number, stop)
     door = folder / "control"
     with _listening(door) as inner, _port(host, port) as outer:
+        logger.info("Sites reach port %d of %s. %s is its user's alone.", port, host, door)
         tasks = [
             asyncio.create_task(private.serve([inner])),
             asyncio.create_task(public.serve([outer])),
@@ -303,7 +304,10 @@ def main() -> int:
     parser.add_argument("--port", required=True, type=int)
     given = parser.parse_args()
     os.umask(0o077)
-    logging.basicConfig(format="hub: %(message)s", level=logging.INFO)
+    shown = logging.StreamHandler()
+    shown.setFormatter(logging.Formatter("hub: %(message)s"))
+    logger.addHandler(shown)
+    logger.setLevel(logging.INFO)
     asyncio.run(serve(given.folder, given.host, given.port))
     return 0
 
