@@ -322,10 +322,11 @@ def test_mistakes_on_the_command_line(
 class Machines:
     """A hub and three sites on loopback, each in processes of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         self.folder = folder
+        self.host = host
         self.port = free_port()
-        self.hub = Hub.create(folder / "hub", "localhost", self.port)
+        self.hub = Hub.create(folder / "hub", host, self.port)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             **os.environ,
@@ -345,14 +346,14 @@ class Machines:
             )
 
     def start_hub(self) -> None:
-        self.start("hub", "hub", "start", str(self.hub.folder), "--host", "127.0.0.1")
+        self.start("hub", "hub", "start", str(self.hub.folder), "--host", self.host)
         self.wait(lambda: self.hub.sites() is not None)
 
     def start_site(self, name: str, study: StudyFile) -> None:
         self.start(
             name,
             *("site", "start", name, str(study.path), "--name", name),
-            *("--hub", f"localhost:{self.port}", "--ca", str(self.hub.folder / "ca.crt")),
+            *("--hub", f"{self.host}:{self.port}", "--ca", str(self.hub.folder / "ca.crt")),
         )
 
     def wait(self, ready: Any, seconds: float = 120.0) -> None:
