@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from botorch.exceptions.errors import InputDataError
 
-from botorch_fed.engines.flower_control import HubLost
+from botorch_fed.engines.flower_control import ControlRefused, HubLost
 from botorch_fed.engines.inprocess import refusal_code
 from botorch_fed.federation.base import AgentId, Exchanged, Failure, Outgoing
 from botorch_fed.federation.site import FRAME_BYTES
@@ -43,6 +43,7 @@ logger = logging.getLogger(__name__)
 POLL = 0.1  # seconds between two looks for replies
 PAUSE = 1.0  # seconds before a site is asked again, at first; then doubled up to a minute
 LONGEST_PAUSE = 60.0
+LEAST = 1.0  # seconds before the deadline: after it nobody is asked again
 STUCK = 5.0  # seconds after which others need not wait for a reply that Flower is still reading
 
 
@@ -138,11 +139,19 @@ class _Round:
     def ask(self, seconds: float) -> None:
         """Send what is due, all at once."""
         now = time.monotonic()
-        names = [name for name, when in self._due.items() if when <= now]
+        names = [
+            name
+            for name, when in self._due.items()
+            if when <= now and (seconds >= LEAST or name not in self._last)
+        ]
         if not names:
             return
         messages = [self._message(name, seconds) for name in names]
-        ids = dict(zip(names, self._engine.grid.push_messages(messages), strict=False))
+        ids: dict[AgentId, str | None] = {}
+        try:
+            ids = dict(zip(names, self._engine.grid.push_messages(messages), strict=False))
+        except ControlRefused as error:  # such as one that expires before the hub reads it
+            logger.warning("Requests to %s were not sent: %s", names, error)
         for name in names:
             del self._due[name]
             sent = ids.get(name)

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 SECONDS = 120.0  # that a call may take
-TRIES = 5  # of a call that a busy server did not answer
+TRIES = 3  # of a call that a busy server did not answer
 BEAT = 10.0  # seconds between two signs of life of a run
 BUNDLE = """
 [project]

@@ -27,7 +27,7 @@ from flwr.supercore.task_identity import TaskIdentity
 import botorch_fed
 from botorch_fed.engines import flower
 from botorch_fed.engines.flower import FlowerExchange
-from botorch_fed.engines.flower_control import HubLost
+from botorch_fed.engines.flower_control import ControlRefused, HubLost
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.site_process import Background, SiteProcess
 from botorch_fed.federation.base import Outgoing
@@ -430,6 +430,38 @@ def test_a_hub_that_is_lost_ends_the_run(
     with pytest.raises(HubLost, match="does not answer"):
         drive(SERVER, exchange(machines), on_round=rounds.append)
     assert rounds == []
+
+
+def test_messages_that_the_hub_does_not_take_are_their_sites_absence(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those that expire on their way; the round goes on, and the run."""
+    push, tries = machines.grid.push_messages, []
+
+    def refusing(messages: Iterable[Message]) -> Iterable[str | None]:
+        tries.append(len(list(messages)))
+        if len(tries) == 1:
+            raise ControlRefused("Message TTL has expired")
+        return push(messages)
+
+    monkeypatch.setattr(machines.grid, "push_messages", refusing)
+    rounds: list[Round] = []
+    engine = exchange(machines, absence=10.0, deadline=20.0)
+    drive(BoxServer(NAMES, rounds=1), engine, on_round=rounds.append)
+    assert tries == [3, 3]
+    assert rounds[0].replied == NAMES
+
+
+def test_nobody_is_asked_again_at_the_deadline(machines: Machines) -> None:
+    """A message would expire before its node has it."""
+    machines.stop("b")
+    rounds: list[Round] = []
+    engine = exchange(machines, absence=10.0, deadline=2.4)
+    drive(BoxServer(NAMES, rounds=1), engine, on_round=rounds.append)
+    assert rounds[0].replied == ("a", "c")
+    asked = [m.metadata.ttl for m in machines.grid.sent if m.metadata.dst_node_id == NODES["b"]]
+    assert len(asked) == 2
+    assert min(asked) >= 1.0
 
 
 @pytest.mark.parametrize("name", ["node.py", "hub.py"])
