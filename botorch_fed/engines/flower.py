@@ -2,7 +2,7 @@ r"""Agents on other machines, by Flower: an `Exchange` over its `Grid`.
 
 A round costs one exchange: requests leave together, each with the broadcasts that its site has not
 got yet, and answers are taken as they come, by the message that they reply to. Nodes ask for work
-every tenth of a second to every three seconds, the less often the longer there has been none; the
+every third of a second to every three seconds, the less often the longer there has been none; the
 engine adds a poll of a tenth of a second to that.
 
     busy (`Background`)                          asked again until the deadline

@@ -67,7 +67,7 @@ LENGTH = struct.Struct("<Q")
 MOST = 2**26  # bytes of one response, of one message, and of an answer
 MOST_OBJECTS = 16  # that a message is made of; ours has three
 ASKED = "query.respond"
-FIRST_PAUSE, LONGEST_PAUSE = 0.1, 3.0  # seconds between two looks for requests
+FIRST_PAUSE, LONGEST_PAUSE = 0.3, 3.0  # seconds between two looks for requests
 LONGEST_WAIT = 10.0  # seconds before the hub is tried again
 REFUSALS = 5  # connections in a row that the hub closes without a word: it does not know the key
 REFUSED = 3  # the exit code that says so
@@ -203,7 +203,7 @@ class SiteNode:
                 if self._answer_next(node):
                     last = time.monotonic()
                 quiet = time.monotonic() - last
-                self._stopped.wait(min(max(quiet / 20, FIRST_PAUSE), LONGEST_PAUSE))
+                self._stopped.wait(min(max(quiet / 10, FIRST_PAUSE), LONGEST_PAUSE))
         finally:
             ended.set()
             with contextlib.suppress(httpx.HTTPError):
