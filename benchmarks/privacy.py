@@ -63,6 +63,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.models import resident_peak
+from benchmarks.papers.published.features import PaperCosine
 from benchmarks.papers.published.settings import paper_settings
 from benchmarks.privacy_mutants import CASES, MUTANTS, VARIANTS, audited, installed
 from benchmarks.problems.landmine import Landmine
@@ -299,9 +300,7 @@ def bases() -> dict[str, FeatureMap]:
     stream = generator(SEED, "bases")
     short, long = (StationaryKernel(math.inf, [ell] * 2) for ell in (0.01, 0.3))
     return {
-        "the paper's, 0.01": RandomFourierFeatures.paper_cosine(
-            short, NUM_FEATURES, generator=stream
-        ),
+        "the paper's, 0.01": PaperCosine.draw(short, NUM_FEATURES, generator=stream),
         "RFF, 0.3": RandomFourierFeatures.draw(long, NUM_FEATURES, generator=stream),
     }
 

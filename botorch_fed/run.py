@@ -68,9 +68,9 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 Part = Literal["whole", "hub", "site"]
 Measure = Literal["simple", "cumulative"]
-MIN_FAILED = 2  # evaluations from which on it can be said where they fail
+MIN_FAILED = 2  # evaluations from which on a region of failures is named
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
-FORMAT = 2  # of the files of a result; 1 says "heard" for "replied"
+FORMAT = 2  # of the files of a result; 1 has "heard" for "replied"
 HEAD = "run.json"  # of a folder: what its run was started with
 FILES = {"server", "sites", "run.json.draft", "lock"}  # that a folder may hold before its run
 
@@ -147,13 +147,13 @@ class RunResult:
 
     def _promise(self) -> str:
         """The guarantee, if there is one: an epsilon is nothing without the rest."""
-        said = self.privacy or {}
-        if "epsilon" not in said:
+        account = self.privacy or {}
+        if "epsilon" not in account:
             return ""
-        warning = "" if said["private"] else ", not private: seeded noise"
+        warning = "" if account["private"] else ", not private: seeded noise"
         return (
-            f", epsilon <= {said['epsilon']:.4g} at delta = {said['delta']:.3g} per "
-            f"{said['unit']}, {said['adjacency']}{warning}"
+            f", epsilon <= {account['epsilon']:.4g} at delta = {account['delta']:.3g} per "
+            f"{account['unit']}, {account['adjacency']}{warning}"
         )
 
     def history(self, agent: AgentId, given: bool = False) -> tuple[Tensor, Tensor]:
@@ -180,8 +180,8 @@ class RunResult:
         values = [row["y"] if row["true"] is None else row["true"] for row in (*given, *rows)]
         if not values:
             return torch.zeros(0, dtype=torch.float64)
-        found = self._sign * torch.tensor(values, dtype=torch.float64)
-        return self._sign * found.cummax(dim=0).values[len(given) :]
+        signed = self._sign * torch.tensor(values, dtype=torch.float64)
+        return self._sign * signed.cummax(dim=0).values[len(given) :]
 
     def best_parameters(self, site: AgentId) -> dict[str, Value]:
         """The parameters of a site's best observed value, by name and in the user's units.
@@ -229,7 +229,7 @@ class RunResult:
             X = torch.tensor([row["x"] for row in trials], dtype=torch.float64)
             points = self.space.from_unit(X) if trials else []
             for i, (trial, point) in enumerate(zip(trials, points, strict=True)):
-                found = {
+                columns = {
                     "site": site,
                     "trial": i + 1,
                     "status": "given" if i < len(given) else trial.get("status", "completed"),
@@ -240,9 +240,9 @@ class RunResult:
                     "query": trial.get("query", 0),
                     "round": trial.get("round", 0),
                 }
-                named = {f"parameter_{k}" if k in found else k: v for k, v in point.items()}
-                first = {key: found.pop(key) for key in ("site", "trial", "status")}
-                rows.append({**first, **named, **found})
+                named = {f"parameter_{k}" if k in columns else k: v for k, v in point.items()}
+                first = {key: columns.pop(key) for key in ("site", "trial", "status")}
+                rows.append({**first, **named, **columns})
         return pandas.DataFrame(rows)
 
     def contributions(self) -> list[Record]:
@@ -255,12 +255,12 @@ class RunResult:
         public = {
             d for row in self.rounds if row["round"] == first for d in row.get("received", ())
         }
-        found = []
+        table = []
         for site in self.names:
             rows = [row for row in self.rounds if row["agent"] == site]
             counted = all("received" in row for row in rows)
             received = {d for row in rows for d in row.get("received", ())} - public
-            found.append(
+            table.append(
                 {
                     "site": site,
                     "joined": min((row["round"] for row in rows), default=None),
@@ -271,7 +271,7 @@ class RunResult:
                     "last_replied": max((r["round"] for r in rows if r["replied"]), default=None),
                 }
             )
-        return found
+        return table
 
     def failures(self) -> list[Record]:
         """One row per site with failed evaluations: how many, of how many, why, and where.
@@ -279,14 +279,14 @@ class RunResult:
         `where` is the range or value of one parameter that tells failures from successes best, with
         the counts inside and elsewhere; empty while too few are known.
         """
-        found = []
+        table = []
         for site in self.names:
             rows = [row for row in self.records if row["agent"] == site]
             failed = [row for row in rows if row["y"] is None]
             if not failed:
                 continue
             reasons = Counter(row["reason"] for row in failed)
-            found.append(
+            table.append(
                 {
                     "site": site,
                     "failed": len(failed),
@@ -295,7 +295,7 @@ class RunResult:
                     "where": self._where(rows),
                 }
             )
-        return found
+        return table
 
     def _where(self, rows: list[Record]) -> str:
         """Where evaluations fail, in words."""
@@ -333,16 +333,6 @@ class RunResult:
         for row in self.rounds:
             total[row["round"]] = total.get(row["round"], 0) + row["bytes_down"] + row["bytes_up"]
         return total
-
-    def cpu_seconds_per_query(self, agent: AgentId) -> float:
-        """Mean CPU seconds of the agent's rounds with a query, the objective's own included."""
-        queried = {row["round"] for row in self._rows(agent)}
-        costs = [
-            row["cpu_seconds"]
-            for row in self.rounds
-            if row["agent"] == agent and row["round"] in queried
-        ]
-        return sum(costs) / len(costs) if costs else float("nan")
 
     def _rows(self, agent: AgentId) -> list[Record]:
         if agent not in self.names:
@@ -513,8 +503,8 @@ def run(
                 site.log.close()
             raise
         engine = InProcess(sites, absent=absent, patience=patience)
-    found: dict[AgentId, list[Observation]] = {name: [] for name in names}
-    gather = partial(_gathered, engine, found)
+    observations: dict[AgentId, list[Observation]] = {name: [] for name in names}
+    gather = partial(_gathered, engine, observations)
     with engine, _progress(progress) as shown:
         watch = None
         if shown is not None:
@@ -532,7 +522,7 @@ def run(
         )
         gather()
     for name in names:
-        result.records += _observation_rows(name, found[name], objectives[name], optima)
+        result.records += _observation_rows(name, observations[name], objectives[name], optima)
     if folder is not None:
         result.save(folder)
     return result
@@ -1013,12 +1003,12 @@ def _versions() -> dict[str, str]:
 
 
 def _gathered(
-    engine: InProcess | Parallel, found: dict[AgentId, list[Observation]]
+    engine: InProcess | Parallel, observations: dict[AgentId, list[Observation]]
 ) -> list[Observation]:
     """The observations since the last call, put down by agent."""
     new = engine.observations()
     for name, observation in new:
-        found[name].append(observation)
+        observations[name].append(observation)
     return [observation for _, observation in new]
 
 
@@ -1062,10 +1052,10 @@ class _Watch:
         if values:
             self._best = min(values) if self._minimize else max(values)
             words.append(f"best {self._best:.4g}")
-        said = (None if self._account is None else self._account(round_.state)) or {}
-        if "epsilon" in said:
-            warning = "" if said["private"] else " (seeded noise, not private)"
-            words.append(f"epsilon {said['epsilon']:.3g}{warning}")
+        account = (None if self._account is None else self._account(round_.state)) or {}
+        if "epsilon" in account:
+            warning = "" if account["private"] else " (seeded noise, not private)"
+            words.append(f"epsilon {account['epsilon']:.3g}{warning}")
         return ", ".join(words)
 
 

@@ -69,6 +69,7 @@ ROOMS: dict[str, set[str]] = {
         "wire",
         "federation",
         "engines",
+        "run",
     },
     "study": {
         "errors",

@@ -20,16 +20,14 @@ and the accountants
     rdp                  Rényi (Opacus), zero-out only
     dp-accounting-rdp    Rényi (dp_accounting); the only one for samples of a fixed size and, with
                          everyone taking part, for discrete noise
-    moments              the moments accountant as published in 2016, to repeat published figures
     gdp                  the exact closed form; refused as soon as one release is subsampled, where
                          its central limit is no upper bound
 
 The noise multiplier is always relative to the norm of *one* unit's contribution, under both
-adjacencies. The names of the parameters are those of [Abadi2016]_. Discrete Gaussian noise has the
+adjacencies. Discrete Gaussian noise has the
 Rényi divergences of the continuous one as upper bounds [Canonne2020]_, but not its closed form: a
 ledger with such a release is accounted for by dp-accounting-rdp.
 
-.. [Abadi2016] M. Abadi et al. Deep learning with differential privacy. CCS 2016.
 .. [Balle2018] B. Balle, Y.-X. Wang. Improving the Gaussian mechanism for differential privacy:
    analytical calibration and optimal denoising. ICML 2018.
 .. [Canonne2020] C. Canonne, G. Kamath, T. Steinke. The discrete Gaussian for differential privacy.
@@ -55,23 +53,23 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal, Self
 
 import numpy as np
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from scipy.optimize import brentq
-from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.special import log_ndtr
 
 from botorch_fed.errors import BudgetExceeded, ProtocolError
+from botorch_fed.privacy.checks import check_choice, check_count, set_number
 
 logger = logging.getLogger(__name__)
 
 Adjacency = Literal["zero-out", "replace-one"]
 Unit = Literal["agent", "record"]
-Accountant = Literal["pld", "prv", "rdp", "dp-accounting-rdp", "moments", "gdp"]
+Accountant = Literal["pld", "prv", "rdp", "dp-accounting-rdp", "gdp"]
 
 _MIN_NOISE = 0.01  # below it sampling is ignored: an upper bound, with epsilons in the thousands
-_MAX_ORDER = 255  # of a moment
 _MAX_BEGINNINGS = 32  # of sequences of different releases, kept composed
 _GENESIS = "0" * 64  # stands for the hash before the first line of a file
 _FORMAT = "botorch_fed privacy ledger 1"
@@ -108,8 +106,8 @@ class Event:
     discrete: bool = False
 
     def __post_init__(self) -> None:
-        _set_number(self, "noise_multiplier")
-        _set_number(self, "sampling_rate")
+        set_number(self, "noise_multiplier")
+        set_number(self, "sampling_rate")
         if not self.noise_multiplier > 1e-100:
             raise InputDataError(
                 f"A noise multiplier must be positive, got {self.noise_multiplier}: a release "
@@ -122,8 +120,8 @@ class Event:
         if (self.sample_size is None) != (self.population is None):
             raise InputDataError("A sample of fixed size needs both sample_size and population.")
         if self.sample_size is not None and self.population is not None:
-            _check_count(self.sample_size, "A sample size")
-            _check_count(self.population, "A population")
+            check_count("A sample size", self.sample_size)
+            check_count("A population", self.population)
             if self.sample_size > self.population or self.sampling_rate != 1:
                 raise InputDataError(
                     "A sample of fixed size needs sample_size <= population and a sampling_rate "
@@ -133,7 +131,7 @@ class Event:
             raise InputDataError(f"discrete is True or False, got {type(self.discrete).__name__}.")
         if self.discrete and (self.sampling_rate != 1 or self.sample_size is not None):
             raise InputDataError(
-                "No accountant here knows discrete noise on a sample: let everyone take part."
+                "No accountant bounds discrete noise on a sample: let everyone take part."
             )
 
     def __repr__(self) -> str:
@@ -164,12 +162,12 @@ class Guarantee:
     private: bool = True
 
     def __post_init__(self) -> None:
-        _set_number(self, "epsilon")
-        _set_number(self, "delta")
-        _check_count(self.releases, "The number of releases", least=0)
-        _check_choice(self.unit, Unit, "unit")
-        _check_choice(self.adjacency, Adjacency, "adjacency")
-        _check_choice(self.accountant, Accountant, "accountant")
+        set_number(self, "epsilon")
+        set_number(self, "delta")
+        check_count("The number of releases", self.releases, least=0)
+        check_choice("The unit", self.unit, Unit)
+        check_choice("The adjacency", self.adjacency, Adjacency)
+        check_choice("The accountant", self.accountant, Accountant)
         if not self.epsilon >= 0:
             raise InputDataError(f"An epsilon must be at least 0, got {self.epsilon}.")
         _check_delta(self.delta)
@@ -203,8 +201,8 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        _set_number(self, "epsilon")
-        _set_number(self, "delta")
+        set_number(self, "epsilon")
+        set_number(self, "delta")
         _check_epsilon(self.epsilon)
         _check_delta(self.delta)
 
@@ -230,7 +228,7 @@ class Entry:
             raise InputDataError(
                 f"Only an Event can be accounted for, got {type(self.event).__name__}."
             )
-        _check_count(self.count, "The number of releases")
+        check_count("The number of releases", self.count)
         if not isinstance(self.note, str):
             raise InputDataError(f"A note must be a str, got {type(self.note).__name__}.")
 
@@ -264,8 +262,8 @@ class Ledger:
     entries: tuple[Entry, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        _check_choice(self.adjacency, Adjacency, "adjacency")
-        _check_choice(self.unit, Unit, "unit")
+        check_choice("The adjacency", self.adjacency, Adjacency)
+        check_choice("The unit", self.unit, Unit)
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise InputDataError(f"Expected a Budget, got {type(self.budget).__name__}.")
         groups = _groups(self.entries)
@@ -366,26 +364,6 @@ def _refusal(ledger: Ledger, budget: Budget, after: Ledger, entry: Entry) -> str
 # ------------------------------------------------------------------ checks
 
 
-def _set_number(value: Any, name: str) -> None:
-    """Make a field of a frozen dataclass a finite float, lest another precision be computed in."""
-    number = getattr(value, name)
-    if isinstance(number, bool) or not isinstance(number, (int, float, np.floating)):
-        raise InputDataError(f"{name} must be a number, got {type(number).__name__}.")
-    if not math.isfinite(number):
-        raise InputDataError(f"{name} must be finite, got {number}.")
-    object.__setattr__(value, name, float(number))
-
-
-def _check_count(count: Any, what: str, least: int = 1) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < least:
-        raise InputDataError(f"{what} must be an integer from {least} on, got {count!r}.")
-
-
-def _check_choice(value: Any, choices: Any, what: str) -> None:
-    if value not in get_args(choices):
-        raise InputDataError(f"The {what} must be one of {get_args(choices)}, got {value!r}.")
-
-
 def _check_epsilon(epsilon: float) -> None:
     if not 0 < epsilon < math.inf:
         raise InputDataError(f"An epsilon to keep must be positive and finite, got {epsilon}.")
@@ -415,18 +393,16 @@ def _check_fit(groups: Groups, accountant: Accountant, adjacency: Adjacency) -> 
         )
     if fixed and accountant != "dp-accounting-rdp":
         raise UnsupportedError(
-            f"{accountant!r} does not know samples of a fixed size: use 'dp-accounting-rdp'."
+            f"{accountant!r} has no bound for samples of a fixed size: use 'dp-accounting-rdp'."
         )
     if accountant != "dp-accounting-rdp" and any(event.discrete for event, _ in groups):
         raise UnsupportedError(
             f"{accountant!r} is no upper bound for discrete noise: use 'dp-accounting-rdp'."
         )
-    zero_out_only = accountant in ("prv", "rdp", "moments") or (
-        accountant == "dp-accounting-rdp" and poisson
-    )
+    zero_out_only = accountant in ("prv", "rdp") or (accountant == "dp-accounting-rdp" and poisson)
     if groups and adjacency == "replace-one" and zero_out_only:
         raise UnsupportedError(
-            f"{accountant!r} knows these releases under 'zero-out' only: use 'pld'."
+            f"{accountant!r} bounds these releases under 'zero-out' only: use 'pld'."
         )
     if accountant == "gdp" and poisson:
         raise UnsupportedError(
@@ -520,7 +496,7 @@ def epsilon(
         epsilon <= 10.39 at delta = 0.0246 per agent, zero-out, 60 releases, by pld
     """
     event = Event(noise_multiplier, sampling_rate)
-    _check_count(num_releases, "The number of releases", least=0)
+    check_count("The number of releases", num_releases, least=0)
     entries = [Entry(event, num_releases, "")] if num_releases else []
     return compose(entries, delta=delta, accountant=accountant, adjacency=adjacency, unit=unit)
 
@@ -551,7 +527,7 @@ def compose(
     """
     groups = _groups(events)
     _check_delta(delta)
-    _check_choice(adjacency, Adjacency, "adjacency")
+    check_choice("The adjacency", adjacency, Adjacency)
     name = _chosen(accountant, groups)
     value = _epsilon(groups, float(delta), name, adjacency)
     if not math.isfinite(value):
@@ -591,8 +567,8 @@ def noise_multiplier_for(
         3.730632
     """
     _check_epsilon(epsilon)
-    _check_choice(adjacency, Adjacency, "adjacency")
-    _check_count(num_releases, "The number of releases")
+    check_choice("The adjacency", adjacency, Adjacency)
+    check_count("The number of releases", num_releases)
     name = _chosen(accountant, ())
 
     def excess(log_noise: float) -> float:
@@ -636,7 +612,7 @@ def _chosen(accountant: Accountant | None, groups: Groups) -> Accountant:
     if accountant is None:
         renyi = any(event.sample_size is not None or event.discrete for event, _ in groups)
         return "dp-accounting-rdp" if renyi else "pld"
-    _check_choice(accountant, Accountant, "accountant")
+    check_choice("The accountant", accountant, Accountant)
     return accountant
 
 
@@ -646,8 +622,6 @@ def _epsilon(groups: Groups, delta: float, accountant: Accountant, adjacency: Ad
     _check_fit(groups, accountant, adjacency)
     if not groups:
         return 0.0
-    if accountant == "moments":
-        return _moments_epsilon(groups, delta)
     if accountant == "rdp":
         return _opacus_rdp_epsilon(groups, delta)
     if accountant == "prv":
@@ -681,7 +655,7 @@ def _split(groups: Groups, adjacency: Adjacency) -> tuple[float, Groups]:
 
 def _pld_epsilon(groups: Groups, delta: float, adjacency: Adjacency) -> float:
     mu, sampled = _split(groups, adjacency)
-    # Rounding in the Fourier transforms, of which the discretisation knows nothing: measured
+    # Rounding in the Fourier transforms, which the discretisation does not cover: measured
     # against the closed form it stays below a tenth of this.
     slack = 1e-14 + 1e-16 * sum(count for _, count in sampled)
     if delta < 100 * slack:
@@ -736,8 +710,8 @@ def _composed(
     settings = (interval, adjacency, pessimistic)
     with _lock:  # continue the longest beginning that was composed lately
         lengths = {len(key[0]) for key in _beginnings}
-        known = [k for k in lengths if k <= len(parts) and (parts[:k], *settings) in _beginnings]
-        start = max(known, default=0)
+        composed = [k for k in lengths if k <= len(parts) and (parts[:k], *settings) in _beginnings]
+        start = max(composed, default=0)
         loss = _beginnings.get((parts[:start], *settings))
     for k in range(start, len(parts)):
         last = _one_kind(parts[k], *settings)
@@ -767,7 +741,7 @@ def _one_kind(part: _Part, interval: float, adjacency: Adjacency, pessimistic: b
     return loss if part.count == 1 else loss.self_compose(part.count)
 
 
-# ------------------------------------------------------------------ Rényi, PRV, moments
+# ------------------------------------------------------------------ Rényi, PRV
 
 
 def _google_rdp_epsilon(groups: Groups, delta: float, adjacency: Adjacency) -> float:
@@ -840,31 +814,6 @@ def _opacus_epsilon(accountant: Any, groups: Groups, delta: float) -> float:
         warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
         value = float(accountant.get_epsilon(delta))
     return math.inf if math.isnan(value) else max(value, 0.0)
-
-
-def _moments_epsilon(groups: Groups, delta: float) -> float:
-    r"""The moments accountant of [Abadi2016]_ with integer orders.
-
-    .. math:: \epsilon = \min_\lambda \frac1\lambda \Bigl(\ln\frac1\delta + \sum_t \ln
-        \sum_k \binom{\lambda+1}{k} (1-q_t)^{\lambda+1-k} q_t^k e^{(k^2-k)/(2z_t^2)}\Bigr)
-    """
-    candidates = []
-    for order in range(1, _MAX_ORDER + 1):
-        moment = sum(count * _log_moment(event, order + 1) for event, count in groups)
-        candidates.append((moment - math.log(delta)) / order)
-    return max(min(candidates), 0.0)
-
-
-@lru_cache(maxsize=4096)
-def _log_moment(event: Event, power: int) -> float:
-    rate = event.sampling_rate
-    if rate == 1:
-        return (power**2 - power) / (2 * event.noise_multiplier**2)
-    k = np.arange(power + 1)
-    terms = gammaln(power + 1) - gammaln(k + 1) - gammaln(power - k + 1)
-    terms += (power - k) * math.log1p(-rate) + k * math.log(rate)
-    terms += (k**2 - k) / (2 * event.noise_multiplier**2)
-    return float(logsumexp(terms))
 
 
 # ------------------------------------------------------------------ on disk

@@ -15,8 +15,6 @@ from botorch.exceptions.errors import InputDataError, UnsupportedError
 from torch import Tensor
 
 from botorch_fed.acquisition import (
-    EqualWeights,
-    FixedContrast,
     Partition,
     SoftmaxSchedule,
     exploration_weights,
@@ -137,7 +135,7 @@ def test_noise_is_as_documented(P: int, contrast: float) -> None:
         "clip_norm": c,
         "noise_multiplier": z,
         "sampling": PoissonSampling(q),
-        "exploration": FixedContrast(contrast),
+        "exploration": SoftmaxSchedule(contrast),
     }
     weights = exploration_weights(Partition.regular(P, 2).assign(30), P, contrast)
     expected = {
@@ -482,7 +480,7 @@ CHANGES: list[dict[str, Any]] = [
     {"noise_multiplier": 2.0},
     {"noise_kind": "tight"},
     {"sampling": PoissonSampling(0.5)},
-    {"exploration": EqualWeights()},
+    {"exploration": SoftmaxSchedule(0)},
     {"switch_to_local_after": 4},
     {"noise": OSNoise()},
     {"clip_norm": 2.0},

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.papers.published.own_gp import PaperFollowing
 from botorch_fed.acquisition import Constant, Polynomial, SoftmaxSchedule
 from botorch_fed.aggregation.noisy import NoisyState, NoisySum
 from botorch_fed.engines.inprocess import InProcess
@@ -50,9 +51,9 @@ SMALL = Following(num_raw=64, num_restarts=4, num_features=32, follow=1, schedul
 FOLLOW = replace(SMALL, follow=100)
 ALONE = replace(SMALL, follow=0, schedule=Constant(1.0))
 RANDOM = replace(SMALL, own="random")
-PAPER = replace(
-    SMALL, schedule=Polynomial(1.0), follow=0, spread=0.0, warp=False, paper_gp=True,
-    min_distance=0.0,
+PAPER = PaperFollowing(
+    num_raw=64, num_restarts=4, num_features=32, schedule=Polynomial(1.0), follow=0, spread=0.0,
+    warp=False, min_distance=0.0,
 )  # fmt: skip
 TRANSFER = TransferSearch()
 Strategy = TransferSearch | Following

@@ -101,7 +101,7 @@ def test_without_a_mechanism_nobody_adds_noise(noise_at: Any) -> None:
         over(None, noise_at)
     with pytest.raises(InputDataError, match='noise_at="none"'):
         over(agents(), "none")
-    with pytest.raises(InputDataError, match="noise_at is one of"):
+    with pytest.raises(InputDataError, match="noise_at must be one of"):
         over(agents(), "client")
 
 
