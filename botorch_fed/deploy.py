@@ -18,7 +18,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import datetime
-import errno
 import fcntl
 import importlib.util
 import ipaddress
@@ -33,7 +32,6 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NoReturn
@@ -49,7 +47,14 @@ from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.store import FileBlobs, FileStore
 from botorch_fed.federation.trial import SITE_EVENTS
-from botorch_fed.run import RunResult, host, make_agent, site_result
+from botorch_fed.run import (
+    RunResult,
+    host,
+    make_agent,
+    open_private,
+    site_result,
+    write_private,
+)
 from botorch_fed.study import BY_HAND, NamedObjective, StudyFile, open_books, read_study
 
 logger = logging.getLogger(__name__)
@@ -140,7 +145,7 @@ class Hub:
         command = self.command(host)
         _check_path(self.folder / "control")
         os.umask(0o077)
-        lock = _opened(self.folder / "start.lock", os.O_RDWR | os.O_CREAT)
+        lock = open_private(self.folder / "start.lock", os.O_RDWR | os.O_CREAT)
         _lock(lock, f"the hub in {self.folder}")
         os.set_inheritable(lock, True)  # held by the process that this one becomes
         os.execve(command[0], command, _environment(self.folder / "flower"))
@@ -170,7 +175,7 @@ class Hub:
         node = self.nodes([name])[name]
         with self._changed() as settings:
             del settings["sites"][name], settings["certificates"][name]
-        with _answered():
+        with contextlib.suppress(HubLost):  # it lets nobody in who is not in its settings
             self.control.unregister(node)
 
     @contextlib.contextmanager
@@ -270,7 +275,7 @@ class Hub:
                         pause=PAUSE,
                         quorum=quorum,
                         retries=retries,
-                        on_round=None if watch is None else partial(_tell, watch, folder),
+                        on_round=None if watch is None else _Told(watch, folder / "rounds.jsonl"),
                     )
                 except (BudgetExceeded, DeployError):
                     raise
@@ -286,8 +291,17 @@ def _answered() -> Iterator[None]:
         raise DeployError(str(error)) from error
 
 
-def _tell(watch: Callable[[int], None], folder: Path, _: Round) -> None:
-    watch(_evaluations(folder / "rounds.jsonl"))
+class _Told:
+    """Calls `watch` with the number of evaluations where a round has changed it."""
+
+    def __init__(self, watch: Callable[[int], None], path: Path) -> None:
+        self._watch, self._path, self._seen = watch, path, -1
+
+    def __call__(self, _: Round) -> None:
+        done = _evaluations(self._path)
+        if done != self._seen:
+            self._watch(done)
+            self._seen = done
 
 
 # ------------------------------------------------------------------ a site
@@ -584,7 +598,7 @@ def _end(node: subprocess.Popen[bytes]) -> None:
 @contextlib.contextmanager
 def _locked(path: Path, what: str | None = None) -> Iterator[None]:
     """One process at a time: the others wait, or are told `what` the first one runs."""
-    lock = _opened(path, os.O_RDWR | os.O_CREAT)
+    lock = open_private(path, os.O_RDWR | os.O_CREAT)
     try:
         if what is None:
             fcntl.flock(lock, fcntl.LOCK_EX)
@@ -636,24 +650,8 @@ def _new_folder(folder: Path) -> None:
     folder.chmod(0o700)
 
 
-def _opened(path: Path, flags: int) -> int:
-    """A file of this user alone, which is no link to another."""
-    try:
-        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno != errno.ELOOP:
-            raise
-        raise DeployError(f"{path} is a symbolic link: remove it.") from error
-
-
 def _write_private(path: Path, text: str) -> None:
-    draft = path.with_name(path.name + ".draft")
-    draft.unlink(missing_ok=True)
-    with open(_opened(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    write_private(path, text.encode())
 
 
 def _make_node(folder: Path) -> None:

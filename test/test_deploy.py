@@ -23,11 +23,12 @@ pytest.importorskip("flwr")
 
 import contextlib
 
-from botorch_fed import deploy
+from botorch_fed import deploy, run
 from botorch_fed.cli import main
 from botorch_fed.deploy import APP, DeployError, Hub, SiteFolder, free_port, make_keys
 from botorch_fed.engines.inprocess import refusal_code
 from botorch_fed.engines.site_process import SiteProcess
+from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import Exchanged, Outgoing
 from botorch_fed.federation.drive import drive
 from botorch_fed.federation.store import FileStore
@@ -192,19 +193,30 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     precious.write_text("mine")
     for link in ("lock", "start.lock", "hub.json.draft"):
         (hub.folder / link).symlink_to(precious)
-    with pytest.raises(DeployError, match="lock is a symbolic link"):
+    with pytest.raises(ProtocolError, match="lock, found a symbolic link"):
         hub.admit("north", site.folder / "node.pub")
-    with pytest.raises(DeployError, match="lock is a symbolic link"):
+    with pytest.raises(ProtocolError, match="lock, found a symbolic link"):
         hub.start()
     deploy._write_private(hub.folder / "hub.json", json.dumps(hub.settings))
     (site.folder / "site.json.draft").symlink_to(precious)
     with site._remembered(study, "north"):
         pass
     (site.folder / "lock").symlink_to(precious)
-    with pytest.raises(DeployError, match="lock is a symbolic link"):
+    with pytest.raises(ProtocolError, match="lock, found a symbolic link"):
         site.perform("status", {})
+    result = RunResult(("a",), study.space, 0, "FTS")
+    (tmp_path / "run").mkdir()
+    for name in ("result.json", "arrays.npz", "records.jsonl.draft", "arrays.npz.draft"):
+        (tmp_path / "run" / name).symlink_to(precious)
+    result.save(tmp_path / "run")
+    (tmp_path / "run" / "rounds.jsonl").unlink()
+    (tmp_path / "run" / "rounds.jsonl").symlink_to(precious)
+    with pytest.raises(ProtocolError, match=r"rounds.jsonl, found a symbolic link"):
+        run._append(tmp_path / "run" / "rounds.jsonl", [{"round": 1}])
     assert precious.read_text() == "mine"
-    assert not (site.folder / "site.json").is_symlink()
+    for path in (site.folder / "site.json", *(tmp_path / "run").glob("*.json")):
+        assert not path.is_symlink()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
 
 
 def test_a_hub_is_started_once(tmp_path: Path) -> None:
