@@ -43,9 +43,7 @@ from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import BudgetExceeded, FederatedError
 from botorch_fed.federation.base import AgentId, secrets_in, with_stores
 from botorch_fed.federation.drive import Round
-from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import FileBlobs, FileStore
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.run import (
     RunResult,
@@ -55,6 +53,8 @@ from botorch_fed.run import (
     site_result,
     write_private,
 )
+from botorch_fed.storage.log import FileLog
+from botorch_fed.storage.store import FileBlobs, FileStore
 from botorch_fed.study import BY_HAND, NamedObjective, StudyFile, open_books, read_study
 
 logger = logging.getLogger(__name__)

@@ -53,13 +53,14 @@ from botorch_fed.federation.base import (
 )
 from botorch_fed.federation.budget import Budgeted
 from botorch_fed.federation.disclosure import Price, Sees, disclosed
-from botorch_fed.federation.drive import Round, drive, finished_rounds
-from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.drive import Round, drive
+from botorch_fed.federation.hub import finished_rounds, hub_log
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import Blobs, FileStore, MemoryBlobs
 from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
+from botorch_fed.storage.log import FileLog, Log
+from botorch_fed.storage.store import Blobs, MemoryBlobs
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.wire.codec import MAX_BYTES
 
@@ -636,11 +637,6 @@ def _drive(
     """Drive a server to its end; rounds and privacy go into the result, and into the folder."""
     result.sees, result.price = disclosed(protocol, server, result.space, result.names)
     result.measure = getattr(protocol, "measure", "simple")
-    record, save = None, None
-    if folder is not None:
-        store = FileStore(folder / "server")
-        record, save = store.get("record"), partial(store.put, "record")
-        result.rounds = _finished_rounds(folder / "rounds.jsonl", record)
 
     def on_exchange(round_: Round) -> None:
         rows = _round_rows(round_)
@@ -651,15 +647,12 @@ def _drive(
         if folder is not None:
             _append(folder / "rounds.jsonl", rows)
 
-    last = drive(
-        server,
-        exchange,
-        record=record,
-        save=save,
-        on_exchange=on_exchange,
-        on_round=on_round,
-        **options,
-    )
+    with contextlib.nullcontext() if folder is None else hub_log(folder) as log:
+        if folder is not None and log is not None:
+            result.rounds = _finished_rounds(folder / "rounds.jsonl", log)
+        last = drive(
+            server, exchange, log=log, on_exchange=on_exchange, on_round=on_round, **options
+        )
     account = getattr(server, "privacy", None)  # of protocols that promise something
     result.privacy = None if account is None else account(last)
 
@@ -940,9 +933,9 @@ def _allow_files(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _finished_rounds(path: Path, record: bytes | None) -> list[Record]:
-    """The rows of the rounds that the server's record knows; the file is cut back to them."""
-    last = 0 if record is None else finished_rounds(record)
+def _finished_rounds(path: Path, log: Log) -> list[Record]:
+    """The rows of the rounds that are in the server's log; the file is cut back to them."""
+    last = finished_rounds(log)
     rows = [row for row in _rounds(path) if row["round"] <= last]
     if path.exists():
         _write(path, _as_lines(rows))

@@ -129,8 +129,8 @@ from botorch_fed.privacy import (
     Budget,
     DistributedGaussianSum,
     GaussianSum,
-    LedgerFile,
     PoissonSampling,
+    SharedLedger,
     SignalWarning,
     noise_multiplier_for,
     noise_multiplier_within,
@@ -466,7 +466,7 @@ class StudyFile:
         *,
         budget: int | None = None,
         out: Path | None = None,
-        books: LedgerFile | None = None,
+        books: SharedLedger | None = None,
     ) -> Any:
         """The study of the protocol.
 
@@ -1395,7 +1395,7 @@ def run_study(
             books.close()
 
 
-def open_books(study: StudyFile) -> LedgerFile | None:
+def open_books(study: StudyFile) -> SharedLedger | None:
     """The ledger of a study file, from which its server pays; close it after the run."""
     settings = study.ledger
     if settings is None:
@@ -1403,7 +1403,6 @@ def open_books(study: StudyFile) -> LedgerFile | None:
     _, _, price = _disclosed(study)
     if price is None:
         raise study.text.error(("ledger",), "a run without noise spends nothing: leave it out.")
-    settings.path.parent.mkdir(parents=True, exist_ok=True)
-    return LedgerFile(
+    return SharedLedger(
         settings.path, adjacency=price.adjacency, unit=price.unit, budget=settings.budget
     )

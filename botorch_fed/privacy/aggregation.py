@@ -34,13 +34,14 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import ProtocolError
-from botorch_fed.privacy.accounting import Guarantee, Ledger, LedgerFile
+from botorch_fed.privacy.accounting import Guarantee, Ledger
 from botorch_fed.privacy.channels import Channel, Epoch, Heard, Secrets
 from botorch_fed.privacy.checks import check_choice
 from botorch_fed.privacy.distributed import DistributedMechanism
 from botorch_fed.privacy.hazmat.noise import NoiseSource, OSNoise, Path
 from botorch_fed.privacy.mechanisms import GaussianSum, clip
 from botorch_fed.privacy.paying import AnyLedger, pay
+from botorch_fed.privacy.shared_ledger import SharedLedger
 
 NoiseAt = Literal["agent", "server", "none"]
 
@@ -70,7 +71,7 @@ class SumRelease:
     seconds: float
     num_agents: int
     learned_by: str
-    ledger: Ledger | LedgerFile | None = field(default=None, repr=False)
+    ledger: Ledger | SharedLedger | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         promise = _NO_GUARANTEE if self.guarantee is None else str(self.guarantee)
@@ -248,7 +249,7 @@ class PrivateSum:
         self,
         contributions: Mapping[str, Tensor],
         *,
-        ledger: Ledger | LedgerFile | None = None,
+        ledger: Ledger | SharedLedger | None = None,
         noise: NoiseSource | None = None,
         path: Path = (),
         secrets: Mapping[str, Secrets] | None = None,
@@ -358,7 +359,7 @@ class PrivateSum:
         return "the server and all agents learn the sum, contributions open to nobody"
 
 
-def _guarantee(ledger: Ledger | LedgerFile) -> Guarantee:
+def _guarantee(ledger: Ledger | SharedLedger) -> Guarantee:
     return ledger.guarantee(delta=_DELTA if ledger.budget is None else None)
 
 
