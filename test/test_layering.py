@@ -90,7 +90,7 @@ ROOMS: dict[str, set[str]] = {
         "studies",
     },
     "deploy": {"errors", "engines", "storage", "federation", "run", "study"},
-    "flower_app": {"deploy"},
+    "flower_app": set(),
     "cli": {
         "errors",
         "federation",
@@ -113,11 +113,15 @@ OWNERS: dict[str, set[str]] = {
     "dp_accounting": {"botorch_fed/privacy/accounting.py"},
     "flwr": {
         "botorch_fed/engines/flower.py",
-        "botorch_fed/flower_app/client_app.py",
-        "botorch_fed/flower_app/server_app.py",
-        "botorch_fed/deploy.py",  # a type only
+        "botorch_fed/engines/flower_control.py",
+        "botorch_fed/flower_app/hub.py",
+        "botorch_fed/flower_app/node.py",
     },
-    "cryptography": {"botorch_fed/deploy.py"},
+    "cryptography": {
+        "botorch_fed/deploy.py",
+        "botorch_fed/flower_app/hub.py",
+        "botorch_fed/flower_app/node.py",
+    },
     "ax": {"botorch_fed/ax_adapter.py"},
     "matplotlib": {"botorch_fed/report.py"},
     "msgpack": {"botorch_fed/wire/codec.py"},
