@@ -426,7 +426,9 @@ def mask_words(ring: Ring, stream: Callable[[int], bytes], count: int) -> Receiv
         spare *= 2
 
 
-def add_masks(ring: Ring, rows: Words, plus: Iterable[Received], minus: Iterable[Received]) -> Words:
+def add_masks(
+    ring: Ring, rows: Words, plus: Iterable[Received], minus: Iterable[Received]
+) -> Words:
     """Coefficients `L x count` with some masks added and others taken away."""
     moduli = _moduli(ring, ring.num_primes)
     total = rows.copy()
