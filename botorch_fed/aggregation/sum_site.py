@@ -112,6 +112,10 @@ def _key_messages(published: tuple[Any, ...]) -> tuple[Mapping[AgentId, bytes], 
 class SumSite:
     """A site's view of its sums.
 
+    Where contributions are hidden, a site adds to one sum of each round: a share in its opening
+    ends the round for it. It adds to a round once it was queried in it, so that two sums of the
+    same data do not follow each other, and never to a sum of too few.
+
     Attributes:
         party: The site.
         run: The name of the run.
@@ -119,6 +123,7 @@ class SumSite:
         noise_at: Who adds the noise.
         most: The most contributions with noise that the site makes; None for no limit.
         every_sum: Whether a sum can be read only by who has read those before.
+        least: The fewest agents on the roster of a joint key.
     """
 
     party: Party
@@ -127,6 +132,7 @@ class SumSite:
     noise_at: NoiseAt
     most: int | None
     every_sum: bool
+    least: int
 
     @property
     def _name(self) -> AgentId:
@@ -176,6 +182,7 @@ class SumSite:
                 raise MessageError("There are no sums in this run, one is asked for.")
             return
         self._check_roster(order)
+        self._check_once(order)
         setup: SumSetup = _of(SumSetup, published)[0]
         if setup.fingerprint != self._channel.fingerprint.hex():
             raise MessageError(
@@ -215,6 +222,42 @@ class SumSite:
             )
         if order.step != "sum" and self._name not in order.roster:
             raise MessageError("This site is not on the roster of the epoch.")
+        if self._together and self._name in order.roster and len(order.roster) < self.least:
+            raise MessageError(
+                f"This site adds to sums of {self.least} agents or more, the roster of epoch "
+                f"{order.epoch} has {len(order.roster)}."
+            )
+
+    @property
+    def _together(self) -> bool:
+        """Whether all of a roster must take part in a sum."""
+        return self._channel.setup_phases > 0
+
+    def _check_once(self, order: SumOrder) -> None:
+        """Raise `MessageError` for another sum of data that a site has helped to open a sum of."""
+        memory = self._memory
+        if not self._together or self._name not in order.roster or order.step == "key":
+            return
+        if order.step == "share":
+            if order.t < memory.shared_t:
+                raise MessageError(
+                    f"A share is asked for in round {order.t}, this site has helped to open the "
+                    f"sum of round {memory.shared_t}."
+                )
+            return
+        if not order.contribute:
+            return
+        if order.t <= memory.shared_t:
+            raise MessageError(
+                f"Another contribution to round {order.t} is asked for, this site has helped to "
+                f"open the sum of round {memory.shared_t}."
+            )
+        queried = order.t if order.evaluate != "nothing" else memory.queried_t
+        if self._name in self.party.terms.evaluating and queried < order.t:
+            raise MessageError(
+                f"A contribution to round {order.t} is asked for, in which this site was asked "
+                "for no evaluation."
+            )
 
     def _check_received(self, order: SumOrder, found: Opened | Sealed) -> None:
         """A sealed sum comes to be opened together, or to who can open it; others are over."""
@@ -238,11 +281,17 @@ class SumSite:
         memory, last = self._memory, self._memory.order
         if last is not None and last.epoch < order.epoch and self._name in last.roster:
             self._forget(Epoch(self.run, last.epoch, last.roster))
+            if self._name not in order.roster:
+                logger.warning(
+                    "agent %r was left out of epoch %d by the hub, as if it had not answered",
+                    self._name,
+                    order.epoch,
+                )
         queried = memory.queried_t if order.evaluate == "nothing" else order.t
         memory = replace(memory, order=order, queried_t=queried)
         if order.step != "sum":
             return memory
-        for found in _sums(published):
+        for found in self._readable(published):
             if self.every_sum:
                 if found.t > memory.read_t and found.previous == memory.read_t:
                     memory = replace(memory, read_t=found.t)
@@ -266,7 +315,20 @@ class SumSite:
             return convert(self.party.terms, memory.newest)
         if memory.order is None or memory.order.step != "sum":
             return None
-        return Sums(tuple(map(self._opened, _sums(published))))
+        return Sums(tuple(map(self._opened, self._readable(published))))
+
+    def _readable(self, published: tuple[Any, ...]) -> list[Opened | Sealed]:
+        """The sums that came and that the site has the key to, by their rounds."""
+        return [
+            found
+            for found in _sums(published)
+            if isinstance(found, Opened)
+            or self._channel.can_open(self._epoch_of(found), self._name, self._secrets)
+        ]
+
+    def _epoch_of(self, found: Sealed) -> Epoch:
+        roster = found.members if self._together else self.party.terms.agents
+        return Epoch(self.run, found.epoch, roster)
 
     def _opened(self, found: Opened | Sealed) -> Sum:
         """A sum as searches read it."""
@@ -284,13 +346,13 @@ class SumSite:
         if key not in cache:
             while len(cache) > BACKLOG:
                 cache.pop(next(iter(cache)))
-            epoch = Epoch(self.run, found.epoch, self.party.terms.agents)
+            epoch = self._epoch_of(found)
             try:
                 integers = self._channel.open(
                     found.total, {}, epoch=epoch, round=found.t, secrets=self._secrets
                 )
                 cache[key] = self._channel.grid.to_values(integers)
-            except MessageError as error:
+            except (MessageError, ProtocolError) as error:
                 logger.warning(
                     "agent %r can not open the sum of round %d: %s", self._name, found.t, error
                 )
@@ -309,11 +371,15 @@ class SumSite:
         if self._name not in order.roster:
             return memory, replace(nothing, able=self._able)
         if order.step != "sum":
-            return memory, self._helped(order)
+            return self._after(order), self._helped(order)
         if not order.contribute or not self._in_step:
             return memory, nothing
         if self._sum.mechanism is not None and not self._may_draw:
             logger.warning("agent %r has made the %d draws of the promise", self._name, self.most)
+            return memory, nothing
+        most = self._channel.most_sums
+        if most is not None and memory.shared >= most:
+            logger.warning("agent %r has helped to open %d sums, the most", self._name, most)
             return memory, nothing
         memory = self._drawn(order, message())
         try:
@@ -332,6 +398,13 @@ class SumSite:
             )
             return memory, nothing
         return memory, replace(nothing, data=data)
+
+    def _after(self, order: SumOrder) -> SumMemory:
+        """The memory after a part in an opening: whether it could be made or not."""
+        memory = self._memory
+        if order.step != "share" or order.t <= memory.shared_t:
+            return memory
+        return replace(memory, shared_t=order.t, shared=memory.shared + 1)
 
     def _helped(self, order: SumOrder) -> KeyMessage | DecryptionShare:
         """A part of the joint key or of an opening; None in it if the agent has lost its key."""

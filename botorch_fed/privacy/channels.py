@@ -244,15 +244,7 @@ class Channel(ABC):
 
     # ---- the server
 
-    def check_prepared(
-        self,
-        payload: bytes,
-        *,
-        epoch: Epoch,
-        sender: str,
-        heard: Heard,
-        identity: bytes | None = None,
-    ) -> None:
+    def check_prepared(self, payload: bytes, *, epoch: Epoch, sender: str, heard: Heard) -> None:
         """Raise `MessageError` unless a sender's message of the next set-up phase fits.
 
         Args:
@@ -260,7 +252,6 @@ class Channel(ABC):
             epoch: The epoch.
             sender: Who delivers it.
             heard: What `gather` made of the phases before.
-            identity: The sender's identity key, if it has announced one before.
         """
         raise MessageError(f"{type(self).__name__} has no set-up.")
 
@@ -781,15 +772,7 @@ class ThresholdCKKSChannel(Channel):
 
     # ---- the server
 
-    def check_prepared(
-        self,
-        payload: bytes,
-        *,
-        epoch: Epoch,
-        sender: str,
-        heard: Heard,
-        identity: bytes | None = None,
-    ) -> None:
+    def check_prepared(self, payload: bytes, *, epoch: Epoch, sender: str, heard: Heard) -> None:
         """See `Channel`: an announcement needs its sender's signature."""
         self._check_epoch(epoch)
         phase = len(heard)
@@ -797,7 +780,7 @@ class ThresholdCKKSChannel(Channel):
             raise MessageError(f"Set-up has phases 0 and 1, got phase {phase}.")
         body = self._body(payload, _SETUP + phase, epoch, 0, sender)
         if phase == 0:
-            self._check_announcement(epoch, sender, body, identity)
+            self._check_announcement(epoch, sender, body, None)
             return
         giver = self._giver(self._announced(epoch, heard[0], verify=False))
         expected = self._key_bytes + (self._sealed_bytes(epoch) if sender == giver else 0)
