@@ -248,8 +248,8 @@ class SumHub:
         if state.stage not in ("query", "resend"):
             return state
         if state.last is not None and self.every_sum:
-            reached = {**state.reached, **dict.fromkeys(inbox, state.last.t)}
-            state = replace(state, reached=reached)
+            read = [a for a, said in inbox.items() if isinstance(said, Upload) and said.read]
+            state = replace(state, reached={**state.reached, **dict.fromkeys(read, state.last.t)})
         if state.stage == "query" and self._together:
             able = {a for a, said in inbox.items() if isinstance(said, Upload) and said.able}
             able -= {*state.roster, *(set(state.returned) & set(state.lost))}

@@ -114,11 +114,13 @@ class Upload:
     """A protected contribution, and whether the agent wants the sum for its next query.
 
     `able` is for who is not on the roster: whether it could contribute if it were taken back in.
+    `read` is whether it has the key to the sums that it was sent.
     """
 
     data: bytes | None = field(repr=False)
     wanted: bool
     able: bool = True
+    read: bool = True
 
 
 Reply = KeyMessage | DecryptionShare | Upload

@@ -2,6 +2,7 @@ r"""A site's side of sums, see `secure_sum`: what it accepts, what it pays, and 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
@@ -291,6 +292,10 @@ class SumSite:
         memory = replace(memory, order=order, queried_t=queried)
         if order.step != "sum":
             return memory
+        if self.private_sum is not None and self._together and self._name in order.roster:
+            # The key to sums that came before may be among those of this epoch.
+            with contextlib.suppress(MessageError, ProtocolError):  # and is missed when it is used
+                self._joint_key(Epoch(self.run, order.epoch, order.roster), published)
         for found in self._readable(published):
             if self.every_sum:
                 if found.t > memory.read_t and found.previous == memory.read_t:
@@ -369,7 +374,9 @@ class SumSite:
         if self.private_sum is None:
             return memory, nothing
         if self._name not in order.roster:
-            return memory, replace(nothing, able=self._able)
+            published = self.party.published
+            read = len(self._readable(published)) == len(_sums(published))
+            return memory, replace(nothing, able=self._able, read=read)
         if order.step != "sum":
             return self._after(order), self._helped(order)
         if not order.contribute or not self._in_step:
@@ -389,7 +396,7 @@ class SumSite:
                 epoch=epoch,
                 round=order.t,
                 me=self._name,
-                key=self._joint_key(epoch),
+                key=self._joint_key(epoch, self.party.published),
                 secrets=self._secrets,
             )
         except (MessageError, ProtocolError) as error:
@@ -442,12 +449,23 @@ class SumSite:
         """Whether the site could contribute: it has missed no sum that it needs, and can pay."""
         mechanism = self._sum.mechanism
         if mechanism is None or self.noise_at != "agent":
-            return self._in_step
+            return self._has_all
         try:
             self._ledger.spend(mechanism.event)
         except BudgetExceeded:
             return False
-        return self._in_step and self._may_draw
+        return self._has_all and self._may_draw
+
+    @property
+    def _has_all(self) -> bool:
+        """Whether the site has received all sums that it needs; it may lack the key to some."""
+        read_t = self._memory.read_t
+        for found in _sums(self.party.published):
+            if found.previous == read_t:
+                read_t = found.t
+            elif self.every_sum and found.t > read_t:
+                return False
+        return True
 
     @property
     def _ledger(self) -> Ledger:
@@ -459,9 +477,9 @@ class SumSite:
             return Ledger()
         return Ledger(adjacency=mechanism.adjacency, unit=mechanism.unit)
 
-    def _joint_key(self, epoch: Epoch) -> bytes:
+    def _joint_key(self, epoch: Epoch, published: tuple[Any, ...]) -> bytes:
         """The key of the epoch, worked out once."""
-        messages = _key_messages(self.party.published)
+        messages = _key_messages(published)
         if not messages:
             return b""
         cache = self.party.resources.cache

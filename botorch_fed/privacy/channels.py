@@ -721,7 +721,7 @@ class ThresholdCKKSChannel(Channel):
         c0, c1 = ckks.encrypt_integers(self.ring, integers.numpy(), encryptor, self._count)
         plus, minus = self._pair_masks(epoch, me, secrets, b"contribution", round)
         plus.append(self._mask(self._new_own_key(epoch, me, round, secrets)))
-        if self._masked and me == min(epoch.roster):
+        if self._gives(epoch, me, secrets):
             plus.append(self._group_mask(epoch, me, transcript, round, secrets))
         rows = ckks.add_masks(self.ring, c0, plus, minus)
         data = transcript + ckks.words_to_bytes(rows) + ckks.words_to_bytes(c1)
@@ -942,6 +942,11 @@ class ThresholdCKKSChannel(Channel):
         secrets.put_new(self._own_key_name(epoch, me, round), key)
         return key
 
+    def _gives(self, epoch: Epoch, me: str, secrets: Secrets) -> bool:
+        """Whether an agent gives the key to the sums of an epoch, and masks them."""
+        settled = secrets.get(f"{self.handle(epoch, me)}-heard")
+        return settled is not None and settled[32:] == b"\1"
+
     def _group_name(self, epoch: Epoch) -> str:
         """The name of the key that the agents of a run have in common."""
         return f"he-{_hash(b'run', epoch.run.encode()).hex()[:40]}-group"
@@ -996,6 +1001,7 @@ class ThresholdCKKSChannel(Channel):
         if identity is not None and identity != public:
             raise MessageError(f"Agent {name!r} has another identity key than the known one.")
         text = self._signed_text(epoch, name, body[:_ANNOUNCED])
+        keys.check_exchange(bytes(body[keys.KEY_BYTES : 2 * keys.KEY_BYTES]))
         if not keys.is_signed(public, bytes(body[_ANNOUNCED:]), text):
             raise MessageError(f"The announcement of agent {name!r} is not signed by its key.")
 
@@ -1040,6 +1046,7 @@ class ThresholdCKKSChannel(Channel):
         transcript = self._transcript(epoch, announced)
         settled = f"{self.handle(epoch, me)}-heard"
         before = secrets.get(settled)
+        gives = bytes([self._masked and self._giver(announced) == me])
         if before is None:
             self._announced(epoch, messages, self._known(epoch, secrets))
             if bytes(announced[me]) != self._announcement(epoch, me, secrets):
@@ -1054,8 +1061,8 @@ class ThresholdCKKSChannel(Channel):
             name = f"{self.handle(epoch, me)}-pairs"
             secrets.delete(name)  # of a process that ended here
             secrets.put_new(name, b"".join(pairs))
-            secrets.put_new(settled, transcript)
-        elif before != transcript:
+            secrets.put_new(settled, transcript + gives)
+        elif before != transcript + gives:
             raise ProtocolError(
                 "Other announcements of this epoch were answered before: start a new epoch."
             )
@@ -1134,13 +1141,23 @@ class ThresholdCKKSChannel(Channel):
         sealed: bytes,
         secrets: Secrets,
     ) -> None:
-        """Read the group key and keep it, in the place of another one."""
+        """Read the group key and keep it, in the place of another one.
+
+        Without it an agent adds to sums all the same, and cannot read them: who gives the key must
+        not be able to have others left out.
+        """
         start = _SEALED * [name for name in announced if name != giver].index(me)
         place = 32 * [name for name in announced if name != me].index(giver)
         pairs = secrets.get(f"{self.handle(epoch, me)}-pairs") or b""
         key = keys.derived(pairs[place : place + 32], b"group")
         text = sealed[start : start + _SEALED]
-        group = keys.unseal(key, text, self._transcript(epoch, announced))
+        try:
+            group = keys.unseal(key, text, self._transcript(epoch, announced))
+        except MessageError:
+            logger.warning(
+                "agent %r has no key to sums of epoch %d from %r", me, epoch.number, giver
+            )
+            return
         name = self._group_name(epoch)
         if secrets.get(name) != group:
             secrets.delete(name)

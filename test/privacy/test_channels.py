@@ -441,6 +441,10 @@ def test_announcements_are_signed() -> None:
             channel.prepare(1, epoch, "agent0", (told,), stores["agent0"])
         with pytest.raises(MessageError, match="not signed"):
             channel.joint_key(epoch, (told, {}))
+    # A point of small order agrees with everybody on nothing, whoever signs it.
+    small = resealed(good, 32, bytes(32))
+    with pytest.raises(MessageError, match="agrees with nobody"):
+        channel.check_prepared(small, epoch=epoch, sender="agent1", heard=())
     # One's own comes back unchanged, or somebody speaks in one's name.
     other = channel.prepare(0, epoch, "agent0", (), MemoryStore())
     with pytest.raises(MessageError, match="was changed"):
@@ -481,10 +485,12 @@ def test_identities_are_those_of_first_use_or_of_the_study() -> None:
     names = {name: identity(store) for name, store in stores.items()}
     fixed = ThresholdCKKSChannel(grid, identities=tuple(names.items()))
     assert fixed.fingerprint != channel.fingerprint
+    for name in epoch.roster:
+        channel.forget(epoch, name, stores[name])
     assert torch.equal(opened(fixed, random_rows(grid, 3), stores, 7), random_rows(grid, 3).sum(0))
     with pytest.raises(ProtocolError, match="restore the store"):
         fixed.prepare(0, third, "agent1", (), MemoryStore())
-    stranger = channel.prepare(0, third, "agent2", (), MemoryStore())
+    stranger = announced["agent2"]
     said = stranger[HEADER.size :]
     private = keys.new_identity()
     said = keys.public_identity(private) + said[32:80]
@@ -519,7 +525,7 @@ def test_a_safety_number_stands_for_all_keys() -> None:
     assert len({number, *map(safety_number, others)}) == 4
 
 
-def test_a_group_key_for_somebody_else_is_refused(world: World) -> None:
+def test_a_group_key_for_somebody_else_is_not_taken(world: World, caplog: Any) -> None:
     channel, epoch = world.channel, world.epoch
     gathered = world.heard[1][""]
     size = len(gathered) - HEADER.size
@@ -527,8 +533,14 @@ def test_a_group_key_for_somebody_else_is_refused(world: World) -> None:
         byte = bytes([gathered[HEADER.size + position] ^ 1])
         heard = (world.heard[0], {"": resealed(gathered, position, byte)})
         reader = "agent1" if position < size - 48 else "agent2"
-        with pytest.raises(MessageError, match="sealed key"):
-            channel.joint_key(epoch, heard, me=reader, secrets=world.stores[reader])
+        store = MemoryStore()
+        for name in set(world.stores[reader].names()) - {channel._group_name(epoch)}:
+            store.put(name, world.stores[reader].get(name) or b"")
+        # It can add to sums, and cannot read them.
+        assert channel.joint_key(epoch, heard, me=reader, secrets=store) == world.key
+        assert f"agent {reader!r} has no key to sums of epoch 0 from 'agent0'" in caplog.text
+        assert not channel.can_open(epoch, reader, store)
+        caplog.clear()
     for second in ({}, {"": gathered, "agent0": gathered}, {"agent0": gathered}):
         with pytest.raises(MessageError, match="one sum of key shares"):
             channel.joint_key(epoch, (world.heard[0], second))
@@ -639,9 +651,10 @@ def test_nothing_is_added_to_a_round_that_was_opened(world: World) -> None:
     at: Any = {"epoch": world.epoch, "me": "agent0", "secrets": store}
     with pytest.raises(ProtocolError, match="takes nothing more"):
         channel.protect(world.rows[0], round=1, key=world.key, **at)
+    request = bytes(channel._body(channel.request(world.total), 2, world.epoch, 1, ""))
+    later = channel._frame(2, request, world.epoch, 2, "")
     with pytest.raises(ProtocolError, match="nothing in the sum of round 2"):
-        request = bytes(channel._body(channel.request(world.total), 2, world.epoch, 1, ""))
-        channel.share(channel._frame(2, request, world.epoch, 2, ""), round=2, **at)
+        channel.share(later, round=2, **at)
 
 
 def test_a_contribution_that_was_made_again_opens_in_its_last_form() -> None:

@@ -90,6 +90,11 @@ def pair_key(private: bytes, public: bytes, *, salt: bytes, purpose: bytes) -> b
     return HKDF(SHA256(), KEY_BYTES, salt, purpose).derive(shared)
 
 
+def check_exchange(public: bytes) -> None:
+    """Raise `MessageError` for a public key that agrees with nobody."""
+    pair_key(b"\1" * KEY_BYTES, public, salt=b"", purpose=b"")
+
+
 def derived(key: bytes, *purpose: bytes) -> bytes:
     """A key for one purpose."""
     state = hmac.new(key, b"botorch_fed", hashlib.sha256)
