@@ -527,7 +527,6 @@ def transform(ring: Ring, polynomials: Words, *, back: bool = False) -> Words:
 class _Seal:
     api: Any
     context: Any
-    encoder: Any
     evaluator: Any
     primes: tuple[int, ...]
     ids: dict[int, tuple[int, ...]]  # of parameters, by their number of primes
@@ -553,7 +552,6 @@ def _seal(ring: Ring) -> _Seal:
     seal = _Seal(
         api=api,
         context=context,
-        encoder=api.CKKSEncoder(context),
         evaluator=api.Evaluator(context),
         primes=tuple(m.value() for m in parameters.coeff_modulus()),
         ids=ids,
