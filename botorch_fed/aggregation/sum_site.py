@@ -38,6 +38,8 @@ from botorch_fed.search.releases import Sum, Sums
 
 logger = logging.getLogger(__name__)
 
+_FARTHEST = 40.0  # deviations from zero that a hub's noise never has
+
 
 # ------------------------------------------------------------------ what is public
 
@@ -342,7 +344,23 @@ class SumSite:
             mine = self._channel.grid.to_values(memory.drawn)
         noise_std = noise_std_of(self._sum.mechanism, self.noise_at, count)
         total = found.total if isinstance(found, Opened) else self._decrypted(found)
+        if total is not None and not self._possible(total, count, noise_std):
+            logger.warning(
+                "agent %r leaves the sum of round %d out: no %d contributions have it",
+                self._name,
+                found.t,
+                count,
+            )
+            total = None
         return Sum(found.t, found.previous, count, total, mine, noise_std)
+
+    def _possible(self, total: Tensor, count: int, noise_std: float) -> bool:
+        """Whether contributions on the grid, and the hub's noise, have such a sum."""
+        grid = self._channel.grid
+        most = count * grid.largest * grid.step
+        if self.noise_at == "server":
+            most += _FARTHEST * noise_std
+        return bool(total.abs().max() <= most)
 
     def _decrypted(self, found: Sealed) -> Tensor | None:
         """A sum that agents open, once; None if an agent has spoilt it."""
