@@ -15,6 +15,7 @@ from tenseal import sealapi as api
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.privacy.hazmat import ckks, keys
 from botorch_fed.privacy.hazmat.ckks import Ring, Words
+from test.privacy.hazmat.encoding import real_flooding
 
 RING = Ring(8192, 2, 2)
 AGENTS = 4
@@ -69,16 +70,6 @@ def no_flood(ring: Ring, std: float, count: int, seed: bytes) -> Words:
     return np.zeros((ring.num_primes, count), dtype=np.uint64)
 
 
-def half_flood(ring: Ring, std: float, count: int, seed: bytes) -> Words:
-    """The flaw: noise that lies in half of the space, as that of real slots does."""
-    words = ckks.flooding_words(ring, std * math.sqrt(2), count, seed).astype(np.int64)
-    # Of real slots: the coefficient of X^j is minus that of X^(N - j).
-    words[:, count // 2 + 1 :] = -words[:, 1 : count // 2][:, ::-1]
-    words[:, count // 2] = 0
-    residues: Words = (words % moduli().astype(np.int64)).astype(np.uint64)
-    return residues
-
-
 def slots(residues: Words) -> np.ndarray:
     """The values of small polynomials at the odd roots of one: SEAL's slots, at scale one."""
     _, noise = ckks.decode(RING, residues)
@@ -117,7 +108,7 @@ def test_the_measurement_sees_that_flooding_is_missing_or_real_only(party: Party
     without = flooding_bits(party, no_flood)
     assert max(without) < 1
     assert not hides(without)
-    real, imaginary = flooding_bits(party, half_flood)
+    real, imaginary = flooding_bits(party, real_flooding)
     assert real > 40 - math.log2(1.1)
     assert imaginary < 1
     assert not hides((real, imaginary))
