@@ -52,9 +52,10 @@ import logging
 import os
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
+from itertools import chain
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -720,10 +721,10 @@ class ThresholdCKKSChannel(Channel):
         encryptor = ckks.encryptor(self.ring, _common_seed(transcript), body[32:])
         c0, c1 = ckks.encrypt_integers(self.ring, integers.numpy(), encryptor, self._count)
         plus, minus = self._pair_masks(epoch, me, secrets, b"contribution", round)
-        plus.append(self._mask(self._new_own_key(epoch, me, round, secrets)))
+        own = [self._mask(self._new_own_key(epoch, me, round, secrets))]
         if self._gives(epoch, me, secrets):
-            plus.append(self._group_mask(epoch, me, transcript, round, secrets))
-        rows = ckks.add_masks(self.ring, c0, plus, minus)
+            own.append(self._group_mask(epoch, me, transcript, round, secrets))
+        rows = ckks.add_masks(self.ring, c0, chain(own, plus), minus)
         data = transcript + ckks.words_to_bytes(rows) + ckks.words_to_bytes(c1)
         return self._frame(_CONTRIBUTION, data, epoch, round, me)
 
@@ -754,7 +755,7 @@ class ThresholdCKKSChannel(Channel):
         words = ckks.partial_decryption(self.ring, c1, secret, flooding)
         # With the sum that is opened in their keys: shares of different ones do not add up.
         plus, minus = self._pair_masks(epoch, me, secrets, b"share" + digest, round)
-        rows = ckks.add_masks(self.ring, words, plus, [*minus, self._mask(own)])
+        rows = ckks.add_masks(self.ring, words, plus, chain(minus, [self._mask(own)]))
         return self._frame(_SHARE, digest + ckks.words_to_bytes(rows), epoch, round, me)
 
     def forget(self, epoch: Epoch, me: str, secrets: Secrets) -> None:
@@ -781,6 +782,7 @@ class ThresholdCKKSChannel(Channel):
         body = self._body(payload, _SETUP + phase, epoch, 0, sender)
         if phase == 0:
             self._check_announcement(epoch, sender, body, None)
+            keys.check_exchange(bytes(body[keys.KEY_BYTES : 2 * keys.KEY_BYTES]))
             return
         giver = self._giver(self._announced(epoch, heard[0], verify=False))
         expected = self._key_bytes + (self._sealed_bytes(epoch) if sender == giver else 0)
@@ -915,19 +917,20 @@ class ThresholdCKKSChannel(Channel):
 
     def _pair_masks(
         self, epoch: Epoch, me: str, secrets: Secrets, purpose: bytes, round: int
-    ) -> tuple[list[ckks.Received], list[ckks.Received]]:
+    ) -> tuple[Iterator[ckks.Received], Iterator[ckks.Received]]:
         """Masks to add and to take away: of every pair one agent does the one, one the other."""
         record = secrets.get(f"{self.handle(epoch, me)}-pairs")
         others = [name for name in sorted(epoch.roster) if name != me]
         if record is None or len(record) != keys.KEY_BYTES * len(others):
             raise ProtocolError("There are no keys of this epoch in the store: start a new one.")
-        plus: list[ckks.Received] = []
-        minus: list[ckks.Received] = []
-        for place, other in enumerate(others):
-            key = record[keys.KEY_BYTES * place : keys.KEY_BYTES * (place + 1)]
-            mask = self._mask(keys.derived(key, purpose, round.to_bytes(8, "little")))
-            (plus if me < other else minus).append(mask)
-        return plus, minus
+
+        def masks(added: bool) -> Iterator[ckks.Received]:
+            for place, other in enumerate(others):
+                if (me < other) == added:
+                    key = record[keys.KEY_BYTES * place : keys.KEY_BYTES * (place + 1)]
+                    yield self._mask(keys.derived(key, purpose, round.to_bytes(8, "little")))
+
+        return masks(True), masks(False)
 
     def _own_key_name(self, epoch: Epoch, me: str, round: int) -> str:
         return f"{self.handle(epoch, me)}-own{round}"
@@ -971,11 +974,16 @@ class ThresholdCKKSChannel(Channel):
         holds = bytes(_HOLDS) if held is None else _hash(b"group", held)[:_HOLDS]
         return b"".join([self._address(epoch), keys.new_exchange(), holds, *parts])
 
+    @cached_property
+    def _listed(self) -> dict[str, str]:
+        """The identity keys by name."""
+        return dict(self.identities)
+
     def _announcement(self, epoch: Epoch, me: str, secrets: Secrets) -> bytes:
         """One's own identity, key of an exchange, group key and signature."""
         record, private = self._record(epoch, me, secrets), _identity(secrets)
         own = keys.public_identity(private)
-        expected = dict(self.identities).get(me)
+        expected = self._listed.get(me)
         if expected is not None and expected != own.hex():
             raise ProtocolError(
                 f"The identity key in this store is {own.hex()}, the study says {expected} for "
@@ -995,13 +1003,11 @@ class ThresholdCKKSChannel(Channel):
         if len(body) != _ANNOUNCED + keys.SIGNATURE_BYTES:
             raise MessageError(f"An announcement has other than {len(body)} bytes.")
         public = bytes(body[: keys.KEY_BYTES])
-        listed = dict(self.identities)
-        if listed:
-            identity = bytes.fromhex(listed.get(name, ""))
+        if self.identities:
+            identity = bytes.fromhex(self._listed.get(name, ""))
         if identity is not None and identity != public:
             raise MessageError(f"Agent {name!r} has another identity key than the known one.")
         text = self._signed_text(epoch, name, body[:_ANNOUNCED])
-        keys.check_exchange(bytes(body[keys.KEY_BYTES : 2 * keys.KEY_BYTES]))
         if not keys.is_signed(public, bytes(body[_ANNOUNCED:]), text):
             raise MessageError(f"The announcement of agent {name!r} is not signed by its key.")
 

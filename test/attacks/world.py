@@ -177,10 +177,10 @@ class World:
             self.epoch, name, self.stores[name], b"contribution", 0
         )
         own = self.stores[name].get(self.channel._own_key_name(self.epoch, name, 0)) or b""
-        plus.append(self.channel._mask(own))
+        added = [self.channel._mask(own), *plus]
         if self.channel._gives(self.epoch, name, self.stores[name]):
-            plus.append(self.group_mask(name))
-        return ckks.add_masks(self.ring, self.parts(name)[0].astype(np.uint64), minus, plus)
+            added.append(self.group_mask(name))
+        return ckks.add_masks(self.ring, self.parts(name)[0].astype(np.uint64), minus, added)
 
 
 # ------------------------------------------------------------------ an attacker's tools

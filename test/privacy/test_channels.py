@@ -443,6 +443,12 @@ def test_announcements_are_signed() -> None:
             channel.joint_key(epoch, (told, {}))
     # A point of small order agrees with everybody on nothing, whoever signs it.
     small = resealed(good, 32, bytes(32))
+    with pytest.raises(MessageError, match="not signed"):
+        channel.check_prepared(small, epoch=epoch, sender="agent1", heard=())
+    private = keys.new_identity()
+    said = keys.public_identity(private) + bytes(48)
+    said += keys.sign(private, channel._signed_text(epoch, "agent1", said))
+    small = channel._frame(HEADER.unpack_from(good)[1], said, epoch, 0, "agent1")
     with pytest.raises(MessageError, match="agrees with nobody"):
         channel.check_prepared(small, epoch=epoch, sender="agent1", heard=())
     # One's own comes back unchanged, or somebody speaks in one's name.

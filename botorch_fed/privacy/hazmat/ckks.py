@@ -396,33 +396,34 @@ def _residues(ring: Ring, integers: NDArray[np.float64]) -> Words:
 # ------------------------------------------------------------------ masks
 
 
-def mask_words(ring: Ring, stream: Callable[[int], bytes], count: int) -> Received:
+def mask_words(ring: Ring, stream: Callable[[int], bytearray], count: int) -> Received:
     """Uniform coefficients from a stream, `L x count`.
 
     A word that is not below its prime is replaced by the next of the spare words behind that is.
 
     Args:
         ring: The ring.
-        stream: So many bytes of a stream; a longer output begins with the shorter one.
+        stream: So many bytes of a stream, which are used up; a longer output begins with the
+            shorter one.
         count: How many coefficients.
     """
-    primes = np.array(ring.primes[: ring.num_primes], dtype=_WORD)[:, None]
+    primes = ring.primes[: ring.num_primes]
     size, spare = ring.num_primes * count, 8 + ring.num_primes * count // 256
     while True:
         words = np.frombuffer(stream(4 * (size + spare)), dtype=_WORD)
-        rows = words[:size].reshape(ring.num_primes, count)
-        beyond = rows >= primes
-        if not beyond.any():
-            return rows
-        rows, rest = rows.copy(), iter(words[size:].tolist())
-        places = np.argwhere(beyond).tolist()
-        for prime, place in places:
-            word = next((word for word in rest if word < ring.primes[prime]), None)
+        drawn, rest = words[:size], iter(words[size:].tolist())
+        places = np.flatnonzero(drawn >= np.uint32(min(primes))).tolist()
+        beyond = [place for place in places if int(drawn[place]) >= primes[place // count]]
+        if not beyond:
+            return drawn.reshape(-1, count)
+        for place in beyond:
+            prime = primes[place // count]
+            word = next((word for word in rest if word < prime), None)
             if word is None:
                 break
-            rows[prime, place] = word
+            drawn[place] = word
         else:
-            return rows
+            return drawn.reshape(-1, count)
         spare *= 2
 
 

@@ -3,7 +3,7 @@ r"""Hazardous: identities, pairwise keys and streams under the masks. Prefer `bo
     new_identity, sign, is_signed     Ed25519
     new_exchange, pair_key            X25519, then HKDF with SHA-256
     seal, unseal                      ChaCha20-Poly1305; a key seals one text
-    derived                           a key for one purpose from another key
+    derived                           a key for one purpose from another key: keyed BLAKE2b
     stream                            ChaCha20; a key gives one stream
 
 All of it is `cryptography`'s, on raw bytes. X25519 and Ed25519 do not withstand a quantum computer.
@@ -12,7 +12,6 @@ All of it is `cryptography`'s, on raw bytes. X25519 and Ed25519 do not withstand
 from __future__ import annotations
 
 import hashlib
-import hmac
 
 from botorch_fed.errors import MessageError
 
@@ -97,7 +96,7 @@ def check_exchange(public: bytes) -> None:
 
 def derived(key: bytes, *purpose: bytes) -> bytes:
     """A key for one purpose."""
-    state = hmac.new(key, b"botorch_fed", hashlib.sha256)
+    state = hashlib.blake2b(key=key, digest_size=KEY_BYTES, person=b"botorch_fed")
     for part in purpose:
         state.update(len(part).to_bytes(8, "little") + part)
     return state.digest()
@@ -121,9 +120,11 @@ def unseal(key: bytes, sealed: bytes, context: bytes) -> bytes:
         raise MessageError("A sealed key was changed, or is for somebody else.") from None
 
 
-def stream(key: bytes, size: int) -> bytes:
+def stream(key: bytes, size: int) -> bytearray:
     """So many pseudorandom bytes; the key must give no other stream."""
     from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
 
     cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None)
-    return cipher.encryptor().update(bytes(size))
+    data = bytearray(size)
+    cipher.encryptor().update_into(data, data)
+    return data

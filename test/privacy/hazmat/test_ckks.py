@@ -288,7 +288,7 @@ def test_words_travel_as_four_bytes() -> None:
 # ------------------------------------------------------------------ masks
 
 
-def stream(key: bytes) -> Callable[[int], bytes]:
+def stream(key: bytes) -> Callable[[int], bytearray]:
     return lambda size: keys.stream(key, size)
 
 
@@ -308,8 +308,10 @@ def test_masks_are_uniform_functions_of_their_keys(count: int) -> None:
 def test_words_beyond_their_prime_are_drawn_again() -> None:
     """A stream that begins with words that no prime allows, and one that has too few others."""
 
-    def begins(size: int) -> bytes:
-        return (b"\xff" * 4 * 11 + keys.stream(b"k" * 32, size))[:size]
+    def begins(size: int) -> bytearray:
+        return bytearray(b"\xff" * 4 * 11 + keys.stream(b"k" * 32, size))[:size]
+
+    assert keys.stream(b"k" * 32, 99) == keys.stream(b"k" * 32, 199)[:99]
 
     mask = ckks.mask_words(RING, begins, 64)
     assert bool((mask < moduli()).all())
