@@ -1360,6 +1360,10 @@ def _add_site(commands: Any) -> None:
     verbs = group.add_subparsers(title="commands", metavar="VERB", required=True)
     made = _command(verbs, "init", _site_init, "make a site's folder, with the key of its node")
     made.add_argument("folder", type=Path, metavar="SITE")
+    identity = _command(
+        verbs, "identity", _site_identity, "the site's public key, for [identities] of a study"
+    )
+    identity.add_argument("folder", type=Path, metavar="SITE")
     start = _command(verbs, "start", _site_start, "answer the hub's requests, until it is stopped")
     start.add_argument("folder", type=Path, metavar="SITE")
     start.add_argument("study", type=Path, metavar="STUDY.toml")
@@ -1458,6 +1462,16 @@ def _site_init(arguments: argparse.Namespace) -> _Done:
     folder = SiteFolder.create(arguments.folder).folder
     _say(arguments, f"Made {folder}. Give {folder / 'node.pub'} to the hub's operator.")
     return _Done({"command": "site init", "folder": folder, "key": folder / "node.pub"})
+
+
+def _site_identity(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.deploy import DeployError, SiteFolder
+
+    folder = SiteFolder(arguments.folder)
+    if not folder.folder.is_dir():
+        raise DeployError(f"There is no site in {folder.folder}: make one with site init.")
+    _say(arguments, folder.identity)
+    return _Done({"command": "site identity", "folder": folder.folder, "key": folder.identity})
 
 
 def _site_keys(arguments: argparse.Namespace) -> _Done:

@@ -46,6 +46,7 @@ from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.store import FileBlobs, FileStore
 from botorch_fed.federation.trial import SITE_EVENTS
+from botorch_fed.privacy.channels import identity
 from botorch_fed.run import RunResult, host, make_agent, site_result
 from botorch_fed.study import BY_HAND, NamedObjective, StudyFile, open_books, read_study
 
@@ -409,6 +410,11 @@ class SiteFolder:
         """Where the site keeps what belongs to a study."""
         return self.folder / study.fingerprint
 
+    @property
+    def identity(self) -> str:
+        """The site's public identity key under joint keys; it is made when it is first wanted."""
+        return identity(FileStore(self.folder / "identity"))
+
     def site(
         self,
         study: StudyFile,
@@ -433,6 +439,8 @@ class SiteFolder:
         secrets = FileStore(home / "secrets")
         if keys is not None:
             _copy_keys(keys, secrets)
+        _ = self.identity
+        _copy_keys(self.folder / "identity", secrets)
         protocol = with_stores(study.study(), study.agents, lambda _: secrets)
         agent = make_agent(protocol, name, study.space, study.seed, blobs)
         log = FileLog(home, SITE_EVENTS)

@@ -221,9 +221,11 @@ class SecureSum(Aggregation):
         if isinstance(identities, Mapping):
             object.__setattr__(self, "identities", tuple(sorted(identities.items())))
         check_identities(self.identities)
-        if self.channel != "threshold" and (self.opened_by is not None or self.identities):
+        given = self.opened_by is not None or self.min_agents is not None or self.identities
+        if self.channel != "threshold" and given:
             raise InputDataError(
-                f'opened_by and identities are for channel="threshold", got {self.channel!r}.'
+                'opened_by, min_agents and identities are for channel="threshold", got '
+                f"{self.channel!r}."
             )
         if self.opened_by not in (None, *get_args(Opener)):
             raise InputDataError(f"opened_by is one of {get_args(Opener)}, got {self.opened_by!r}.")

@@ -3,8 +3,8 @@ r"""Channels: how the sum of the agents' integers reaches whoever may learn it.
     channel               the server sees            the sum is opened by
     PlainChannel          every contribution         the server
     CKKSChannel           nothing but sizes          the agents, who share one key
-    ThresholdCKKSChannel  the sum, when all agents   the server, with a share of every agent
-                          have helped to open it
+    ThresholdCKKSChannel  nothing but sizes          the agents, when all have helped; or, if that
+                                                     is asked for, the server
 
 All add the same integers on a `PublicGrid` and open the same sum, exactly. A channel is public
 settings and pure functions over bytes; secrets stay in the agent's own store and are read from
@@ -14,35 +14,71 @@ down to the last word for ThresholdCKKSChannel; sizes, version and scale for CKK
 ciphertexts are compressed and whose words SEAL checks itself. `MessageError` is the only answer to
 bytes that do not fit.
 
-**The threshold protocol** (`n`-of-`n`; arithmetic in `hazmat.ckks`). Set-up, once for each epoch:
+**The threshold protocol** (`n`-of-`n`; arithmetic in `hazmat.ckks`, keys in `hazmat.keys`). Every
+agent has an identity key (Ed25519), which the study lists or others accept at first use. Set-up,
+once for each epoch:
 
-0. Everybody commits to 32 secret bytes by their hash. The common polynomial `a` is expanded from
-   the hash of run, roster, epoch and all commitments.
-1. Everybody draws a secret :math:`s_i` and commits to the key share :math:`b_i` by its hash.
-2. Everybody reveals :math:`b_i`. The joint key is their sum, checked against the commitments.
+0. Every agent announces a fresh key of an exchange (X25519), signed over run, epoch, roster and
+   channel, in less than 250 bytes. Everybody gets all announcements and checks all signatures.
+   The *transcript* :math:`\tau` is the hash of all of them. The common polynomial `a` is expanded
+   from it: a hash has no trapdoor, whoever speaks last. Each pair has a key
+   :math:`k_{ij} = \mathrm{HKDF}(\mathrm{X25519}(i, j), \tau)`.
+1. Every agent draws a secret :math:`s_i` and sends its key share :math:`b_i` to the server, which
+   adds them and tells all the sum `b`. One agent, which makes the *group key* `K` or has it from
+   an earlier epoch, also sends `K` to each other agent, sealed under :math:`k_{ij}`.
 
-For each sum: encrypt under the joint key (`protect`), add, answer with a share of the sum
-(`share`), open. An agent that is lost in between stalls the round: start an epoch without it.
+For each sum, on the `D` coefficients that carry numbers (64 at least), modulo each prime:
 
-**Trust.** The server and any coalition that lacks one agent of the roster learn nothing about that
-agent's contribution but what the sum and their own contributions say: 128 bits of computational
-security for ciphertexts and keys; the noise in a share is `2^flooding_bits` times what it hides.
-With two agents each learns the other's contribution; sums over changing rosters can be subtracted.
-Noise that is added before encryption limits that, encryption does not.
+.. math::
 
-Server and agents follow the protocol ("semi-honest"). The commitments prevent that somebody chooses
-a key share after seeing the others': who subtracts them from the public part of a key of their own
-would hold the joint key. An agent settles for the first messages of an epoch's set-up that it
-answers and refuses others, for two shares of one secret give it away. Messages are not
-authenticated: names are as good as the transport, and a server that invents messages of agents
-reads what is encrypted under its key.
+   \text{contribution}\quad & c_{0,i} + z_i + \sum_{j > i} P(k_{ij}, t) - \sum_{j < i} P(k_{ij}, t)
+       \ [{} + P(K, \tau, t)] \quad\text{and}\quad c_{1,i} \\
+   \text{share}\quad & c_1 s_i + f_i - z_i
+       + \sum_{j > i} P(k_{ij}, t, c_1) - \sum_{j < i} P(k_{ij}, t, c_1)
 
-An agent can not see what it helps to open. A server that hands out one agent's ciphertext as "the
-sum" has it opened; one that asks for shares of a polynomial of its own choice learns the secrets of
-the epoch, and with them every contribution to it; so does a curious server together with an agent
-that adds to its ciphertext what no encryption has. What an agent does is answer one sum for each
-epoch and round and refuse a second one; in a new epoch it answers for the same round again. A
-dishonest agent can spoil a sum and is not named.
+with :math:`(c_{0,i}, c_{1,i})` an encryption under `(b, a)`, `P` uniform streams (ChaCha20),
+:math:`z_i` a fresh mask of the agent's own, :math:`f_i` the flooding, :math:`c_1` what the server
+has sent as :math:`\sum_i c_{1,i}`. Masks of pairs cancel in the sum of all contributions of one
+transcript and round, and in that of all shares of one transcript, round and :math:`c_1`;
+:math:`z_i` cancels between the two. What the server then has is the encoded sum plus
+:math:`P(K, \tau, t)`, which it hands out and the agents take away. The one agent that gives `K`
+adds that term. With ``opened_by="server"`` there is no `K`.
+
+An agent that is lost in between stalls the round: start an epoch without it. An agent answers the
+first announcements of an epoch and refuses others, shares one polynomial for each epoch and round,
+and adds nothing to a round in whose opening it has shared.
+
+**What holds**, for server and agents that deviate at will, a set `H` of two or more honest agents,
+authentic identities, and 128 bits of computational security (Diffie-Hellman in X25519, HKDF,
+ChaCha20, BLAKE2b, Ed25519):
+
+1. *Contributions.* The view of all others of one round can be simulated from
+   :math:`\sum_{i \in H} (c_{0,i} + c_1^* s_i + f_i)`, for one polynomial :math:`c_1^*` of their
+   choice, and from nothing at all unless every agent of `H` shares. For any two honest agents
+   their streams are uniform to all others, so that first parts are uniform but for
+   their sum; that sum is uniform too, by :math:`z_i`, until the shares, which are uniform
+   but for theirs. Agents that were sent different polynomials, announcements, rosters or rounds use
+   different streams: nothing cancels. With :math:`c_1^* = \sum_i c_{1,i}` the sum
+   above is that of honest contributions, up to the flooding.
+2. *Keys.* No share of a key is visible alone. A :math:`c_1^*` of another's choice, or an agent
+   whose :math:`c_{1,i}` is no encryption, has a multiple of :math:`\sum_{i \in H} s_i` opened beside the
+   sum, and so the key of the epoch. Commitments to ciphertexts do not prevent that. It is worth
+   nothing: what the key decrypts is masked, in this round and all others. Nor is a false `b` worth
+   anything: an agent need not verify it.
+3. *The server does not learn the sum*, as long as no agent gives it `K`: what it has is uniform. It
+   can hand out another one, though.
+4. *Without the masks* the scheme is what it was: against a server and agents who follow the
+   protocol, contributions are hidden by RLWE alone, also from a quantum computer that later reads
+   all that was sent. The total variation of what the shares tell beside the sums is
+   `2^-distance_bits` (`hazmat.ckks`), for the sums that the channel is made for.
+
+**What does not hold.** With two agents each learns the other's contribution: all but one always do,
+by subtraction. Sums over changing rosters can be subtracted. Noise that is added before encryption
+limits that, encryption does not. Anybody can spoil a sum, or move it by adding to it what
+fits the grid, and is not named: contributions and shares need no signatures of their own, since
+who is none of a pair cannot make them, and who is may send what it likes. The server can
+leave agents out, and give any of them nothing. Identity keys that are accepted at first use are as
+good as the transport was then: the safety number in the logs is for comparison by another way.
 """
 
 from __future__ import annotations
