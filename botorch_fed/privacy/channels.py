@@ -61,10 +61,10 @@ ChaCha20, BLAKE2b, Ed25519):
    different streams: nothing cancels. With :math:`c_1^* = \sum_i c_{1,i}` the sum
    above is that of honest contributions, up to the flooding.
 2. *Keys.* No share of a key is visible alone. A :math:`c_1^*` of another's choice, or an agent
-   whose :math:`c_{1,i}` is no encryption, has a multiple of :math:`\sum_{i \in H} s_i` opened beside the
-   sum, and so the key of the epoch. Commitments to ciphertexts do not prevent that. It is worth
-   nothing: what the key decrypts is masked, in this round and all others. Nor is a false `b` worth
-   anything: an agent need not verify it.
+   whose :math:`c_{1,i}` is no encryption, has a multiple of :math:`\sum_{i \in H} s_i` opened
+   beside the sum, and so the key of the epoch. Commitments to ciphertexts do not prevent that. It
+   is worth nothing: what the key decrypts is masked, in this round and all others. Nor is a false
+   `b` worth anything: an agent need not verify it.
 3. *The server does not learn the sum*, as long as no agent gives it `K`: what it has is uniform. It
    can hand out another one, though.
 4. *Without the masks* the scheme is what it was: against a server and agents who follow the
