@@ -42,12 +42,12 @@ from botorch_fed.engines.site_process import Background, SiteProcess, ask_site, 
 from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import BudgetExceeded, FederatedError
 from botorch_fed.federation.base import AgentId, secrets_in, with_stores
-from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import FileBlobs, FileStore
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.privacy.channels import identity
 from botorch_fed.run import RunResult, host, make_agent, site_result
+from botorch_fed.storage.log import FileLog
+from botorch_fed.storage.store import FileBlobs, FileStore
 from botorch_fed.study import BY_HAND, NamedObjective, StudyFile, open_books, read_study
 
 if TYPE_CHECKING:

@@ -98,7 +98,7 @@ def test_account_shows_all_accountants(capsys: Captured) -> None:
     by_name = {row["accountant"]: row["epsilon"] for row in found["accountants"]}
     # "pld" as in the README; the others are other bounds of the same.
     assert by_name["pld"] == pytest.approx(10.385, abs=0.01)
-    assert by_name["moments"] > by_name["rdp"] > by_name["pld"]
+    assert by_name["rdp"] > by_name["prv"] > by_name["pld"]
     assert by_name["gdp"] is None  # no upper bound under sampling
     out, err = told(capsys, 0, "account", *settings, "--delta", "0.0246")
     assert "10.385" in out
@@ -187,7 +187,7 @@ def test_resume_pays_for_nothing_twice(folder: Path, capsys: Captured) -> None:
         "exit_code": 130,
     }
     _, err = told(capsys, 2, "report", folder / "first")
-    assert "is not finished" in err
+    assert "holds an unfinished run" in err
     found = document(capsys, 0, "run", path, "--resume")
     assert (folder / "calls").read_text() == "nsn" + "ns"
     (folder / "calls").unlink()
@@ -254,7 +254,7 @@ def test_mistakes_of_run(folder: Path, capsys: Captured) -> None:
     path = write(folder, STUDY.replace(":score", ":broken"))
     out, err = told(capsys, 1, "run", path)
     assert not out
-    assert "Every evaluation failed, the first with ValueError: no licence. Mend" in err
+    assert "Every evaluation failed, the first with ValueError: no licence. Correct" in err
     path = write(folder, STUDY.replace("budget", "bugdet"))
     failed = document(capsys, 2, "run", path, "--dry-run")
     assert failed["error"].endswith("workers.")

@@ -29,9 +29,9 @@ from botorch_fed.engines.inprocess import refusal_code
 from botorch_fed.engines.site_process import SiteProcess
 from botorch_fed.federation.base import Exchanged, Outgoing
 from botorch_fed.federation.drive import drive
-from botorch_fed.federation.store import FileStore
 from botorch_fed.privacy.channels import IDENTITY, check_identities
 from botorch_fed.run import RunResult
+from botorch_fed.storage.store import FileStore
 from botorch_fed.study import StudyError, StudyFile, read_study, run_study
 
 ROOT = Path(__file__).parent.parent

@@ -18,8 +18,8 @@ multiplier and rounds, everything that any coalition of *other* agents sees in t
 but never listen are covered as well.
 
 Trust: the server is trusted with every message. Not covered: who sees an agent's own queries and
-results; settings that were tuned on the agents' data without paying for it (a `LedgerFile` can span
-the pilot runs); agents that learn who was sampled in a round.
+results; settings that were tuned on the agents' data without paying for it (a `SharedLedger` pays
+for the pilot runs too); agents that learn who was sampled in a round.
 
 Differs from the paper. By default one region, few and early releases, everyone takes part in each;
 noise is correlated between regions, :math:`\sqrt P` less of it at the same privacy. A round without

@@ -92,7 +92,6 @@ from botorch_fed.federation.disclosure import (
     Row,
     Sees,
 )
-from botorch_fed.federation.store import Store
 from botorch_fed.federation.terms import (
     MAX_WEIGHT,
     OWN,
@@ -123,6 +122,7 @@ from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.search.messages import RowSearch
 from botorch_fed.search.sums import SummedSearch, exact_precision
+from botorch_fed.storage.store import Store
 
 logger = logging.getLogger(__name__)
 

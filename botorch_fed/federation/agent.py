@@ -28,7 +28,6 @@ from botorch_fed.federation.points import (
     public_data,
     tensor_hash,
 )
-from botorch_fed.federation.store import Blobs, MemoryBlobs
 from botorch_fed.federation.terms import (
     MAX_WEIGHT,
     Order,
@@ -44,6 +43,7 @@ from botorch_fed.models import FeatureMap, feature_map_from_tensors
 from botorch_fed.privacy import Adjacency, Budget, Guarantee, Unit
 from botorch_fed.rng import generator
 from botorch_fed.space import SearchSpace
+from botorch_fed.storage.store import Blobs, MemoryBlobs
 from botorch_fed.wire.codec import content_hash, encode
 
 logger = logging.getLogger(__name__)

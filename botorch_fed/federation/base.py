@@ -25,8 +25,8 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import ProtocolError
-from botorch_fed.federation.store import Blobs, FileStore, Store
 from botorch_fed.space import SearchSpace
+from botorch_fed.storage.store import Blobs, FileStore, Store
 
 AgentId = str
 MAX_NAME = 100  # characters of a run's or an agent's name

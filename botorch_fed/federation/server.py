@@ -15,7 +15,7 @@ from botorch_fed.federation.base import AgentId, Outbox
 from botorch_fed.federation.disclosure import Price, Sees
 from botorch_fed.federation.terms import Party, Resources, Roster, Terms
 from botorch_fed.models import FeatureMap
-from botorch_fed.privacy import Entry, Guarantee
+from botorch_fed.privacy import Entry, Guarantee, SharedLedger
 from botorch_fed.wire.codec import content_hash, encode
 
 _ROUND = "round"  # in the cache: what follows from a state, worked out once for all replies
@@ -104,6 +104,11 @@ class FederatedServer:
             terms = replace(terms, promise=self.terms.aggregation.promise(hub))
             self._parties[agents] = replace(hub, terms=terms)
         return self._parties[agents]
+
+    @property
+    def shared_ledger(self) -> SharedLedger | None:
+        """The ledger on disk that pays as well."""
+        return self.resources.shared_ledger
 
     @property
     def promise(self) -> Guarantee | None:

@@ -41,7 +41,6 @@ from botorch_fed.federation.base import (
     Reply,
     Request,
 )
-from botorch_fed.federation.log import Log
 from botorch_fed.federation.trial import (
     MAX_REASON,
     MAX_VALUE,
@@ -59,6 +58,7 @@ from botorch_fed.federation.trial import (
     Trial,
 )
 from botorch_fed.space import SearchSpace, Value
+from botorch_fed.storage.log import Log
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 
 logger = logging.getLogger(__name__)

@@ -32,11 +32,11 @@ from botorch_fed.errors import MessageError
 from botorch_fed.federation.base import MAX_NAME, AgentId
 from botorch_fed.federation.disclosure import Price, Sees, derived_rows
 from botorch_fed.federation.points import check_active, check_default, first_points
-from botorch_fed.federation.store import MemoryStore, Store
 from botorch_fed.models import FeatureMap
-from botorch_fed.privacy import Entry, Guarantee, Ledger, LedgerFile, NoiseSource, OSNoise
+from botorch_fed.privacy import Entry, Guarantee, Ledger, NoiseSource, OSNoise, SharedLedger
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
+from botorch_fed.storage.store import MemoryStore, Store
 
 MAX_WEIGHT = 1e6  # of a number in a message: larger ones are no functions of scaled outcomes
 MAX_INITIAL = 10_000  # evaluations of a site before its own search begins
@@ -161,7 +161,7 @@ class Resources:
     noise: NoiseSource = field(default_factory=OSNoise)
     secrets: Store = field(default_factory=MemoryStore)
     ledger: Ledger | None = None
-    shared_ledger: LedgerFile | None = None
+    shared_ledger: SharedLedger | None = None
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
 

@@ -38,7 +38,6 @@ from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.base import Outbox
 from botorch_fed.federation.points import spread_design
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.privacy import Budget, GaussianSum, Ledger, compose
 from botorch_fed.privacy.channels import CKKSChannel, Epoch
 from botorch_fed.privacy.distributed import DistributedGaussianSum, DistributedRecordSum
@@ -49,6 +48,7 @@ from botorch_fed.search.messages import TransferRows
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 from botorch_fed.wire.codec import decode, encode
 from test.aggregation.harness import (
@@ -609,7 +609,7 @@ def test_secrets_stay_in_the_stores(channel: Any) -> None:
     assert len(secrets) >= (2 if channel == "ckks" else 18)
     kept = [
         *federation.traffic,
-        *federation.records,
+        *federation.log.bytes(),
         *(encode(state) for state in federation.agent_states),
         *(encode(state) for state in federation.server.states),
     ]

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from botorch_fed.aggregation.sum_messages import MAX_KEY_BYTES, Keys
-from botorch_fed.federation.store import MemoryStore
 from botorch_fed.privacy.channels import Epoch, ThresholdCKKSChannel
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat import keys
+from botorch_fed.storage.store import MemoryStore
 from botorch_fed.wire.codec import MAX_BYTES, encode
 
 AGENTS = 1000

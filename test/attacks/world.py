@@ -12,11 +12,11 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
-from botorch_fed.federation.store import MemoryStore
 from botorch_fed.privacy.channels import Epoch, Heard, ThresholdCKKSChannel
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat import ckks, keys
 from botorch_fed.rng import generator
+from botorch_fed.storage.store import MemoryStore
 
 NAMES = ("ann", "bob", "cem", "dee")
 LARGE = 2**80  # far above the flooding, far below a step

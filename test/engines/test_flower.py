@@ -31,10 +31,10 @@ from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.site_process import Background, SiteProcess
 from botorch_fed.federation.base import Outgoing
 from botorch_fed.federation.drive import Round, drive
-from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import FileBlobs
 from botorch_fed.federation.trial import SITE_EVENTS
+from botorch_fed.storage.log import FileLog
+from botorch_fed.storage.store import FileBlobs
 from test.federation.search import BoxAgent, BoxServer
 
 NAMES = ("a", "b", "c")

@@ -22,10 +22,10 @@ from botorch_fed.engines.site_process import COUNT, Background, SiteProcess, rec
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.base import Exchanged, Objective, Outgoing, Pending
 from botorch_fed.federation.drive import drive
-from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import FileBlobs
 from botorch_fed.federation.trial import SITE_EVENTS, Observed
+from botorch_fed.storage.log import FileLog
+from botorch_fed.storage.store import FileBlobs
 from test.federation.search import BoxAgent, BoxServer
 
 SERVER = BoxServer(("a",), rounds=3)

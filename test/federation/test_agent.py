@@ -15,7 +15,6 @@ from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import AgentState, FederatedAgent
 from botorch_fed.federation.base import Objective
 from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import OWN, Order, Terms, check_words, in_words
 from botorch_fed.models import KLFeatures
 from botorch_fed.privacy import Budget
@@ -25,6 +24,7 @@ from botorch_fed.search.releases import Rows
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, random_fourier, uniform

@@ -19,15 +19,15 @@ from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.base import AgentId, Objective
-from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.points import dealt_design, spread_design
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Contribution, Order, Party, Roster
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.run import RunResult, host, make_agent, run
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.log import FileLog
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import FTS, Federation, FedGP
 from botorch_fed.study import read_study
 from botorch_fed.wire.codec import encode

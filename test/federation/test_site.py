@@ -17,10 +17,10 @@ from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, ProtocolError
 from botorch_fed.federation.base import Pending, Refusal, Reply, Request
-from botorch_fed.federation.log import FileLog, Log
 from botorch_fed.federation.site import Site, checked_values
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.trial import SITE_EVENTS, Asked, Joined, Observed, Replied, Requested
+from botorch_fed.storage.log import FileLog, Log
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.wire.codec import content_hash, decode, encode
 from test.federation.search import Ask, Best, BoxAgent, Plan
 

@@ -15,11 +15,11 @@ from botorch_fed.engines.inprocess import refusal_code
 from botorch_fed.engines.verbs import perform, perform_json
 from botorch_fed.errors import ObjectiveError, ProtocolError
 from botorch_fed.federation.base import Reply
-from botorch_fed.federation.log import FileLog, Log
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.run import run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.log import FileLog, Log
 from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import decode
 from test.federation.search import Best, BoxAgent
