@@ -64,6 +64,7 @@ from botorch_fed.privacy import (
     Unit,
 )
 from botorch_fed.privacy.aggregation import NoiseAt
+from botorch_fed.privacy.channels import Opener
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.tree import Factorization
 from botorch_fed.rng import generator
@@ -978,6 +979,11 @@ class FedGP(Federation):
         secrets: Makes an agent's store of keys from its name; default in memory, and with
             ``run(out=…)`` in the folder of the agent's site.
         rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
+        opened_by: Who learns the sums of ``"threshold"``: the ``"agents"`` (default), or the
+            ``"server"`` as well.
+        identities: The agents' public identity keys by name (`privacy.channels.identity`), for
+            ``"threshold"`` across machines; without them agents take the first that they are told.
+        min_agents: The fewest agents under a joint key; default half of all.
 
     A process that plays one part says by `with_stores` who takes part and where its secrets lie.
     With ``"ckks"`` somebody whom all agents trust calls `provision` before, once: a machine that
@@ -1003,6 +1009,9 @@ class FedGP(Federation):
     noise: NoiseSource = field(default_factory=OSNoise)
     secrets: Callable[[AgentId], Store] | None = None
     rejoin: bool = True
+    opened_by: Opener | None = None
+    identities: Mapping[AgentId, str] = field(default_factory=dict, repr=False)
+    min_agents: int | None = None
     _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
     _names: tuple[AgentId, ...] = field(default=(), repr=False)
 
@@ -1083,6 +1092,9 @@ class FedGP(Federation):
             run=self.run,
             delta=self.delta,
             rejoin=self.rejoin,
+            opened_by=self.opened_by,
+            identities=tuple(sorted(self.identities.items())),
+            min_agents=self.min_agents,
         )
 
     def alone(self) -> FedGP:
@@ -1094,6 +1106,9 @@ class FedGP(Federation):
             mechanism=None,
             noise_at="none",
             require=None,
+            opened_by=None,
+            identities={},
+            min_agents=None,
         )
 
     def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
