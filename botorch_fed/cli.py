@@ -28,7 +28,9 @@ import argparse
 import json
 import math
 import os
+import signal
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -121,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _notes(), _umask(getattr(arguments, "private", False)):
             done: _Done = arguments.command(arguments)
     except KeyboardInterrupt:
-        more = "; a run with a folder goes on with --resume" if arguments.command is _run else ""
+        resumes = arguments.command in (_run, _hub_run)
+        more = "; a run with a folder goes on with --resume" if resumes else ""
         _complain(f"interrupted{more}", as_json, INTERRUPTED)
         return INTERRUPTED
     except Exception as error:
@@ -1325,18 +1328,19 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
     if out is None:
         raise UsageError('A run needs a folder: write out = "…" in the file, or --out.')
     _check_folder(out, arguments.resume)
-    result = Hub(arguments.folder.resolve()).run(
-        arguments.study,
-        out,
-        resume=arguments.resume,
-        deadline=arguments.deadline,
-        absence=arguments.absence,
-        idle=arguments.idle,
-        quorum=arguments.quorum,
-        retries=arguments.retries,
-        keys=arguments.keys,
-        watch=lambda done: _note(f"{done} of {study.budget} evaluations of each site"),
-    )
+    with _stopped_by_signals():
+        result = Hub(arguments.folder.resolve()).run(
+            arguments.study,
+            out,
+            resume=arguments.resume,
+            deadline=arguments.deadline,
+            absence=arguments.absence,
+            idle=arguments.idle,
+            quorum=arguments.quorum,
+            retries=arguments.retries,
+            keys=arguments.keys,
+            watch=lambda done: _note(f"{done} of {study.budget} evaluations of each site"),
+        )
     _show(arguments, _contribution_table(result))
     contributions = result.contributions()
     for line in [*_privacy_words(result), f"Saved in {out}. Each site has its own observations."]:
@@ -1351,6 +1355,24 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
         "privacy": result.privacy,
     }
     return _Done(document, EXHAUSTED if exhausted else FINE)
+
+
+@contextmanager
+def _stopped_by_signals() -> Iterator[None]:
+    """A signal to stop interrupts as Ctrl-C does, so that the run in Flower's server stops too."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def stop(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _add_site(commands: Any) -> None:

@@ -136,6 +136,8 @@ class Federation(Budgeted):
     q: int = 1
     candidates: Tensor | None = None
     initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
+    _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
+    _names: tuple[AgentId, ...] = field(default=(), repr=False)
     _made: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # of these settings
 
     def __post_init__(self) -> None:
@@ -254,6 +256,18 @@ class Federation(Budgeted):
         terms: Terms = self._made[key]
         return terms
 
+    def counted_terms(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Terms:
+        """The terms, for a hub whose aggregation counts rounds with how many there are."""
+        terms = Federation.terms(self, space, names)
+        if not names or not isinstance(terms.aggregation, NoisySum | SecureSum):
+            return terms
+        key = ("hub", space, names)
+        if key not in self._made:
+            counted = replace(terms.aggregation, rounds=self.rounds_for(names))
+            self._made[key] = replace(terms, aggregation=counted)
+        made: Terms = self._made[key]
+        return made
+
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
         """The server of a study."""
         unknown = sorted({*self.data, *self._named} - set(names))
@@ -286,13 +300,68 @@ class Federation(Budgeted):
         """What agents require: `require`, `unit` and `adjacency` of a `FederatedAgent`."""
         return {}
 
+    # -------------------------------------------------------------- what each party has
+
+    def with_stores(
+        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
+    ) -> Self:
+        """The study for these agents, with what must be kept in stores.
+
+        Args:
+            names: All agents, as the server names them.
+            stores: An agent's own store from its name, the server's from None; a process is asked
+                for none but those of the parts it plays.
+        """
+        return replace(self, _stores=stores, _names=tuple(names))
+
+    def provision(self, space: SearchSpace) -> None:
+        """Make the one key of ``"ckks"``, once: its public part into all stores, its secret one
+        into the agents'. The server's comes last, so that what a crash left behind is made anew.
+        """
+        if not self._has_one_key or self._stores is None:
+            return
+        server = self._stores(None)
+        if server.get(CONTEXT) is None:
+            key = new_key()
+            for name in self._names:
+                key.provision(self._agent_store(name))
+            server.put_new(CONTEXT, key.context)
+
+    def _agent_store(self, name: AgentId) -> Store:
+        """An agent's own store."""
+        kept = self.make_aggregation().keeps_secrets and self._stores is not None
+        return self._stores(name) if kept and self._stores else MemoryStore()
+
+    @property
+    def _has_one_key(self) -> bool:
+        return getattr(self.make_aggregation(), "channel", None) == "ckks"
+
+    @property
+    def _key(self) -> OneKey | None:
+        """The one key where one process plays all parts, made for all of them."""
+        if not self._has_one_key or self._stores is not None:
+            return None
+        if "key" not in self._made:
+            self._made["key"] = new_key()
+        key: OneKey = self._made["key"]
+        return key
+
     def hub_resources(self) -> Resources:
-        """What the hub has and no other party knows."""
-        return Resources()
+        """What the hub has and no other party knows: of the one key, if there is one, a part."""
+        kept = self.make_aggregation().keeps_secrets and self._stores is not None
+        store = self._stores(None) if kept and self._stores else MemoryStore()
+        if self._key is not None:
+            store.put_new(CONTEXT, self._key.context)
+        return Resources(secrets=store)
 
     def site_resources(self, name: AgentId) -> Resources:
-        """What a site has and no other party knows."""
-        return Resources()
+        """What a site has and no other party knows: its keys."""
+        store = self._agent_store(name)
+        if self._key is not None:
+            self._key.provision(store)
+        if self._has_one_key:
+            context_in(store)  # a missing key is named before the run begins
+        return Resources(secrets=store)
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FederatedAgent:
         """An agent of a study."""
@@ -764,7 +833,6 @@ class PrivateUCB(Federation):
     most_per_block: int | None = None
     seed: int = 0
     final_release: bool = True
-    _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
 
     measure: ClassVar[Literal["cumulative"]] = "cumulative"
 
@@ -896,15 +964,6 @@ class PrivateUCB(Federation):
         own: dict[str, Any] = {"books": books, "secrets": None, "_stores": None, "_made": {}}
         return {**self.__dict__, **own}
 
-    def with_stores(
-        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
-    ) -> Self:
-        """The study with its secrets in stores: of the server's part, asked for by None, alone."""
-        return replace(self, _stores=stores)
-
-    def provision(self, space: SearchSpace) -> None:
-        """Nothing has to be there before a run."""
-
     # -------------------------------------------------------------- what a reader needs
 
     def alone(self) -> FTS:
@@ -1003,8 +1062,6 @@ class FedGP(Federation):
     noise: NoiseSource = field(default_factory=OSNoise)
     secrets: Callable[[AgentId], Store] | None = None
     rejoin: bool = True
-    _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
-    _names: tuple[AgentId, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         self._check_budget()
@@ -1118,85 +1175,26 @@ class FedGP(Federation):
         """What all parties agree upon; with a roster also how many rounds there are."""
         with warnings.catch_warnings():  # a server warns
             warnings.simplefilter("ignore", SignalWarning)
-            terms = super().terms(space, names)
-            if not names or not isinstance(terms.aggregation, SecureSum):
-                return terms
-            key = ("hub", space, names)
-            if key not in self._made:
-                counted = replace(terms.aggregation, rounds=self.rounds_for(names))
-                self._made[key] = replace(terms, aggregation=counted)
-        counted_terms: Terms = self._made[key]
-        return counted_terms
+            return self.counted_terms(space, names)
 
-    # -------------------------------------------------------------- keys
-
-    def with_stores(
-        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
-    ) -> FedGP:
-        """The study for these agents, with what must be kept in stores.
-
-        Args:
-            names: All agents, as the server names them.
-            stores: An agent's own store from its name, the server's from None; a process is asked
-                for none but those of the parts it plays.
-        """
-        return replace(self, _stores=stores, _names=tuple(names))
-
-    def provision(self, space: SearchSpace) -> None:
-        """Make the one key of ``"ckks"``, once: its public part into all stores, its secret one
-        into the agents'. The server's comes last, so that what a crash left behind is made anew.
-        """
-        if not self._has_one_key or self._stores is None:
-            return
-        server = self._stores(None)
-        if server.get(CONTEXT) is None:
-            key = new_key()
-            for name in self._names:
-                key.provision(self._agent_store(name))
-            server.put_new(CONTEXT, key.context)
-
-    @property
-    def _has_one_key(self) -> bool:
-        return getattr(self.make_aggregation(), "channel", None) == "ckks"
+    # -------------------------------------------------------------- what each party has
 
     def _agent_store(self, name: AgentId) -> Store:
         """An agent's own store."""
-        if self.secrets is not None:
-            return self.secrets(name)
-        return MemoryStore() if self._stores is None else self._stores(name)
-
-    @property
-    def _key(self) -> OneKey | None:
-        """The one key where one process plays all parts, made for all of them."""
-        if not self._has_one_key or self._stores is not None:
-            return None
-        if "key" not in self._made:
-            self._made["key"] = new_key()
-        key: OneKey = self._made["key"]
-        return key
+        return super()._agent_store(name) if self.secrets is None else self.secrets(name)
 
     def hub_resources(self) -> Resources:
         """The hub's store has the public part of the one key, if there is one."""
-        store = MemoryStore() if self._stores is None else self._stores(None)
-        if self._key is not None:
-            store.put_new(CONTEXT, self._key.context)
-        return Resources(noise=self.noise, secrets=store)
+        return replace(super().hub_resources(), noise=self.noise)
 
     def site_resources(self, name: AgentId) -> Resources:
         """A site's store has its keys."""
-        store = self._agent_store(name)
-        if self._key is not None:
-            self._key.provision(store)
-        if self._has_one_key:
-            context_in(store)  # a missing key is named before the run begins
-        return Resources(noise=self.noise, secrets=store)
+        return replace(super().site_resources(name), noise=self.noise)
 
     # -------------------------------------------------------------- who plays
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
         """The server of a study."""
-        if self._names and self._names != names:
-            raise InputDataError("with_stores was told of other agents than the server.")
         self._check_sums(names)
         terms = self.terms(space, names)
         mechanism = mechanism_of(terms)

@@ -174,6 +174,8 @@ class SumState:
         back: Who answered the last query, is able to contribute, and is not on the roster.
         returned: Who was lost and has been taken back in: once lost again, it is not.
         sums: How many sums were opened.
+        signal: The signal-to-noise ratio of every noisy sum that the hub has opened, as the sum
+            itself shows it.
         asked: How often contributions were asked for.
         rekeys: How many epochs followed the first.
         ledger: What noise at the hub has cost.
@@ -193,6 +195,7 @@ class SumState:
     back: tuple[AgentId, ...]
     returned: tuple[AgentId, ...]
     sums: int
+    signal: tuple[float, ...]
     asked: int
     rekeys: int
     ledger: Ledger | None
