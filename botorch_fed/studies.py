@@ -549,8 +549,9 @@ class DPFTSDE(Federation):
             default, a joint key), ``"ckks"`` (one key of all agents) or ``"plain"``.
         colluding: With ``trust="distributed"``, how many agents may put their shares of noise
             together; a single curious agent counts.
-        dropping: With ``trust="distributed"``, how many agents may be missing from a release. Once
-            more are missing, nothing more is released.
+        dropping: With ``trust="distributed"``, how many agents may be missing from a release: with
+            fewer, nothing more is released. Under a joint key a sum that a missing agent interrupts
+            is drawn and paid again, in the place of a later one.
         releases: After which rounds something is released; default 0 and 4, or 0 alone where
             `active` are newcomers to others who have finished; with `Following` 0, 1, 2 and 3.
             ``"all"`` for 0, …, T - 1.
