@@ -80,7 +80,7 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.search.messages import RowSearch
-from botorch_fed.search.noisy import Forecast, Outlook, VectorSearch
+from botorch_fed.search.noisy import Forecast, NoisyTransfer, Outlook, VectorSearch
 from botorch_fed.search.released import ReleaseSearch, regions_of
 from botorch_fed.search.releases import Noisy
 
@@ -575,7 +575,7 @@ class Plan:
     def forecast(self) -> Forecast | None:
         """What to expect of what is planned; None if the search cannot say."""
         search = self.terms.search
-        if self.multiplier is None or not self.planned or not isinstance(search, VectorSearch):
+        if self.multiplier is None or not self.planned or not isinstance(search, NoisyTransfer):
             return None
         return search.forecast(
             self.terms,

@@ -138,7 +138,7 @@ from botorch_fed.privacy.channels import (
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.search.messages import RowSearch
-from botorch_fed.search.noisy import Forecast, VectorSearch
+from botorch_fed.search.noisy import Forecast, NoisyTransfer
 from botorch_fed.search.sums import SummedSearch, exact_precision
 
 logger = logging.getLogger(__name__)
@@ -306,7 +306,7 @@ class SecureSum(Aggregation):
         It is public, the same for the hub and all sites: of all releases of the terms.
         """
         made = range(self.planned or 0) if self.releases is None else self.releases
-        if not terms.agents or not isinstance(terms.search, VectorSearch) or not made:
+        if not terms.agents or not isinstance(terms.search, NoisyTransfer) or not made:
             return None
         mechanism, count = self.mechanism_for(terms), len(terms.agents)
         if mechanism is None:

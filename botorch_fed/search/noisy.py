@@ -281,27 +281,6 @@ class VectorSearch(Search):
     num_regions: int = 1  # a release has a row for each
     adds: str = "a message"  # in words
 
-    def forecast(
-        self, terms: Terms, made: Sequence[int], *, num_agents: float, noise_std: float
-    ) -> Forecast | None:
-        """What to expect of noisy releases; None if the search cannot say.
-
-        Args:
-            terms: The terms, with a roster.
-            made: The rounds after which something is released, one at least.
-            num_agents: How many agents are expected to be in a release.
-            noise_std: The deviation of the noise in an entry of a release.
-        """
-        return None
-
-    def check_terms(self, terms: Terms) -> None:
-        """Raise `InputDataError` for an aggregation that adds nothing up."""
-        if Rows in terms.aggregation.broadcast_types:
-            raise InputDataError(
-                f"{type(self).__name__} reads noisy sums, and {type(terms.aggregation).__name__} "
-                "passes the messages of each agent on: use NoisySum, or TransferRows."
-            )
-
     def size(self, terms: Terms) -> int:
         """As many numbers as the basis has functions."""
         return terms.feature_map.num_features
@@ -404,7 +383,14 @@ class NoisyTransfer(VectorSearch):
     def forecast(
         self, terms: Terms, made: Sequence[int], *, num_agents: float, noise_std: float
     ) -> Forecast:
-        """How much signal to expect in what is planned, and whether a site would listen."""
+        """How much signal to expect in what is planned, and whether a site would listen.
+
+        Args:
+            terms: The terms, with a roster.
+            made: The rounds after which something is released, one at least.
+            num_agents: How many agents are expected to be in a release.
+            noise_std: The deviation of the noise in an entry of a release.
+        """
         silent = 0  # sites that begin without points have nothing to say
         if terms.active is not None and terms.num_initial < MIN_OWN:
             silent = len(terms.active)
