@@ -163,10 +163,23 @@ def _late_fedgp_encrypted(task: Task, newcomer: str, others: Histories) -> Study
     return _late_fedgp(task, newcomer, others, "threshold")
 
 
+def _late_dp_fts_de(task: Task, newcomer: str, others: Histories) -> Study:
+    """One release, at the start."""
+    return DPFTSDE(
+        budget=task.queries,
+        epsilon=2.0,
+        delta=1e-5,
+        active=(newcomer,),
+        data=others,
+        candidates=task.candidates,
+    )
+
+
 LATE_STUDIES: dict[str, Callable[[Task, str, Histories], Study]] = {
     "fts": _late_fts,
     "fedgp": _late_fedgp,
     "fedgp_encrypted": _late_fedgp_encrypted,
+    "dp_fts_de": _late_dp_fts_de,
 }
 SIMULATIONS = {**CONTROLS, **ABLATIONS}
 KEPT = ("before_fts", "before_fedgp", "before_dp_fts_de")  # rows of an earlier package
