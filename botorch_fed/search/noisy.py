@@ -281,6 +281,14 @@ class VectorSearch(Search):
     num_regions: int = 1  # a release has a row for each
     adds: str = "a message"  # in words
 
+    def check_terms(self, terms: Terms) -> None:
+        """Raise `InputDataError` for an aggregation that adds nothing up."""
+        if Rows in terms.aggregation.broadcast_types:
+            raise InputDataError(
+                f"{type(self).__name__} reads noisy sums, and {type(terms.aggregation).__name__} "
+                "passes the messages of each agent on: use NoisySum, or TransferRows."
+            )
+
     def size(self, terms: Terms) -> int:
         """As many numbers as the basis has functions."""
         return terms.feature_map.num_features
