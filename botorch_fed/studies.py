@@ -257,7 +257,7 @@ class Federation(Budgeted):
         terms: Terms = self._made[key]
         return terms
 
-    def counted_terms(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Terms:
+    def _counted_terms(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Terms:
         """The terms, for a hub whose aggregation counts rounds with how many there are."""
         terms = Federation.terms(self, space, names)
         if not names or not isinstance(terms.aggregation, NoisySum | SecureSum):
@@ -321,17 +321,18 @@ class Federation(Budgeted):
         """
         if not self._has_one_key or self._stores is None:
             return
-        server = self._stores(None)
+        server = self._store(None)
         if server.get(CONTEXT) is None:
             key = new_key()
             for name in self._names:
-                key.provision(self._agent_store(name))
+                key.provision(self._store(name))
             server.put_new(CONTEXT, key.context)
 
-    def _agent_store(self, name: AgentId) -> Store:
-        """An agent's own store."""
-        kept = self.make_aggregation().keeps_secrets and self._stores is not None
-        return self._stores(name) if kept and self._stores else MemoryStore()
+    def _store(self, name: AgentId | None) -> Store:
+        """An agent's own store, or for None the server's."""
+        if self._stores is None or not self.make_aggregation().keeps_secrets:
+            return MemoryStore()
+        return self._stores(name)
 
     @property
     def _has_one_key(self) -> bool:
@@ -349,15 +350,14 @@ class Federation(Budgeted):
 
     def hub_resources(self) -> Resources:
         """What the hub has and no other party knows: of the one key, if there is one, a part."""
-        kept = self.make_aggregation().keeps_secrets and self._stores is not None
-        store = self._stores(None) if kept and self._stores else MemoryStore()
+        store = self._store(None)
         if self._key is not None:
             store.put_new(CONTEXT, self._key.context)
         return Resources(secrets=store)
 
     def site_resources(self, name: AgentId) -> Resources:
         """What a site has and no other party knows: its keys."""
-        store = self._agent_store(name)
+        store = self._store(name)
         if self._key is not None:
             self._key.provision(store)
         if self._has_one_key:
@@ -798,7 +798,7 @@ class DPFTSDE(Federation):
 
     def terms(self, space: SearchSpace, names: tuple[AgentId, ...] = ()) -> Terms:
         """What all parties agree upon; with a roster also how many rounds there are."""
-        return self.counted_terms(space, names)
+        return self._counted_terms(space, names)
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
         """The server of a study."""
@@ -846,9 +846,11 @@ class DPFTSDE(Federation):
         """What agents require of a promise for all that they send."""
         return {"require": self.require, "adjacency": self.adjacency}
 
-    def _agent_store(self, name: AgentId) -> Store:
-        """An agent's own store."""
-        return super()._agent_store(name) if self.secrets is None else self.secrets(name)
+    def _store(self, name: AgentId | None) -> Store:
+        """An agent's own store, or for None the server's."""
+        if name is None or self.secrets is None:
+            return super()._store(name)
+        return self.secrets(name)
 
     def hub_resources(self) -> Resources:
         """Noise, and a ledger that other runs share."""
@@ -1286,13 +1288,15 @@ class FedGP(Federation):
         """What all parties agree upon; with a roster also how many rounds there are."""
         with warnings.catch_warnings():  # a server warns
             warnings.simplefilter("ignore", SignalWarning)
-            return self.counted_terms(space, names)
+            return self._counted_terms(space, names)
 
     # -------------------------------------------------------------- what each party has
 
-    def _agent_store(self, name: AgentId) -> Store:
-        """An agent's own store."""
-        return super()._agent_store(name) if self.secrets is None else self.secrets(name)
+    def _store(self, name: AgentId | None) -> Store:
+        """An agent's own store, or for None the server's."""
+        if name is None or self.secrets is None:
+            return super()._store(name)
+        return self.secrets(name)
 
     def hub_resources(self) -> Resources:
         """The hub's store has the public part of the one key, if there is one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 import torch
 
 import botorch_fed.privacy
-from botorch_fed.cli import _Gain, _gains, _judged, _silent, main
+from botorch_fed.cli import _Gain, _gains, _judged, _silent, _stopped_by_signals, main
 from botorch_fed.run import RunResult
 from botorch_fed.study import read_study, run_study
 from botorch_fed.version import __version__
@@ -195,6 +196,14 @@ def test_resume_pays_for_nothing_twice(folder: Path, capsys: Captured) -> None:
     assert found["best"] == whole["best"]
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_hub_that_is_told_to_stop_stops_its_run(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with pytest.raises(KeyboardInterrupt), _stopped_by_signals():
+        signal.raise_signal(number)
+    assert signal.getsignal(number) == before
+
+
 def test_dry_run(folder: Path, capsys: Captured) -> None:
     path = write(folder, PRIVATE.replace("MODULE:score", "MODULE:broken") + _privacy(200.0))
     found = document(capsys, 0, "run", path, "--dry-run")
@@ -220,8 +229,9 @@ def test_noise_that_drowns_everything_is_noted_once(folder: Path, capsys: Captur
     assert "epsilon <= 1 at delta = 0.001 per agent, zero-out" in out
 
 
-def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured) -> None:
-    plain = PRIVATE.split("[protocol.strategy]")[0]
+@pytest.mark.parametrize("trust", ["central", "distributed"])
+def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured, trust: str) -> None:
+    plain = PRIVATE.split("[protocol.strategy]")[0] + f'trust = "{trust}"\n'
     few = write(folder, plain + _privacy(1.0))
     found = document(capsys, 0, "run", few, "--dry-run")
     assert found["price"]["guarantee"]["epsilon"] == 0
@@ -234,6 +244,7 @@ def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured) -> No
     found = document(capsys, 0, "run", many, "--dry-run")
     assert found["price"]["guarantee"]["epsilon"] > 1.9
     assert found["signal"].startswith("With 40 agents")
+    assert found["price"]["paid_at"] == ("hub" if trust == "central" else "site")
     assert "alone" not in found["signal"]
 
 
