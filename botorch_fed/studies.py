@@ -271,6 +271,11 @@ class Federation(Budgeted):
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
         """The server of a study."""
+        if self._names and self._names != names and self.make_aggregation().keeps_secrets:
+            raise InputDataError(
+                f"with_stores was told of other agents, {list(self._names)[:8]}, than the server, "
+                f"{list(names)[:8]}: name the same ones."
+            )
         unknown = sorted({*self.data, *self._named} - set(names))
         if unknown:
             raise InputDataError(f"Data or weights of agents that are no agents: {unknown[:8]}.")
