@@ -60,11 +60,11 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from botorch_fed.federation.store import MemoryStore
 from botorch_fed.privacy.channels import CKKSChannel, Epoch, Heard, ThresholdCKKSChannel
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat import ckks
 from botorch_fed.rng import generator
+from botorch_fed.storage.store import MemoryStore
 
 BOUND = 1e4
 AGENTS, SIZE = 10, 32

@@ -46,7 +46,6 @@ from botorch_fed.federation.budget import Budgeted, missing_points, no_round, no
 from botorch_fed.federation.disclosure import Price, Sees
 from botorch_fed.federation.points import check_designs, check_start, default_point, design_of
 from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.store import Blobs, MemoryStore, Store
 from botorch_fed.federation.terms import Aggregation, Resources, Search, Terms
 from botorch_fed.models import (
     FeatureMap,
@@ -58,10 +57,10 @@ from botorch_fed.privacy import (
     Adjacency,
     Budget,
     Ledger,
-    LedgerFile,
     NoiseSource,
     OSNoise,
     PoissonSampling,
+    SharedLedger,
     SignalWarning,
     Unit,
 )
@@ -89,6 +88,7 @@ from botorch_fed.search.transfer import (
     default_feature_map as transfer_feature_map,
 )
 from botorch_fed.space import SearchSpace, Value
+from botorch_fed.storage.store import Blobs, MemoryStore, Store
 
 logger = logging.getLogger(__name__)
 
@@ -638,7 +638,7 @@ class DPFTSDE(Federation):
     trim: int = 0
     adjacency: Adjacency = "zero-out"
     require: Budget | None = None
-    books: LedgerFile | None = None
+    books: SharedLedger | None = None
     noise: NoiseSource = field(default_factory=OSNoise)
     run: str = "run"
     secrets: Callable[[AgentId], Store] | None = None
@@ -944,7 +944,7 @@ class PrivateUCB(Federation):
     adjacency: Adjacency = "replace-one"
     unit: Unit = "record"
     require: Budget | None = None
-    books: LedgerFile | None = None
+    books: SharedLedger | None = None
     noise: NoiseSource = field(default_factory=OSNoise)
     secrets: Store | None = field(default=None, repr=False)
     decision_sets: DecisionSets | None = field(default=None, repr=False)

@@ -423,7 +423,9 @@ def test_what_fed_gp_needs_for_a_budget(folder: Path) -> None:
     with pytest.raises(StudyError, match=r"privacy: fed-gp adds no noise without a mechanism"):
         read(folder, SUMS.split("[protocol.mechanism]")[0] + PRIVACY)
     region = SUMS.replace('"support"\nsupport_size', '"region"\nnum_inducing')
-    with pytest.raises(StudyError, match=r'mechanism.kind: noise would drown .*kind = "support"'):
+    with pytest.raises(
+        StudyError, match=r'mechanism.kind: noise in every round would exceed .*kind = "support"'
+    ):
         read(folder, region.replace("MECHANISM", written) + PRIVACY)
     sealed = SUMS.replace('"plain"', '"threshold"')
     with pytest.raises(StudyError, match=r'study\.toml:21: .*has to read .*channel = "plain" at'):
@@ -479,7 +481,7 @@ MISTAKES = [
     ("budget = 2", "budget = 0", 3, "expected an integer from 1 on, got 0"),
     ("budget = 2", "budget = true", 3, "expected an integer, got true"),
     ("budget = 2", "", 1, "budget: missing; expected an integer. Write e.g. budget = 12"),
-    ("budget = 2", "budget = 2 2", 3, "this is no TOML"),
+    ("budget = 2", "budget = 2 2", 3, "not valid TOML"),
     ("MODULE:score", "MODULE.score", 1, 'expected "package.module:function"'),
     ('["north", "south"]', '["north", "north"]', 2, "agents: expected different names"),
     ('["north", "south"]', "[1, 2]", 2, "expected a list, each item a string"),
@@ -591,7 +593,7 @@ def test_a_table_of_an_earlier_release_says_what_to_change(folder: Path) -> None
 
 
 PRIVATE_MISTAKES = [
-    ("", 1, "privacy: missing; dp-fts-de needs to know what it may reveal"),
+    ("", 1, "privacy: missing; dp-fts-de needs a privacy budget"),
     (PRIVACY.replace("200.0", "-1.0"), 26, "privacy.epsilon: expected a positive number, got -1.0"),
     (PRIVACY.replace("1e-3", "1.5"), 27, r"privacy.delta: expected a number in \(0, 1\)"),
     (PRIVACY.replace("delta", "dleta"), 27, "Did you mean 'delta'"),
@@ -621,7 +623,7 @@ def test_a_budget_that_the_noise_cannot_keep(folder: Path) -> None:
 def test_what_does_not_go_with_a_budget(folder: Path) -> None:
     with pytest.raises(StudyError, match=r"protocol\.delta: belongs in \[privacy\]"):
         read(folder, PRIVATE.replace("num_initial", "delta = 0.1\nnum_initial") + PRIVACY)
-    with pytest.raises(StudyError, match="without noise keeps no promise"):
+    with pytest.raises(StudyError, match="without noise has no guarantee"):
         read(folder, BANDIT.replace('-ucb"', '-ucb"\ntrust = "none"'))
 
 
@@ -641,7 +643,7 @@ def test_files_that_cannot_be_read(folder: Path) -> None:
         read_study(folder / "missing.toml")
     path = folder / "binary.toml"
     path.write_bytes(b"\xff\xfe")
-    with pytest.raises(StudyError, match="no text in UTF-8"):
+    with pytest.raises(StudyError, match="expected text in UTF-8"):
         read_study(path)
 
 
@@ -667,7 +669,7 @@ def test_a_plan_evaluates_nothing_and_says_what_will_happen(folder: Path) -> Non
     assert found.bytes_per_round is not None
     result = run_study(read(folder), out=None, progress=False)
     counts = result.bytes_per_round()
-    # A rehearsal has other values, but messages of the same size.
+    # The measurement has other values, but messages of the same size.
     assert list(found.bytes_per_round) == pytest.approx(
         [counts[t] for t in sorted(counts)], rel=0.1
     )

@@ -55,7 +55,7 @@ for site in north south west; do start_site "$site" study.toml; done
 # ---- at the hub: the study runs for some rounds, then its operator stops it (or by Ctrl-C)
 botorch-fed hub run hub study.toml --out run --deadline 60 > run.log 2>&1 & running=$!
 until grep -q '"round": 4' run/rounds.jsonl 2>/dev/null; do sleep 1; done
-kill "$running"  # or Ctrl-C: its run in Flower's server stops as well
+kill "$running"
 wait "$running" || true
 
 # ---- at the hub: one name more at the end of the list, and the key that east has sent

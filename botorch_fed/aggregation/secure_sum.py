@@ -107,7 +107,6 @@ from botorch_fed.federation.disclosure import (
     Row,
     Sees,
 )
-from botorch_fed.federation.store import Store
 from botorch_fed.federation.terms import (
     MAX_WEIGHT,
     OWN,
@@ -140,6 +139,7 @@ from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.search.messages import RowSearch
 from botorch_fed.search.noisy import Forecast, NoisyTransfer
 from botorch_fed.search.sums import SummedSearch, exact_precision
+from botorch_fed.storage.store import Store
 
 logger = logging.getLogger(__name__)
 
@@ -611,6 +611,10 @@ class SecureSum(Aggregation):
     def start(self, hub: Party) -> SumState:
         """The state before the start."""
         return self._hub(hub).start()
+
+    def resumed(self, hub: Party, state: SumState) -> SumState:
+        """The state with the rounds of now, once those of before are over."""
+        return self._hub(hub).resumed(state)
 
     def orders(self, hub: Party, state: SumState) -> Mapping[AgentId, SumOrder] | None:
         """A part of the set-up, a query for everybody, or an opening."""

@@ -38,7 +38,7 @@ from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.base import Outbox
 from botorch_fed.federation.points import spread_design
-from botorch_fed.federation.store import MemoryBlobs
+from botorch_fed.federation.terms import MAX_AHEAD
 from botorch_fed.privacy import Budget, GaussianSum, Ledger, compose
 from botorch_fed.privacy.channels import CKKSChannel, Epoch
 from botorch_fed.privacy.distributed import DistributedGaussianSum, DistributedRecordSum
@@ -49,6 +49,7 @@ from botorch_fed.search.messages import TransferRows
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 from botorch_fed.wire.codec import decode, encode
 from test.aggregation.harness import (
@@ -598,7 +599,7 @@ def test_secrets_stay_in_the_stores(channel: Any) -> None:
     assert len(secrets) >= 2
     kept = [
         *federation.traffic,
-        *federation.records,
+        *federation.log.bytes(),
         *(encode(state) for state in federation.agent_states),
         *(encode(state) for state in federation.server.states),
     ]
@@ -970,6 +971,8 @@ LIES: dict[str, Callable[[Outbox], Outbox]] = {
     "twice": lambda box: orders(box, roster=("ann", "bob", "cem", "ann")),
     "epoch": lambda box: orders(box, epoch=-1),
     "late": lambda box: orders(box, t=MAX_ROUNDS + 1),
+    "far ahead": lambda box: orders(box, t=MAX_AHEAD + 3),
+    "epochs": lambda box: orders(box, epoch=25),
     "early": lambda box: orders(box, t=-1),
     "start": lambda box: orders(box, evaluate="first"),
     "query with a key": lambda box: orders(box, step="key"),

@@ -22,7 +22,7 @@ from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.privacy import (
     Budget,
     DistributedGaussianSum,
-    LedgerFile,
+    SharedLedger,
     PoissonSampling,
     SignalWarning,
 )
@@ -415,7 +415,7 @@ def test_settings_of_the_other_trust_are_refused(settings: dict[str, Any], why: 
 
 def test_a_ledger_of_the_hub_is_refused(tmp_path: Path) -> None:
     with (
-        LedgerFile(tmp_path / "ledger", budget=Budget(9.0, 1e-5)) as books,
+        SharedLedger(tmp_path / "ledger", budget=Budget(9.0, 1e-5)) as books,
         pytest.raises(InputDataError, match="books goes with trust='central' only"),
     ):
         study(books=books)

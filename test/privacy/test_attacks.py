@@ -15,13 +15,13 @@ import torch
 from scipy.optimize import least_squares
 from torch import Tensor
 
-from botorch_fed.federation.store import MemoryStore
 from botorch_fed.models import FeatureMap, InducingFeatures, Summary, summarize
 from botorch_fed.privacy.aggregation import PrivateSum
 from botorch_fed.privacy.channels import Epoch, PlainChannel, ThresholdCKKSChannel
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
+from botorch_fed.storage.store import MemoryStore
 from test.cases import normal, se, uniform
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.mechanisms.SignalWarning")

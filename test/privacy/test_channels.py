@@ -20,7 +20,6 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.federation.store import FileStore, MemoryStore
 from botorch_fed.privacy import channels as channels_module
 from botorch_fed.privacy.channels import (
     Channel,
@@ -32,6 +31,7 @@ from botorch_fed.privacy.channels import (
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat import ckks
 from botorch_fed.rng import generator
+from botorch_fed.storage.store import FileStore, MemoryStore
 
 HEADER = channels_module._HEADER
 Stores = dict[str, MemoryStore]

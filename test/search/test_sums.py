@@ -19,7 +19,6 @@ from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.points import (
     dealt_design,
 )
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Setup
 from botorch_fed.models import PriorFunction, RandomFourierFeatures, fit_earned
 from botorch_fed.models.earned_prior import TRUSTS, project, reference_features
@@ -37,6 +36,7 @@ from botorch_fed.search.transfer import (
     unpack_sum,
 )
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import FedGP
 from botorch_fed.wire.codec import decode, encode
 from test.aggregation.harness import (
