@@ -1327,6 +1327,7 @@ def _add_site(commands: Any) -> None:
         return parser
 
     verb("init", "make a site's folder, with the key of its node", _site_init)
+    verb("identity", "the site's public key, for [identities] of a study", _site_identity)
     start = verb("start", "answer the hub's requests, until it is stopped", _site_start, study=True)
     start.add_argument("--hub", required=True, metavar="NAME:PORT", help="the hub's address")
     start.add_argument("--ca", required=True, type=Path, metavar="FILE", help="the hub's ca.crt")
@@ -1406,6 +1407,16 @@ def _site_init(arguments: argparse.Namespace) -> _Done:
     folder = SiteFolder.create(arguments.folder).folder
     _say(arguments, f"Made {folder}. Give {folder / 'node.pub'} to the hub's operator.")
     return _Done({"command": "site init", "folder": folder, "key": folder / "node.pub"})
+
+
+def _site_identity(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.deploy import DeployError, SiteFolder
+
+    folder = SiteFolder(arguments.folder)
+    if not folder.folder.is_dir():
+        raise DeployError(f"There is no site in {folder.folder}: make one with site init.")
+    _say(arguments, folder.identity)
+    return _Done({"command": "site identity", "folder": folder.folder, "key": folder.identity})
 
 
 def _site_keys(arguments: argparse.Namespace) -> _Done:

@@ -45,6 +45,7 @@ from botorch_fed.federation.base import AgentId, secrets_in, with_stores
 from botorch_fed.federation.drive import Round
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import SITE_EVENTS
+from botorch_fed.privacy.channels import identity
 from botorch_fed.run import (
     RunResult,
     host,
@@ -332,6 +333,11 @@ class SiteFolder:
         """Where the site keeps what belongs to a study."""
         return self.folder / study.fingerprint
 
+    @property
+    def identity(self) -> str:
+        """The site's public identity key under joint keys; it is made when it is first wanted."""
+        return identity(FileStore(self.folder / "identity"))
+
     def site(
         self,
         study: StudyFile,
@@ -356,6 +362,8 @@ class SiteFolder:
         secrets = FileStore(home / "secrets")
         if keys is not None:
             _copy_keys(keys, secrets)
+        _ = self.identity
+        _copy_keys(self.folder / "identity", secrets)
         protocol = with_stores(study.study(), study.agents, lambda _: secrets)
         agent = make_agent(protocol, name, study.space, study.seed, blobs)
         log = FileLog(home, SITE_EVENTS)

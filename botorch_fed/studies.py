@@ -65,6 +65,7 @@ from botorch_fed.privacy import (
     Unit,
 )
 from botorch_fed.privacy.aggregation import NoiseAt
+from botorch_fed.privacy.channels import Opener
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.tree import Factorization
 from botorch_fed.rng import generator
@@ -506,6 +507,9 @@ _OF_AGENTS = {
     "channel": "a trusted server reads every message.",
     "colluding": "a trusted server adds all the noise.",
     "dropping": "a trusted server adds all the noise.",
+    "opened_by": "a trusted server makes the releases.",
+    "identities": "a trusted server reads every message, and there is no joint key.",
+    "min_agents": "a trusted server adds all the noise, and there is no joint key.",
 }
 _OF_A_SERVER = {
     "sampling": "a sample of the agents saves noise only while nobody knows who is in it, and each "
@@ -537,9 +541,10 @@ class DPFTSDE(Federation):
     agents' own discrete Gaussian noise is in the sum before it is decrypted, and under a joint key
     the guarantee is against the server together with up to `colluding` other agents. That costs
     noise: :math:`\sqrt{N / (N - c - d)}` times as much for `c` colluding and `d` missing agents of
-    `N`, and some per cent for the RDP accountant. Server and agents follow the protocol. What needs
-    single messages, or a sample that is secret, goes with ``"central"`` only: `sampling`,
-    `num_regions`, `trim`, and other kinds of noise.
+    `N`, and some per cent for the RDP accountant. All but the colluding agents add their noise;
+    under a joint key the server may do what it likes. What needs single messages, or a sample that
+    is secret, goes with ``"central"`` only: `sampling`, `num_regions`, `trim`, and other kinds of
+    noise.
 
     Args:
         budget: How many evaluations each active agent makes, the initial ones included. The number
@@ -600,6 +605,11 @@ class DPFTSDE(Federation):
             in memory, and with ``run(out=…)`` in the folder of the agent's site.
         rejoin: With ``trust="distributed"``, whether an agent that was lost is taken into a new
             joint key when it is back.
+        opened_by: With a joint key, who learns the releases: the ``"agents"`` (default), or the
+            ``"server"`` as well, which a report of their signal-to-noise needs.
+        identities: With a joint key, the agents' public identity keys by name
+            (`privacy.channels.identity`), for runs across machines.
+        min_agents: With a joint key, the fewest agents of a release; default half of all.
         search: Another search in the place of these settings.
         aggregation: Another aggregation than `NoisySum` or `SecureSum`.
         data: What agents have observed before, by name.
@@ -643,6 +653,9 @@ class DPFTSDE(Federation):
     run: str = "run"
     secrets: Callable[[AgentId], Store] | None = None
     rejoin: bool = True
+    opened_by: Opener | None = None
+    identities: Mapping[AgentId, str] = field(default_factory=dict, repr=False)
+    min_agents: int | None = None
 
     def __post_init__(self) -> None:
         self._check_budget()
@@ -686,7 +699,7 @@ class DPFTSDE(Federation):
         if self.trust not in get_args(DPTrust):
             raise InputDataError(f"trust is one of {get_args(DPTrust)}, got {self.trust!r}.")
         others = _OF_AGENTS if self.trust == "central" else _OF_A_SERVER
-        usual = {item.name: item.default for item in fields(self)}
+        usual = {item.name: item.default for item in fields(self)} | {"identities": {}}
         for name, why in others.items():
             value = getattr(self, name)
             if value == usual[name] or (name, value) == ("noise_kind", "none"):
@@ -775,6 +788,9 @@ class DPFTSDE(Federation):
                 releases=self._paid_releases,
                 run=self.run,
                 rejoin=self.rejoin,
+                opened_by=self.opened_by,
+                identities=tuple(sorted(self.identities.items())),
+                min_agents=self.min_agents,
             )
         return NoisySum(
             releases=self._planned,
@@ -842,6 +858,9 @@ class DPFTSDE(Federation):
             channel=None,
             colluding=1,
             dropping=0,
+            opened_by=None,
+            identities={},
+            min_agents=None,
             require=None,
             books=None,
         )
@@ -1155,6 +1174,11 @@ class FedGP(Federation):
         secrets: Makes an agent's store of keys from its name; default in memory, and with
             ``run(out=…)`` in the folder of the agent's site.
         rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
+        opened_by: Who learns the sums of ``"threshold"``: the ``"agents"`` (default), or the
+            ``"server"`` as well.
+        identities: The agents' public identity keys by name (`privacy.channels.identity`), for
+            ``"threshold"`` across machines; without them agents take the first that they are told.
+        min_agents: The fewest agents under a joint key; default half of all.
 
     A process that plays one part says by `with_stores` who takes part and where its secrets lie.
     With ``"ckks"`` somebody whom all agents trust calls `provision` before, once: a machine that
@@ -1180,6 +1204,9 @@ class FedGP(Federation):
     noise: NoiseSource = field(default_factory=OSNoise)
     secrets: Callable[[AgentId], Store] | None = None
     rejoin: bool = True
+    opened_by: Opener | None = None
+    identities: Mapping[AgentId, str] = field(default_factory=dict, repr=False)
+    min_agents: int | None = None
 
     def __post_init__(self) -> None:
         self._check_budget()
@@ -1258,6 +1285,9 @@ class FedGP(Federation):
             run=self.run,
             delta=self.delta,
             rejoin=self.rejoin,
+            opened_by=self.opened_by,
+            identities=tuple(sorted(self.identities.items())),
+            min_agents=self.min_agents,
         )
 
     def alone(self) -> FedGP:
@@ -1269,6 +1299,9 @@ class FedGP(Federation):
             mechanism=None,
             noise_at="none",
             require=None,
+            opened_by=None,
+            identities={},
+            min_agents=None,
         )
 
     def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:

@@ -32,6 +32,7 @@ from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import Exchanged, Outgoing
 from botorch_fed.federation.drive import Round, drive
 from botorch_fed.privacy import Budget
+from botorch_fed.privacy.channels import IDENTITY, check_identities
 from botorch_fed.run import RunResult
 from botorch_fed.storage.store import FileStore
 from botorch_fed.study import StudyError, StudyFile, read_study, run_study
@@ -227,6 +228,24 @@ def test_a_hub_is_started_once(tmp_path: Path) -> None:
         pytest.raises(DeployError, match="Another process runs the hub in"),
     ):
         hub.start()
+
+
+def test_a_site_has_an_identity_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same for all studies; the private part stays where nobody else can read."""
+    keys = []
+    for name in ("north", "south"):
+        site = SiteFolder.create(tmp_path / name)
+        assert main(["site", "identity", str(tmp_path / name)]) == 0
+        keys.append(capsys.readouterr().out.strip().splitlines()[-1])
+        assert keys[-1] == site.identity == SiteFolder(tmp_path / name).identity
+        check_identities(((name, keys[-1]),))
+        private = tmp_path / name / "identity" / IDENTITY
+        assert private.stat().st_mode & 0o777 == 0o600
+        assert bytes.fromhex(keys[-1]) not in private.read_bytes()
+    assert keys[0] != keys[1]
+    assert main(["site", "identity", str(tmp_path / "nowhere")]) == 1
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:

@@ -437,6 +437,28 @@ def test_what_fed_gp_needs_for_a_budget(folder: Path) -> None:
         read(folder, noisy.replace("num_initial = 2", "feature_map = { kind = 'rff' }"))
 
 
+def test_identities_are_a_table(folder: Path) -> None:
+    agents = read(folder, FED_GP).agents
+    keys = [
+        f"{name} = {place:064x}".replace("= ", '= "') + '"' for place, name in enumerate(agents)
+    ]
+    table = "\n[identities]\n" + "\n".join(keys) + "\n"
+    joint = FED_GP.replace('channel = "plain"', 'channel = "threshold"')
+    study = read(folder, joint + table)
+    made = study.study().make_aggregation()
+    assert dict(made.identities) == {name: f"{i:064x}" for i, name in enumerate(agents)}
+    assert study.fingerprint != read(folder, joint).fingerprint
+    for text, words in (
+        (FED_GP + table, r'identities are for channel="threshold"'),
+        (joint + table.replace(keys[1], ""), r"identities.*missing"),
+        (joint + table.replace(keys[1], keys[1] + '\nzoe = "00"'), "unknown key"),
+        (joint + table.replace("0000", "zz00"), "64 digits"),
+        (joint + table.replace(keys[1], keys[1].replace("1", "0")), "one key twice"),
+    ):
+        with pytest.raises(StudyError, match=words):
+            read(folder, text)
+
+
 def test_every_simple_setting_of_every_study_is_known() -> None:
     assert {"every", "message", "q", "noise_var", "active"} <= set(simple_settings(FTS))
     assert {"trust", "batch", "psd", "inflate"} <= set(simple_settings(PrivateUCB))

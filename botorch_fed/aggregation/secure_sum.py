@@ -4,11 +4,11 @@ r"""Messages are added up: hub and agents learn the sum, and what the channel sh
     Setup            server -> agent  the terms and the shared basis              all
     SumSetup         server -> agent  the channel                                 all
     SumOrder         server -> agent  what to do: key, evaluation, sum, share     that agent
-    Keys             server -> agent  everybody's messages of a joint key         all agents
-    KeyMessage       agent -> server  a part of the joint key                     server, all agents
-    DecryptionShare  agent -> server  a share in the opening of a sum             server
+    Keys             server -> agent  announcements; the sum of all key shares    all agents
+    KeyMessage       agent -> server  an announcement, or a part of the joint key server, all agents
+    DecryptionShare  agent -> server  a masked share in the opening of a sum      nobody
     Upload           agent -> server  the protected contribution to a sum         see the channel
-    Sealed           server -> agent  the sum, still encrypted                    who holds keys
+    Sealed           server -> agent  the sum, still encrypted or masked          who holds keys
     Opened           server -> agent  the sum                                     server, all agents
 
 Round 0 is the start, rounds 1 to `T` are one query of every active agent each. After a round the
@@ -17,17 +17,19 @@ search can be added up whose messages are vectors of a fixed size; one that know
 is a `SummedSearch`. A site without data, or with nothing to say, adds zeros.
 
 *A joint key* (`ThresholdCKKSChannel`) belongs to a roster. A member that does not answer costs
-a new epoch with the others, three exchanges, then the interrupted round goes on: nobody
-evaluates twice; noise is drawn anew and paid again. The lost agent goes on alone, with the sums it
-receives. Each round costs one exchange, and one more where a sum is opened together. Messages that
-do not fit the set-up are refused, and their sender is lost like one that does not answer.
+a new epoch with the others, two exchanges, then the interrupted round goes on: nobody
+evaluates twice; noise is drawn anew and paid again. If the sum of the round was about to be
+opened, the round ends without one: an agent that has sent a share in the opening of a round adds to
+no other sum of that round. The lost agent goes on alone, with the sums it receives. Each round
+costs one exchange, and one more where a sum is opened together. Messages that do not fit the set-up
+are refused, and their sender is lost like one that does not answer.
 
 *An agent that reconnects* reads the newest sum and contributes again from the next round on. A
 search may read a sum only after those before (`SummedSearch.every_sum`): for agents that have not
 answered since, the hub keeps the last sums (`BACKLOG` of them at most, `BACKLOG_BYTES` together)
 and sends them again; an agent that was away for longer goes on alone. Under a joint key a lost
 agent that answers a query again, and says that it is able to contribute, is taken back in
-(`rejoin`) before the next sum: a new epoch, three exchanges; no round is interrupted, so no noise
+(`rejoin`) before the next sum: a new epoch, two exchanges; no round is interrupted, so no noise
 is paid twice. Once for each agent: one that comes and goes would cost the others a key, and noise,
 each time. Sums over the two rosters can be subtracted, as after a loss.
 
@@ -37,21 +39,24 @@ The unit is an agent, the adjacency zero-out by default. The noise is calibrated
 accountant for one sum after each of `releases`, and stays large enough if `colluding` agents
 subtract their shares and `dropping` agents are missing: it is :math:`\sqrt{N/(N - c - d)}` times
 that of a trusted server, and some per cent more, because that one is calibrated by the PLD
-accountant. What each party can read, with `K` colluding agents (the server's help included):
+accountant. What parties can read, where all agents but the colluding ones follow the protocol:
 
-    channel        server alone      K <= c agents and the server     K > c
-    "threshold"    the noisy sum     the noisy sum, less K shares     the sum of the others, with
-                                     of noise: the guarantee holds    less noise than was promised
-    "ckks"         a ciphertext      each contribution, with its      the same
-                                     own share of noise only
+    channel        server alone           K <= c agents and the server    K > c
+    "threshold"    nothing, or the sums   the sums, less K shares of      the sums of the others,
+                   by opened_by           noise: the guarantee holds      with less noise
+    "ckks"         ciphertexts            each contribution, with its     the same
+                                          own share of noise only
     "plain"        each contribution, with its own share of noise only
 
 An own share of noise is :math:`1/\sqrt{N - c - d}` of what the guarantee needs. Where a forecast of
 the search says that no site would listen, nothing is added, opened or paid.
 
 Trust and guarantee: as the channel and the mechanism say. Without a mechanism there is no privacy
-guarantee: encryption hides contributions, not their sum, which the hub and all agents learn,
-and which identifies what changed between two rounds. With a mechanism everything that is opened in
+guarantee: encryption hides contributions, not their sum, which all agents learn, and with
+``opened_by="server"`` the hub, and which identifies what changed between two rounds. A site under a
+joint key adds to one sum of each round, after it was asked for an evaluation in it, and to none of
+fewer than `min_agents`: a hub cannot have two rosters' sums of the same data opened, of successive
+rounds it can. With a mechanism everything that is opened in
 the whole run is :math:`(\epsilon, \delta)`-indistinguishable under its adjacency (zero-out or
 replace-one) of its unit (an agent or a record), by the RDP accountant where agents add the noise;
 against `colluding` agents as well, who subtract their own. A site pays from its own ledger before
@@ -129,10 +134,13 @@ from botorch_fed.privacy import (
 )
 from botorch_fed.privacy.aggregation import NoiseAt, PrivateSum
 from botorch_fed.privacy.channels import (
+    FLOODED_SUMS,
     Channel,
     CKKSChannel,
+    Opener,
     PlainChannel,
     ThresholdCKKSChannel,
+    check_identities,
 )
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.grid import PublicGrid
@@ -181,6 +189,11 @@ class SecureSum(Aggregation):
         run: The run's name: agents whose secrets outlive a run need another one for the next.
         delta: Of the promise; None for ``N ** -1.1``.
         rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
+        opened_by: Who learns the sums of ``"threshold"``: the ``"agents"`` (default), or the
+            ``"server"`` as well.
+        identities: The agents' public identity keys by name, for ``"threshold"``. Without them
+            agents take the first keys that they are told of.
+        min_agents: The fewest agents under a joint key; default half of all.
         rounds: How many queries follow the first points; default as many as the budget has left
             after `num_initial`. The hub's own business: it may grow.
     """
@@ -200,6 +213,9 @@ class SecureSum(Aggregation):
     run: str = "run"
     delta: float | None = 1e-5
     rejoin: bool = True
+    opened_by: Opener | None = None
+    identities: tuple[tuple[AgentId, str], ...] = field(default=(), repr=False)
+    min_agents: int | None = None
     rounds: int | None = field(default=None, metadata=OWN)
 
     state_type = SumState
@@ -227,6 +243,7 @@ class SecureSum(Aggregation):
                 f"The server can not add noise to sums over channel={self.channel!r}, which it can "
                 'not read: let the agents add it, noise_at="agent".'
             )
+        self._check_keys()
         if self.sums is not None and not 0 <= self.sums <= MAX_ROUNDS:
             raise InputDataError(f"Expected 0 <= sums <= {MAX_ROUNDS:,}, got {self.sums}.")
         if self.releases is not None and (
@@ -240,6 +257,23 @@ class SecureSum(Aggregation):
             )
         if not 0 < len(self.run) <= MAX_NAME:
             raise InputDataError(f"The name of a run has 1 to {MAX_NAME} characters.")
+
+    def _check_keys(self) -> None:
+        """Raise `InputDataError` unless the settings of a joint key fit."""
+        identities: Any = self.identities  # a mapping, as it is given
+        if isinstance(identities, Mapping):
+            object.__setattr__(self, "identities", tuple(sorted(identities.items())))
+        check_identities(self.identities)
+        given = self.opened_by is not None or self.min_agents is not None or self.identities
+        if self.channel != "threshold" and given:
+            raise InputDataError(
+                'opened_by, min_agents and identities are for channel="threshold", got '
+                f"{self.channel!r}."
+            )
+        if self.opened_by not in (None, *get_args(Opener)):
+            raise InputDataError(f"opened_by is one of {get_args(Opener)}, got {self.opened_by!r}.")
+        if self.min_agents is not None and self.min_agents < MIN_TOGETHER:
+            raise InputDataError(f"Expected min_agents >= {MIN_TOGETHER}, got {self.min_agents}.")
 
     @property
     def _shared(self) -> bool:
@@ -291,7 +325,28 @@ class SecureSum(Aggregation):
             return None
         context = _context(party) if self.channel == "ckks" else b""
         mechanism, grid = self._made(party.terms)
-        return _private_sum(mechanism, grid, self.channel, self.noise_at, context)
+        channel = _channel(
+            grid, self.channel, context, self._flooded(party.terms), self.identities, self._opener
+        )
+        return _private_sum(mechanism, channel, self.noise_at)
+
+    @property
+    def _opener(self) -> Opener:
+        """Who learns the sums."""
+        if self.channel == "threshold":
+            return self.opened_by or "agents"
+        return "agents" if self.channel == "ckks" else "server"
+
+    def _flooded(self, terms: Terms) -> int:
+        """How many sums the flooding is made for."""
+        most = self.most_sums(terms)
+        return FLOODED_SUMS if most is None else max(most, 1)
+
+    def least_agents(self, terms: Terms) -> int:
+        """The fewest agents of a sum under a joint key."""
+        if self.min_agents is not None:
+            return self.min_agents
+        return max(MIN_TOGETHER, -(-len(terms.agents) // 2))
 
     def _adds(self, terms: Terms) -> bool:
         """Whether the search says something, and with noise something that is worth its price."""
@@ -394,10 +449,32 @@ class SecureSum(Aggregation):
                 f"A contribution has {self.size(terms)} numbers, the grid of the channel "
                 f"{grid.dim}."
             )
-        _private_sum(mechanism, grid, "plain", self.noise_at, b"")
+        _private_sum(mechanism, PlainChannel(grid), self.noise_at)
         if self.channel == "threshold":
-            _private_sum(mechanism, grid, "threshold", self.noise_at, b"")
+            self._check_joint(terms, mechanism, grid)
         self._check_promise(terms, mechanism)
+
+    def _check_joint(self, terms: Terms, mechanism: Any, grid: PublicGrid) -> None:
+        """Raise `InputDataError` unless a joint key is good for the agents and for all sums."""
+        flooded = self._flooded(terms)
+        channel = _channel(grid, "threshold", b"", flooded, self.identities, self._opener)
+        _private_sum(mechanism, channel, self.noise_at)
+        unnamed = sorted(set(terms.agents) ^ set(dict(self.identities)))
+        if self.identities and unnamed:
+            raise InputDataError(
+                f"Identities are given for all agents and for no other names, got {unnamed[:8]} in "
+                "one of both only."
+            )
+        if self.min_agents is not None and self.min_agents > len(terms.agents):
+            raise InputDataError(
+                f"Expected min_agents <= {len(terms.agents)}, the number of agents, got "
+                f"{self.min_agents}."
+            )
+        if self.most_sums(terms) is None and self.rounds_of(terms) > flooded:
+            raise InputDataError(
+                f"{self.rounds_of(terms):,} rounds may open as many sums, shares are flooded for "
+                f"{flooded:,}: write sums = {self.rounds_of(terms)}."
+            )
 
     def _check_records(self, terms: Terms, mechanism: DistributedRecordSum) -> None:
         if not getattr(terms.search, "gives_records", False):
@@ -506,7 +583,7 @@ class SecureSum(Aggregation):
         said = {**price.account(self.paid(hub, state)), **common}
         if self.forecast(hub.terms) is not None:
             said["signal"] = self.signal_words(hub)
-        if self._shared and _CHANNELS[self.channel].opened_by == "server":
+        if self._shared and self._opener == "server":
             said["signal_to_noise"] = list(state.signal)
         return said
 
@@ -525,13 +602,14 @@ class SecureSum(Aggregation):
             return Sees(tuple(rows), "No sum is opened: no party has to be trusted.")
         rows.append(Row.of(SumSetup, "server", "the name and a hash of the channel", EVERYBODY))
         if channel.setup_phases:
-            share = "a share in the decryption of a sum"
+            share = "a masked share in the decryption of a sum"
+            keys = "all agents' signed announcements, and the sum of their parts of the joint key"
             rows += [
-                Row.of(Keys, "server", "all agents' parts of the joint key", EVERYBODY),
+                Row.of(Keys, "server", keys, EVERYBODY),
                 Row.of(KeyMessage, "agent", "a part of the joint key", ("server",)),
-                Row.of(DecryptionShare, "agent", share, ("server",)),
+                Row.of(DecryptionShare, "agent", share, ()),
             ]
-        return Sees((*rows, *self._sum_rows(terms)), self._trust, limits=self._limits)
+        return Sees((*rows, *self._sum_rows(terms)), self._trust, limits=self._limits(terms))
 
     def _planned(self, terms: Terms) -> bool:
         """Whether any sum can be opened."""
@@ -551,7 +629,7 @@ class SecureSum(Aggregation):
         upload = Row.of(Upload, "agent", content, readers, "data")
         reveals: Reveals = "data" if at == "none" else "noisy data"
         total = f"the {'noisy ' if at != 'none' else ''}sum, and who contributed"
-        if channel.opened_by == "agents":
+        if self._opener == "agents":
             return upload, Row.of(Sealed, "server", total, ("agents",), reveals)
         opened = Row.of(Opened, "server", total, EVERYBODY, reveals)
         if channel.open_phases:
@@ -562,35 +640,62 @@ class SecureSum(Aggregation):
     @property
     def _trust(self) -> str:
         channel, at = _CHANNELS[self.channel], self.noise_at
-        if channel.opened_by == "agents":
+        if channel.setup_phases:
+            reader = (
+                "The server is trusted with the sums, not with contributions"
+                if self._opener == "server"
+                else "The server is trusted with neither contributions nor sums"
+            )
+            reader += ", whatever it does"
+            if not self.identities:
+                reader += ", as long as the transport tells agents' names right"
+        elif self._opener == "agents":
             reader = (
                 "The server is trusted not to obtain the key that every agent holds, which "
                 "decrypts contributions too"
             )
-        elif channel.server_sees_contributions:
-            reader = "The server is trusted with every contribution"
         else:
-            reader = "The server is trusted to follow the protocol and not with contributions"
+            reader = "The server is trusted with every contribution"
         if at == "none":
             return f"{reader}; all agents are trusted with the sum."
         if at == "server":
             return f"{reader} and adds the noise; the guarantee is against all other agents."
         against = "all other agents"
-        if not channel.server_sees_contributions and channel.opened_by == "server":
+        if channel.setup_phases:
             against = "the server and all other agents"
         if self._shared:
             against = against.replace("all other agents", _agents_words(self.colluding))
         return f"{reader}; agents add the noise, and the guarantee is against {against}."
 
-    @property
-    def _limits(self) -> tuple[str, ...]:
+    def _limits(self, terms: Terms) -> tuple[str, ...]:
+        joint = self._joint_limits(terms) if _CHANNELS[self.channel].setup_phases else ()
         if self.noise_at != "none":
-            return ()
+            return joint
         return (
             "Encryption hides contributions and not their sum: the difference of two sums shows "
             "what has changed, and of two agents each learns the contribution of the other."
             if not _CHANNELS[self.channel].server_sees_contributions
             else "The difference of two sums shows what has changed between them.",
+            *joint,
+        )
+
+    def _joint_limits(self, terms: Terms) -> tuple[str, ...]:
+        """What is assumed of a joint key."""
+        flooded = self._flooded(terms)
+        channel = _channel(
+            self._made(terms)[1], "threshold", b"", flooded, self.identities, self._opener
+        )
+        assert isinstance(channel, ThresholdCKKSChannel)
+        said = (
+            f"Beside the sums, shares of {flooded:,} openings tell 2^-{channel.distance_bits:.1f} "
+            "at most (total variation).",
+        )
+        if self.identities:
+            return said
+        return (
+            *said,
+            "Identity keys are accepted at first use: names are as good as the transport. Compare "
+            "the safety number in the logs, or give identities.",
         )
 
     # -------------------------------------------------------------- the hub
@@ -602,7 +707,10 @@ class SecureSum(Aggregation):
             private_sum=self.private_sum(hub),
             rounds=self.rounds_of(hub.terms),
             releases=self.releases,
-            least=least_of(self.mechanism_for(hub.terms)),
+            least=max(
+                least_of(self.mechanism_for(hub.terms)),
+                self.least_agents(hub.terms) if self.channel == "threshold" else 1,
+            ),
             most=self.most_sums(hub.terms),
             every_sum=_reads_every_sum(hub.terms),
             rejoin=self.rejoin,
@@ -644,6 +752,7 @@ class SecureSum(Aggregation):
             noise_at=self.noise_at,
             most=self.planned,
             every_sum=_reads_every_sum(site.terms),
+            least=self.least_agents(site.terms),
         )
 
     def begin(self, site: Party) -> SumMemory:
@@ -791,14 +900,23 @@ def _mechanism_and_grid(
 
 
 @lru_cache(maxsize=32)
-def _private_sum(
-    mechanism: Any, grid: PublicGrid, kind: ChannelKind, noise_at: NoiseAt, context: bytes
-) -> PrivateSum:
-    channel: Channel = PlainChannel(grid)
+def _channel(
+    grid: PublicGrid,
+    kind: ChannelKind,
+    context: bytes,
+    sums: int,
+    identities: tuple[tuple[str, str], ...],
+    opened_by: Opener,
+) -> Channel:
     if kind == "ckks":
-        channel = CKKSChannel(grid, context)
-    elif kind == "threshold":
-        channel = ThresholdCKKSChannel(grid)
+        return CKKSChannel(grid, context)
+    if kind == "threshold":
+        return ThresholdCKKSChannel(grid, sums=sums, identities=identities, opened_by=opened_by)
+    return PlainChannel(grid)
+
+
+@lru_cache(maxsize=32)
+def _private_sum(mechanism: Any, channel: Channel, noise_at: NoiseAt) -> PrivateSum:
     return PrivateSum(mechanism=mechanism, channel=channel, noise_at=noise_at)
 
 

@@ -104,6 +104,7 @@ class SumHub:
             epoch=0,
             roster=self._terms.agents,
             keys=(),
+            identities={},
             interrupted=False,
             closed=None,
             last=None,
@@ -255,8 +256,8 @@ class SumHub:
         if state.stage not in ("query", "resend"):
             return state
         if state.last is not None and self.every_sum:
-            reached = {**state.reached, **dict.fromkeys(inbox, state.last.t)}
-            state = replace(state, reached=reached)
+            read = [a for a, said in inbox.items() if isinstance(said, Upload) and said.read]
+            state = replace(state, reached={**state.reached, **dict.fromkeys(read, state.last.t)})
         if state.stage == "query" and self._together:
             able = {a for a, said in inbox.items() if isinstance(said, Upload) and said.able}
             able -= {*state.roster, *(set(state.returned) & set(state.lost))}
@@ -300,16 +301,35 @@ class SumHub:
         return state.rekeys < 3 * len(self._terms.agents)
 
     def _prepared(self, state: SumState, parts: dict[AgentId, bytes]) -> SumState:
-        keys = (*state.keys, parts)
-        if len(keys) < self._channel.setup_phases:
-            return replace(state, keys=keys)
-        keyed = replace(state, keys=keys, stage="resend" if state.interrupted else "query")
+        channel, epoch = self._channel, self._epoch(state)
+        if not state.keys:
+            identities = channel.identities_of(parts)
+            known = self._known(state, identities)
+            if len(known) < len(state.roster):
+                logger.warning("identity keys of %d agent(s) have changed", len(parts) - len(known))
+                return self._renewed(state, known)
+            state = replace(state, identities={**state.identities, **identities})
         try:
-            self._joint_key(keyed, self._epoch(state))
+            keys = (*state.keys, channel.gather(parts, epoch=epoch, heard=state.keys))
+            if len(keys) < channel.setup_phases:
+                return replace(state, keys=keys)
+            keyed = replace(state, keys=keys, stage="resend" if state.interrupted else "query")
+            self._joint_key(keyed, epoch)
         except (MessageError, ProtocolError) as error:
             logger.warning("the joint key of epoch %d does not fit: %s", state.epoch, error)
             return self._renewed(state, state.roster)
         return keyed
+
+    def _known(self, state: SumState, identities: Mapping[AgentId, bytes]) -> tuple[AgentId, ...]:
+        """The larger part of a roster, of those whose identity keys are as before or are others.
+
+        Agents refuse keys that have changed: both in one roster would end it for all.
+        """
+        changed = {
+            name for name, key in identities.items() if state.identities.get(name, key) != key
+        }
+        most = 2 * len(changed) > len(state.roster)
+        return tuple(name for name in state.roster if (name in changed) == most)
 
     def _without(
         self, state: SumState, parts: dict[AgentId, bytes], inbox: Mapping[AgentId, Reply]
@@ -323,13 +343,19 @@ class SumHub:
     def _renewed(self, state: SumState, roster: tuple[AgentId, ...]) -> SumState:
         lost = tuple(name for name in state.roster if name not in roster)
         logger.warning("epoch %d ends, %d agent(s) were lost", state.epoch, len(lost))
-        interrupted = state.interrupted or state.stage != "key"
+        interrupted = state.interrupted or state.stage == "query" or state.stage == "resend"
+        t = state.t
+        if state.stage == "share":
+            # Who has sent a share of the round adds to no other sum of it.
+            logger.warning("round %d opens no sum", t)
+            t, interrupted = t + 1, False
         state = replace(
-            state, keys=(), closed=None, epoch=state.epoch + 1, lost=(*state.lost, *lost)
+            state, t=t, keys=(), closed=None, epoch=state.epoch + 1, lost=(*state.lost, *lost)
         )
-        if not self._enough(state, roster) or not self._affordable(state):
+        over = t >= self.rounds  # the last sum is the one that was lost
+        if over or not self._enough(state, roster) or not self._affordable(state):
             logger.warning("no sum: too few agents are left, too many keys or sums were made")
-            state = replace(state, roster=(), stage="query")
+            state = replace(state, roster=(), stage="query", interrupted=False)
             return self._next(state) if interrupted else state
         return replace(
             state, roster=roster, stage="key", interrupted=interrupted, rekeys=state.rekeys + 1
@@ -348,10 +374,10 @@ class SumHub:
             logger.warning("round %d can not be added: %s", state.t, error)
             return self._renewed(state, state.roster) if self._together else self._next(state)
         closed = Sealed(state.t, state.epoch, total, tuple(parts), _round_of(state.last))
-        if channel.opened_by == "agents":
-            return self._kept(state, closed)
         if channel.open_phases:
             return replace(state, closed=closed, stage="share")
+        if channel.opened_by == "agents":
+            return self._kept(state, closed)
         integers = channel.open(total, {}, epoch=epoch, round=state.t)
         return self._opened(state, integers, tuple(parts))
 
@@ -373,11 +399,14 @@ class SumHub:
         return self._kept(replace(state, ledger=ledger), opened)
 
     def _shared(self, state: SumState, parts: dict[AgentId, bytes]) -> SumState:
-        assert state.closed is not None
+        closed, channel = state.closed, self._channel
+        assert closed is not None
+        at: Any = {"epoch": self._epoch(state), "round": state.t}
         try:
-            integers = self._channel.open(
-                state.closed.total, parts, epoch=self._epoch(state), round=state.t
-            )
+            if channel.opened_by == "agents":
+                fused = channel.fuse(closed.total, parts, **at)
+                return self._kept(state, replace(closed, total=fused))
+            integers = channel.open(closed.total, parts, **at)
         except (MessageError, ProtocolError) as error:
             logger.warning("the sum of round %d does not open: %s", state.t, error)
             return self._renewed(state, state.roster)

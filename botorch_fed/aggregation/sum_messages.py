@@ -65,7 +65,7 @@ class SumOrder(Order):
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """Everybody's messages of the set-up of an epoch, one mapping per phase."""
+    """What the hub has gathered in the set-up of an epoch, one mapping per phase."""
 
     epoch: int
     messages: tuple[Mapping[AgentId, bytes], ...] = field(repr=False)
@@ -115,11 +115,13 @@ class Upload:
     """A protected contribution, and whether the agent wants the sum for its next query.
 
     `able` is for who is not on the roster: whether it could contribute if it were taken back in.
+    `read` is whether it has the key to the sums that it was sent.
     """
 
     data: bytes | None = field(repr=False)
     wanted: bool
     able: bool = True
+    read: bool = True
 
 
 Reply = KeyMessage | DecryptionShare | Upload
@@ -142,6 +144,8 @@ class SumMemory:
         drawn_t: its round.
         draws: How many contributions it has made.
         ledger: What this site has paid; None before it has paid anything.
+        shared_t: The last round whose sum it has helped to open; -1 before the first.
+        shared: How many sums it has helped to open.
     """
 
     order: SumOrder | None
@@ -152,6 +156,8 @@ class SumMemory:
     drawn_t: int
     draws: int
     ledger: Ledger | None
+    shared_t: int = -1
+    shared: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -164,7 +170,8 @@ class SumState:
             contribute what they have, in ``"resend"`` nobody evaluates.
         epoch: The number of the epoch.
         roster: Who takes part in it; empty when sums are over.
-        keys: The messages of its set-up so far.
+        keys: What was gathered in its set-up so far.
+        identities: The identity keys that agents have announced.
         interrupted: Whether the set-up interrupted a round.
         closed: The sum that is to be opened together.
         last: The newest sum; sealed if agents open it themselves.
@@ -188,6 +195,7 @@ class SumState:
     epoch: int
     roster: tuple[AgentId, ...]
     keys: tuple[Mapping[AgentId, bytes], ...] = field(repr=False)
+    identities: Mapping[AgentId, bytes] = field(repr=False)
     interrupted: bool
     closed: Sealed | None
     last: Opened | Sealed | None

@@ -13,23 +13,23 @@ import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
 
-from botorch_fed.acquisition import EqualWeights
+from botorch_fed.acquisition import SoftmaxSchedule
 from botorch_fed.aggregation.noisy import NoisySum, default_delta
 from botorch_fed.aggregation.secure_sum import SecureSum
 from botorch_fed.aggregation.sum_messages import Opened, SumMemory, Upload
 from botorch_fed.errors import ProtocolError
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.privacy import (
     Budget,
     DistributedGaussianSum,
-    SharedLedger,
     PoissonSampling,
+    SharedLedger,
     SignalWarning,
 )
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.noisy import MIN_RELIABILITY
 from botorch_fed.search.released import Following
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import DPFTSDE, FTS
 from botorch_fed.studies import Federation as Parts
 from test.aggregation.harness import HILLS, NAMES, SQUARE, Federation, trace
@@ -240,15 +240,17 @@ def test_a_site_requires_what_its_noise_gives() -> None:
 @pytest.mark.parametrize("strategy", [None, GAIN], ids=["own mean", "gain"])
 def test_every_channel_gives_the_same_run(strategy: Any) -> None:
     settings = {} if strategy is None else {"strategy": strategy}
-    results = [ran(study(channel=channel, **settings)) for channel in (*CHANNELS, None)]
+    channels: list[dict[str, Any]] = [{"channel": channel} for channel in (*CHANNELS, None)]
+    channels.append({"opened_by": "server"})
+    results = [ran(study(**channel, **settings)) for channel in channels]
     assert len({trace(result) for result in results}) == 1
-    for result in results:
+    for result, channel in zip(results, channels, strict=True):
         privacy = result.privacy
         assert privacy is not None
         assert (privacy["sums"], privacy["releases"], privacy["paid_at"]) == (2, 2, "site")
         assert privacy["mechanism"] == "DistributedGaussianSum"
-        sealed = privacy["channel"] == "CKKSChannel"  # where the hub reads no sum
-        assert len(privacy.get("signal_to_noise", ())) == (0 if sealed else 2)
+        read = channel in ({"channel": "plain"}, {"opened_by": "server"})  # by the hub
+        assert len(privacy.get("signal_to_noise", ())) == (2 if read else 0)
         assert json.loads(json.dumps(privacy)) == privacy
 
 
@@ -319,8 +321,9 @@ def test_who_is_lost_is_missed_as_far_as_planned(channel: Any, dropping: int, su
 
 
 def test_a_sum_is_of_clipped_messages_and_noise() -> None:
-    quiet = Federation(study(noise_kind="none", noise_multiplier=None, releases=(0,)))
-    noisy = Federation(study(releases=(0,)))
+    common: dict[str, Any] = {"releases": (0,), "opened_by": "server"}
+    quiet = Federation(study(noise_kind="none", noise_multiplier=None, **common))
+    noisy = Federation(study(**common))
     totals = []
     for federation in (quiet, noisy):
         federation.drive()
@@ -376,11 +379,12 @@ def test_who_is_trusted_is_said(colluding: int) -> None:
     sees = study(colluding=colluding).sees(SQUARE, NAMES)
     against = ("outsiders", "any other agent", "any 2 other agents together")[colluding]
     assert sees.trust == (
-        "The server is trusted to follow the protocol and not with contributions; agents add the "
-        f"noise, and the guarantee is against the server and {against}."
+        "The server is trusted with neither contributions nor sums, whatever it does, as long as "
+        "the transport tells agents' names right; agents add the noise, and the guarantee is "
+        f"against the server and {against}."
     )
     assert sees.row("Upload").readers == ()
-    assert sees.row("Opened").reveals == "noisy data"
+    assert (sees.row("Sealed").readers, sees.row("Sealed").reveals) == (("agents",), "noisy data")
     plain = study(channel="plain").sees(SQUARE, NAMES)
     assert plain.row("Upload").readers == ("server",)
     assert "with its own share of the noise only" in plain.row("Upload").content
@@ -392,7 +396,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trust": "nobody"}, "trust is one of"),
     ({"sampling": PoissonSampling(0.5)}, "nobody knows who is in it"),
     ({"num_regions": 2, "strategy": GAIN}, "weighs each message by its agent's region"),
-    ({"exploration": EqualWeights(), "strategy": GAIN}, "weighs each message"),
+    ({"exploration": SoftmaxSchedule(2.0), "strategy": GAIN}, "weighs each message"),
     ({"noise_kind": "tight"}, "one kind of noise"),
     ({"noise_kind": "paper"}, "one kind of noise"),
     ({"trim": 1, "noise_kind": "none", "noise_multiplier": None}, "compares single messages"),
@@ -404,6 +408,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"trust": "central", "channel": "plain"}, "reads every message"),
     ({"trust": "central", "colluding": 2}, "adds all the noise"),
     ({"trust": "central", "dropping": 2}, "adds all the noise"),
+    ({"trust": "central", "opened_by": "server"}, "makes the releases"),
+    ({"trust": "central", "identities": {"ann": "0" * 64}}, "there is no joint key"),
+    ({"trust": "central", "min_agents": 2}, "there is no joint key"),
 ]
 
 
