@@ -123,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _notes(), _umask(getattr(arguments, "private", False)):
             done: _Done = arguments.command(arguments)
     except KeyboardInterrupt:
-        more = "; a run with a folder goes on with --resume" if arguments.command is _run else ""
+        resumes = arguments.command in (_run, _hub_run)
+        more = "; a run with a folder goes on with --resume" if resumes else ""
         _complain(f"interrupted{more}", as_json, INTERRUPTED)
         return INTERRUPTED
     except Exception as error:
