@@ -88,7 +88,7 @@ ROOMS: dict[str, set[str]] = {
         "search",
         "studies",
     },
-    "deploy": {"errors", "engines", "storage", "federation", "run", "study"},
+    "deploy": {"errors", "engines", "storage", "federation", "privacy", "run", "study"},
     "flower_app": {"deploy"},
     "cli": {
         "errors",
@@ -116,7 +116,7 @@ OWNERS: dict[str, set[str]] = {
         "botorch_fed/flower_app/server_app.py",
         "botorch_fed/deploy.py",  # a type only
     },
-    "cryptography": {"botorch_fed/deploy.py"},
+    "cryptography": {"botorch_fed/deploy.py", "botorch_fed/privacy/hazmat/keys.py"},
     "ax": {"botorch_fed/ax_adapter.py"},
     "matplotlib": {"botorch_fed/report.py"},
     "msgpack": {"botorch_fed/wire/codec.py"},

@@ -78,6 +78,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.privacy.hazmat import keys
 from botorch_fed.privacy.hazmat.noise import Path, normal
 
 # Residues; the last two axes are the primes and the coefficients. As received, they have 32 bits.
@@ -472,7 +473,7 @@ class _Expanded:
 
     def uniform(self, *shape: int, path: Path) -> Tensor:
         count = math.prod(shape)
-        stream = hashlib.shake_256(self._seed + repr(path).encode()).digest(8 * count)
+        stream = keys.stream(keys.derived(self._seed, repr(path).encode()), 8 * count)
         words = np.frombuffer(stream, dtype="<u8") >> np.uint64(11)
         values = (words.astype(np.float64) + 0.5) * 2.0**-53
         np.minimum(values, np.nextafter(1.0, 0.0), out=values)
