@@ -1205,8 +1205,8 @@ def _add_hub(commands: Any) -> None:
         "--address", required=True, metavar="NAME", help="by which sites reach this machine"
     )
     _option(made, "--port", _count(1), 8000, "N")
-    start = verb("start", _hub_start, "run Flower's server, until it is stopped")
-    host = "address of this machine to listen on, 0.0.0.0 for all"
+    start = verb("start", _hub_start, "run the hub's process, until it is stopped")
+    host = "address of this machine for sites to reach, 0.0.0.0 for all"
     _option(start, "--host", str, "127.0.0.1", "IP", host)
     admit = verb("admit", _hub_admit, "let a site's node take part under a name")
     admit.add_argument("name", metavar="NAME", help="one of the study's agents")
@@ -1241,7 +1241,6 @@ def _hub_init(arguments: argparse.Namespace) -> _Done:
     folder = Hub.create(arguments.folder, arguments.address, arguments.port).folder
     _say(arguments, f"Made {folder}. Start it: {PROGRAM} hub start {folder}")
     _say(arguments, f"Give the sites {folder / 'ca.crt'} and the study file.")
-    _say(arguments, "Let nobody but yourself reach /v1/control on its port: see the documentation.")
     return _Done({"command": "hub init", "folder": folder})
 
 

@@ -15,6 +15,7 @@ and the points of later queries with them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -27,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 import torch
@@ -355,7 +356,7 @@ class RunResult:
     def save(self, folder: str | Path) -> None:
         """Write `result.json`, `records.jsonl`, `rounds.jsonl`, `given.jsonl` and `arrays.npz`."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         head = {
             "format": FORMAT,
             "names": self.names,
@@ -379,9 +380,8 @@ class RunResult:
         for i, agent in enumerate(self.names):
             X, Y = self._history(rows[agent])
             arrays[f"X{i}"], arrays[f"Y{i}"] = X.numpy(), Y.numpy()
-        draft = folder / "arrays.draft.npz"
-        np.savez_compressed(draft, **arrays)  # type: ignore[arg-type]
-        draft.replace(folder / "arrays.npz")
+        with _replaced(folder / "arrays.npz") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, folder: str | Path) -> RunResult:
@@ -862,7 +862,7 @@ def _folder(out: str | Path | None, *, resume: bool) -> Path | None:
         return None
     folder = Path(out).resolve()
     if not (folder / HEAD).exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         strange = {path.name for path in folder.iterdir()} - FILES
         if strange:
             raise ProtocolError(f"{folder} is not empty and holds no run: choose another folder.")
@@ -943,7 +943,7 @@ def _finished_rounds(path: Path, log: Log) -> list[Record]:
 
 
 def _append(path: Path, rows: list[Record]) -> None:
-    with path.open("a") as file:
+    with open(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "w") as file:
         file.write(_as_lines(rows))
         file.flush()
         os.fsync(file.fileno())
@@ -954,12 +954,37 @@ def _as_lines(rows: list[Record]) -> str:
 
 
 def _write(path: Path, text: str) -> None:
+    write_private(path, text.encode())
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """A new file of this user alone, which takes the place of the old one when it is complete."""
     draft = path.with_name(path.name + ".draft")
-    with draft.open("w") as file:
-        file.write(text)
+    draft.unlink(missing_ok=True)
+    with open(open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file of this user alone, in one step; a symbolic link is replaced, not followed."""
+    with _replaced(path) as file:
+        file.write(data)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Open a file of this user alone; a symbolic link is refused."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ProtocolError(
+            f"Expected a file of its own at {path}, found a symbolic link: remove the link."
+        ) from error
 
 
 def _lines(path: Path) -> list[Record]:

@@ -1401,7 +1401,7 @@ def run_study(
     books = open_books(study)
     try:
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
+            out.mkdir(mode=0o700, parents=True, exist_ok=True)
         return run(
             study.study(out=out, books=books),
             objectives,

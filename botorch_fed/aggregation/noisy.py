@@ -38,7 +38,7 @@ import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
@@ -60,6 +60,7 @@ from botorch_fed.federation.terms import (
     Party,
     Setup,
     Terms,
+    check_ahead,
 )
 from botorch_fed.privacy import (
     Adjacency,
@@ -108,6 +109,7 @@ class NoisyState:
         signal: The signal-to-noise ratio of every release and region, as the release itself shows
             it; one row per release.
         exhausted: Whether a budget has run out: nothing more is released.
+        rounds: How many rounds followed the first points when this one was asked.
     """
 
     t: int
@@ -115,6 +117,7 @@ class NoisyState:
     ledger: Ledger
     signal: Tensor
     exhausted: bool
+    rounds: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -334,12 +337,19 @@ class NoisySum(Aggregation):
     def start(self, hub: Party) -> NoisyState:
         """The state before the start."""
         signal = torch.zeros(0, self.plan(hub.terms).num_regions).double()
-        return NoisyState(0, None, self._ledger(hub), signal, False)
+        rounds = self.plan(hub.terms).rounds
+        return NoisyState(0, None, self._ledger(hub), signal, False, rounds)
+
+    def resumed(self, hub: Party, state: NoisyState) -> NoisyState:
+        """The state with the rounds of now, once those of before are over."""
+        rounds = self.plan(hub.terms).rounds
+        over = state.t > state.rounds
+        return replace(state, rounds=rounds) if over and rounds > state.rounds else state
 
     def orders(self, hub: Party, state: NoisyState) -> Mapping[AgentId, Order] | None:
         """The start, then one query per active agent and round; contributions of all."""
         terms, t = hub.terms, state.t
-        if t > self.plan(terms).rounds:
+        if t > state.rounds:
             return None
         contribute = self._contributing(hub, state)
         order = Order(t, "first" if t == 0 else "next", contribute)
@@ -350,7 +360,8 @@ class NoisySum(Aggregation):
         return orders
 
     def _contributing(self, hub: Party, state: NoisyState) -> bool:
-        return state.t in self.plan(hub.terms).releases and not state.exhausted
+        planned = self.plan(hub.terms).planned_for(state.rounds)
+        return state.t in planned and not state.exhausted
 
     def broadcasts(self, hub: Party, state: NoisyState) -> tuple[Any, ...]:
         """The newest release, while agents listen."""
@@ -363,7 +374,7 @@ class NoisySum(Aggregation):
         self, hub: Party, state: NoisyState, inbox: Mapping[AgentId, Contribution]
     ) -> NoisyState:
         """Release, if the round says so; an absent agent counts as a zero contribution."""
-        after = replace(state, t=state.t + 1)
+        after = replace(state, t=state.t + 1, rounds=self.plan(hub.terms).rounds)
         if not self._contributing(hub, state):
             return after
         given = {
@@ -435,6 +446,7 @@ class NoisySum(Aggregation):
             raise MessageError(
                 f"Expected an order of a round after {site.memory.t}, got round {order.t}."
             )
+        check_ahead(order.t, site.memory.t)
         if (order.evaluate == "first") > (order.t == 0):
             raise MessageError(f"First points are asked for in round 0, not in round {order.t}.")
         if not order.contribute:
@@ -515,15 +527,22 @@ class Plan:
     @cached_property
     def planned(self) -> tuple[int, ...]:
         """After which rounds something is released, if it is worth it."""
-        releases = self.aggregation.releases
-        if releases == "all":
-            return tuple(range(self.rounds))
-        return tuple(t for t in releases if t < self.rounds)
+        return tuple(self._after(self.rounds))
 
     @cached_property
     def releases(self) -> tuple[int, ...]:
         """After which rounds something is released."""
         return () if self._withheld else self.planned
+
+    def planned_for(self, rounds: int) -> Collection[int]:
+        """The same in a run of so many rounds."""
+        return () if self._withheld else self._after(rounds)
+
+    def _after(self, rounds: int) -> Collection[int]:
+        releases = self.aggregation.releases
+        if releases == "all":
+            return range(rounds)
+        return tuple(t for t in releases if t < rounds)
 
     @cached_property
     def _withheld(self) -> bool:

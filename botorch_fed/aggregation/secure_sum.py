@@ -588,6 +588,10 @@ class SecureSum(Aggregation):
         """The state before the start."""
         return self._hub(hub).start()
 
+    def resumed(self, hub: Party, state: SumState) -> SumState:
+        """The state with the rounds of now, once those of before are over."""
+        return self._hub(hub).resumed(state)
+
     def orders(self, hub: Party, state: SumState) -> Mapping[AgentId, SumOrder] | None:
         """A part of the set-up, a query for everybody, or an opening."""
         return self._hub(hub).orders(state)

@@ -115,12 +115,18 @@ class SumHub:
             sums=0,
             asked=0,
             rekeys=0,
+            rounds=self.rounds,
             ledger=ledger,
         )
 
+    def resumed(self, state: SumState) -> SumState:
+        """The state with the rounds of now, once those of before are over."""
+        over = state.t > state.rounds
+        return replace(state, rounds=self.rounds) if over and self.rounds > state.rounds else state
+
     def orders(self, state: SumState) -> Mapping[AgentId, SumOrder] | None:
         """A part of the set-up, a query for everybody, or an opening."""
-        if state.t > self.rounds:
+        if state.t > state.rounds:
             return None
         common: dict[str, Any] = {"epoch": state.epoch, "roster": state.roster}
         if state.stage == "key":
@@ -163,7 +169,7 @@ class SumHub:
 
     def _adding(self, state: SumState) -> bool:
         """Whether this round's contributions may be added."""
-        if self.private_sum is None or state.t >= self.rounds or not self._affordable(state):
+        if self.private_sum is None or state.t >= state.rounds or not self._affordable(state):
             return False
         if self.releases is not None and state.t not in self.releases:
             return False
@@ -260,7 +266,7 @@ class SumHub:
     def _next(self, state: SumState) -> SumState:
         """The next round: a query, after a new epoch if somebody is back for its sum."""
         after = replace(state, t=state.t + 1, stage="query", closed=None, interrupted=False)
-        return self._taken_back(after)
+        return self._taken_back(replace(after, rounds=self.rounds))
 
     def _taken_back(self, state: SumState) -> SumState:
         """A new epoch with those who are back, if the next round has a sum for them."""

@@ -18,6 +18,7 @@ MAX_KEY_BYTES = 2**24
 MAX_ROUNDS = 2 * 10**6
 MIN_TOGETHER = 2  # agents under a joint key: alone one would open one's own contribution
 MAX_EPOCH = 2**63
+EPOCHS_PER_AGENT = 8  # at most: each may be lost, be taken back, and be lost again
 BACKLOG = 16  # sums that the hub keeps for agents that do not answer,
 BACKLOG_BYTES = 2**23  # and how large they are together
 
@@ -183,6 +184,7 @@ class SumState:
         sums: How many sums were opened.
         asked: How often contributions were asked for.
         rekeys: How many epochs followed the first.
+        rounds: After how many queries of each agent the run ended when the round was asked.
         ledger: What noise at the hub has cost.
     """
 
@@ -203,4 +205,5 @@ class SumState:
     sums: int
     asked: int
     rekeys: int
+    rounds: int
     ledger: Ledger | None

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from botorch_fed.aggregation.sum_messages import (
     BACKLOG,
+    EPOCHS_PER_AGENT,
     MAX_EPOCH,
     MAX_ROUNDS,
     DecryptionShare,
@@ -29,7 +30,7 @@ from botorch_fed.aggregation.sum_messages import (
 )
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
 from botorch_fed.federation.base import AgentId
-from botorch_fed.federation.terms import Party
+from botorch_fed.federation.terms import Party, check_ahead
 from botorch_fed.privacy import GaussianSum, Ledger
 from botorch_fed.privacy.aggregation import NoiseAt, PrivateSum
 from botorch_fed.privacy.channels import Channel, Epoch, Secrets
@@ -205,6 +206,10 @@ class SumSite:
     def _check_progress(self, order: SumOrder) -> None:
         """Rounds and epochs never go back, and nobody is queried twice in one."""
         last = self._memory.order
+        check_ahead(order.t, -1 if last is None else last.t)
+        most = EPOCHS_PER_AGENT * len(self.party.terms.agents)
+        if order.epoch > most:
+            raise MessageError(f"Expected at most {most} epochs, got epoch {order.epoch}.")
         if last is None:
             return
         if order.t < last.t or order.epoch < last.epoch:

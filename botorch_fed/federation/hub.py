@@ -1,7 +1,8 @@
 r"""The hub's log, and what follows from it.
 
     Started    a start of a run: its name, its key, the state before the first round
-    Stepped    a round is finished: who was asked, who has replied, the state after it
+    Stepped    a round is finished: who was asked, who has replied, the state after it; or the run
+               goes on with larger settings, then with the number of the round before
 
 An event refers to a snapshot of the state. Whatever is large in a state and does not change from
 one round to the next is written once, see `storage.snapshots`.
@@ -181,6 +182,9 @@ class HubLog:
             self.record = found
             self._check(run)
             self.state = self._loaded(found.state)
+            state = getattr(server, "resumed", lambda before: before)(self.state)
+            if state is not self.state:  # on the disk before a round depends on it
+                self.step(found.serial, (), (), state)
 
     def step(
         self, serial: int, asked: Iterable[AgentId], replied: Iterable[AgentId], state: Any

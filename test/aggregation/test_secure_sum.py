@@ -38,6 +38,7 @@ from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.base import Outbox
 from botorch_fed.federation.points import spread_design
+from botorch_fed.federation.terms import MAX_AHEAD
 from botorch_fed.privacy import Budget, GaussianSum, Ledger, compose
 from botorch_fed.privacy.channels import CKKSChannel, Epoch
 from botorch_fed.privacy.distributed import DistributedGaussianSum, DistributedRecordSum
@@ -982,6 +983,8 @@ LIES: dict[str, Callable[[Outbox], Outbox]] = {
     "twice": lambda box: orders(box, roster=("ann", "bob", "cem", "ann")),
     "epoch": lambda box: orders(box, epoch=-1),
     "late": lambda box: orders(box, t=MAX_ROUNDS + 1),
+    "far ahead": lambda box: orders(box, t=MAX_AHEAD + 3),
+    "epochs": lambda box: orders(box, epoch=25),
     "early": lambda box: orders(box, t=-1),
     "start": lambda box: orders(box, evaluate="first"),
     "query with a key": lambda box: orders(box, step="key"),
