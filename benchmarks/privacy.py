@@ -63,6 +63,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.models import resident_peak
+from benchmarks.papers.published.features import PaperCosine
 from benchmarks.papers.published.settings import paper_settings
 from benchmarks.privacy_mutants import CASES, MUTANTS, VARIANTS, audited, installed
 from benchmarks.problems.landmine import Landmine
@@ -72,7 +73,6 @@ from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.aggregation.noisy import NoisySum, Plan
 from botorch_fed.federation.agent import AgentState, FederatedAgent
 from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Contribution, Terms
 from botorch_fed.models import FeatureMap, RandomFourierFeatures, StationaryKernel
 from botorch_fed.privacy import (
@@ -85,6 +85,7 @@ from botorch_fed.privacy import (
 from botorch_fed.privacy.hazmat.noise import lattice_gaussian
 from botorch_fed.rng import generator
 from botorch_fed.search.released import ReleaseSearch
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import DPFTSDE
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
@@ -299,9 +300,7 @@ def bases() -> dict[str, FeatureMap]:
     stream = generator(SEED, "bases")
     short, long = (StationaryKernel(math.inf, [ell] * 2) for ell in (0.01, 0.3))
     return {
-        "the paper's, 0.01": RandomFourierFeatures.paper_cosine(
-            short, NUM_FEATURES, generator=stream
-        ),
+        "the paper's, 0.01": PaperCosine.draw(short, NUM_FEATURES, generator=stream),
         "RFF, 0.3": RandomFourierFeatures.draw(long, NUM_FEATURES, generator=stream),
     }
 

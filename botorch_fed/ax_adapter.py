@@ -35,14 +35,13 @@ at once.
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, Protocol, Self
+from typing import Any, Literal, Self
 from weakref import WeakValueDictionary
 
 import torch
@@ -75,15 +74,13 @@ from botorch_fed.federation.base import (
     Exchanged,
     KeepsSecrets,
     Outgoing,
-    Server,
     secrets_in,
     site_folder,
     with_stores,
 )
-from botorch_fed.federation.drive import Round, drive, finished_rounds
-from botorch_fed.federation.log import FileLog, Log
+from botorch_fed.federation.drive import Round, drive
+from botorch_fed.federation.hub import HUB_EVENTS, finished_rounds, hub_log
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import Blobs, FileStore, MemoryBlobs, MemoryStore, Store
 from botorch_fed.federation.trial import MAX_VALUE, SITE_EVENTS
 from botorch_fed.models import (
     BasisGP,
@@ -95,7 +92,10 @@ from botorch_fed.models import (
     draw_path,
 )
 from botorch_fed.rng import generator
+from botorch_fed.run import Study, make_agent
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.log import FileLog, Log
+from botorch_fed.storage.store import MemoryBlobs
 
 try:
     from ax.adapter.registry import Generators, MBM_X_trans
@@ -148,8 +148,8 @@ def search_space(client: Client, *, centre: float = 0.0, scale: float = 1.0) -> 
     experiment = client._experiment  # Ax has no public name for it
     _, minimize = _objective(experiment)
     parameters = [_parameter(p) for p in experiment.search_space.parameters.values()]
-    found = tuple(p for p in parameters if p is not None)
-    return SearchSpace(found, Outcome(centre, scale, minimize))
+    searched = tuple(p for p in parameters if p is not None)
+    return SearchSpace(searched, Outcome(centre, scale, minimize))
 
 
 @dataclass(frozen=True)
@@ -173,8 +173,8 @@ class AxMap:
         """The map of an experiment; `InputDataError` unless its search space is the given one."""
         metric, minimize = _objective(experiment)
         theirs = experiment.search_space.parameters
-        found = {name: _parameter(p) for name, p in theirs.items()}
-        own = {name: p for name, p in found.items() if p is not None}
+        parameters = {name: _parameter(p) for name, p in theirs.items()}
+        own = {name: p for name, p in parameters.items() if p is not None}
         if own.keys() != set(space.names):
             raise InputDataError(
                 f"The experiment has the parameters {sorted(own)}, the federation "
@@ -250,11 +250,11 @@ def _parameter(theirs: Any) -> Parameter | None:
     return Parameter.real(theirs.name, theirs.lower, theirs.upper, scale=scale)
 
 
-def _ordered(found: Parameter, wanted: Parameter) -> Parameter:
+def _ordered(parameter: Parameter, wanted: Parameter) -> Parameter:
     """A choice in the order of another: Ax sorts the values as it likes."""
-    if set(found.values) == set(wanted.values):
-        return replace(found, values=wanted.values)
-    return found
+    if set(parameter.values) == set(wanted.values):
+        return replace(parameter, values=wanted.values)
+    return parameter
 
 
 # ------------------------------------------------------------------ trials
@@ -273,7 +273,7 @@ class _Arm:
 
 def _arms(experiment: Experiment, metric: str) -> list[_Arm]:
     values = _values(experiment, metric)
-    found = []
+    arms = []
     for index, trial in experiment.trials.items():
         names = {arm.signature: arm.name for arm in trial.arms}  # a generator run's have none
         for run in trial.generator_runs:
@@ -281,7 +281,7 @@ def _arms(experiment: Experiment, metric: str) -> list[_Arm]:
             for arm in run.arms:
                 name = names[arm.signature]
                 value = values.get((index, name), math.nan)
-                found.append(
+                arms.append(
                     _Arm(
                         f"{index}/{name}",
                         _status(trial.status, value),
@@ -290,7 +290,7 @@ def _arms(experiment: Experiment, metric: str) -> list[_Arm]:
                         value,
                     )
                 )
-    return found
+    return arms
 
 
 def _values(experiment: Experiment, metric: str) -> dict[tuple[int, str], float]:
@@ -603,14 +603,6 @@ CORE_DECODER_REGISTRY[FederatedGenerationNode.__name__] = FederatedGenerationNod
 # ------------------------------------------------------------------ a federation
 
 
-class Study(Protocol):
-    """The settings of a protocol, as for `run`."""
-
-    def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Server[Any]: ...
-
-    def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> Agent[Any]: ...
-
-
 class _Waiting(Exception):
     """Too few sites have answered: the round is exchanged again later."""
 
@@ -659,10 +651,10 @@ class AxFederation:
                 raise InputDataError("Names alone need their search space: pass space=….")
             space = search_space(next(iter(clients.values())))
         home = None if folder is None else Path(folder).resolve()
-        self._store: Store = MemoryStore() if home is None else FileStore(home / "server")
+        self._log = Log(HUB_EVENTS) if home is None else hub_log(home)
         if home is not None:
             protocol = with_stores(protocol, names, partial(secrets_in, home))
-            if isinstance(protocol, KeepsSecrets) and self._store.get("record") is None:
+            if isinstance(protocol, KeepsSecrets) and not len(self._log):
                 protocol.provision(space)
         self.names = names
         self.space = space
@@ -672,7 +664,7 @@ class AxFederation:
         blobs = MemoryBlobs()  # the server sends them again after a restart
         self.sites: dict[AgentId, AxSite] = {}
         for name in names:
-            agent = protocol.agent(name, space, _agent_seed(seed, name), blobs)
+            agent = make_agent(protocol, name, space, seed, blobs)
             self.sites[name] = site = _site(name, agent, space, run, home, attempts)
             site.exchange = self.step
         self._engine = InProcess(site.site for site in self.sites.values())
@@ -703,8 +695,7 @@ class AxFederation:
                 self._server,
                 self._exchanged,
                 run=self._run,
-                record=self._store.get("record"),
-                save=partial(self._store.put, "record"),
+                log=self._log,
                 on_round=_logged,
             )
         except _Waiting:
@@ -716,8 +707,7 @@ class AxFederation:
     @property
     def rounds(self) -> int:
         """How many exchanges are finished."""
-        record = self._store.get("record")
-        return 0 if record is None else finished_rounds(record)
+        return finished_rounds(self._log)
 
     @property
     def finished(self) -> bool:
@@ -732,8 +722,9 @@ class AxFederation:
         return torch.cat([o.X for o in seen]), torch.cat([o.Y for o in seen])
 
     def close(self) -> None:
-        """Release the sites' files."""
+        """Release the files of the hub and of the sites."""
         self._engine.close()
+        self._log.close()
 
     def __enter__(self) -> Self:
         return self
@@ -756,11 +747,6 @@ class AxFederation:
 
 def _logged(round_: Round) -> None:
     logger.info("exchange %d: %d sites replied", round_.serial, len(round_.replied))
-
-
-def _agent_seed(seed: int, name: AgentId) -> int:
-    """An agent's own seed, as in `run`."""
-    return int.from_bytes(hashlib.sha256(f"{seed}/{name}".encode()).digest()[:6], "big")
 
 
 def _site(
@@ -806,6 +792,15 @@ class Context:
     mean: float = 0.0
     local_weight: float = 0.5
     seed: int = 0
+
+    def options(self, input_transform: InputTransform | None) -> dict[str, Any]:
+        """Options of a model over the basis."""
+        return {
+            "feature_map": self.feature_map,
+            "mean": self.mean,
+            "input_transform": input_transform,
+            "outcome_transform": PublicOutcome(self.outcome),
+        }
 
 
 contexts: dict[str, Context] = {}  # by the names that options hold
@@ -884,16 +879,13 @@ class ContextBasisGP(BasisGP):
         context: str = "default",  # Ax does not see keyword-only arguments
         input_transform: InputTransform | None = None,
     ) -> None:
-        known = _context(context)
+        source = _context(context)
         super().__init__(
             train_X,
             train_Y,
             train_Yvar,
-            feature_map=known.feature_map,
-            summaries=known.summaries,
-            mean=known.mean,
-            input_transform=input_transform,
-            outcome_transform=PublicOutcome(known.outcome),
+            summaries=source.summaries,
+            **source.options(input_transform),
         )
 
     construct_inputs = classmethod(_from_context)  # type: ignore[assignment, var-annotated]
@@ -910,16 +902,13 @@ class ContextMessagePriorGP(MessagePriorGP):
         context: str = "default",  # Ax does not see keyword-only arguments
         input_transform: InputTransform | None = None,
     ) -> None:
-        known = _context(context)
+        source = _context(context)
         super().__init__(
             train_X,
             train_Y,
             train_Yvar,
-            feature_map=known.feature_map,
-            weights=_weights(known, context),
-            mean=known.mean,
-            input_transform=input_transform,
-            outcome_transform=PublicOutcome(known.outcome),
+            weights=_weights(source, context),
+            **source.options(input_transform),
         )
 
     construct_inputs = classmethod(_from_context)  # type: ignore[assignment, var-annotated]
@@ -928,12 +917,7 @@ class ContextMessagePriorGP(MessagePriorGP):
 class ContextMixture(LocalSharedMixture):
     """`LocalSharedMixture` of an own GP and the model of a context's summaries.
 
-    Args:
-        train_X: A `n x d` tensor of points.
-        train_Y: A `n x 1` tensor of the metric's values.
-        train_Yvar: A `n x 1` tensor of noise variances, if they are known.
-        context: The context's name.
-        input_transform: To the unit cube; Ax's `Normalize` over the declared bounds.
+    Arguments as of `ContextBasisGP`.
     """
 
     def __init__(
@@ -944,33 +928,23 @@ class ContextMixture(LocalSharedMixture):
         context: str = "default",  # Ax does not see keyword-only arguments
         input_transform: InputTransform | None = None,
     ) -> None:
-        known = _context(context)
-        if not known.summaries:
+        source = _context(context)
+        if not source.summaries:
             raise ProtocolError(f"Context {context!r} has no summaries for a shared model.")
-        outcome = PublicOutcome(known.outcome)
-        local = SingleTaskGP(
-            train_X,
-            train_Y,
-            train_Yvar,
-            outcome_transform=outcome,
-            input_transform=input_transform,
-        )
-        shared = BasisGP.from_summary(
-            sum(known.summaries[1:], start=known.summaries[0]),
-            feature_map=known.feature_map,
-            mean=known.mean,
-            input_transform=input_transform,
-            outcome_transform=outcome,
-        )
-        super().__init__(local, shared, known.local_weight)
+        options = source.options(input_transform)
+        transforms = {k: options[k] for k in ("outcome_transform", "input_transform")}
+        local = SingleTaskGP(train_X, train_Y, train_Yvar, **transforms)
+        total = sum(source.summaries[1:], start=source.summaries[0])
+        shared = BasisGP.from_summary(total, **options)
+        super().__init__(local, shared, source.local_weight)
 
     construct_inputs = classmethod(_from_context)  # type: ignore[assignment, var-annotated]
 
 
-def _weights(known: Context, name: str) -> Tensor:
-    if known.weights is None:
+def _weights(source: Context, name: str) -> Tensor:
+    if source.weights is None:
         raise ProtocolError(f"Context {name!r} has no weight vectors.")
-    return known.weights
+    return source.weights
 
 
 class ContextThompsonSampling(ThompsonSampling):
@@ -1013,20 +987,20 @@ def _thompson_inputs(
         context: The context's name.
         message: Which weight vector is followed.
     """
-    known = _context(context)
+    source = _context(context)
     weights = getattr(posterior_transform, "weights", torch.ones(1))
     sign = float(weights.sign())
-    if (sign < 0) != known.outcome.minimize:
+    if (sign < 0) != source.outcome.minimize:
         raise InputDataError(
             f"Ax {'mini' if sign < 0 else 'maxi'}mises the metric, the outcome of context "
             f"{context!r} says the opposite."
         )
     if message is None:  # a draw is on the metric's scale, over the model's own inputs
-        stream = generator(known.seed, "ax", len(training_data.X))
+        stream = generator(source.seed, "ax", len(training_data.X))
         draw: Any = draw_mixture_path if isinstance(model, LocalSharedMixture) else draw_path
         return {"path": _InModelSpace(draw(model, generator=stream), None, sign)}
-    row = _weights(known, context)[message]
-    path = weight_path(known.feature_map, row, mean=known.mean)  # larger is better already
+    row = _weights(source, context)[message]
+    path = weight_path(source.feature_map, row, mean=source.mean)  # larger is better already
     return {"path": _InModelSpace(path, getattr(model, "input_transform", None), 1.0)}
 
 

@@ -1,7 +1,8 @@
 r"""The command line: `botorch-fed`, or ``python -m botorch_fed.cli``.
 
     demo         eight sites tune a classifier together, against each alone, and a newcomer
-    run          a study file: one's own objective, any protocol
+    run          a study file: any objective, any protocol
+    protocols    the protocols that a study file can name, and the settings of one
     account      what noisy releases cost, or how much noise a budget needs
     audit        run a mechanism in two worlds and try to tell them apart
     report       a page of pictures from the folder of a run
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from rich.table import Table
     from torch import Tensor
 
+    from botorch_fed.deploy import Hub, SiteFolder
     from botorch_fed.privacy import Guarantee
     from botorch_fed.privacy.audit import AuditReport
     from botorch_fed.run import RunResult
@@ -75,7 +77,7 @@ RUN_EPILOG = """a study file, complete (botorch_fed/study.py describes all keys)
 ADJACENCIES = ("zero-out", "replace-one")
 MECHANISMS = ("gaussian-sum", "weighted", "correlated")
 SHELLS = ("bash", "zsh", "fish")
-KEYS_HELP = 'of channel = "ckks": one\'s own folder of those that site keys made; needed once'
+KEYS_HELP = 'for channel = "ckks": this party\'s folder of those that site keys made; needed once'
 DEMO_SITES = 8
 DEMO_BUDGET = 12
 DEMO_REPEATS = 5
@@ -92,7 +94,7 @@ class UsageError(FederatedError):
 
 @dataclass(frozen=True)
 class _Done:
-    """What a command has found.
+    """The result of a command.
 
     Attributes:
         document: For ``--json``.
@@ -114,14 +116,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     try:
         arguments = _parser().parse_args(argv)
-    except SystemExit as stop:  # argparse has said why
+    except SystemExit as stop:  # argparse has printed why
         return int(stop.code or FINE)
     as_json = bool(getattr(arguments, "json", False))
     try:
         with _notes(), _umask(getattr(arguments, "private", False)):
             done: _Done = arguments.command(arguments)
     except KeyboardInterrupt:
-        more = "; a run with a folder goes on with --resume" if arguments.command is _run else ""
+        resumes = arguments.command in (_run, _hub_run)
+        more = "; a run with a folder goes on with --resume" if resumes else ""
         _complain(f"interrupted{more}", as_json, INTERRUPTED)
         return INTERRUPTED
     except Exception as error:
@@ -170,11 +173,11 @@ def _complain(message: str, as_json: bool, code: int) -> None:
 @contextmanager
 def _notes() -> Iterator[None]:
     """Warnings as short notes on stderr, each once."""
-    said: set[str] = set()
+    shown: set[str] = set()
 
     def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-        if str(message) not in said:
-            said.add(str(message))
+        if str(message) not in shown:
+            shown.add(str(message))
             sys.stderr.write(f"note: {message}\n")
 
     with warnings.catch_warnings():
@@ -194,7 +197,7 @@ def _umask(private: bool) -> Iterator[None]:
 
 
 def _expect_notes() -> None:
-    """Let what the package says of noise be heard, and not what BoTorch says of scales."""
+    """Show the package's warnings of noise, and not BoTorch's of scales."""
     from botorch.exceptions.warnings import InputDataWarning
 
     from botorch_fed.privacy import SignalWarning
@@ -223,6 +226,12 @@ def _show(arguments: argparse.Namespace, table: Table) -> None:
     if not console.is_terminal:
         console = Console(file=console.file, width=110)
     console.print(table)
+
+
+def _table(*head: Any, **options: Any) -> Table:
+    from rich.table import Table
+
+    return Table(*head, **options)
 
 
 def _plain(value: Any) -> Any:
@@ -286,7 +295,7 @@ def _count(least: int) -> Callable[[str], int]:
             raise argparse.ArgumentTypeError(f"expected an integer from {least} on, got {text}")
         return value
 
-    count.__name__ = "int"  # argparse says it
+    count.__name__ = "int"  # the word that argparse shows
     return count
 
 
@@ -296,53 +305,67 @@ def _renamed(text: str) -> NoReturn:
     )
 
 
+def _option(
+    parser: argparse.ArgumentParser,
+    name: str,
+    kind: Callable[[str], Any],
+    default: Any,
+    metavar: str,
+    words: str = "",
+) -> None:
+    """An option with a default, which its help names."""
+    shown = f"{default:g}" if isinstance(default, float) else str(default)
+    shown = "without end" if default == math.inf else shown
+    parser.add_argument(
+        name,
+        type=kind,
+        default=default,
+        metavar=metavar,
+        help=f"{words}; default {shown}" if words else f"default {shown}",
+    )
+
+
+def _choice(
+    parser: argparse.ArgumentParser, name: str, choices: Sequence[str], words: str = ""
+) -> None:
+    """An option whose default is the first of its values."""
+    start = f"{words}; " if words else ""
+    parser.add_argument(
+        name, choices=choices, default=choices[0], help=f"{start}default {choices[0]}"
+    )
+
+
 def _add_demo(commands: Any) -> None:
     words = "eight sites tune a classifier together; tables against each alone, and of a newcomer"
     parser = _command(commands, "demo", _demo, words)
-    parser.add_argument(
-        "--protocol",
-        choices=[*PROTOCOLS],
-        default=next(iter(PROTOCOLS)),
-        help=f"default {next(iter(PROTOCOLS))}",
-    )
-    parser.add_argument(
-        "--budget",
-        type=_count(3),
-        default=DEMO_BUDGET,
-        metavar="N",
-        help=f"evaluations of each site, the initial ones included; default {DEMO_BUDGET}",
-    )
+    _choice(parser, "--protocol", [*PROTOCOLS])
+    budget = "evaluations of each site, the initial ones included"
+    _option(parser, "--budget", _count(3), DEMO_BUDGET, "N", budget)
     parser.add_argument("--rounds", type=_renamed, help=argparse.SUPPRESS)
-    parser.add_argument("--seed", type=_count(0), default=0, metavar="S", help="default 0")
-    parser.add_argument(
-        "--repeats",
-        type=_count(1),
-        default=DEMO_REPEATS,
-        metavar="K",
-        help=f"seeds S, S+1, …, of runs and of shares; default {DEMO_REPEATS}",
-    )
-    parser.add_argument(
-        "--out", type=Path, default=Path(DEMO_OUT), metavar="DIR", help=f"default {DEMO_OUT}"
-    )
+    _option(parser, "--seed", _count(0), 0, "S")
+    repeats = "seeds S, S+1, …, of runs and of shares"
+    _option(parser, "--repeats", _count(1), DEMO_REPEATS, "K", repeats)
+    _option(parser, "--out", Path, Path(DEMO_OUT), "DIR", "folder of the results")
     parser.add_argument("--no-report", action="store_true", help="no HTML report")
 
 
 def _add_run(commands: Any) -> None:
-    words = "run a study file: one's own objective, any protocol"
-    parser = _command(commands, "run", _run, words)
+    parser = _command(commands, "run", _run, "run a study file: any objective, any protocol")
     parser.epilog = f"{RUN_EPILOG}\n\n{EPILOG}"
     parser.add_argument("study", type=Path, metavar="STUDY.toml")
-    parser.add_argument("--resume", action="store_true", help="go on with the run in its folder")
+    _add_out(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the plan, evaluate nothing")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="in the place of the file's out")
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--resume", action="store_true", help="go on with the run in its folder")
+    parser.add_argument("--out", type=Path, metavar="DIR", help="folder instead of the file's out")
 
 
 def _add_account(commands: Any) -> None:
     words = "what noisy releases cost, or how much noise a budget needs"
     parser = _command(commands, "account", _account, words)
-    parser.add_argument(
-        "--sampling-rate", type=float, default=1.0, metavar="Q", help="default 1, everyone"
-    )
+    _option(parser, "--sampling-rate", float, 1.0, "Q", "share of units in a release")
     wanted = parser.add_mutually_exclusive_group(required=True)
     wanted.add_argument(
         "--noise-multiplier", type=float, metavar="Z", help="noise over one contribution's norm"
@@ -352,56 +375,27 @@ def _add_account(commands: Any) -> None:
     parser.add_argument(
         "--delta", type=float, required=True, metavar="D", help="far below one over the units"
     )
-    parser.add_argument(
-        "--adjacency", choices=ADJACENCIES, default=ADJACENCIES[0], help="default zero-out"
-    )
-    parser.add_argument(
-        "--unit", choices=("agent", "record"), default="agent", help="default agent"
-    )
+    _choice(parser, "--adjacency", ADJACENCIES)
+    _choice(parser, "--unit", ("agent", "record"), "whose data are protected")
 
 
 def _add_audit(commands: Any) -> None:
     words = "run a mechanism in two worlds and try to tell them apart"
     parser = _command(commands, "audit", _audit, words)
-    parser.add_argument(
-        "--mechanism", choices=MECHANISMS, default=MECHANISMS[0], help="default gaussian-sum"
-    )
-    parser.add_argument("--agents", type=_count(1), default=5, metavar="N", help="default 5")
-    parser.add_argument(
-        "--dim", type=_count(1), default=4, metavar="M", help="numbers of a contribution; default 4"
-    )
-    parser.add_argument("--clip-norm", type=float, default=1.0, metavar="C", help="default 1")
-    parser.add_argument(
-        "--noise-multiplier", type=float, default=1.0, metavar="Z", help="default 1"
-    )
-    parser.add_argument(
-        "--sampling-rate", type=float, default=1.0, metavar="Q", help="default 1, everyone"
-    )
-    parser.add_argument(
-        "--regions", type=_count(1), default=2, metavar="P", help="not for gaussian-sum; default 2"
-    )
-    parser.add_argument(
-        "--contrast",
-        type=float,
-        default=1.0,
-        metavar="K",
-        help="of own and other regions; default 1",
-    )
-    parser.add_argument(
-        "--adjacency", choices=ADJACENCIES, default=ADJACENCIES[0], help="default zero-out"
-    )
-    parser.add_argument(
-        "--rounds",
-        type=_count(1),
-        default=2,
-        metavar="T",
-        help="releases of a transcript; default 2",
-    )
-    parser.add_argument(
-        "--runs", type=_count(10), default=1000, metavar="N", help="per world; default 1000"
-    )
-    parser.add_argument("--delta", type=float, default=1e-3, metavar="D", help="default 1e-3")
-    parser.add_argument("--seed", type=_count(0), default=0, metavar="S", help="default 0")
+    _choice(parser, "--mechanism", MECHANISMS)
+    _option(parser, "--agents", _count(1), 5, "N")
+    _option(parser, "--dim", _count(1), 4, "M", "numbers of a contribution")
+    _option(parser, "--clip-norm", float, 1.0, "C")
+    _option(parser, "--noise-multiplier", float, 1.0, "Z", "noise over one contribution's norm")
+    _option(parser, "--sampling-rate", float, 1.0, "Q", "share of agents in a release")
+    _option(parser, "--regions", _count(1), 2, "P", "not for gaussian-sum")
+    contrast = "log weight of an agent in its region over elsewhere"
+    _option(parser, "--contrast", float, 1.0, "K", contrast)
+    _choice(parser, "--adjacency", ADJACENCIES)
+    _option(parser, "--rounds", _count(1), 2, "T", "releases of a transcript")
+    _option(parser, "--runs", _count(10), 1000, "N", "runs of each world")
+    _option(parser, "--delta", float, 1e-3, "D")
+    _option(parser, "--seed", _count(0), 0, "S")
     parser.add_argument(
         "--os-noise", action="store_true", help="noise of the operating system, not of the seed"
     )
@@ -409,7 +403,9 @@ def _add_audit(commands: Any) -> None:
 
 def _add_report(commands: Any) -> None:
     parser = _command(commands, "report", _report, "a page of pictures from the folder of a run")
-    parser.add_argument("run", type=Path, metavar="RUN", help="what run(out=…) or demo has saved")
+    parser.add_argument(
+        "run", type=Path, metavar="RUN", help="folder written by run(out=…) or demo"
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="default RUN/report.html")
 
 
@@ -460,7 +456,7 @@ class _Gain:
 
     @property
     def words(self) -> str:
-        """What it says."""
+        """The verdict."""
         if self.half_width is None:
             return "one run only: take --repeats"
         if self.gain == self.half_width == 0:
@@ -478,7 +474,7 @@ class _Gain:
 
 @dataclass(frozen=True, eq=False)
 class _Demo:
-    """What the demo has found.
+    """The result of the demo.
 
     Attributes:
         arms: The arms by name.
@@ -504,19 +500,19 @@ def _demo(arguments: argparse.Namespace) -> _Done:
         f"support vector machine:\n{arguments.budget} evaluations each, validation accuracy, "
         f"{arguments.repeats} repeat(s), each with other shares, {arguments.protocol}.",
     )
-    found = _demo_runs(arguments)
-    found.first.save(arguments.out / "together")
-    _show(arguments, _site_table(found, arguments))
-    _show(arguments, _gain_table(found, arguments.budget))
-    if found.newcomers:
-        _show(arguments, _newcomer_table(found.newcomers))
-    for line in (*_verdict(found, arguments), *_privacy_words(found.first)):
+    outcome = _demo_runs(arguments)
+    outcome.first.save(arguments.out / "together")
+    _show(arguments, _site_table(outcome, arguments))
+    _show(arguments, _gain_table(outcome, arguments.budget))
+    if outcome.newcomers:
+        _show(arguments, _newcomer_table(outcome.newcomers))
+    for line in (*_verdict(outcome, arguments), *_privacy_words(outcome.first)):
         _say(arguments, line)
     report = None
     if not arguments.no_report:
-        others = {name: arm.results[0] for name, arm in found.arms.items() if name != "together"}
-        report = _demo_report(arguments, found.first, others)
-    return _Done(_demo_document(arguments, found, report))
+        others = {name: arm.results[0] for name, arm in outcome.arms.items() if name != "together"}
+        report = _demo_report(arguments, outcome.first, others)
+    return _Done(_demo_document(arguments, outcome, report))
 
 
 def _demo_runs(arguments: argparse.Namespace) -> _Demo:
@@ -615,7 +611,7 @@ def _newcomers(
 ) -> Tensor:
     """Best values of sites that begin with what the others found alone, as `_Arm.curves`.
 
-    Each site in turn is the newcomer; the others have not heard of it before.
+    Each site in turn is the newcomer; the others start without messages of it.
     """
     import torch
 
@@ -642,16 +638,16 @@ def _marks(evaluations: int) -> tuple[int, ...]:
 
 def _gains(first: Tensor, second: Tensor, marks: Sequence[int]) -> list[_Gain]:
     """Of two arms' curves, `repeats x sites x evaluations`."""
-    found = []
+    gains = []
     for mark in marks:
         if mark > first.shape[-1]:
             continue
         one, other = (curves[..., mark - 1].mean(dim=1) for curves in (first, second))
         gain = float((one - other).mean())
-        found.append(
+        gains.append(
             _Gain(mark, float(one.mean()), float(other.mean()), gain, _half_width(one - other))
         )
-    return found
+    return gains
 
 
 def _half_width(differences: Tensor) -> float | None:
@@ -664,25 +660,23 @@ def _half_width(differences: Tensor) -> float | None:
     return float(stdtrit(count - 1, 0.975)) * float(differences.std()) / math.sqrt(count)
 
 
-def _site_table(found: _Demo, arguments: argparse.Namespace) -> Table:
-    from rich.table import Table
-
+def _site_table(demo: _Demo, arguments: argparse.Namespace) -> Table:
     title = f"Best accuracy after {arguments.budget} evaluations, by site, seed {arguments.seed}"
-    table = Table("site", *found.arms, title=title)
-    for name in found.first.names:
-        bests = (arm.results[0].best(name)[-1] for arm in found.arms.values())
+    table = _table("site", *demo.arms, title=title)
+    for name in demo.first.names:
+        bests = (arm.results[0].best(name)[-1] for arm in demo.arms.values())
         table.add_row(name, *(f"{float(best):.3f}" for best in bests))
     return table
 
 
-def _gain_table(found: _Demo, evaluations: int) -> Table:
-    marks = [gain.evaluations for gain in found.gains["together - alone"]]
+def _gain_table(demo: _Demo, evaluations: int) -> Table:
+    marks = [gain.evaluations for gain in demo.gains["together - alone"]]
     title = "Best accuracy, mean over sites and seeds, by evaluations of each site"
     table = _by_evaluations(title, marks)
-    for name, arm in found.arms.items():
+    for name, arm in demo.arms.items():
         means = arm.curves(evaluations).mean(dim=(0, 1))
         table.add_row(name, *(f"{float(means[mark - 1]):.3f}" for mark in marks))
-    for name, gains in found.gains.items():
+    for name, gains in demo.gains.items():
         table.add_row(name, *(gain.shown for gain in gains), style="bold")
     return table
 
@@ -701,20 +695,20 @@ def _newcomer_table(newcomers: Mapping[str, Sequence[_Gain]]) -> Table:
 
 def _by_evaluations(title: str, marks: Sequence[int]) -> Table:
     """An empty table with a column for each number of evaluations."""
-    from rich.table import Column, Table
+    from rich.table import Column
 
-    return Table(Column("evaluations", no_wrap=True), *map(str, marks), title=title)
+    return _table(Column("evaluations", no_wrap=True), *map(str, marks), title=title)
 
 
-def _verdict(found: _Demo, arguments: argparse.Namespace) -> list[str]:
+def _verdict(demo: _Demo, arguments: argparse.Namespace) -> list[str]:
     lines = []
     if arguments.repeats == 1:
-        lines.append("One run says little about a gain: take --repeats 3 or more.")
+        lines.append("One run does not show a gain: use --repeats 3 or more.")
     else:
-        lines += _judged("Together against alone", found.gains["together - alone"])
-        for gains in list(found.gains.values())[1:]:
+        lines += _judged("Together against alone", demo.gains["together - alone"])
+        for gains in list(demo.gains.values())[1:]:
             lines += _judged("With the default configuration first in both", gains)
-        for name, gains in found.newcomers.items():
+        for name, gains in demo.newcomers.items():
             lines += _judged(f"A newcomer with messages, against {name}", gains)
     lines.append(
         "Alone is BoTorch's SingleTaskGP with LogExpectedImprovement, the default scikit-learn's."
@@ -740,15 +734,15 @@ def _judged(what: str, gains: Sequence[_Gain]) -> list[str]:
 
 
 def _privacy_words(result: RunResult) -> list[str]:
-    said = result.privacy or {}
+    privacy = result.privacy or {}
     trust = "" if result.sees is None else result.sees.trust
-    if "epsilon" not in said:
+    if "epsilon" not in privacy:
         return [f"Privacy: no guarantee. {trust}".rstrip()]
-    noisy = "" if said["private"] else " NOT PRIVATE: the noise comes from a seed."
+    noisy = "" if privacy["private"] else " NOT PRIVATE: the noise comes from a seed."
     return [
-        f"Privacy: epsilon <= {said['epsilon']:.4g} at delta = {said['delta']:.3g} per "
-        f"{said['unit']}, {said['adjacency']}, {said['releases']} release(s), by "
-        f"{said['accountant']}, of each run.{noisy}",
+        f"Privacy: epsilon <= {privacy['epsilon']:.4g} at delta = {privacy['delta']:.3g} per "
+        f"{privacy['unit']}, {privacy['adjacency']}, {privacy['releases']} release(s), by "
+        f"{privacy['accountant']}, of each run.{noisy}",
         *([trust] if trust else []),
     ]
 
@@ -781,17 +775,15 @@ def _write_report(
 
 
 def _demo_document(
-    arguments: argparse.Namespace, found: _Demo, report: Path | None
+    arguments: argparse.Namespace, demo: _Demo, report: Path | None
 ) -> dict[str, Any]:
-    means = {
-        name: arm.curves(arguments.budget).mean(dim=(0, 1)) for name, arm in found.arms.items()
-    }
+    means = {name: arm.curves(arguments.budget).mean(dim=(0, 1)) for name, arm in demo.arms.items()}
     together = [
         {
             **{name: float(mean[gain.evaluations - 1]) for name, mean in means.items()},
             **_gain_document(gain),
         }
-        for gain in found.gains["together - alone"]
+        for gain in demo.gains["together - alone"]
     ]
     return {
         "command": "demo",
@@ -799,13 +791,13 @@ def _demo_document(
         "budget": arguments.budget,
         "seeds": [arguments.seed + repeat for repeat in range(arguments.repeats)],
         "best": {
-            name: {site: float(arm.results[0].best(site)[-1]) for site in found.first.names}
-            for name, arm in found.arms.items()
+            name: {site: float(arm.results[0].best(site)[-1]) for site in demo.first.names}
+            for name, arm in demo.arms.items()
         },
         "gains": together,
         "gains_default_first": [
             _gain_document(gain)
-            for name, gains in found.gains.items()
+            for name, gains in demo.gains.items()
             for gain in gains
             if name != "together - alone"
         ],
@@ -813,9 +805,9 @@ def _demo_document(
             name: [
                 {"told": gain.first, name: gain.second, **_gain_document(gain)} for gain in gains
             ]
-            for name, gains in found.newcomers.items()
+            for name, gains in demo.newcomers.items()
         },
-        "privacy": found.first.privacy,
+        "privacy": demo.first.privacy,
         "run": arguments.out / "together",
         "report": report,
     }
@@ -840,15 +832,17 @@ def _run(arguments: argparse.Namespace) -> _Done:
     study = read_study(arguments.study)
     out = arguments.out if arguments.out is not None else study.out
     if arguments.dry_run:
-        study.load()  # an objective that cannot be found belongs to the plan
-        found = plan(study)
-        _show_plan(arguments, study, found, out)
-        return _Done({"command": "run", "dry_run": True, "out": out, **asdict(found)})
+        study.load()  # an objective that cannot be outline belongs to the plan
+        outline = plan(study)
+        _show_plan(arguments, study, outline, out)
+        return _Done({"command": "run", "dry_run": True, "out": out, **asdict(outline)})
     _check_folder(out, arguments.resume)
     result = run_study(study, out=out, resume=arguments.resume)
     if result.records and all(row["y"] is None for row in result.records):
         why = result.records[0]["reason"].rstrip(".")
-        raise FederatedError(f"Every evaluation failed, the first with {why}. Mend the objective.")
+        raise FederatedError(
+            f"Every evaluation failed, the first with {why}. Correct the objective."
+        )
     _show(arguments, _result_table(result))
     _show(arguments, _contribution_table(result))
     for row in result.failures():
@@ -885,36 +879,34 @@ def _check_folder(out: Path | None, resume: bool) -> None:
 
 
 def _show_plan(
-    arguments: argparse.Namespace, study: StudyFile, found: Plan, out: Path | None
+    arguments: argparse.Namespace, study: StudyFile, outline: Plan, out: Path | None
 ) -> None:
-    from rich.table import Table
-
-    agents = f"{found.agents} agents"
-    table = Table(show_header=False, title=f"Plan of {study.path.name}: nothing was evaluated")
-    table.add_row("protocol", found.protocol)
-    table.add_row("space", f"{', '.join(study.space.names)} ({found.columns} columns)")
+    agents = f"{outline.agents} agents"
+    table = _table(show_header=False, title=f"Plan of {study.path.name}: nothing was evaluated")
+    table.add_row("protocol", outline.protocol)
+    table.add_row("space", f"{', '.join(study.space.names)} ({outline.columns} columns)")
     table.add_row(
         "budget",
-        f"{found.budget} evaluations of each of {agents}, initial ones included, "
-        f"{found.total:,} in all",
+        f"{outline.budget} evaluations of each of {agents}, initial ones included, "
+        f"{outline.total:,} in all",
     )
-    table.add_row("rounds", f"{found.rounds}")
-    table.add_row("bytes per round", _bytes_words(found))
-    table.add_row("privacy", "no guarantee" if found.price is None else str(found.price))
-    if found.signal:
-        table.add_row("signal", found.signal)
-    if found.roster:
-        table.add_row("roster", found.roster)
-    table.add_row("who sees what", str(found.sees))
+    table.add_row("rounds", f"{outline.rounds}")
+    table.add_row("bytes per round", _bytes_words(outline))
+    table.add_row("privacy", "no guarantee" if outline.price is None else str(outline.price))
+    if outline.signal:
+        table.add_row("signal", outline.signal)
+    if outline.roster:
+        table.add_row("roster", outline.roster)
+    table.add_row("who sees what", str(outline.sees))
     table.add_row("folder", "none: an interrupted run is lost" if out is None else str(out))
     _show(arguments, table)
 
 
-def _bytes_words(found: Plan) -> str:
-    if found.bytes_per_round is None:
-        return found.bytes_note
-    counts = ", ".join(f"{count:,}" for count in found.bytes_per_round)
-    return f"{counts}\n({found.bytes_note})"
+def _bytes_words(outline: Plan) -> str:
+    if outline.bytes_per_round is None:
+        return outline.bytes_note
+    counts = ", ".join(f"{count:,}" for count in outline.bytes_per_round)
+    return f"{counts}\n({outline.bytes_note})"
 
 
 def _silent(result: RunResult) -> list[str]:
@@ -937,10 +929,8 @@ def _best(result: RunResult, agent: str) -> tuple[int, float, dict[str, Any]]:
 
 
 def _result_table(result: RunResult) -> Table:
-    from rich.table import Table
-
     better = "smallest" if result.space.outcome.minimize else "largest"
-    table = Table("agent", "evaluations", f"best ({better})", "at", title=f"{result.protocol}")
+    table = _table("agent", "evaluations", f"best ({better})", "at", title=f"{result.protocol}")
     for agent in result.names:
         if not any(row["agent"] == agent and row["y"] is not None for row in result.records):
             table.add_row(agent, "0", "", "")
@@ -954,10 +944,8 @@ def _result_table(result: RunResult) -> Table:
 
 
 def _contribution_table(result: RunResult) -> Table:
-    from rich.table import Table
-
     head = ("agent", "joined", "sent", "received", "bytes up", "bytes down", "last reply")
-    table = Table(*head, title="Messages")
+    table = _table(*head, title="Messages")
     for row in result.contributions():
         sent, received, last = (
             "unknown" if row[key] is None else str(row[key])
@@ -1005,14 +993,13 @@ def _add_protocols(commands: Any) -> None:
 
 def _protocols(arguments: argparse.Namespace) -> _Done:
     from rich.markup import escape
-    from rich.table import Table
 
     from botorch_fed.federation.registry import study_class
     from botorch_fed.study import settings
 
     if arguments.name is None:
         names = {name: _first_line(study_class(name)) for name in PROTOCOLS}
-        table = Table("name", "what it is")
+        table = _table("name", "what it is")
         for name, words in names.items():
             table.add_row(name, words)
         _show(arguments, table)
@@ -1023,12 +1010,12 @@ def _protocols(arguments: argparse.Namespace) -> _Done:
     except FederatedError as error:
         raise UsageError(str(error)) from error
     title = f"{arguments.name}: settings of the table [protocol]"
-    table = Table("setting", "expected", "default", "meaning", title=escape(title))
+    table = _table("setting", "expected", "default", "meaning", title=escape(title))
     for row in rows:
         table.add_row(row.name, *map(escape, (row.expected, row.default, row.doc)))
     _show(arguments, table)
-    found = {"command": "protocols", "name": arguments.name}
-    return _Done({**found, "settings": [asdict(row) for row in rows]})
+    document = {"command": "protocols", "name": arguments.name}
+    return _Done({**document, "settings": [asdict(row) for row in rows]})
 
 
 def _first_line(kind: type[Any]) -> str:
@@ -1039,8 +1026,6 @@ def _first_line(kind: type[Any]) -> str:
 
 
 def _account(arguments: argparse.Namespace) -> _Done:
-    from rich.table import Table
-
     from botorch_fed.privacy import Accountant, noise_multiplier_for
 
     settings = {
@@ -1058,7 +1043,7 @@ def _account(arguments: argparse.Namespace) -> _Done:
         f"{arguments.releases} releases, q = {arguments.sampling_rate:g}, z = {multiplier:.6g}: "
         f"epsilon at delta = {arguments.delta:g} per {arguments.unit}, {arguments.adjacency}"
     )
-    table = Table("accountant", "epsilon at most", "", title=title)
+    table = _table("accountant", "epsilon at most", "", title=title)
     for row in rows:
         shown = "" if row["epsilon"] is None else f"{row['epsilon']:.6g}"
         table.add_row(row["accountant"], shown, row["note"])
@@ -1084,9 +1069,8 @@ def _accounted(arguments: argparse.Namespace, multiplier: float, name: Any) -> d
 
     from botorch_fed.privacy import epsilon
 
-    notes = {"pld": "the default", "moments": "as published in 2016, to repeat its figures"}
     try:
-        found: Guarantee = epsilon(
+        guarantee: Guarantee = epsilon(
             sampling_rate=arguments.sampling_rate,
             noise_multiplier=multiplier,
             num_releases=arguments.releases,
@@ -1097,7 +1081,11 @@ def _accounted(arguments: argparse.Namespace, multiplier: float, name: Any) -> d
         )
     except UnsupportedError as error:
         return {"accountant": name, "epsilon": None, "note": str(error)}
-    return {"accountant": name, "epsilon": found.epsilon, "note": notes.get(name, "")}
+    return {
+        "accountant": name,
+        "epsilon": guarantee.epsilon,
+        "note": "the default" if name == "pld" else "",
+    }
 
 
 # ------------------------------------------------------------------ audit
@@ -1175,9 +1163,9 @@ def _report(arguments: argparse.Namespace) -> _Done:
     if not (arguments.run / "result.json").is_file():
         unfinished = (arguments.run / "run.json").is_file()
         why = (
-            "is of a run that is not finished: end it by --resume"
+            "holds an unfinished run: finish it with --resume"
             if unfinished
-            else ("has no result.json: expected what run(out=…) has saved")
+            else ("has no result.json: expected a folder written by run(out=…)")
         )
         raise UsageError(f"The folder {arguments.run} {why}.")
     try:
@@ -1196,76 +1184,56 @@ def _report(arguments: argparse.Namespace) -> _Done:
 # ------------------------------------------------------------------ hub and site
 
 
-def _add_hub(commands: Any) -> None:
-    words = "the machine in the middle of a study across machines"
-    group = commands.add_parser("hub", help=words, description=f"{words[0].upper()}{words[1:]}.")
+def _group(commands: Any, name: str, words: str) -> Any:
+    """A group of verbs, whose files are for nobody else on the machine."""
+    group = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
     group.set_defaults(private=True)
-    verbs = group.add_subparsers(title="commands", metavar="VERB", required=True)
-    made = _command(verbs, "init", _hub_init, "make a hub's folder: certificates and settings")
-    made.add_argument("folder", type=Path, metavar="HUB")
+    return group.add_subparsers(title="commands", metavar="VERB", required=True)
+
+
+def _add_hub(commands: Any) -> None:
+    verbs = _group(commands, "hub", "the machine in the middle of a study across machines")
+
+    def verb(
+        name: str, command: Callable[[argparse.Namespace], _Done], words: str
+    ) -> argparse.ArgumentParser:
+        parser = _command(verbs, name, command, words)
+        parser.add_argument("folder", type=Path, metavar="HUB")
+        return parser
+
+    made = verb("init", _hub_init, "make a hub's folder: certificates and settings")
     made.add_argument(
         "--address", required=True, metavar="NAME", help="by which sites reach this machine"
     )
-    made.add_argument("--port", type=_count(1), default=8000, metavar="N", help="default 8000")
-    start = _command(verbs, "start", _hub_start, "run Flower's server, until it is stopped")
-    start.add_argument("folder", type=Path, metavar="HUB")
-    start.add_argument(
-        "--host",
-        default="127.0.0.1",
-        metavar="IP",
-        help="of this machine, to listen on; 0.0.0.0 for all. Default 127.0.0.1",
-    )
-    admit = _command(verbs, "admit", _hub_admit, "let a site's node take part under a name")
-    admit.add_argument("folder", type=Path, metavar="HUB")
+    _option(made, "--port", _count(1), 8000, "N")
+    start = verb("start", _hub_start, "run the hub's process, until it is stopped")
+    host = "address of this machine for sites to reach, 0.0.0.0 for all"
+    _option(start, "--host", str, "127.0.0.1", "IP", host)
+    admit = verb("admit", _hub_admit, "let a site's node take part under a name")
     admit.add_argument("name", metavar="NAME", help="one of the study's agents")
     admit.add_argument("key", type=Path, metavar="NODE.pub")
-    dismiss = _command(verbs, "dismiss", _hub_dismiss, "forget a site and its key")
-    dismiss.add_argument("folder", type=Path, metavar="HUB")
+    dismiss = verb("dismiss", _hub_dismiss, "forget a site and its key")
     dismiss.add_argument("name", metavar="NAME")
-    sites = _command(verbs, "sites", _hub_sites, "the sites and whether their nodes are online")
-    sites.add_argument("folder", type=Path, metavar="HUB")
-    run = _command(verbs, "run", _hub_run, "run a study over the sites")
-    run.add_argument("folder", type=Path, metavar="HUB")
+    verb("sites", _hub_sites, "the sites and whether their nodes are online")
+    run = verb("run", _hub_run, "run a study over the sites")
     run.add_argument("study", type=Path, metavar="STUDY.toml")
-    run.add_argument("--resume", action="store_true", help="go on with the run in its folder")
-    run.add_argument("--out", type=Path, metavar="DIR", help="in the place of the file's out")
-    run.add_argument(
-        "--deadline",
-        type=float,
-        default=600.0,
-        metavar="SECONDS",
-        help="that a round waits for its agents; default 600",
-    )
-    run.add_argument(
-        "--absence",
-        type=float,
-        default=60.0,
-        metavar="SECONDS",
-        help="of them, for agents that are not there and were before; default 60",
-    )
-    run.add_argument(
-        "--idle",
-        type=float,
-        default=math.inf,
-        metavar="SECONDS",
-        help="that a round waits while no site has finished its evaluation; default without end",
-    )
-    run.add_argument(
-        "--quorum",
-        type=_count(0),
-        default=1,
-        metavar="N",
-        help="the least number of replies with which a round may go on; default 1",
-    )
-    run.add_argument(
-        "--retries",
-        type=_count(0),
-        default=0,
-        metavar="N",
-        help="how often a round below it is asked again before the run stops; default 0",
-    )
-
+    _add_out(run)
+    seconds = partial(_option, run, kind=float, metavar="SECONDS")
+    seconds("--deadline", default=600.0, words="how long a round waits for its agents")
+    absence = "how long it waits for agents that replied before and are not there"
+    seconds("--absence", default=60.0, words=absence)
+    idle = "how long a round waits while no site finishes an evaluation"
+    seconds("--idle", default=math.inf, words=idle)
+    _option(run, "--quorum", _count(0), 1, "N", "fewest replies with which a round goes on")
+    retries = "how often a round below the quorum is asked again before the run stops"
+    _option(run, "--retries", _count(0), 0, "N", retries)
     run.add_argument("--keys", type=Path, metavar="DIR", help=KEYS_HELP)
+
+
+def _hub(arguments: argparse.Namespace) -> Hub:
+    from botorch_fed.deploy import Hub
+
+    return Hub(arguments.folder.resolve())
 
 
 def _hub_init(arguments: argparse.Namespace) -> _Done:
@@ -1274,41 +1242,30 @@ def _hub_init(arguments: argparse.Namespace) -> _Done:
     folder = Hub.create(arguments.folder, arguments.address, arguments.port).folder
     _say(arguments, f"Made {folder}. Start it: {PROGRAM} hub start {folder}")
     _say(arguments, f"Give the sites {folder / 'ca.crt'} and the study file.")
-    _say(arguments, "Let nobody but yourself reach /v1/control on its port: see the documentation.")
     return _Done({"command": "hub init", "folder": folder})
 
 
 def _hub_start(arguments: argparse.Namespace) -> NoReturn:
-    from botorch_fed.deploy import Hub
-
-    Hub(arguments.folder.resolve()).start(arguments.host)
+    _hub(arguments).start(arguments.host)
 
 
 def _hub_admit(arguments: argparse.Namespace) -> _Done:
-    from botorch_fed.deploy import Hub
-
     if not arguments.key.exists():
         raise UsageError(f"There is no file {arguments.key}: the site's node.pub is needed.")
-    node = Hub(arguments.folder.resolve()).admit(arguments.name, arguments.key)
+    node = _hub(arguments).admit(arguments.name, arguments.key)
     _say(arguments, f"Site {arguments.name!r} may take part.")
     return _Done({"command": "hub admit", "site": arguments.name, "node": str(node)})
 
 
 def _hub_dismiss(arguments: argparse.Namespace) -> _Done:
-    from botorch_fed.deploy import Hub
-
-    Hub(arguments.folder.resolve()).dismiss(arguments.name)
-    _say(arguments, f"Site {arguments.name!r} is forgotten.")
+    _hub(arguments).dismiss(arguments.name)
+    _say(arguments, f"Site {arguments.name!r} is removed.")
     return _Done({"command": "hub dismiss", "site": arguments.name})
 
 
 def _hub_sites(arguments: argparse.Namespace) -> _Done:
-    from rich.table import Table
-
-    from botorch_fed.deploy import Hub
-
-    sites = Hub(arguments.folder.resolve()).sites()
-    table = Table("site", "node")
+    sites = _hub(arguments).sites()
+    table = _table("site", "node")
     for name, status in sites.items():
         table.add_row(name, status)
     _show(arguments, table)
@@ -1317,7 +1274,6 @@ def _hub_sites(arguments: argparse.Namespace) -> _Done:
 
 def _hub_run(arguments: argparse.Namespace) -> _Done:
     _expect_notes()
-    from botorch_fed.deploy import Hub
     from botorch_fed.study import read_study
 
     study = read_study(arguments.study)
@@ -1325,7 +1281,7 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
     if out is None:
         raise UsageError('A run needs a folder: write out = "…" in the file, or --out.')
     _check_folder(out, arguments.resume)
-    result = Hub(arguments.folder.resolve()).run(
+    result = _hub(arguments).run(
         arguments.study,
         out,
         resume=arguments.resume,
@@ -1354,47 +1310,33 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
 
 
 def _add_site(commands: Any) -> None:
-    words = "one of the sites of a study across machines"
-    group = commands.add_parser("site", help=words, description=f"{words[0].upper()}{words[1:]}.")
-    group.set_defaults(private=True)
-    verbs = group.add_subparsers(title="commands", metavar="VERB", required=True)
-    made = _command(verbs, "init", _site_init, "make a site's folder, with the key of its node")
-    made.add_argument("folder", type=Path, metavar="SITE")
-    start = _command(verbs, "start", _site_start, "answer the hub's requests, until it is stopped")
-    start.add_argument("folder", type=Path, metavar="SITE")
-    start.add_argument("study", type=Path, metavar="STUDY.toml")
-    start.add_argument("--name", required=True, help="which of the study's agents this is")
-    start.add_argument("--hub", required=True, metavar="NAME:PORT", help="the hub's address")
-    start.add_argument("--ca", required=True, type=Path, metavar="FILE", help="the hub's ca.crt")
-    start.add_argument(
-        "--patience",
-        type=float,
-        default=20.0,
-        metavar="SECONDS",
-        help="that a request waits for the objective before the site is busy; default 20",
-    )
-    start.add_argument("--keys", type=Path, metavar="DIR", help=KEYS_HELP)
-    _add_trials(verbs)
-    keys = _command(verbs, "keys", _site_keys, "the one key of ckks, by whom all sites trust")
-    keys.add_argument("study", type=Path, metavar="STUDY.toml")
-    keys.add_argument("folder", type=Path, metavar="DIR")
-    shown = _command(verbs, "show", _site_show, "what the site has observed in a study")
-    shown.add_argument("folder", type=Path, metavar="SITE")
-    shown.add_argument("study", type=Path, metavar="STUDY.toml")
-    shown.add_argument("--name", required=True, help="which of the study's agents this is")
-    shown.add_argument("--out", type=Path, metavar="DIR", help=f"save it for {PROGRAM} report")
+    verbs = _group(commands, "site", "one of the sites of a study across machines")
 
-
-def _add_trials(verbs: Any) -> None:
-    """The trial service, for sites with objective = "ask", and for results of other origin."""
-
-    def verb(name: str, help_: str) -> argparse.ArgumentParser:
-        parser = _command(verbs, name, partial(_site_verb, name), help_)
+    def verb(
+        name: str,
+        words: str,
+        command: Callable[[argparse.Namespace], _Done] | None = None,
+        *,
+        study: bool = False,
+    ) -> argparse.ArgumentParser:
+        parser = _command(verbs, name, command or partial(_site_verb, name), words)
         parser.add_argument("folder", type=Path, metavar="SITE")
+        if study:
+            parser.add_argument("study", type=Path, metavar="STUDY.toml")
+            parser.add_argument("--name", required=True, help="which of the study's agents it is")
         return parser
 
+    verb("init", "make a site's folder, with the key of its node", _site_init)
+    verb("identity", "the site's public key, for [identities] of a study", _site_identity)
+    start = verb("start", "answer the hub's requests, until it is stopped", _site_start, study=True)
+    start.add_argument("--hub", required=True, metavar="NAME:PORT", help="the hub's address")
+    start.add_argument("--ca", required=True, type=Path, metavar="FILE", help="the hub's ca.crt")
+    patience = "how long a request waits for the objective before the site is busy"
+    _option(start, "--patience", float, 20.0, "SECONDS", patience)
+    start.add_argument("--keys", type=Path, metavar="DIR", help=KEYS_HELP)
+    # The trial service, for sites with objective = "ask", and for results of other origin.
     ask = verb("ask", "new trials to evaluate")
-    ask.add_argument("-n", type=int, default=1, metavar="N", help="how many; default 1")
+    _option(ask, "-n", int, 1, "N", "how many")
     tell = verb("tell", "the value of an open trial")
     tell.add_argument("id", type=int, metavar="TRIAL")
     tell.add_argument("value", type=float, metavar="VALUE")
@@ -1408,6 +1350,11 @@ def _add_trials(verbs: Any) -> None:
     for parser in (tell, attach):
         parser.add_argument("--sem", type=float, help="the standard error of the value")
     verb("status", "all trials, and the best")
+    keys = _command(verbs, "keys", _site_keys, "make the single key of ckks, at a trusted place")
+    keys.add_argument("study", type=Path, metavar="STUDY.toml")
+    keys.add_argument("folder", type=Path, metavar="DIR")
+    shown = verb("show", "what the site has observed in a study", _site_show, study=True)
+    shown.add_argument("--out", type=Path, metavar="DIR", help=f"save it for {PROGRAM} report")
 
 
 def _named_value(text: str) -> tuple[str, Any]:
@@ -1420,32 +1367,34 @@ def _named_value(text: str) -> tuple[str, Any]:
         return name, value
 
 
-def _site_verb(verb: str, arguments: argparse.Namespace) -> _Done:
-    from rich.table import Table
-
+def _site(arguments: argparse.Namespace) -> SiteFolder:
     from botorch_fed.deploy import SiteFolder
 
+    return SiteFolder(arguments.folder.resolve())
+
+
+def _site_verb(verb: str, arguments: argparse.Namespace) -> _Done:
     keys = ("n", "id", "value", "sem", "reason", "label", "parameters")
     given = {key: getattr(arguments, key) for key in keys if hasattr(arguments, key)}
     if "parameters" in given:
         given["parameters"] = dict(given["parameters"])
-    found = SiteFolder(arguments.folder.resolve()).perform(verb, given)
-    trials = found["trials"]
+    answer = _site(arguments).perform(verb, given)
+    trials = answer["trials"]
     if trials:
         names = list(trials[0]["parameters"])
-        table = Table("trial", *names, "status", "value", "note")
+        table = _table("trial", *names, "status", "value", "note")
         for trial in trials:
             values = [_short(trial["parameters"][name]) for name in names]
             value = "" if trial["value"] is None else f"{trial['value']:.6g}"
             note = trial["reason"] or trial["label"]
             table.add_row(str(trial["id"]), *values, trial["status"], value, note)
         _show(arguments, table)
-    if "note" in found:
-        _say(arguments, f"No new trial: {found['note']}.")
-    if found.get("best"):
-        best = found["best"]
+    if "note" in answer:
+        _say(arguments, f"No new trial: {answer['note']}.")
+    if answer.get("best"):
+        best = answer["best"]
         _say(arguments, f"Best: trial {best['id']} with {best['value']:.6g}.")
-    return _Done({"command": f"site {verb}", **found})
+    return _Done({"command": f"site {verb}", **answer})
 
 
 def _short(value: Any) -> str:
@@ -1460,6 +1409,16 @@ def _site_init(arguments: argparse.Namespace) -> _Done:
     return _Done({"command": "site init", "folder": folder, "key": folder / "node.pub"})
 
 
+def _site_identity(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.deploy import DeployError, SiteFolder
+
+    folder = SiteFolder(arguments.folder)
+    if not folder.folder.is_dir():
+        raise DeployError(f"There is no site in {folder.folder}: make one with site init.")
+    _say(arguments, folder.identity)
+    return _Done({"command": "site identity", "folder": folder.folder, "key": folder.identity})
+
+
 def _site_keys(arguments: argparse.Namespace) -> _Done:
     from botorch_fed.deploy import make_keys
     from botorch_fed.study import read_study
@@ -1472,27 +1431,29 @@ def _site_keys(arguments: argparse.Namespace) -> _Done:
 def _site_start(arguments: argparse.Namespace) -> _Done:
     import logging
 
-    from botorch_fed.deploy import SiteFolder
     from botorch_fed.study import read_study
 
-    logging.getLogger("botorch_fed").addHandler(logging.StreamHandler())
-    SiteFolder(arguments.folder.resolve()).start(
-        read_study(arguments.study),
-        arguments.name,
-        hub=arguments.hub,
-        certificates=arguments.ca,
-        patience=arguments.patience,
-        keys=arguments.keys,
-    )
+    shown = logging.StreamHandler()
+    logging.getLogger("botorch_fed").addHandler(shown)
+    try:
+        _site(arguments).start(
+            read_study(arguments.study),
+            arguments.name,
+            hub=arguments.hub,
+            certificates=arguments.ca,
+            patience=arguments.patience,
+            keys=arguments.keys,
+        )
+    finally:
+        logging.getLogger("botorch_fed").removeHandler(shown)
     return _Done({"command": "site start", "site": arguments.name})
 
 
 def _site_show(arguments: argparse.Namespace) -> _Done:
-    from botorch_fed.deploy import SiteFolder
     from botorch_fed.study import read_study
 
     study = read_study(arguments.study)
-    result = SiteFolder(arguments.folder.resolve()).result(study, arguments.name)
+    result = _site(arguments).result(study, arguments.name)
     if arguments.out is not None:
         result.save(arguments.out)
     if result.records:

@@ -6,7 +6,7 @@ r"""The exceptions of this package::
     ├── MessageError     bytes from outside are no acceptable message
     ├── ObjectiveError   an objective fails wherever it is evaluated
     ├── NumericalError   a factorisation failed; the message names the condition
-    └── ProtocolError    one's own part of a protocol cannot go on: settings, records, files
+    └── ProtocolError    a party's part of a protocol cannot go on: settings, records, files
 
 Malformed tensors raise BoTorch's own `InputDataError` and `BotorchTensorDimensionError`,
 so that code written for BoTorch catches what it expects. Messages carry shapes, counts and
@@ -39,4 +39,4 @@ class ObjectiveError(FederatedError, RuntimeError):
 
 
 class ProtocolError(FederatedError, RuntimeError):
-    """One's own part of a protocol cannot go on; the message says what to do."""
+    """A party's part of a protocol cannot go on; the message says what to do."""

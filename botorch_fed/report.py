@@ -27,6 +27,7 @@ from scipy.special import stdtrit
 
 from botorch_fed.federation.disclosure import Sees, entries_of, first_payments
 from botorch_fed.privacy.audit import AuditReport, Check
+from botorch_fed.run import write_private
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,7 +159,7 @@ def write_report(
     page = _page(heading, sections)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(page.encode("utf-8", "replace"))  # lone surrogates become question marks
+    write_private(path, page.encode("utf-8", "replace"))  # lone surrogates become question marks
     return path
 
 
@@ -227,10 +228,10 @@ def _sections(runs: list[_Run]) -> Iterator[_Section]:
     yield _Section("summary", "Summary", _summary(this))
     yield _Section("convergence", "Convergence", _convergence(runs))
     yield _Section("agents", "Agent by agent", _agents(runs))
-    yield _Section("privacy", "What was spent", _privacy(this))
+    yield _Section("privacy", "Privacy spent", _privacy(this))
     yield _Section("utility", "Privacy and utility", _utility(runs))
     yield _Section("communication", "Communication and time", _communication(result))
-    yield _Section("points", "Where agents have looked", _points(result))
+    yield _Section("points", "Evaluated points", _points(result))
     yield _Section("absences", "Absences and failures", _absences(result))
     yield _Section("threats", "Who sees what", _threats(result))
 
@@ -275,8 +276,8 @@ def _range(parameter: Parameter) -> str:
 
 
 _WHOSE = {
-    "whole": "This file is for whoever ran the simulation. It holds every agent's points and "
-    "outcomes, and no guarantee covers it.",
+    "whole": "This file is for the person who ran the simulation. It holds every agent's points "
+    "and outcomes, and no guarantee covers it.",
     "hub": "This is the hub's part of a run across machines. Points and outcomes are at the sites.",
     "site": "This is one site's part of a run across machines, for that site alone: it holds its "
     "points and outcomes, which no guarantee covers. What the run promises towards others stands "
@@ -285,25 +286,25 @@ _WHOSE = {
 
 
 def _guarantee(result: RunResult) -> list[str]:
-    said = result.privacy or {}
+    account = result.privacy or {}
     note = _paragraph(_WHOSE[result.part])
     if result.part == "site":
         return [note]
-    if "epsilon" not in said:
+    if "epsilon" not in account:
         return [_banner("warn", "No privacy guarantee.", "This run promises none."), note]
-    if not said.get("private"):
+    if not account.get("private"):
         return [
             _banner(
                 "bad",
                 "Not private: the noise was seeded.",
-                "Whoever knows or guesses the seed subtracts the noise: nothing is protected. "
-                "The numbers here say what noise of this size would promise, if it came from the "
-                "operating system.",
+                "Anybody who knows or guesses the seed can subtract the noise: nothing is "
+                "protected. The numbers here say what noise of this size would promise if "
+                "it came from the operating system.",
             ),
-            _paragraph(_promise(said, "would be")),
+            _paragraph(_promise(account, "would be")),
             note,
         ]
-    return [_banner("good", "The guarantee.", _promise(said)), *_large_delta(result), note]
+    return [_banner("good", "The guarantee.", _promise(account)), *_large_delta(result), note]
 
 
 _WORLDS = {
@@ -312,23 +313,24 @@ _WORLDS = {
 }
 
 
-def _promise(said: Mapping[str, Any], verb: str = "is") -> str:
-    world = _WORLDS.get(said["adjacency"], "that differs in one {unit}").format(unit=said["unit"])
+def _promise(account: Mapping[str, Any], verb: str = "is") -> str:
+    unit, adjacency = account["unit"], account["adjacency"]
+    world = _WORLDS.get(adjacency, "that differs in one {unit}").format(unit=unit)
     return (
         f"What was released in the whole run {verb} (ε, δ)-indistinguishable from a run {world}, "
-        f"with ε ≤ {_upper(said['epsilon'])} and δ = {_upper(said['delta'])}, per {said['unit']}, "
-        f"adjacency {said['adjacency']}, {_count(said['releases'], 'release')}, by the accountant "
-        f"{said['accountant']}."
+        f"with ε ≤ {_upper(account['epsilon'])} and δ = {_upper(account['delta'])}, per {unit}, "
+        f"adjacency {adjacency}, {_count(account['releases'], 'release')}, by the accountant "
+        f"{account['accountant']}."
     )
 
 
 def _large_delta(result: RunResult) -> list[str]:
-    said = result.privacy or {}
-    if said["unit"] != "agent" or said["delta"] * len(result.names) <= 0.1:
+    account = result.privacy or {}
+    if account["unit"] != "agent" or account["delta"] * len(result.names) <= 0.1:
         return []
     return [
         _paragraph(
-            f"δ is large: {said['delta']:.3g} is not well below one over {len(result.names)} "
+            f"δ is large: {account['delta']:.3g} is not well below one over {len(result.names)} "
             "agents. Read ε together with it."
         )
     ]
@@ -368,8 +370,8 @@ def _convergence_figure(runs: list[_Run]) -> str:
             _draw_mean(axes, run, values)
         axes.set(xlabel="query of an agent", ylabel=name)
         _whole_ticks(axes)
-    said = ", ".join(f"{run.label} ends at {_ending(run)}" for run in runs)
-    label = f"Mean over agents with 95 % intervals, query by query: {said}"
+    ends = ", ".join(f"{run.label} ends at {_ending(run)}" for run in runs)
+    label = f"Mean over agents with 95 % intervals, query by query: {ends}"
     names = " and ".join(name for name, _ in curves)
     caption = f"Mean over agents and 95 % interval of the {names}."
     return _figure(figure, "convergence", label, caption, _legend(runs))
@@ -442,8 +444,8 @@ def _best_table(runs: list[_Run]) -> str:
     for run in runs:
         row = [_cell(run.label)]
         for query in _queries(runs[0]):
-            found = [_at(curve, query) for curve in run.best.values()]
-            row.append(_interval([value for value in found if value is not None]))
+            values = [_at(curve, query) for curve in run.best.values()]
+            row.append(_interval([value for value in values if value is not None]))
         rows.append(row)
     head = ["Run", *_query_heads(runs[0])]
     caption = (
@@ -471,14 +473,14 @@ def _difference_table(runs: list[_Run]) -> str:
 
 def _differences(this: _Run, other: _Run, query: int | None) -> list[float]:
     """Of the agents that both runs have, at a query that both have."""
-    found = []
+    differences = []
     for name in this.best.keys() & other.best.keys():
         both = this.best[name], other.best[name]
         k = min(map(len, both)) if query is None else query
         mine, theirs = _at(both[0], k), _at(both[1], k)
         if mine is not None and theirs is not None:
-            found.append(this.sign * (mine - theirs))
-    return sorted(found)  # the same sum, whatever the order of the names
+            differences.append(this.sign * (mine - theirs))
+    return sorted(differences)  # the same sum, whatever the order of the names
 
 
 def _interval(values: list[float]) -> str:
@@ -570,13 +572,13 @@ def _draw_agent(axes: Any, runs: list[_Run], name: str) -> None:
 
 
 def _privacy(run: _Run) -> list[str]:
-    said = run.privacy
-    if not said:
+    account = run.privacy
+    if not account:
         return []
-    return [_privacy_table(said), *_spending(run.result), *_signal(said)]
+    return [_privacy_table(account), *_spending(run.result), *_signal(account)]
 
 
-_PRIVACY_ROWS = {  # nothing else of what a server says is shown
+_PRIVACY_ROWS = {  # nothing else of a server's account is shown
     "epsilon": "ε spent",
     "promised_epsilon": "ε promised before the run",
     "delta": "δ",
@@ -584,7 +586,7 @@ _PRIVACY_ROWS = {  # nothing else of what a server says is shown
     "adjacency": "Adjacency",
     "accountant": "Accountant",
     "releases": "Releases paid",
-    "private": "Noise nobody can repeat",
+    "private": "Noise from the operating system",
     "exhausted": "Budget exhausted before the end",
     "signal": "Signal to expect",
     "mechanism": "Mechanism",
@@ -601,14 +603,14 @@ _PRIVACY_ROWS = {  # nothing else of what a server says is shown
 }
 
 
-def _privacy_table(said: Mapping[str, Any]) -> str:
+def _privacy_table(account: Mapping[str, Any]) -> str:
     bounds = ("epsilon", "promised_epsilon", "delta")
     facts = [
-        (name, _upper(said[key]) if key in bounds else _said(said[key]))
+        (name, _upper(account[key]) if key in bounds else _said(account[key]))
         for key, name in _PRIVACY_ROWS.items()
-        if key in said and (key != "private" or "epsilon" in said)
+        if key in account and (key != "private" or "epsilon" in account)
     ]
-    return _facts("What the server says of privacy", facts)
+    return _facts("Privacy, as the server reports it", facts)
 
 
 def _said(value: object) -> str:
@@ -619,32 +621,34 @@ def _said(value: object) -> str:
 
 def _spending(result: RunResult) -> list[str]:
     """Epsilon payment by payment."""
-    said = result.privacy or {}
-    if "epsilon" not in said:
+    account = result.privacy or {}
+    if "epsilon" not in account:
         return []
-    if said["releases"] < 2:
+    if account["releases"] < 2:
         words = "One payment covers all that the run released about one unit."
-        return [_paragraph(words if said["releases"] else "Nothing was released.")]
+        return [_paragraph(words if account["releases"] else "Nothing was released.")]
     spent = _spent(result)
     if not spent:
         words = "The stated ε covers all releases together; the result does not list the payments."
         return [_paragraph(words)]
-    rounds = said.get("release_rounds")
-    known = isinstance(rounds, (list, tuple)) and len(rounds) == said["releases"]
-    places = [rounds[count - 1] if known and rounds else count for count, _ in spent]
+    rounds = account.get("release_rounds")
+    by_round = isinstance(rounds, (list, tuple)) and len(rounds) == account["releases"]
+    places = [rounds[count - 1] if by_round and rounds else count for count, _ in spent]
     costs = [epsilon for _, epsilon in spent]
-    if not known:
+    if not by_round:
         places, costs = [0, *places], [0.0, *costs]
     figure = _canvas(9.6, 2.9)
     axes = figure.subplots()
     style = {"color": _PALETTE[0][0], "linewidth": 2.0, "marker": "o", "markersize": 4}
     axes.step(places, costs, where="post", **style)
-    axes.axhline(said["epsilon"], color=_INK, linewidth=0.8, linestyle=_linestyle((4, 3)))
-    name = "after the release of round" if known else "payments"
+    axes.axhline(account["epsilon"], color=_INK, linewidth=0.8, linestyle=_linestyle((4, 3)))
+    name = "after the release of round" if by_round else "payments"
     axes.set(xlabel=name, ylabel="ε spent", ylim=(0, None))
     _whole_ticks(axes)
-    label = f"Epsilon grows to {said['epsilon']:.4g} over {_count(said['releases'], 'release')}"
-    caption = f"ε at δ = {said['delta']:.3g} over the releases; dashed, what the ledger says."
+    label = (
+        f"Epsilon grows to {account['epsilon']:.4g} over {_count(account['releases'], 'release')}"
+    )
+    caption = f"ε at δ = {account['delta']:.3g} over the releases; dashed, the ledger's value."
     return [_figure(figure, "spending", label, caption)]
 
 
@@ -664,8 +668,8 @@ def _some_counts(total: int, most: int = 12) -> list[int]:
     return sorted({round(1 + i * (total - 1) / (most - 1)) for i in range(most)})
 
 
-def _signal(said: Mapping[str, Any]) -> list[str]:
-    ratios = said.get("signal_to_noise")
+def _signal(account: Mapping[str, Any]) -> list[str]:
+    ratios = account.get("signal_to_noise")
     words = (
         "It is estimated from the releases themselves and costs nothing. Below one a release is "
         "mostly noise; with no signal at all the estimate is still above zero half of the time."
@@ -765,10 +769,11 @@ def _communication(result: RunResult) -> list[str]:
     if not result.rounds:
         return []
     rounds = sorted({row["round"] for row in result.rounds})
-    known = any(row["cpu_seconds"] for row in result.rounds)  # no engine across machines can tell
+    # Engines across machines do not measure CPU time.
+    has_times = any(row["cpu_seconds"] for row in result.rounds)
     figure = _canvas(9.6, 3.0)
     traffic, work = figure.subplots(1, 2)
-    work.set_visible(known)
+    work.set_visible(has_times)
     for place, key in enumerate(("bytes_up", "bytes_down")):
         totals = _per_round(result.rounds, key)
         _draw_rounds(traffic, rounds, [sum(totals[r]) for r in rounds], place)
@@ -782,12 +787,13 @@ def _communication(result: RunResult) -> list[str]:
         _whole_ticks(axes)
     up, down = (sum(row[key] for row in result.rounds) for key in ("bytes_up", "bytes_down"))
     label = f"Per round: bytes up, {_size(up)} in all, bytes down, {_size(down)}"
-    caption = "What all agents send and get."
+    caption = "Bytes that all agents send and receive."
     names = ["up, from the agents", "down, to the agents"]
-    if known:
+    if has_times:
         label += ", and CPU time"
         caption = (
-            "Left, what all agents send and get; right, CPU time of an agent, its objective's too."
+            "Left, bytes that all agents send and receive; right, CPU time of an agent, objective "
+            "included."
         )
         names += ["mean agent", "slowest agent"]
     legend = _items([_line_item(_PALETTE[i][0], _DASHES[i], n) for i, n in enumerate(names)])
@@ -814,10 +820,10 @@ def _contributions(result: RunResult) -> list[str]:
 
 
 def _per_round(rows: list[Record], key: str) -> dict[int, list[float]]:
-    found: dict[int, list[float]] = {}
+    values: dict[int, list[float]] = {}
     for row in rows:
-        found.setdefault(row["round"], []).append(row[key])
-    return found
+        values.setdefault(row["round"], []).append(row[key])
+    return values
 
 
 def _draw_rounds(axes: Any, rounds: list[int], values: list[float], place: int) -> None:
@@ -838,7 +844,7 @@ def _communication_table(result: RunResult, rounds: int) -> str:
         rows.append(["CPU time", *(f"{part:.3g} s" for part in parts)])
     head = ("", "In all", "Per round", "Per agent and round")
     cells = [[_cell(row[0]), *(_cell(cell, numeric=True) for cell in row[1:])] for row in rows]
-    return _table("What travelled, and what it cost the agents", head, cells)
+    return _table("Bytes and CPU time" if seconds else "Bytes", head, cells)
 
 
 # ------------------------------------------------------------------ where agents have looked
@@ -984,7 +990,7 @@ def _missed(result: RunResult) -> list[str]:
         return []
     missed = [row for row in result.rounds if not row["replied"]]
     if not missed:
-        return [_paragraph("Every agent answered whenever it was asked.")]
+        return [_paragraph("Every agent replied to every request.")]
     rows = []
     for name in result.names:
         mine = [row for row in missed if row["agent"] == name]
@@ -993,14 +999,14 @@ def _missed(result: RunResult) -> list[str]:
         asked = sum(row["agent"] == name for row in result.rounds)
         reasons: dict[str, list[int]] = {}
         for row in mine:
-            reasons.setdefault(row["failure"] or "no answer", []).append(row["round"])
+            reasons.setdefault(row["failure"] or "no reply", []).append(row["round"])
         why = "; ".join(f"{code}: {_spans(rounds)}" for code, rounds in sorted(reasons.items()))
         number = _cell(f"{len(mine)} of {asked}", numeric=True)
         rows.append([_cell(name), number, _cell(why)])
     table = _table(
-        "Agents that did not answer", ("Agent", "Rounds without it", "Why, and in which"), rows
+        "Agents that did not reply", ("Agent", "Rounds without it", "Why, and in which"), rows
     )
-    share = f"{len(missed)} of {len(result.rounds)} requests were not answered."
+    share = f"{len(missed)} of {len(result.rounds)} requests had no reply."
     return [_paragraph(share), _folded(_count(len(rows), "agent"), table, len(rows))]
 
 
@@ -1019,12 +1025,14 @@ def _spans(numbers: list[int]) -> str:
 
 
 def _threats(result: RunResult) -> list[str]:
-    said, sees = result.privacy or {}, result.sees
-    sentences = ["This result does not say who sees what."] if sees is None else [*sees.sentences]
-    if "epsilon" in said and not said.get("private"):
+    account, sees = result.privacy or {}, result.sees
+    sentences = (
+        ["This result does not record who sees what."] if sees is None else [*sees.sentences]
+    )
+    if "epsilon" in account and not account.get("private"):
         sentences.append("In this run the noise was seeded, so that it protects from nobody.")
     not_covered = (
-        "Never covered: whoever watches an agent's own queries and results; who takes part and how "
+        "Never covered: observers of an agent's own queries and results; who takes part and how "
         "long answers take; settings that were tuned on the agents' data without paying for it"
     )
     files = {

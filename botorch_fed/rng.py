@@ -14,7 +14,7 @@ repeat (``||`` joins bytes, ``u64`` is eight bytes, little endian):
    ``k' = 2^53 - 1 - k``, so that both tails are exact mirrors and never infinite.
 
 Streams are addressed by what they are for (``generator(seed, t, "thompson")``), not by the order
-in which they were asked for. Privacy noise never comes from here: whoever knows the seed could
+in which they were asked for. Privacy noise never comes from here: a reader of the seed could
 subtract it.
 """
 

@@ -15,6 +15,7 @@ and the points of later queries with them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -27,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 import torch
@@ -52,13 +53,14 @@ from botorch_fed.federation.base import (
 )
 from botorch_fed.federation.budget import Budgeted
 from botorch_fed.federation.disclosure import Price, Sees, disclosed
-from botorch_fed.federation.drive import Round, drive, finished_rounds
-from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.drive import Round, drive
+from botorch_fed.federation.hub import finished_rounds, hub_log
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import Blobs, FileStore, MemoryBlobs
 from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
+from botorch_fed.storage.log import FileLog, Log
+from botorch_fed.storage.store import Blobs, MemoryBlobs
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.wire.codec import MAX_BYTES
 
@@ -68,9 +70,9 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 Part = Literal["whole", "hub", "site"]
 Measure = Literal["simple", "cumulative"]
-MIN_FAILED = 2  # evaluations from which on it can be said where they fail
+MIN_FAILED = 2  # evaluations from which on a region of failures is named
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
-FORMAT = 2  # of the files of a result; 1 says "heard" for "replied"
+FORMAT = 2  # of the files of a result; 1 has "heard" for "replied"
 HEAD = "run.json"  # of a folder: what its run was started with
 FILES = {"server", "sites", "run.json.draft", "lock"}  # that a folder may hold before its run
 
@@ -147,13 +149,13 @@ class RunResult:
 
     def _promise(self) -> str:
         """The guarantee, if there is one: an epsilon is nothing without the rest."""
-        said = self.privacy or {}
-        if "epsilon" not in said:
+        account = self.privacy or {}
+        if "epsilon" not in account:
             return ""
-        warning = "" if said["private"] else ", not private: seeded noise"
+        warning = "" if account["private"] else ", not private: seeded noise"
         return (
-            f", epsilon <= {said['epsilon']:.4g} at delta = {said['delta']:.3g} per "
-            f"{said['unit']}, {said['adjacency']}{warning}"
+            f", epsilon <= {account['epsilon']:.4g} at delta = {account['delta']:.3g} per "
+            f"{account['unit']}, {account['adjacency']}{warning}"
         )
 
     def history(self, agent: AgentId, given: bool = False) -> tuple[Tensor, Tensor]:
@@ -180,8 +182,8 @@ class RunResult:
         values = [row["y"] if row["true"] is None else row["true"] for row in (*given, *rows)]
         if not values:
             return torch.zeros(0, dtype=torch.float64)
-        found = self._sign * torch.tensor(values, dtype=torch.float64)
-        return self._sign * found.cummax(dim=0).values[len(given) :]
+        signed = self._sign * torch.tensor(values, dtype=torch.float64)
+        return self._sign * signed.cummax(dim=0).values[len(given) :]
 
     def best_parameters(self, site: AgentId) -> dict[str, Value]:
         """The parameters of a site's best observed value, by name and in the user's units.
@@ -229,7 +231,7 @@ class RunResult:
             X = torch.tensor([row["x"] for row in trials], dtype=torch.float64)
             points = self.space.from_unit(X) if trials else []
             for i, (trial, point) in enumerate(zip(trials, points, strict=True)):
-                found = {
+                columns = {
                     "site": site,
                     "trial": i + 1,
                     "status": "given" if i < len(given) else trial.get("status", "completed"),
@@ -240,9 +242,9 @@ class RunResult:
                     "query": trial.get("query", 0),
                     "round": trial.get("round", 0),
                 }
-                named = {f"parameter_{k}" if k in found else k: v for k, v in point.items()}
-                first = {key: found.pop(key) for key in ("site", "trial", "status")}
-                rows.append({**first, **named, **found})
+                named = {f"parameter_{k}" if k in columns else k: v for k, v in point.items()}
+                first = {key: columns.pop(key) for key in ("site", "trial", "status")}
+                rows.append({**first, **named, **columns})
         return pandas.DataFrame(rows)
 
     def contributions(self) -> list[Record]:
@@ -255,12 +257,12 @@ class RunResult:
         public = {
             d for row in self.rounds if row["round"] == first for d in row.get("received", ())
         }
-        found = []
+        table = []
         for site in self.names:
             rows = [row for row in self.rounds if row["agent"] == site]
             counted = all("received" in row for row in rows)
             received = {d for row in rows for d in row.get("received", ())} - public
-            found.append(
+            table.append(
                 {
                     "site": site,
                     "joined": min((row["round"] for row in rows), default=None),
@@ -271,7 +273,7 @@ class RunResult:
                     "last_replied": max((r["round"] for r in rows if r["replied"]), default=None),
                 }
             )
-        return found
+        return table
 
     def failures(self) -> list[Record]:
         """One row per site with failed evaluations: how many, of how many, why, and where.
@@ -279,14 +281,14 @@ class RunResult:
         `where` is the range or value of one parameter that tells failures from successes best, with
         the counts inside and elsewhere; empty while too few are known.
         """
-        found = []
+        table = []
         for site in self.names:
             rows = [row for row in self.records if row["agent"] == site]
             failed = [row for row in rows if row["y"] is None]
             if not failed:
                 continue
             reasons = Counter(row["reason"] for row in failed)
-            found.append(
+            table.append(
                 {
                     "site": site,
                     "failed": len(failed),
@@ -295,7 +297,7 @@ class RunResult:
                     "where": self._where(rows),
                 }
             )
-        return found
+        return table
 
     def _where(self, rows: list[Record]) -> str:
         """Where evaluations fail, in words."""
@@ -334,16 +336,6 @@ class RunResult:
             total[row["round"]] = total.get(row["round"], 0) + row["bytes_down"] + row["bytes_up"]
         return total
 
-    def cpu_seconds_per_query(self, agent: AgentId) -> float:
-        """Mean CPU seconds of the agent's rounds with a query, the objective's own included."""
-        queried = {row["round"] for row in self._rows(agent)}
-        costs = [
-            row["cpu_seconds"]
-            for row in self.rounds
-            if row["agent"] == agent and row["round"] in queried
-        ]
-        return sum(costs) / len(costs) if costs else float("nan")
-
     def _rows(self, agent: AgentId) -> list[Record]:
         if agent not in self.names:
             raise InputDataError(f"There is no agent {agent!r}; agents are {list(self.names)[:8]}.")
@@ -364,7 +356,7 @@ class RunResult:
     def save(self, folder: str | Path) -> None:
         """Write `result.json`, `records.jsonl`, `rounds.jsonl`, `given.jsonl` and `arrays.npz`."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         head = {
             "format": FORMAT,
             "names": self.names,
@@ -388,9 +380,8 @@ class RunResult:
         for i, agent in enumerate(self.names):
             X, Y = self._history(rows[agent])
             arrays[f"X{i}"], arrays[f"Y{i}"] = X.numpy(), Y.numpy()
-        draft = folder / "arrays.draft.npz"
-        np.savez_compressed(draft, **arrays)  # type: ignore[arg-type]
-        draft.replace(folder / "arrays.npz")
+        with _replaced(folder / "arrays.npz") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, folder: str | Path) -> RunResult:
@@ -513,8 +504,8 @@ def run(
                 site.log.close()
             raise
         engine = InProcess(sites, absent=absent, patience=patience)
-    found: dict[AgentId, list[Observation]] = {name: [] for name in names}
-    gather = partial(_gathered, engine, found)
+    observations: dict[AgentId, list[Observation]] = {name: [] for name in names}
+    gather = partial(_gathered, engine, observations)
     with engine, _progress(progress) as shown:
         watch = None
         if shown is not None:
@@ -532,7 +523,7 @@ def run(
         )
         gather()
     for name in names:
-        result.records += _observation_rows(name, found[name], objectives[name], optima)
+        result.records += _observation_rows(name, observations[name], objectives[name], optima)
     if folder is not None:
         result.save(folder)
     return result
@@ -646,11 +637,6 @@ def _drive(
     """Drive a server to its end; rounds and privacy go into the result, and into the folder."""
     result.sees, result.price = disclosed(protocol, server, result.space, result.names)
     result.measure = getattr(protocol, "measure", "simple")
-    record, save = None, None
-    if folder is not None:
-        store = FileStore(folder / "server")
-        record, save = store.get("record"), partial(store.put, "record")
-        result.rounds = _finished_rounds(folder / "rounds.jsonl", record)
 
     def on_exchange(round_: Round) -> None:
         rows = _round_rows(round_)
@@ -661,15 +647,12 @@ def _drive(
         if folder is not None:
             _append(folder / "rounds.jsonl", rows)
 
-    last = drive(
-        server,
-        exchange,
-        record=record,
-        save=save,
-        on_exchange=on_exchange,
-        on_round=on_round,
-        **options,
-    )
+    with contextlib.nullcontext() if folder is None else hub_log(folder) as log:
+        if folder is not None and log is not None:
+            result.rounds = _finished_rounds(folder / "rounds.jsonl", log)
+        last = drive(
+            server, exchange, log=log, on_exchange=on_exchange, on_round=on_round, **options
+        )
     account = getattr(server, "privacy", None)  # of protocols that promise something
     result.privacy = None if account is None else account(last)
 
@@ -879,7 +862,7 @@ def _folder(out: str | Path | None, *, resume: bool) -> Path | None:
         return None
     folder = Path(out).resolve()
     if not (folder / HEAD).exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         strange = {path.name for path in folder.iterdir()} - FILES
         if strange:
             raise ProtocolError(f"{folder} is not empty and holds no run: choose another folder.")
@@ -950,9 +933,9 @@ def _allow_files(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _finished_rounds(path: Path, record: bytes | None) -> list[Record]:
-    """The rows of the rounds that the server's record knows; the file is cut back to them."""
-    last = 0 if record is None else finished_rounds(record)
+def _finished_rounds(path: Path, log: Log) -> list[Record]:
+    """The rows of the rounds that are in the server's log; the file is cut back to them."""
+    last = finished_rounds(log)
     rows = [row for row in _rounds(path) if row["round"] <= last]
     if path.exists():
         _write(path, _as_lines(rows))
@@ -960,7 +943,7 @@ def _finished_rounds(path: Path, record: bytes | None) -> list[Record]:
 
 
 def _append(path: Path, rows: list[Record]) -> None:
-    with path.open("a") as file:
+    with open(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "w") as file:
         file.write(_as_lines(rows))
         file.flush()
         os.fsync(file.fileno())
@@ -971,12 +954,37 @@ def _as_lines(rows: list[Record]) -> str:
 
 
 def _write(path: Path, text: str) -> None:
+    write_private(path, text.encode())
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """A new file of this user alone, which takes the place of the old one when it is complete."""
     draft = path.with_name(path.name + ".draft")
-    with draft.open("w") as file:
-        file.write(text)
+    draft.unlink(missing_ok=True)
+    with open(open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file of this user alone, in one step; a symbolic link is replaced, not followed."""
+    with _replaced(path) as file:
+        file.write(data)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Open a file of this user alone; a symbolic link is refused."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ProtocolError(
+            f"Expected a file of its own at {path}, found a symbolic link: remove the link."
+        ) from error
 
 
 def _lines(path: Path) -> list[Record]:
@@ -1013,12 +1021,12 @@ def _versions() -> dict[str, str]:
 
 
 def _gathered(
-    engine: InProcess | Parallel, found: dict[AgentId, list[Observation]]
+    engine: InProcess | Parallel, observations: dict[AgentId, list[Observation]]
 ) -> list[Observation]:
     """The observations since the last call, put down by agent."""
     new = engine.observations()
     for name, observation in new:
-        found[name].append(observation)
+        observations[name].append(observation)
     return [observation for _, observation in new]
 
 
@@ -1062,10 +1070,10 @@ class _Watch:
         if values:
             self._best = min(values) if self._minimize else max(values)
             words.append(f"best {self._best:.4g}")
-        said = (None if self._account is None else self._account(round_.state)) or {}
-        if "epsilon" in said:
-            warning = "" if said["private"] else " (seeded noise, not private)"
-            words.append(f"epsilon {said['epsilon']:.3g}{warning}")
+        account = (None if self._account is None else self._account(round_.state)) or {}
+        if "epsilon" in account:
+            warning = "" if account["private"] else " (seeded noise, not private)"
+            words.append(f"epsilon {account['epsilon']:.3g}{warning}")
         return ", ".join(words)
 
 

@@ -227,8 +227,8 @@ class SearchSpace:
     def log_offsets(self) -> Tensor:
         """For each column the offset of a logarithmic warp, a `d` tensor; 0 where there is none.
 
-        A public guess: a parameter on a linear scale whose positive bounds span two decades or more
-        acts by its ratio, so that a model of it should see its logarithm. See `WarpedFeatures`.
+        A public guess: models see the logarithm of a parameter on a linear scale whose positive
+        bounds span two decades or more. See `WarpedFeatures`.
         """
         offsets: list[float] = []
         for p in self.parameters:

@@ -1,4 +1,4 @@
-r"""Study files: a run of one's own objective, written down in TOML.
+r"""Study files: a run of any objective, written in TOML.
 
     objective = "tuning:score"      # score(agent: str, **parameters) -> float
     agents = ["north", "south", "west"]
@@ -27,11 +27,13 @@ r"""Study files: a run of one's own objective, written down in TOML.
     epsilon = 2.0
     delta = 1e-5
 
-The other keys are `workers`, `out` (relative to the file), `channel` (of fed-gp: "threshold",
-"ckks" or "plain"), `[protocol.search]` (of fed-gp; its `kind` is "transfer", "support" or
-"region"), and `[ledger]` with `path`, `epsilon` and `delta`: a durable ledger from which several
-runs pay. A `schedule` is ``"inverse-square"`` or a table of kind ``"polynomial"`` with `c` or
-``"constant"`` with `p`. What else is no plain number:
+The other keys are `workers`, `out` (relative to the file), `channel` (of fed-gp, or dp-fts-de with
+trust = "distributed": "threshold", "ckks" or "plain"), `[identities]` (of both with "threshold",
+across machines: for every agent the key that `botorch-fed site identity` prints),
+`[protocol.search]` (of fed-gp; its `kind` is "transfer", "support" or "region"), and `[ledger]`
+with `path`, `epsilon` and `delta`: a durable ledger from which several runs pay. A `schedule` is
+``"inverse-square"`` or a table of kind ``"polynomial"`` with `c` or ``"constant"`` with `p`. What
+else is no plain number:
 
     [protocol]
     candidates = 500                # the only points: so many public Sobol points, or the name
@@ -54,7 +56,7 @@ runs pay. A `schedule` is ``"inverse-square"`` or a table of kind ``"polynomial"
 
 Without `[privacy]` a mechanism needs its `noise_multiplier`.
 
-A search and an aggregation of one's own, or of the package, are put together by name. Their simple
+A search and an aggregation, of the package or of a module, are put together by name. Their simple
 settings stand beside `kind`; a setting that is a dataclass is a table in turn:
 
     [protocol]
@@ -129,12 +131,13 @@ from botorch_fed.privacy import (
     Budget,
     DistributedGaussianSum,
     GaussianSum,
-    LedgerFile,
     PoissonSampling,
+    SharedLedger,
     SignalWarning,
     noise_multiplier_for,
     noise_multiplier_within,
 )
+from botorch_fed.privacy.channels import check_identities
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, evaluations_of, run
 from botorch_fed.search.support import SupportSearch
@@ -150,13 +153,14 @@ KEYS = (
     "workers",
     "out",
     "channel",
+    "identities",
     "space",
     "outcome",
     "protocol",
     "privacy",
     "ledger",
 )
-BY_HAND = "ask"  # instead of an objective: trials are answered by whoever asks for them
+BY_HAND = "ask"  # instead of an objective: a user answers the trials
 OWN_KEYS = {"objective", "workers", "out", "ledger"}  # each machine's own
 PARAMETER_KEYS = {
     "real": ("type", "lower", "upper", "log"),
@@ -168,7 +172,7 @@ PARTS = ("strategy", "search", "aggregation")
 OPEN: dict[type[Any], Mapping[str, str]] = {Search: SEARCHES, Aggregation: AGGREGATIONS}
 NESTED = (*PARTS, "candidates", "initial_design", "default", "feature_map", "mechanism")
 # Settings of a study that have their own place in a file, or none.
-ELSEWHERE = {"budget", "epsilon", "channel", "run", "noise_at", *PARTS}
+ELSEWHERE = {"budget", "epsilon", "channel", "identities", "run", "noise_at", *PARTS}
 IN_PYTHON = "cannot be written in a file: call botorch_fed.run.run from Python to set it."
 SCHEDULES: dict[str, tuple[Callable[..., MixingSchedule], tuple[str, ...]]] = {
     "polynomial": (Polynomial, ("c",)),
@@ -181,8 +185,8 @@ MECHANISM_KEYS = {
     "gaussian": ("clip_norm",),
     "distributed-gaussian": ("clip_norm", "colluding", "dropping", "adjacency"),
 }
-REHEARSED_ROUNDS = 3
-MOST_REHEARSED = 20  # agents; with more a rehearsal takes too long for a plan
+MEASURED_ROUNDS = 3
+MOST_MEASURED = 20  # agents; with more the measurement takes too long for a plan
 
 
 class StudyError(FederatedError):
@@ -247,17 +251,19 @@ class _Table:
         """What is wrong with one of its keys."""
         return self.text.error((*self.key, key), message)
 
-    def only(self, known: Iterable[str], fix: Mapping[str, str] | None = None) -> None:
+    def only(self, expected: Iterable[str], fix: Mapping[str, str] | None = None) -> None:
         """Refuse other keys, with what was meant perhaps."""
-        known = list(known)
+        expected = list(expected)
         for key in self.values:
-            if key in known:
+            if key in expected:
                 continue
             if fix and key in fix:
                 raise self.error(key, fix[key])
-            close = difflib.get_close_matches(key, known, n=1)
+            close = difflib.get_close_matches(key, expected, n=1)
             meant = f" Did you mean {close[0]!r}?" if close else ""
-            raise self.error(key, f"unknown key.{meant} Known here: {', '.join(sorted(known))}.")
+            raise self.error(
+                key, f"unknown key.{meant} Expected one of: {', '.join(sorted(expected))}."
+            )
 
     def get(self, key: str, hint: Any, example: str, default: Any = ...) -> Any:
         """A value of a type, or the default; without one the key is needed."""
@@ -379,11 +385,11 @@ class Setting:
 
 def settings(kind: type[Any]) -> list[Setting]:
     """The settings of a study class that a file can hold in [protocol], tables not counted."""
-    known = {name: hint for name, hint in simple_settings(kind).items() if name not in ELSEWHERE}
+    hints = {name: hint for name, hint in simple_settings(kind).items() if name not in ELSEWHERE}
     docs = _documented(kind)
     return [
         Setting(name, _words(hint), _written(_default_of(kind, name)), docs.get(name, ""))
-        for name, hint in known.items()
+        for name, hint in hints.items()
     ]
 
 
@@ -396,8 +402,8 @@ def _written(value: Any) -> str:
 def _documented(kind: type[Any]) -> dict[str, str]:
     """The entries of a docstring's list of arguments, in one line each."""
     text = inspect.getdoc(kind) or ""
-    found = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
-    entries = re.split(r"^    (\w+): ", found[1] if found else "", flags=re.MULTILINE)
+    section = re.search(r"^(?:Args|Attributes):\n((?:    .*\n?|\n)+)", text, re.MULTILINE)
+    entries = re.split(r"^    (\w+): ", section[1] if section else "", flags=re.MULTILINE)
     pairs = zip(entries[1::2], entries[2::2], strict=True)
     return {name: " ".join(words.split()) for name, words in pairs}
 
@@ -410,7 +416,7 @@ def simple_settings(kind: type[Any]) -> dict[str, Any]:
     return {name: hints[name] for name in names if name not in refused and _simple(hints[name])}
 
 
-# ------------------------------------------------------------------ what a file says
+# ------------------------------------------------------------------ the content of a file
 
 
 @dataclass(frozen=True)
@@ -464,12 +470,12 @@ class StudyFile:
         *,
         budget: int | None = None,
         out: Path | None = None,
-        books: LedgerFile | None = None,
+        books: SharedLedger | None = None,
     ) -> Any:
         """The study of the protocol.
 
         Args:
-            budget: Another than the file's, for a rehearsal.
+            budget: Another than the file's, for a measurement.
             out: Where secrets lie that must survive a crash; default in memory.
             books: The open ledger.
         """
@@ -491,16 +497,16 @@ class StudyFile:
         module, _, name = self.objective.partition(":")
         _look_beside(self.path)
         try:
-            found = getattr(importlib.import_module(module), name)
+            function = getattr(importlib.import_module(module), name)
         except ModuleNotFoundError as error:
             raise self._missing(f"there is no module {error.name!r}", module) from error
         except AttributeError as error:
             raise self._missing(f"the module {module!r} has no {name!r}", module) from error
         except Exception as error:
             raise self._missing(f"importing {module!r} failed ({error!r})", module) from error
-        if not callable(found):
+        if not callable(function):
             raise self._missing(f"{self.objective!r} is no function", module)
-        return found
+        return function
 
     def _missing(self, what: str, module: str) -> StudyError:
         return self.text.error(
@@ -529,16 +535,16 @@ class NamedObjective:
         return torch.tensor(values, dtype=torch.float64).reshape(-1, 1)
 
     def _value(self, function: Callable[..., float], point: Mapping[str, Value]) -> float:
-        said = f"The objective {self.study.objective} of agent {self.agent!r}"
+        subject = f"The objective {self.study.objective} of agent {self.agent!r}"
         value = function(self.agent, **point)
         try:
             number = float(value)
         except (TypeError, ValueError):
             raise ObjectiveError(
-                f"{said} must return a number, got {type(value).__name__}."
+                f"{subject} must return a number, got {type(value).__name__}."
             ) from None
         if not math.isfinite(number):
-            raise ObjectiveError(f"{said} must return a finite number, got {number}.")
+            raise ObjectiveError(f"{subject} must return a finite number, got {number}.")
         return number
 
 
@@ -663,14 +669,14 @@ def _parsed(path: Path) -> _Table:
     except OSError as error:
         raise StudyError(f"{path}: cannot be read ({error.strerror}).") from error
     except UnicodeDecodeError as error:
-        raise StudyError(f"{path}: is no text in UTF-8.") from error
+        raise StudyError(f"{path}: expected text in UTF-8.") from error
     try:
         values = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        found = re.search(r"at line (\d+)", str(error))
-        line = int(found[1]) if found else max(len(text.splitlines()), 1)
+        place = re.search(r"at line (\d+)", str(error))
+        line = int(place[1]) if place else max(len(text.splitlines()), 1)
         raise StudyError(
-            f"{path}:{line}: this is no TOML: {error}. Text stands in quotes, a table in [brackets]"
+            f"{path}:{line}: not valid TOML: {error}. Text stands in quotes, a table in [brackets]"
             ", and nothing occurs twice."
         ) from error
     return _Table(_Text(path, text), (), values)
@@ -770,8 +776,8 @@ def _privacy(top: _Table, table: _Table, protocol: str) -> Budget | None:
     return _epsilon_and_delta(top.table("privacy"), ("epsilon", "delta"))
 
 
-def _epsilon_and_delta(table: _Table, known: tuple[str, ...]) -> Budget:
-    table.only(known)
+def _epsilon_and_delta(table: _Table, keys: tuple[str, ...]) -> Budget:
+    table.only(keys)
     epsilon = table.get("epsilon", float, "epsilon = 2.0")
     delta = table.get("delta", float, "delta = 1e-5")
     if not epsilon > 0:
@@ -810,7 +816,7 @@ def _settings(
     budget: int,
 ) -> dict[str, Any]:
     kind = study_class(name)
-    known = {k: hint for k, hint in simple_settings(kind).items() if k not in ELSEWHERE}
+    hints = {k: hint for k, hint in simple_settings(kind).items() if k not in ELSEWHERE}
     parts = {key: _part_of(table, kind, key) for key in PARTS if key in table.values}
     search = parts.get("search", _default_of(kind, "search"))
     transfers = isinstance(search, TransferSearch)
@@ -823,18 +829,19 @@ def _settings(
         "ones. Write budget = 12 before the first [table].",
         "budget": "belongs at the top of the file: write budget = 12 before the first [table].",
         "channel": 'belongs at the top of the file: write channel = "threshold".',
+        "identities": "is a table of its own: write [identities].",
         "epsilon": "belongs in [privacy].",
         "feature_map": 'this search makes its own basis. Write kind = "transfer" in '
         "[protocol.search], or leave it out.",
         "mechanism": f"{name} makes its own: write [privacy] for its noise.",
     }
     moved = {key: fix for key, fix in moved.items() if key not in nested}
-    others = {item.name for item in fields(kind)} - set(known) - set(nested)
+    others = {item.name for item in fields(kind)} - set(hints) - set(nested)
     code = dict.fromkeys(others, IN_PYTHON)
-    table.only(("name", *known, *nested, *extra), {**code, **moved})
+    table.only(("name", *hints, *nested, *extra), {**code, **moved})
     given: dict[str, Any] = {
         key: table.get(key, hint, _example(key, hint))
-        for key, hint in known.items()
+        for key, hint in hints.items()
         if key in table.values
     }
     given |= parts
@@ -854,14 +861,14 @@ def _settings(
         given["default"] = _default(table, space, given, any_search)
     if "feature_map" in table.values:
         given["feature_map"] = _feature_map(table.table("feature_map"), space, transfers)
-    given |= _channel(top, kind, name)
+    given |= _channel(top, kind, name) | _identities(top, kind, name, agents)
     if "mechanism" in table.values:
 
         def payments(part: Mapping[str, Any]) -> int:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", SignalWarning)  # this noise is not yet the run's
-                found: Price | None = kind(budget=budget, **given, **part).price(space, agents)
-            return 1 if found is None else found.payments
+                price: Price | None = kind(budget=budget, **given, **part).price(space, agents)
+            return 1 if price is None else price.payments
 
         channel = given.get("channel", _default_of(kind, "channel"))
         given |= _mechanism(table.table("mechanism"), search, channel, privacy, payments)
@@ -895,16 +902,16 @@ def _part_of(table: _Table, kind: type[Any], key: str) -> Any:
     if not _has(kind, key):
         return None
     hint, usual = get_type_hints(kind)[key], type(_default_of(kind, key))
-    found = [part for part in get_args(hint) or (hint,) if isinstance(part, type)]
+    parts = [part for part in get_args(hint) or (hint,) if isinstance(part, type)]
     classes: dict[str, type[Any]] = {
         part.__name__.removesuffix("Search").lower(): part
-        for part in found
+        for part in parts
         if is_dataclass(part) and part not in OPEN
     }
     value = table.values[key]
     alone = isinstance(value, str)
     part = _Table(table.text, (*table.key, key), {"kind": value} if alone else value)
-    base = next((part for part in found if part in OPEN), None)
+    base = next((part for part in parts if part in OPEN), None)
     if base is not None:
         return _part(part, _open_class(part, base, classes), ("kind",))
     others = [name for name, part in classes.items() if part is not usual]
@@ -915,14 +922,14 @@ def _part_of(table: _Table, kind: type[Any], key: str) -> Any:
 
 def _open_class(table: _Table, base: type[Any], classes: Mapping[str, type[Any]]) -> type[Any]:
     """The class of a search or an aggregation: the package's by name, or any by module and name."""
-    known = OPEN[base]
-    first = next(iter(classes or known))
+    names = OPEN[base]
+    first = next(iter(classes or names))
     name = table.get("kind", str, f'kind = "{first}", or "module:Name"', first)
     if name in classes:
         return classes[name]
     _look_beside(table.text.path)
     try:
-        return part_class(name, base, {**dict.fromkeys(classes, ""), **known})
+        return part_class(name, base, {**dict.fromkeys(classes, ""), **names})
     except FederatedError as error:
         raise table.error("kind", str(error)) from error
 
@@ -936,21 +943,21 @@ def _part(table: _Table, kind: type[Any], skip: tuple[str, ...] = (), usual: Any
         skip: Keys that are no settings.
         usual: What has the settings that are not in the table; default the class's own defaults.
     """
-    known = simple_settings(kind)
+    hints = simple_settings(kind)
     defaults = {item.name: item.default for item in fields(kind)} | (
         {} if usual is None else {item.name: getattr(usual, item.name) for item in fields(kind)}
     )
     inner = {
         name: value
         for name, value in defaults.items()
-        if name not in known and is_dataclass(value) and not isinstance(value, type)
+        if name not in hints and is_dataclass(value) and not isinstance(value, type)
     }
     inner.pop("schedule", None)
-    others = set(defaults) - set(known) - set(inner)
+    others = set(defaults) - set(hints) - set(inner)
     if "schedule" in others:
         skip += ("schedule",)
-    table.only((*known, *inner, *skip), dict.fromkeys(others - set(skip), IN_PYTHON))
-    given = {k: table.get(k, known[k], _example(k, known[k])) for k in table.values if k in known}
+    table.only((*hints, *inner, *skip), dict.fromkeys(others - set(skip), IN_PYTHON))
+    given = {k: table.get(k, hints[k], _example(k, hints[k])) for k in table.values if k in hints}
     for name in [name for name in inner if name in table.values]:
         given[name] = _part(table.table(name), type(inner[name]), usual=inner[name])
     if "schedule" in table.values:
@@ -1042,14 +1049,14 @@ def _listed(table: _Table, path: Path, space: SearchSpace) -> list[dict[str, Val
             space.to_unit([point])
         except (BotorchError, ValueError) as error:
             raise table.error(
-                "candidates", f"{path.name}, point {line - 1} fits the space not: {error}"
+                "candidates", f"{path.name}, point {line - 1} does not fit the space: {error}"
             ) from error
         points.append(point)
     return points
 
 
 def _feature_map(table: _Table, space: SearchSpace, transfers: bool) -> FeatureMap:
-    """A public basis over the unit cube; what acts by its ratio is seen on a logarithmic scale."""
+    """A public basis over the unit cube; log-scaled parameters are warped."""
     kind = table.get("kind", Literal[tuple(MAP_KEYS)], 'kind = "rff"')
     table.only(("kind", "kernel", "lengthscale", "outputscale", MAP_KEYS[kind]))
     smoothness = table.get("kernel", Literal[tuple(SMOOTHNESS)], 'kernel = "se"', "se")
@@ -1093,8 +1100,8 @@ def _mechanism(
     if search is not None and not isinstance(search, SupportSearch):
         raise table.error(
             "kind",
-            "noise would drown what this search adds in every round. Write [protocol.search] with "
-            'kind = "support".',
+            "noise in every round would exceed the messages of this search. Write "
+            '[protocol.search] with kind = "support".',
         )
     if kind == "gaussian" and channel != "plain":
         raise table.error(
@@ -1147,8 +1154,27 @@ def _channel(top: _Table, kind: type[Any], name: str) -> dict[str, Any]:
             f"{name} sends its messages in the clear and has no channel: "
             f"leave it out, or write name = {_named_with('channel')} in [protocol].",
         )
-    usual = _default_of(kind, "channel")
-    return {"channel": top.get("channel", get_type_hints(kind)["channel"], f'channel = "{usual}"')}
+    hint = get_type_hints(kind)["channel"]
+    return {"channel": top.get("channel", hint, 'channel = "threshold"')}
+
+
+def _identities(top: _Table, kind: type[Any], name: str, agents: tuple[str, ...]) -> dict[str, Any]:
+    """The sites' public identity keys."""
+    if "identities" not in top.values:
+        return {}
+    if not _has(kind, "identities"):
+        raise top.error(
+            "identities",
+            f"{name} has no joint key: leave it out, or write name = "
+            f"{_named_with('identities')} in [protocol].",
+        )
+    table = top.table("identities")
+    table.only(agents)
+    example = f'{agents[0]} = "…", what botorch-fed site identity prints there'
+    found = {agent: table.get(agent, str, example) for agent in agents}
+    with top.blamed("identities"):
+        check_identities(tuple(found.items()))
+    return {"identities": found}
 
 
 def _without_noise(kind: type[Any]) -> list[str]:
@@ -1170,7 +1196,7 @@ def _spending(
             continue
         raise table.error(
             key,
-            "a run without noise keeps no promise: leave [privacy] out, or write another value.",
+            "a run without noise has no guarantee: leave [privacy] out, or write another value.",
         )
     spending: dict[str, Any] = {"delta": privacy.delta, "require": privacy}
     if _has(kind, "epsilon") and "noise_multiplier" not in given:
@@ -1190,7 +1216,7 @@ def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> Price | 
         off = " or ".join(f'{key} = "none"' for key in switches)
         raise top.error(
             "privacy",
-            f"missing; {study.protocol} needs to know what it may reveal. "
+            f"missing; {study.protocol} needs a privacy budget. "
             "Write [privacy] with epsilon = 2.0 and delta = 1e-5; a run without privacy "
             f"has {off} in [protocol].",
         )
@@ -1201,6 +1227,12 @@ def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> Price | 
         _, _, price = _disclosed(study)
     if study.privacy is not None and price is not None:
         _check_budget(top, study, study.privacy, price)
+    if study.ledger is not None and price is not None and price.paid_at == "site":
+        raise top.error(
+            "ledger",
+            "a ledger on disk is the hub's, and in this study each site adds the noise and pays "
+            "from its own log: leave it out, or write a trust with which the server adds it.",
+        )
     return price
 
 
@@ -1224,6 +1256,7 @@ def _check_budget(top: _Table, study: StudyFile, privacy: Budget, price: Price) 
             delta=privacy.delta,
             sampling_rate=price.event.sampling_rate,
             num_releases=price.payments,
+            accountant="dp-accounting-rdp" if price.event.discrete else None,
             adjacency=price.adjacency,
         )
         wanted = f"noise_multiplier = {math.ceil(least * 1000) / 1000:g} or "
@@ -1254,8 +1287,7 @@ class Plan:
         signal: What noise leaves of the releases, and what follows; empty if that is not known.
         sees: Who sees what.
         roster: Whether agents may join while the study runs; empty if that is not known.
-        bytes_per_round: Up and down, of all agents, of the rounds of a rehearsal; None if there was
-            none.
+        bytes_per_round: Up and down, of all agents, in the measured rounds; None without any.
         bytes_note: Where that number comes from, or what it depends on.
     """
 
@@ -1310,7 +1342,7 @@ def _rounds(made: Any, agents: tuple[AgentId, ...]) -> int:
 
 @dataclass(frozen=True)
 class _MadeUp:
-    """An objective of a rehearsal: a bowl, the same for all."""
+    """An objective of the plan's measurement: a quadratic function, the same for all."""
 
     space: SearchSpace
 
@@ -1321,13 +1353,13 @@ class _MadeUp:
 
 def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
     depends = "they grow with the number of agents, of features and of rounds"
-    if len(study.agents) > MOST_REHEARSED:
+    if len(study.agents) > MOST_MEASURED:
         return None, (
-            f"not rehearsed with more than {MOST_REHEARSED} agents; {depends}: run with few agents "
+            f"not measured with more than {MOST_MEASURED} agents; {depends}: run with few agents "
             "and look at result.bytes_per_round()"
         )
     made = study.study()
-    rounds = budget = min(_rounds(made, study.agents), REHEARSED_ROUNDS)
+    rounds = budget = min(_rounds(made, study.agents), MEASURED_ROUNDS)
     if isinstance(made, Budgeted):
         budget = int(type(made).budget_of(rounds, study.agents, dict(study.settings)))
         rounds = _rounds(replace(made, budget=budget), study.agents)  # type: ignore[type-var]
@@ -1338,7 +1370,7 @@ def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
             study.study(budget=budget), made_up, seed=study.seed, space=study.space, progress=False
         )
     counts = result.bytes_per_round()
-    note = f"measured in a rehearsal of {rounds} rounds on made-up values, exchanges in order"
+    note = f"measured in {rounds} rounds on synthetic values, exchanges in order"
     return tuple(counts[serial] for serial in sorted(counts)), f"{note}; {depends}"
 
 
@@ -1377,7 +1409,7 @@ def run_study(
     books = open_books(study)
     try:
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
+            out.mkdir(mode=0o700, parents=True, exist_ok=True)
         return run(
             study.study(out=out, books=books),
             objectives,
@@ -1394,15 +1426,14 @@ def run_study(
             books.close()
 
 
-def open_books(study: StudyFile) -> LedgerFile | None:
+def open_books(study: StudyFile) -> SharedLedger | None:
     """The ledger of a study file, from which its server pays; close it after the run."""
     settings = study.ledger
     if settings is None:
         return None
     _, _, price = _disclosed(study)
     if price is None:
-        raise study.text.error(("ledger",), "a run without noise cannot pay: leave it out.")
-    settings.path.parent.mkdir(parents=True, exist_ok=True)
-    return LedgerFile(
+        raise study.text.error(("ledger",), "a run without noise spends nothing: leave it out.")
+    return SharedLedger(
         settings.path, adjacency=price.adjacency, unit=price.unit, budget=settings.budget
     )

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.papers.published.features import PaperCosine
 from botorch_fed.models import (
     AdditiveFeatures,
     FeatureMap,
@@ -55,15 +56,11 @@ def matern_orthogonal() -> FeatureMap:
 
 
 def paper_cosine() -> FeatureMap:
-    return RandomFourierFeatures.paper_cosine(se(0.4, 0.6), 50, generator=generator(0, "cos"))
+    return PaperCosine.draw(se(0.4, 0.6), 50, generator=generator(0, "cos"))
 
 
 def quadrature() -> FeatureMap:
     return QuadratureFourierFeatures.from_kernel(se(0.5, 0.7, outputscale=2.0), UNIT, tol=1e-3)
-
-
-def uniform_grid() -> FeatureMap:
-    return QuadratureFourierFeatures.uniform_grid(se(0.5, 0.7), UNIT, tol=1e-2, max_lengthscale=1.4)
 
 
 def matern_product() -> FeatureMap:
@@ -96,7 +93,6 @@ MAPS: list[Callable[[], FeatureMap]] = [
     matern_orthogonal,
     paper_cosine,
     quadrature,
-    uniform_grid,
     matern_product,
     karhunen_loeve,
     additive,

@@ -98,7 +98,7 @@ def test_account_shows_all_accountants(capsys: Captured) -> None:
     by_name = {row["accountant"]: row["epsilon"] for row in found["accountants"]}
     # "pld" as in the README; the others are other bounds of the same.
     assert by_name["pld"] == pytest.approx(10.385, abs=0.01)
-    assert by_name["moments"] > by_name["rdp"] > by_name["pld"]
+    assert by_name["rdp"] > by_name["prv"] > by_name["pld"]
     assert by_name["gdp"] is None  # no upper bound under sampling
     out, err = told(capsys, 0, "account", *settings, "--delta", "0.0246")
     assert "10.385" in out
@@ -187,7 +187,7 @@ def test_resume_pays_for_nothing_twice(folder: Path, capsys: Captured) -> None:
         "exit_code": 130,
     }
     _, err = told(capsys, 2, "report", folder / "first")
-    assert "is not finished" in err
+    assert "holds an unfinished run" in err
     found = document(capsys, 0, "run", path, "--resume")
     assert (folder / "calls").read_text() == "nsn" + "ns"
     (folder / "calls").unlink()
@@ -220,8 +220,9 @@ def test_noise_that_drowns_everything_is_noted_once(folder: Path, capsys: Captur
     assert "epsilon <= 1 at delta = 0.001 per agent, zero-out" in out
 
 
-def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured) -> None:
-    plain = PRIVATE.split("[protocol.strategy]")[0]
+@pytest.mark.parametrize("trust", ["central", "distributed"])
+def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured, trust: str) -> None:
+    plain = PRIVATE.split("[protocol.strategy]")[0] + f'trust = "{trust}"\n'
     few = write(folder, plain + _privacy(1.0))
     found = document(capsys, 0, "run", few, "--dry-run")
     assert found["price"]["guarantee"]["epsilon"] == 0
@@ -234,6 +235,7 @@ def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured) -> No
     found = document(capsys, 0, "run", many, "--dry-run")
     assert found["price"]["guarantee"]["epsilon"] > 1.9
     assert found["signal"].startswith("With 40 agents")
+    assert found["price"]["paid_at"] == ("hub" if trust == "central" else "site")
     assert "alone" not in found["signal"]
 
 
@@ -254,7 +256,7 @@ def test_mistakes_of_run(folder: Path, capsys: Captured) -> None:
     path = write(folder, STUDY.replace(":score", ":broken"))
     out, err = told(capsys, 1, "run", path)
     assert not out
-    assert "Every evaluation failed, the first with ValueError: no licence. Mend" in err
+    assert "Every evaluation failed, the first with ValueError: no licence. Correct" in err
     path = write(folder, STUDY.replace("budget", "bugdet"))
     failed = document(capsys, 2, "run", path, "--dry-run")
     assert failed["error"].endswith("workers.")

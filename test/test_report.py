@@ -467,7 +467,7 @@ def test_privacy_against_utility_needs_another_epsilon(
 def test_absences_are_told(tmp_path: Path) -> None:
     result = _fts(absent=lambda name, serial: name == "b" and serial in (3, 4, 6))
     page = _page(result, tmp_path)
-    rows, _ = page.table("Agents that did not answer")
+    rows, _ = page.table("Agents that did not reply")
     assert rows[1:] == [["b", "3 of 7", "absent: 3–4, 6"]]
     rows, _ = page.table("Best value so far: mean")
     assert rows[0][-1].endswith(" to 6)")
@@ -492,7 +492,7 @@ def test_parts_without_data_are_left_out(tiny: RunResult, tmp_path: Path) -> Non
     assert "Convergence" in single.titles
     wide = SearchSpace(tuple(Parameter.real(f"x{i}", 0.0, 1.0) for i in range(5)))
     rows = [{"agent": "a", "round": 1, "query": 1, "x": [0.5] * 5, "y": 1.0, "true": None}]
-    assert "Where agents have looked" not in _page(
+    assert "Evaluated points" not in _page(
         replace(empty, space=wide, records=rows), tmp_path
     ).titles  # fmt: skip
 

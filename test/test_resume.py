@@ -29,11 +29,9 @@ from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import KeepsSecrets, secrets_in, site_folder, with_stores
 from botorch_fed.federation.drive import drive
-from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import FileStore, MemoryBlobs
 from botorch_fed.federation.trial import SITE_EVENTS
-from botorch_fed.privacy import LedgerFile
+from botorch_fed.privacy import SharedLedger
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
 from botorch_fed.privacy.mechanisms import GaussianSum
@@ -44,6 +42,8 @@ from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.log import FileLog
+from botorch_fed.storage.store import FileStore, MemoryBlobs
 from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
 from test.processes import exit_code
 
@@ -129,7 +129,7 @@ def go(case: str, out: Path | None, **options: Any) -> RunResult:
     study = STUDIES[case]()
     with ExitStack() as stack:
         if case.startswith("dp-fts-de") and out is not None:
-            books = stack.enter_context(LedgerFile(out.parent / f"{out.name}-books"))
+            books = stack.enter_context(SharedLedger(out.parent / f"{out.name}-books"))
             study = replace(study, books=books)
         objectives = dict.fromkeys(NAMES, hill)
         return run(study, objectives, space=SPACE, seed=1, out=out, progress=False, **options)
@@ -157,7 +157,7 @@ def mortal(fatal: int) -> Callable[[], int]:
     for kind, names in (
         (FileStore, ("put", "put_new", "delete")),
         (FileLog, ("append",)),
-        (LedgerFile, ("spend",)),
+        (SharedLedger, ("spend",)),
         (module, ("_append", "_write")),
     ):
         for name in names:
@@ -227,7 +227,7 @@ def check_ledgers(case: str, out: Path, result: RunResult) -> None:
     """Nobody's ledger holds less than what has left, and no release was drawn a second time."""
     said = result.privacy or {}
     if case.startswith("dp-fts-de"):
-        with LedgerFile(Path(f"{out}-books")) as books:  # before the noise, so once too much
+        with SharedLedger(Path(f"{out}-books")) as books:  # before the noise, so once too much
             assert said["releases"] <= books.releases <= said["releases"] + 1
     for site in parts(case, out):
         state = site.state

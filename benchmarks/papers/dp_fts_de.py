@@ -64,13 +64,13 @@ from benchmarks.papers.fleet import (
     watched,
 )
 from benchmarks.papers.ledger import Line, Results, at_checkpoints, holm, interval, versions
+from benchmarks.papers.published.features import PaperCosine
+from benchmarks.papers.published.moments import moments_epsilon
 from benchmarks.papers.published.settings import paper_following, paper_settings
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, tabulate
 from benchmarks.problems import ActivityRecognition, Landmine, WriterDigits
 from botorch_fed.acquisition import (
     Constant,
-    EqualWeights,
-    FixedContrast,
     Partition,
     Polynomial,
     SoftmaxSchedule,
@@ -81,7 +81,6 @@ from botorch_fed.models import (
     LogWarp,
     OwnHyperparameters,
     QuadratureFourierFeatures,
-    RandomFourierFeatures,
     StationaryKernel,
     WarpedFeatures,
 )
@@ -332,7 +331,7 @@ def cosines(seed: int) -> FeatureMap:
     """The paper's features of the true kernel."""
     kernel = StationaryKernel(math.inf, [LENGTHSCALE])
     stream = generator(SEED, "paper features", seed)
-    return RandomFourierFeatures.paper_cosine(kernel, SIZE, generator=stream)
+    return PaperCosine.draw(kernel, SIZE, generator=stream)
 
 
 @cache
@@ -396,6 +395,10 @@ def paper_epsilon(rounds: int, num_agents: int) -> float:
     return spent.epsilon
 
 
+FIXED_WEIGHTS = SoftmaxSchedule(15.0, plateau=1_000_000)
+EQUAL_WEIGHTS = SoftmaxSchedule(0.0)
+
+
 def synthetic_rows() -> dict[str, Row]:
     ts = Row(alone(min_distance=0.0))
     rows = {
@@ -409,10 +412,10 @@ def synthetic_rows() -> dict[str, Row]:
         "dp-fts-de-3": de(3),
         **{f"clip-{S:g}": de(2, S=S) for S in CLIP_LEVELS if S != 11},
         **{f"q{q:g}-z{z:g}": de(2, q=q, z=z) for q, z in SETTINGS if (q, z) != (0.25, 1)},
-        "fixed-weights": de(2, weights=FixedContrast(15.0)),
-        "equal-weights": de(2, weights=EqualWeights()),
-        "fts-de-2-fixed-weights": de(2, z=None, weights=FixedContrast(15.0)),
-        "fts-de-2-equal-weights": de(2, z=None, weights=EqualWeights()),
+        "fixed-weights": de(2, weights=FIXED_WEIGHTS),
+        "equal-weights": de(2, weights=EQUAL_WEIGHTS),
+        "fts-de-2-fixed-weights": de(2, z=None, weights=FIXED_WEIGHTS),
+        "fts-de-2-equal-weights": de(2, z=None, weights=EQUAL_WEIGHTS),
         "tight": de(2, noise_kind="tight"),
         "correlated": de(2, noise_kind="correlated"),
         "correlated-3": de(3, noise_kind="correlated"),
@@ -558,7 +561,7 @@ NOT_RUN = {
     "the level only scales both. The entry synthetic has clip levels where signal can be seen.",
     "fig9": "Fig. 9 (other weights on HAR) is not run, for the same reason: synthetic compares "
     "adaptive, fixed and equal weights with and without noise. The schedules exist: "
-    "SoftmaxSchedule(9), PowerLawSchedule.",
+    "SoftmaxSchedule(9), and PowerLawSchedule of benchmarks.papers.published.exploration.",
     "fig10": "Fig. 10 (P = 2, 3, 4, 6 on real tasks) is not run, for the same reason: synthetic "
     "has P = 1, 2, 3 with and without noise.",
     "fig11": "Fig. 11 (samples of a fixed size) is not run: the mechanism, FixedSizeSampling, is "
@@ -630,14 +633,8 @@ def without_scale(space: SearchSpace) -> SearchSpace:
 @cache
 def classical_epsilon(q: float, z: float, releases: int, delta: float) -> float | None:
     """The paper's axis: the moments accountant, as published."""
-    spent = epsilon(
-        sampling_rate=q,
-        noise_multiplier=z,
-        num_releases=releases,
-        delta=delta,
-        accountant="moments",
-    )
-    return round(spent.epsilon, 4)
+    spent = moments_epsilon(sampling_rate=q, noise_multiplier=z, num_releases=releases, delta=delta)
+    return round(spent, 4)
 
 
 def privacy_of(watched: Watched, ratios: Sequence[float]) -> Line:

@@ -71,6 +71,7 @@ from scipy.stats import rankdata, wilcoxon
 from torch import Tensor
 
 from benchmarks.papers.ledger import Line, Results, holm, interval, versions
+from benchmarks.papers.published.features import PaperCosine
 from benchmarks.papers.published.settings import paper_search
 from benchmarks.papers.published.support import (
     RawInputWarning,
@@ -84,7 +85,7 @@ from benchmarks.problems.cec2005 import CEC2005
 from benchmarks.problems.landmine import Landmine
 from benchmarks.problems.risk import CreditDefault, DiabetesHealth, SupportMortality
 from botorch_fed.acquisition import Polynomial
-from botorch_fed.models import OwnHyperparameters, RandomFourierFeatures, fit_own_gp
+from botorch_fed.models import OwnHyperparameters, fit_own_gp
 from botorch_fed.models.support import sobol_support
 from botorch_fed.privacy import Budget, InsecureSeededNoise, SignalWarning
 from botorch_fed.privacy.distributed import DistributedGaussianSum, noise_multiplier_within
@@ -254,7 +255,7 @@ def fts(game: Game) -> FTS:
     stream = generator(SEED, "fts features")
     return FTS(
         budget=game.rounds,
-        feature_map=RandomFourierFeatures.paper_cosine(kernel, 100, generator=stream),
+        feature_map=PaperCosine.draw(kernel, 100, generator=stream),
         message="sample",
         strategy=Strategy(schedule=Polynomial(0.5), prior_until=0, own="thompson", **OPTIMIZER),
         every=1,

@@ -46,7 +46,7 @@ from botorch_fed.federation.terms import (
 )
 from botorch_fed.models import FeatureMap, OwnHyperparameters
 from botorch_fed.models.directions import canonical
-from botorch_fed.privacy import Ledger, Release, SignalWarning, clip, simulated_clip_share
+from botorch_fed.privacy import Ledger, Release, SignalWarning, clip
 from botorch_fed.privacy.hazmat.noise import normal
 from botorch_fed.rng import Generator, generator
 from botorch_fed.search.released import (
@@ -177,7 +177,8 @@ class Watched:
         rows = [vector for _, given, _ in self.log for vector in given.values()]
         if not rows:
             return 0.0
-        return simulated_clip_share(torch.stack(rows), self.plan.clip_norm * (1 + ROUNDING))
+        norms = torch.stack(rows).double().norm(dim=-1)
+        return float((norms > self.plan.clip_norm * (1 + ROUNDING)).double().mean())
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -72,6 +72,7 @@ from torch import Tensor
 from benchmarks import private_ucb as speed
 from benchmarks.papers.ledger import Line, Results, interval, versions
 from benchmarks.papers.published.noise import paper_local_noise, paper_prefix_noise
+from benchmarks.problems import Michalewicz, StyblinskiTang
 from botorch_fed.acquisition import AdditiveGrid
 from botorch_fed.models import (
     AdditiveFeatures,
@@ -97,7 +98,7 @@ from botorch_fed.privacy import (
 )
 from botorch_fed.privacy.hazmat.noise import normal
 from botorch_fed.rng import Generator, generator
-from botorch_fed.test_functions import Camelback, KernelBandit, Michalewicz, StyblinskiTang
+from botorch_fed.test_functions import Camelback, KernelBandit
 
 SEED = 20260103  # of what is public: reference points
 ALPHAS = (10.0, 1.0, 0.5, 0.1)

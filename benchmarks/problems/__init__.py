@@ -5,6 +5,7 @@ activity    30 wearers of a smartphone, tune the training of a logistic regressi
 digits      50 writers of digits, tune the training of a convolutional network
 risk        credit default, diabetes and mortality tables dealt to agents, tune a classifier
 cec2005     the first 20 functions of the CEC-2005 benchmark, one for all agents
+separable   two functions of many variables, one for all agents; they need no data
 """
 
 from benchmarks.problems.activity import ActivityRecognition
@@ -12,6 +13,7 @@ from benchmarks.problems.cec2005 import CEC2005
 from benchmarks.problems.digits import WriterDigits
 from benchmarks.problems.landmine import Landmine
 from benchmarks.problems.risk import CreditDefault, DiabetesHealth, SupportMortality
+from benchmarks.problems.separable import Michalewicz, StyblinskiTang
 
 __all__ = [
     "CEC2005",
@@ -19,6 +21,8 @@ __all__ = [
     "CreditDefault",
     "DiabetesHealth",
     "Landmine",
+    "Michalewicz",
+    "StyblinskiTang",
     "SupportMortality",
     "WriterDigits",
 ]

@@ -1,4 +1,4 @@
-r"""Acquisition: where to look next. Torch only; imports `models`, knows no protocol.
+r"""Acquisition: where to look next. Torch only; imports `models`, independent of protocols.
 
 schedules      p_t, the weight of the agent's own model, and the checks of the theory
 regions        `Partition` of the cube, and the agents' weights in each region
@@ -14,45 +14,33 @@ constructors   input constructors for BoTorch and Ax, registered on import
 Any BoTorch acquisition function works on the package's models as well.
 """
 
+from botorch_fed.acquisition import constructors as _constructors  # noqa: F401 - registers them
 from botorch_fed.acquisition.additive import AdditiveGrid
 from botorch_fed.acquisition.confidence import private_ucb_width
-from botorch_fed.acquisition.constructors import (
-    construct_inputs_thompson_sampling,
-    construct_inputs_transfer,
-)
 from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.mixture import MixtureEI, MixturePI, MixtureUCB
 from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.acquisition.regions import (
-    EqualWeights,
     ExplorationSchedule,
-    FixedContrast,
     Partition,
-    PowerLawSchedule,
     SoftmaxSchedule,
     exploration_weights,
 )
 from botorch_fed.acquisition.schedules import (
-    ConditionReport,
     Constant,
     InverseSquare,
     MixingSchedule,
     Polynomial,
     check_schedule,
-    theory_beta,
-    theory_condition,
 )
 from botorch_fed.acquisition.thompson import ThompsonSampling, weight_path
 from botorch_fed.acquisition.transfer import TransferAcquisition
 
 __all__ = [
     "AdditiveGrid",
-    "ConditionReport",
     "Constant",
-    "EqualWeights",
     "ExplorationSchedule",
     "FeasibleAcquisition",
-    "FixedContrast",
     "InverseSquare",
     "MixingSchedule",
     "MixtureEI",
@@ -60,17 +48,12 @@ __all__ = [
     "MixtureUCB",
     "Partition",
     "Polynomial",
-    "PowerLawSchedule",
     "SoftmaxSchedule",
     "ThompsonSampling",
     "TransferAcquisition",
     "check_schedule",
-    "construct_inputs_thompson_sampling",
-    "construct_inputs_transfer",
     "exploration_weights",
     "maximize",
     "private_ucb_width",
-    "theory_beta",
-    "theory_condition",
     "weight_path",
 ]

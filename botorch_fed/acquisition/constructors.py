@@ -28,21 +28,13 @@ from botorch_fed.rng import Generator
 
 
 @acqf_input_constructor(ThompsonSampling)
-def construct_inputs_thompson_sampling(
+def _thompson_sampling(
     model: Model,
     path: SamplePath | None = None,
     q: int = 1,
     generator: Generator | None = None,
 ) -> dict[str, Any]:
-    """Arguments of `ThompsonSampling`.
-
-    Args:
-        model: The agent's own model, from which `draw_path` draws unless a path is given, or a
-            mixture, from which `draw_mixture_path` does.
-        path: Functions drawn already, or received.
-        q: The number of points that will be optimised jointly.
-        generator: The stream of random numbers; by default PyTorch's global generator seeds one.
-    """
+    """A path, drawn from the own model or mixture unless one is given."""
     if path is None:
         sample_shape = Size([q]) if q > 1 else Size()
         draw: Any = draw_mixture_path if isinstance(model, LocalSharedMixture) else draw_path
@@ -51,7 +43,7 @@ def construct_inputs_thompson_sampling(
 
 
 @acqf_input_constructor(TransferAcquisition)
-def construct_inputs_transfer(
+def _transfer(
     model: Model,
     training_data: SupervisedDataset | dict[Hashable, SupervisedDataset],
     summaries: Summary,
@@ -61,18 +53,7 @@ def construct_inputs_transfer(
     mean: float = 0.0,
     bandwidth: float = BANDWIDTH,
 ) -> dict[str, Any]:
-    """Arguments of `TransferAcquisition`.
-
-    Args:
-        model: The agent's own model.
-        training_data: Its data, whose best value is the default of `best_f`.
-        summaries: As in `TransferAcquisition`.
-        feature_map: As in `TransferAcquisition`.
-        incumbents: As in `TransferAcquisition`.
-        best_f: The best value the agent observed.
-        mean: As in `TransferAcquisition`.
-        bandwidth: As in `TransferAcquisition`.
-    """
+    """Of the own data the best value, unless one is given."""
     return {
         "model": model,
         "best_f": get_best_f_analytic(training_data) if best_f is None else best_f,
@@ -85,22 +66,14 @@ def construct_inputs_transfer(
 
 
 @acqf_input_constructor(MixtureUCB)
-def construct_inputs_mixture_ucb(
+def _mixture_ucb(
     model: Model,
     posterior_transform: PosteriorTransform | None = None,
     beta: float | Tensor = 0.2,
     maximize: bool = True,
     X_pending: Tensor | None = None,
 ) -> dict[str, Any]:
-    """Arguments of `MixtureUCB`.
-
-    Args:
-        model: A `LocalSharedMixture`.
-        posterior_transform: As in `MixtureUCB`.
-        beta: As in `MixtureUCB`; BoTorch's default.
-        maximize: As in `MixtureUCB`.
-        X_pending: Refused.
-    """
+    """With BoTorch's default of `beta`."""
     _refuse_pending(X_pending)
     return {
         "model": model,
@@ -111,7 +84,7 @@ def construct_inputs_mixture_ucb(
 
 
 @acqf_input_constructor(MixtureEI, MixturePI)
-def construct_inputs_mixture_improvement(
+def _mixture_improvement(
     model: Model,
     training_data: SupervisedDataset | dict[Hashable, SupervisedDataset],
     posterior_transform: PosteriorTransform | None = None,
@@ -119,16 +92,7 @@ def construct_inputs_mixture_improvement(
     maximize: bool = True,
     X_pending: Tensor | None = None,
 ) -> dict[str, Any]:
-    """Arguments of `MixtureEI` and `MixturePI`.
-
-    Args:
-        model: A `LocalSharedMixture`.
-        training_data: The agent's data, whose largest value is the default of `best_f`.
-        posterior_transform: As in `MixtureEI`.
-        best_f: As in `MixtureEI`; needed for minimisation.
-        maximize: As in `MixtureEI`.
-        X_pending: Refused.
-    """
+    """Of the own data the largest value, unless one is given; needed for minimisation."""
     _refuse_pending(X_pending)
     if best_f is None:
         if not maximize:

@@ -8,7 +8,7 @@ With :math:`p(x)` the probability of success (`models.feasibility`), an acquisit
     any other, such as `UpperConfidenceBound`         b + (a(x) - b) p(x) above b, a(x) below
 
 with :math:`b` its least value at a point that succeeded: a failure counts as much as the worst of
-these. BoTorch's functions say by `_log` whether they are logarithms, and one's own can.
+these. BoTorch's functions say by `_log` whether they are logarithms, and other functions can.
 """
 
 from __future__ import annotations

@@ -106,14 +106,7 @@ class MixtureUCB(_MixtureAcquisition):
 
     @t_batch_mode_transform(expected_q=1)  # type: ignore[arg-type]
     def forward(self, X: Tensor) -> Tensor:
-        r"""The weighted sum of the bounds.
-
-        Args:
-            X: A `batch_shape x 1 x d` tensor of points.
-
-        Returns:
-            A `batch_shape` tensor.
-        """
+        """The weighted sum of the bounds at `batch_shape x 1 x d` points."""
         means, sigmas, weights = self._moments(X)
         return (weights * (means + self.beta.sqrt() * sigmas)).sum(dim=0)
 
@@ -140,14 +133,7 @@ class _MixtureImprovement(_MixtureAcquisition):
 
     @t_batch_mode_transform(expected_q=1)  # type: ignore[arg-type]
     def forward(self, X: Tensor) -> Tensor:
-        r"""The logarithm of the weighted sum.
-
-        Args:
-            X: A `batch_shape x 1 x d` tensor of points.
-
-        Returns:
-            A `batch_shape` tensor.
-        """
+        """The logarithm of the weighted sum at `batch_shape x 1 x d` points."""
         means, sigmas, weights = self._moments(X)
         best = self.best_f if self.maximize else -self.best_f
         return (weights.log() + self._log_part((means - best) / sigmas, sigmas)).logsumexp(dim=0)
@@ -180,17 +166,8 @@ class MixturePI(_MixtureImprovement):
 
     .. math:: \log \bigl(w\, \mathrm{PI}_1(x) + (1 - w)\, \mathrm{PI}_2(x)\bigr),
 
-    as BoTorch's `LogProbabilityOfImprovement`; `exp` of it is the probability.
-
-    Args:
-        model: A `LocalSharedMixture` of one output.
-        best_f: The best value observed, a number or a tensor that broadcasts to the batch shape.
-        posterior_transform: Makes one output of several.
-        maximize: Whether larger outcomes are better.
-
-    Example:
-        >>> acquisition = MixturePI(LocalSharedMixture(local, shared, 0.8), best_f=train_Y.max())
-        >>> candidate, _ = optimize_acqf(acquisition, bounds, q=1, …)
+    as BoTorch's `LogProbabilityOfImprovement`; `exp` of it is the probability. Arguments as of
+    `MixtureEI`.
     """
 
     def _log_part(self, u: Tensor, sigmas: Tensor) -> Tensor:

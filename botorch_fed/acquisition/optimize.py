@@ -179,7 +179,7 @@ def _improve(
     acquisition: AcquisitionFunction, starts: Tensor, *, upper: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Improve every one of `n x d` points between zero and `upper`: points and their values."""
-    found, values = optimize_acqf(
+    points, values = optimize_acqf(
         acquisition,
         torch.stack([torch.zeros_like(upper), upper]),
         q=1,
@@ -188,7 +188,7 @@ def _improve(
         return_best_only=False,
     )
     assert values is not None
-    return found.detach().squeeze(-2), values.detach()
+    return points.detach().squeeze(-2), values.detach()
 
 
 def _improve_in_regions(
@@ -204,8 +204,8 @@ def _improve_in_regions(
     upper = torch.ones(partition.dim + 1, dtype=torch.float64)
     upper[-1] = partition.num_regions - 1
     coordinates = torch.cat([stretched, regions.unsqueeze(-1).double()], dim=-1)
-    found, values = _improve(inner, coordinates, upper=upper)
-    return inner.point(found), values
+    points, values = _improve(inner, coordinates, upper=upper)
+    return inner.point(points), values
 
 
 def _failed_before(

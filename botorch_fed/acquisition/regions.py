@@ -14,9 +14,8 @@ exploration schedule lets fall to zero. Rounds count from one: round `t` uses th
     experiment                            schedule
     synthetic                             SoftmaxSchedule(15, plateau=5, decay=5)
     real tasks                            SoftmaxSchedule(15, plateau=10, decay=30)
-    fixed weights; one mean for all       FixedContrast(c); EqualWeights()
-    weights a : 1, a from 1000            PowerLawSchedule(1, 1000, plateau=…, decay=…)
-    weights a^2 : 1, a from 40            PowerLawSchedule(2, 40, plateau=…, decay=…)
+    fixed weights                         SoftmaxSchedule(c, plateau=the number of rounds)
+    one mean for all                      SoftmaxSchedule(0)
 
 Everything here is public and depends on no data. Partitions and schedules are frozen dataclasses of
 numbers, so that `wire` can encode them.
@@ -291,67 +290,6 @@ class SoftmaxSchedule:
     def __call__(self, t: int) -> float:
         """The contrast :math:`a_t - 1` of round `t >= 1`."""
         return self.a * _remaining(t, self.plateau, self.decay)
-
-
-@dataclass(frozen=True)
-class PowerLawSchedule:
-    r"""Weights :math:`a_t^k : 1` with :math:`a_t` from `start` down to 1.
-
-    Attributes:
-        power: The exponent `k`, positive.
-        start: The first :math:`a_t`, 1 or more.
-        plateau: :math:`T_c`, as in `SoftmaxSchedule`.
-        decay: :math:`T_d`, as in `SoftmaxSchedule`.
-    """
-
-    power: float
-    start: float
-    plateau: int = 10
-    decay: int = 30
-
-    def __post_init__(self) -> None:
-        if not (0 < self.power < math.inf and 1 <= self.start < math.inf):
-            raise InputDataError(
-                "Weights a^k : 1 need a finite power k > 0 and a finite start a >= 1, got "
-                f"{self.power} and {self.start}."
-            )
-        _check_durations(self.plateau, self.decay)
-        object.__setattr__(self, "power", float(self.power))
-        object.__setattr__(self, "start", float(self.start))
-
-    def __call__(self, t: int) -> float:
-        r"""The contrast :math:`k \ln a_t` of round `t >= 1`."""
-        return self.power * math.log1p((self.start - 1) * _remaining(t, self.plateau, self.decay))
-
-
-@dataclass(frozen=True)
-class FixedContrast:
-    """The same weights in every round.
-
-    Attributes:
-        contrast: The logarithm of the weight inside over the weight outside, 0 or more.
-    """
-
-    contrast: float
-
-    def __post_init__(self) -> None:
-        _check_contrast(self.contrast)
-        object.__setattr__(self, "contrast", float(self.contrast))
-
-    def __call__(self, t: int) -> float:
-        """The contrast, in any round `t >= 1`."""
-        _check_round(t)
-        return self.contrast
-
-
-@dataclass(frozen=True)
-class EqualWeights:
-    """All agents count alike in all regions."""
-
-    def __call__(self, t: int) -> float:
-        """Zero, in any round `t >= 1`."""
-        _check_round(t)
-        return 0.0
 
 
 def _remaining(t: int, plateau: int, decay: int) -> float:

@@ -102,6 +102,7 @@ from botorch_fed.privacy import (
     compose,
     noise_multiplier_for,
 )
+from botorch_fed.privacy.paying import check_ledger
 from botorch_fed.privacy.tree import Factorization
 from botorch_fed.search.bandit import (
     BanditSearch,
@@ -753,11 +754,8 @@ class CentralStream(NoisyStream):
         """Raise `BudgetExceeded` for a run that the hub's own ledger does not cover."""
         ledger, shared = self.ledger(hub), hub.resources.shared_ledger
         for one in (ledger, shared):
-            if one is not None and (one.adjacency, one.unit) != (self.adjacency, self.unit):
-                raise InputDataError(
-                    f"The ledger is for adjacency {one.adjacency!r} and unit {one.unit!r}, the "
-                    f"mechanism for {self.adjacency!r} and {self.unit!r}: give both the same."
-                )
+            if one is not None:
+                check_ledger(self.mechanism(hub.terms), one)
         event = self.mechanism(hub.terms).event
         ledger.spend(event)
         if shared is not None:

@@ -1,6 +1,6 @@
 r"""Models: tensors in, tensors out. No protocol, no privacy, no engine.
 
-numerics    float64 by construction, Cholesky with an error that says why
+numerics    float64 by construction, Cholesky with an error that names the cause
 kernels     stationary kernels as plain tensors
 features    feature maps, the shared bases
 summary     additive statistics, their total's weight posterior, the evidence
@@ -14,7 +14,7 @@ pic         `PartiallyIndependentGP`: own data exactly, everybody else's through
 feasibility the probability that an evaluation succeeds
 repair      totals that noise has made inconsistent, made those of a posterior again
 support     where inducing points lie
-warp        the logarithmic scale of parameters that act by their ratio
+warp        the logarithmic scale of log-scaled parameters
 """
 
 from botorch_fed.models.basis_gp import BasisGP
@@ -58,7 +58,6 @@ from botorch_fed.models.summary import (
     WeightPosterior,
     log_evidence,
     profiled_evidence,
-    reweight,
     sample_weights_dual,
     summarize,
 )
@@ -111,7 +110,6 @@ __all__ = [
     "profiled_evidence",
     "register_feature_map",
     "repair_total",
-    "reweight",
     "sample_weights_dual",
     "sobol_support",
     "standardize",

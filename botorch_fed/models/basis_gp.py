@@ -146,26 +146,15 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         self._received: Summary | None = None
         if self._summaries:
             self._received = sum(self._summaries[1:], start=self._summaries[0])
+        if summaries:
+            check_public_transforms(input_transform, outcome_transform, "received summaries")
         if input_transform is not None:
-            if summaries and getattr(input_transform, "learn_coefficients", False):
-                raise UnsupportedError(
-                    f"{type(input_transform).__name__} learns its coefficients from this agent's "
-                    "data, but received summaries are over the shared inputs: give it the public "
-                    "bounds, Normalize(d, bounds=bounds)."
-                )
             input_transform = input_transform.to(train_X)
             input_transform.train()
             if n:
                 with torch.no_grad():
                     input_transform(train_X)  # learns its coefficients, where it has any
         if outcome_transform is not None:
-            if summaries and isinstance(outcome_transform, Standardize):
-                warnings.warn(
-                    "Standardize scales outcomes by this agent's own data, but received summaries "
-                    "are on the shared scale: agree on a public affine map of the outcomes.",
-                    InputDataWarning,
-                    stacklevel=2,
-                )
             if n:
                 outcome_transform.train()
                 with torch.no_grad():
@@ -209,7 +198,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         input_transform: InputTransform | None = None,
         outcome_transform: OutcomeTransform | None = None,
     ) -> Self:
-        r"""The model of a total, without data of one's own: dPITC's global model.
+        r"""The model of a total, without local data: dPITC's global model.
 
         Args:
             summary: The sum of all agents' summaries, batch shape `batch_shape`.
@@ -421,7 +410,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             )
         if self._noise.shape[-2] not in (1, X.shape[-2]):
             raise BotorchTensorDimensionError(
-                f"This model knows the noise of {self._noise.shape[-2]} observations, not of "
+                f"This model has noise variances of {self._noise.shape[-2]} observations, not of "
                 f"{X.shape[-2]}: build a new model with train_Yvar."
             )
         check_finite(X, "inputs")
@@ -458,8 +447,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         """Own targets and known noise on the original scale; None where that is not needed."""
         if not hasattr(self, "outcome_transform") or self._data.num_data == 0:
             return None
-        known = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
-        Yvar = self._from_aug(self.likelihood.noise) if known else None
+        has_known_noise = isinstance(self.likelihood, FixedNoiseGaussianLikelihood)
+        Yvar = self._from_aug(self.likelihood.noise) if has_known_noise else None
         try:
             with torch.no_grad():
                 X = self._transformed_points()
@@ -1027,6 +1016,25 @@ class _RawStatistics:
             square=square + n * shift[..., 0, 0].square(),
         )
         return shifted.scaled(1 / noise_var[..., 0, 0])
+
+
+def check_public_transforms(
+    input_transform: InputTransform | None, outcome_transform: OutcomeTransform | None, what: str
+) -> None:
+    """Refuse an input transform that learns from own data; warn of such an outcome transform."""
+    if getattr(input_transform, "learn_coefficients", False):
+        raise UnsupportedError(
+            f"{type(input_transform).__name__} learns its coefficients from this agent's data, but "
+            f"{what} are over the shared inputs: give it the public bounds, "
+            "Normalize(d, bounds=bounds)."
+        )
+    if isinstance(outcome_transform, Standardize):
+        warnings.warn(
+            f"Standardize scales outcomes by this agent's own data, but {what} are on the shared "
+            "scale: agree on a public affine map of the outcomes.",
+            InputDataWarning,
+            stacklevel=3,
+        )
 
 
 def _check_shapes(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:

@@ -1,4 +1,4 @@
-r"""What others say as the prior of a site's own model, and a trust in it that own data earn.
+r"""Messages as the prior of a site's own model, with a weight that is fitted to its own data.
 
 Whatever arrives (weight vectors of other sites, a sum of them, a noisy release) is made into one
 function over the shared basis, a `PriorFunction` :math:`g`, standardised over public points: it
@@ -178,7 +178,7 @@ class EarnedPosterior:
         components: A fitted model for each trust.
         weights: Their probabilities.
         outcome: How outcomes were standardised.
-        prior: What others say; None without messages.
+        prior: The function that messages make; None without messages.
         log_warp: The scale on which the models see inputs.
     """
 
@@ -261,7 +261,7 @@ def fit_earned(
     Args:
         X: Own points in the unit cube, `n x d` with n > 0.
         Y: Own outcomes in any unit, larger is better, `n x 1`.
-        prior: What others say.
+        prior: The function that messages make.
         trusts: The grid of :math:`\beta`.
         trust_prior: Their prior probabilities.
         lengthscale_prior: Default BoTorch's.

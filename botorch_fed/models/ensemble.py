@@ -145,18 +145,7 @@ class RankingEnsemble(Float64Module, Model, FantasizeMixin):
         posterior_transform: PosteriorTransform | None = None,
         **kwargs: Any,
     ) -> Posterior:
-        r"""Joint posterior at points; differentiable in `X`.
-
-        Args:
-            X: A `batch_shape x q x d` tensor of points.
-            output_indices: The output to predict, `[0]` or None.
-            observation_noise: Whether to add the target's noise variance, or the variance itself
-                as the target takes it.
-            posterior_transform: An optional transform of the posterior.
-
-        Returns:
-            A posterior over `broadcast(batch_shape, model.batch_shape) x q x 1`.
-        """
+        """Joint posterior at points, as `BasisGP.posterior`; the noise is the target's."""
         if output_indices is not None:
             self._check_outputs(output_indices)
         self.eval()

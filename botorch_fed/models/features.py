@@ -1,7 +1,7 @@
 r"""Feature maps :math:`\phi`: the bases over which agents add their statistics.
 
 Every map is whitened: weights have prior :math:`w \sim N(0, I)`, so :math:`f = \phi(x)^\top w` has
-prior covariance :math:`\phi(x)^\top \phi(x')`, plus what the map says it misses (`residual`).
+prior covariance :math:`\phi(x)^\top \phi(x')`, plus the part that the map misses (`residual`).
 
     map                          basis                                     misses
     RandomFourierFeatures        cos/sin of random frequencies             nothing (its own kernel)
@@ -12,14 +12,12 @@ prior covariance :math:`\phi(x)^\top \phi(x')`, plus what the map says it misses
     PolynomialFeatures           monomials up to degree two                nothing (its own kernel)
 
 A map is defined by arrays, never by a seed: generators change between versions, arrays do not.
-`to_tensors` and `feature_map_from_tensors` are its serial form, `fingerprint` its identity. A map
-of one's own is a subclass of `FeatureMap` with a name that `register_feature_map` gives it.
+`to_tensors` and `feature_map_from_tensors` are its serial form, `fingerprint` its identity. A
+user's map is a subclass of `FeatureMap` with a name from `register_feature_map`.
 
 .. [Rahimi2007] A. Rahimi, B. Recht. Random features for large-scale kernel machines. NIPS 2007.
 .. [Mutny2018] M. Mutný, A. Krause. Efficient high dimensional Bayesian optimization with
    additivity and quadrature Fourier features. NeurIPS 2018.
-.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
-   sampling. NeurIPS 2020.
 .. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
    AISTATS 2021.
 """
@@ -281,27 +279,13 @@ class RandomFourierFeatures(_FourierFeatures):
         torch.Size([4, 3, 100])
     """
 
-    phases: Tensor | None
-
-    def __init__(
-        self, kernel: StationaryKernel, frequencies: Tensor, *, phases: Tensor | None = None
-    ) -> None:
+    def __init__(self, kernel: StationaryKernel, frequencies: Tensor) -> None:
         count = frequencies.shape[0] if frequencies.dim() else 0
         if count == 0:
             raise InputDataError("A feature map needs at least one frequency, got none.")
         frequencies = as_double(frequencies, "frequencies")
         super().__init__(kernel, frequencies, frequencies.new_full((count,), 1.0 / count))
-        if phases is not None:
-            phases = as_double(phases, "phases")
-        self.register_buffer("phases", phases, persistent=False)
-        if phases is not None:
-            if phases.shape != (count,):
-                raise BotorchTensorDimensionError(
-                    f"phases must have shape ({count},), got {tuple(phases.shape)}."
-                )
-            check_finite(phases, "phases")
-            self.num_features = count
-        elif self._first_sine:
+        if self._first_sine:
             raise InputDataError("The first frequency is zero: random frequencies never are.")
 
     @classmethod
@@ -334,53 +318,20 @@ class RandomFourierFeatures(_FourierFeatures):
         )
         return cls(spec, frequencies)
 
-    @classmethod
-    def paper_cosine(
-        cls,
-        kernel: Kernel | StationaryKernel,
-        num_features: int,
-        *,
-        generator: Generator,
-        input_dim: int | None = None,
-    ) -> RandomFourierFeatures:
-        r"""The map of [Dai2020FTS]_'s experiments, for replication only.
-
-        :math:`\sqrt{2/M} \cos(\omega_i^\top x + b_i)`, each point divided by its own norm. The
-        division makes the kernel non-stationary and the norm constraint replaces a prior; the
-        mean error is that of `draw` with as many features. Prefer `draw`.
-        """
-        spec = StationaryKernel.from_gpytorch(kernel, input_dim)
-        frequencies = spec.sample_frequencies(num_features, generator=generator)
-        phases = 2 * math.pi * generator.uniform(num_features)
-        return cls(spec, frequencies, phases=phases)
-
-    def _features(self, X: Tensor) -> Tensor:
-        if self.phases is None:
-            return super()._features(X)
-        cosines = (X @ self.frequencies.mT + self.phases).cos()
-        return self.kernel.outputscale.sqrt() * cosines / cosines.norm(dim=-1, keepdim=True)
-
     def with_hyperparameters(
         self, lengthscale: Tensor, outputscale: Tensor
     ) -> RandomFourierFeatures:
         kernel = self.kernel.with_hyperparameters(lengthscale, outputscale)
         frequencies = self.frequencies * (self.kernel.lengthscale / kernel.lengthscale)
-        return RandomFourierFeatures(kernel, frequencies, phases=self.phases)
+        return RandomFourierFeatures(kernel, frequencies)
 
     def to_tensors(self) -> dict[str, Tensor]:
         tensors = {**_kernel_tensors(self.kernel), "frequencies": self.frequencies}
-        if self.phases is not None:
-            tensors["phases"] = self.phases
         return _tagged("random_fourier", tensors)
 
     @classmethod
     def _from_tensors(cls, tensors: Mapping[str, Tensor]) -> RandomFourierFeatures:
-        kernel = _kernel_from_tensors(tensors)
-        return cls(kernel, tensors["frequencies"], phases=tensors.get("phases"))
-
-    def extra_repr(self) -> str:
-        mode = ", normalised cosine (replication only)" if self.phases is not None else ""
-        return super().extra_repr() + mode
+        return cls(_kernel_from_tensors(tensors), tensors["frequencies"])
 
 
 class QuadratureFourierFeatures(_FourierFeatures):
@@ -399,9 +350,8 @@ class QuadratureFourierFeatures(_FourierFeatures):
         frequencies: A `count x d` tensor of folded nodes, the zero node (if any) first.
         amplitudes: A `count` tensor of folded weights that sum to one.
         bounds: A `2 x d` tensor: the box in which the features stand for the kernel.
-        min_lengthscale: The shortest length scales that the nodes serve; default the kernel's.
-        max_lengthscale: Given for a uniform grid only: the longest length scales that it serves.
-            All length scales in between share the frequencies; only amplitudes differ.
+        min_lengthscale: The shortest length scales that the nodes serve; default the kernel's. The
+            grid of a Matérn kernel serves no other.
 
     Example:
         >>> bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
@@ -410,7 +360,6 @@ class QuadratureFourierFeatures(_FourierFeatures):
 
     bounds: Tensor
     min_lengthscale: Tensor
-    max_lengthscale: Tensor | None
 
     def __init__(
         self,
@@ -420,7 +369,6 @@ class QuadratureFourierFeatures(_FourierFeatures):
         *,
         bounds: Tensor,
         min_lengthscale: Tensor | None = None,
-        max_lengthscale: Tensor | None = None,
     ) -> None:
         super().__init__(kernel, frequencies, amplitudes)
         if min_lengthscale is None:
@@ -434,15 +382,12 @@ class QuadratureFourierFeatures(_FourierFeatures):
             )
         self.register_buffer("bounds", bounds, persistent=False)
         self.register_buffer("min_lengthscale", min_lengthscale.detach(), persistent=False)
-        if max_lengthscale is not None:
-            max_lengthscale = as_double(max_lengthscale, "max_lengthscale").detach()
-        self.register_buffer("max_lengthscale", max_lengthscale, persistent=False)
         lower, upper = self.lengthscale_range
-        for name, limit in (("min_lengthscale", lower), ("max_lengthscale", upper)):
-            if limit.shape != kernel.lengthscale.shape or not bool((limit > 0).all()):
-                raise InputDataError(
-                    f"{name} must be {kernel.input_dim} positive numbers, got {limit.tolist()}."
-                )
+        if lower.shape != kernel.lengthscale.shape or not bool((lower > 0).all()):
+            raise InputDataError(
+                f"min_lengthscale must be {kernel.input_dim} positive numbers, got "
+                f"{lower.tolist()}."
+            )
         ell = kernel.lengthscale.detach()
         if bool(((ell < lower * (1 - 1e-9)) | (ell > upper * (1 + 1e-9))).any()):
             raise InputDataError(
@@ -479,7 +424,7 @@ class QuadratureFourierFeatures(_FourierFeatures):
         if tol is not None:
             _check_tolerance(tol)
         if spec.nu != math.inf:
-            return cls._on_grid(spec, bounds, spec.lengthscale, tol=tol, count=degree)
+            return cls._on_grid(spec, bounds, tol=tol, count=degree)
         widths = bounds[1] - bounds[0]
         relative = (spec.lengthscale / widths).tolist()  # length scales on the unit cube
         needed = [_transition(ell, tol if tol is not None else 0.1) for ell in relative]
@@ -500,96 +445,44 @@ class QuadratureFourierFeatures(_FourierFeatures):
         return cls(spec, frequencies, amplitudes, bounds=bounds)
 
     @classmethod
-    def uniform_grid(
-        cls,
-        kernel: Kernel | StationaryKernel,
-        bounds: Tensor,
-        *,
-        tol: float,
-        max_lengthscale: Tensor | float | None = None,
-    ) -> QuadratureFourierFeatures:
-        r"""A uniform grid of frequencies that all length scales up to `max_lengthscale` share.
-
-        :math:`\omega_j = 2\pi j/L` with :math:`L = R + c\,\ell_{\max}` and
-        :math:`j \le cL/(2\pi\ell)`, :math:`c = \sqrt{2\ln(4/tol)}` for the squared exponential,
-        on a domain of width `R`. The frequencies do not depend on the length scale, only the
-        amplitudes do; so one summary serves every length scale in the range
-        (:func:`~botorch_fed.models.summary.reweight`).
-
-        Args:
-            kernel: The kernel with the *shortest* length scales that the grid will serve.
-            bounds: A `2 x d` tensor of lower and upper bounds of the domain.
-            tol: Wanted sup error relative to the prior variance.
-            max_lengthscale: The longest length scales to serve; default the kernel's own.
-        """
-        bounds = _checked_bounds(bounds)
-        spec = StationaryKernel.from_gpytorch(kernel, bounds.shape[-1])
-        _check_tolerance(tol)
-        longest = torch.as_tensor(
-            spec.lengthscale if max_lengthscale is None else max_lengthscale, dtype=torch.float64
-        ).expand(spec.input_dim)
-        if bool((longest < spec.lengthscale).any()):
-            raise InputDataError(
-                f"max_lengthscale {longest.tolist()} is below the kernel's length scales "
-                f"{spec.lengthscale.tolist()}, which are the shortest that the grid serves."
-            )
-        return cls._on_grid(spec, bounds, longest, tol=tol, count=None)
-
-    @classmethod
     def _on_grid(
-        cls,
-        spec: StationaryKernel,
-        bounds: Tensor,
-        longest: Tensor,
-        *,
-        tol: float | None,
-        count: int | None,
+        cls, spec: StationaryKernel, bounds: Tensor, *, tol: float | None, count: int | None
     ) -> QuadratureFourierFeatures:
         """The trapezoidal rule, whose error is aliasing beyond the period plus the lost tail."""
-        if spec.nu != math.inf and spec.input_dim > 1 and not spec.product:
+        if spec.input_dim > 1 and not spec.product:
             raise UnsupportedError(
                 "Matérn kernels have quadrature features in one dimension or as a product of "
                 "one-dimensional kernels: StationaryKernel(..., product=True), or a GPyTorch "
                 "ProductKernel with one factor per input."
             )
-        share = (tol if tol is not None else 1e-3) / (spec.input_dim if spec.nu != math.inf else 1)
-        reach, cut = _grid_extent(spec.nu, share)
+        reach, cut = _grid_extent(spec.nu, (1e-3 if tol is None else tol) / spec.input_dim)
         axes = []
         for j in range(spec.input_dim):
-            period = float(bounds[1, j] - bounds[0, j] + reach * longest[j])
+            period = float(bounds[1, j] - bounds[0, j] + reach * spec.lengthscale[j])
             step = 2 * math.pi / period
             m = math.ceil(cut / float(spec.lengthscale[j]) / step) if count is None else count
             positive = step * np.arange(1, m + 1)
             nodes = np.concatenate([-positive[::-1], [0.0], positive])
             axes.append((nodes, np.full(len(nodes), 1 / len(nodes))))
         frequencies, _ = _tensor_grid(axes)
-        amplitudes = _grid_amplitudes(spec, frequencies)
-        return cls(spec, frequencies, amplitudes, bounds=bounds, max_lengthscale=longest)
+        return cls(spec, frequencies, _grid_amplitudes(spec, frequencies), bounds=bounds)
 
     @property
     def lengthscale_range(self) -> tuple[Tensor, Tensor]:
-        upper = self.max_lengthscale
-        if upper is None:
-            upper = torch.full_like(self.min_lengthscale, math.inf)
-        return self.min_lengthscale, upper
+        if self.kernel.nu != math.inf:
+            return self.min_lengthscale, self.min_lengthscale
+        return self.min_lengthscale, torch.full_like(self.min_lengthscale, math.inf)
 
     def with_hyperparameters(
         self, lengthscale: Tensor, outputscale: Tensor
     ) -> QuadratureFourierFeatures:
         kernel = self.kernel.with_hyperparameters(lengthscale, outputscale)
-        if self.max_lengthscale is not None:
-            frequencies = self.frequencies
-            amplitudes = _grid_amplitudes(kernel, frequencies)
-        else:
-            frequencies = self.frequencies * (self.kernel.lengthscale / kernel.lengthscale)
-            amplitudes = self.amplitudes
         return QuadratureFourierFeatures(
             kernel,
-            frequencies,
-            amplitudes,
+            self.frequencies * (self.kernel.lengthscale / kernel.lengthscale),
+            self.amplitudes,
             bounds=self.bounds,
             min_lengthscale=self.min_lengthscale,
-            max_lengthscale=self.max_lengthscale,
         )
 
     def check_domain(self, X: Tensor) -> None:
@@ -610,8 +503,6 @@ class QuadratureFourierFeatures(_FourierFeatures):
             "bounds": self.bounds,
             "min_lengthscale": self.min_lengthscale,
         }
-        if self.max_lengthscale is not None:
-            tensors["max_lengthscale"] = self.max_lengthscale
         return _tagged("quadrature_fourier", tensors)
 
     @classmethod
@@ -622,11 +513,28 @@ class QuadratureFourierFeatures(_FourierFeatures):
             tensors["amplitudes"],
             bounds=tensors["bounds"],
             min_lengthscale=tensors["min_lengthscale"],
-            max_lengthscale=tensors.get("max_lengthscale"),
         )
 
 
-class KLFeatures(FeatureMap):
+class _OverMap(FeatureMap):
+    """A map made of another one, with its hyperparameters."""
+
+    def __init__(self, base: FeatureMap) -> None:
+        super().__init__()
+        self.base = base
+        self.input_dim = base.input_dim
+        self.num_features = base.num_features
+
+    @property
+    def lengthscale(self) -> Tensor:
+        return self.base.lengthscale
+
+    @property
+    def outputscale(self) -> Tensor:
+        return self.base.outputscale
+
+
+class KLFeatures(_OverMap):
     r"""The leading eigenvectors of another map's second moment, a discrete Karhunen-Loève basis.
 
     :math:`\phi_{KL}(x) = V^\top \phi(x)` with `V` the top eigenvectors of
@@ -643,7 +551,7 @@ class KLFeatures(FeatureMap):
     projection: Tensor
 
     def __init__(self, base: FeatureMap, projection: Tensor) -> None:
-        super().__init__()
+        super().__init__(base)
         projection = as_double(projection, "projection")
         if base.has_residual:
             raise UnsupportedError("KLFeatures projects Fourier features, not inducing points.")
@@ -655,9 +563,7 @@ class KLFeatures(FeatureMap):
         gram = projection.mT @ projection
         if float((gram - torch.eye(len(gram)).to(gram)).abs().max()) > 1e-8:
             raise InputDataError("The columns of projection must be orthonormal.")
-        self.base = base
         self.register_buffer("projection", projection, persistent=False)
-        self.input_dim = base.input_dim
         self.num_features = projection.shape[-1]
 
     @classmethod
@@ -715,14 +621,6 @@ class KLFeatures(FeatureMap):
         return self.base.covariance(X1, X2)
 
     @property
-    def lengthscale(self) -> Tensor:
-        return self.base.lengthscale
-
-    @property
-    def outputscale(self) -> Tensor:
-        return self.base.outputscale
-
-    @property
     def lengthscale_range(self) -> tuple[Tensor, Tensor]:
         return self.base.lengthscale, self.base.lengthscale
 
@@ -745,8 +643,8 @@ class KLFeatures(FeatureMap):
         return cls(feature_map_from_tensors(_below("base", tensors)), tensors["projection"])
 
 
-class WarpedFeatures(FeatureMap):
-    r"""Another map on warped inputs, for parameters that act on a logarithmic scale: see `warp`.
+class WarpedFeatures(_OverMap):
+    r"""Another map on warped inputs, for log-scaled parameters: see `warp`.
 
     Args:
         base: A map over the warped inputs.
@@ -754,15 +652,12 @@ class WarpedFeatures(FeatureMap):
     """
 
     def __init__(self, base: FeatureMap, offsets: Tensor) -> None:
-        super().__init__()
+        super().__init__(base)
         self.warp = LogWarp(offsets)
         if self.offsets.shape != (base.input_dim,):
             raise BotorchTensorDimensionError(
                 f"offsets must have shape ({base.input_dim},), got {tuple(self.offsets.shape)}."
             )
-        self.base = base
-        self.input_dim = base.input_dim
-        self.num_features = base.num_features
 
     @staticmethod
     def around(base: FeatureMap, offsets: Tensor) -> FeatureMap:
@@ -788,14 +683,6 @@ class WarpedFeatures(FeatureMap):
     def _residual(self, X1: Tensor, X2: Tensor, Phi1: Tensor, Phi2: Tensor) -> Tensor:
         warp = self.warp.transform
         return self.base._residual(warp(X1), warp(X2), Phi1, Phi2)
-
-    @property
-    def lengthscale(self) -> Tensor:
-        return self.base.lengthscale
-
-    @property
-    def outputscale(self) -> Tensor:
-        return self.base.outputscale
 
     @property
     def lengthscale_range(self) -> tuple[Tensor, Tensor]:
@@ -1068,7 +955,7 @@ class PolynomialFeatures(FeatureMap):
         half_width: The half width `h`, positive: alike.
         constant_scale: The prior standard deviation `a` of the constant, relative to `s`.
         scale: The prior standard deviation `s` of the other weights.
-        input_dim: The number `d` of inputs, where neither tensor says it.
+        input_dim: The number `d` of inputs, where neither tensor has it.
 
     Example:
         >>> trend = PolynomialFeatures(0.5, 0.5, scale=0.3, input_dim=2)
@@ -1207,7 +1094,7 @@ _Map = TypeVar("_Map", bound=FeatureMap)
 
 
 def register_feature_map(kind: str) -> Callable[[type[_Map]], type[_Map]]:
-    """Let `feature_map_from_tensors` rebuild a map of one's own, in this process.
+    """Let `feature_map_from_tensors` rebuild a map of another class, in this process.
 
     Tensors name a kind, never a class: a kind that nobody has registered here is refused, and what
     is built is the class that stands below this decorator. Every site and every worker process has
@@ -1227,16 +1114,16 @@ def register_feature_map(kind: str) -> Callable[[type[_Map]], type[_Map]]:
         )
 
     def register(cls: type[_Map]) -> type[_Map]:
-        known = _KINDS.get(kind)
+        other = _KINDS.get(kind)
         if not issubclass(cls, FeatureMap):
             raise InputDataError(f"{cls.__name__} is no FeatureMap: derive it from that class.")
         # The same name in the same module is the class itself, defined anew in a notebook.
-        if known is not None and (known.__module__, known.__qualname__) != (
+        if other is not None and (other.__module__, other.__qualname__) != (
             cls.__module__,
             cls.__qualname__,
         ):
             raise InputDataError(
-                f"The kind {kind!r} belongs to {known.__qualname__}: choose another name."
+                f"The kind {kind!r} belongs to {other.__qualname__}: choose another name."
             )
         _KINDS[kind] = cls
         return cls
@@ -1250,7 +1137,7 @@ def feature_map_from_tensors(tensors: Mapping[str, Tensor]) -> FeatureMap:
     if len(kinds) != 1 or not kinds <= _KINDS.keys():
         raise InputDataError(
             f"Tensors of one feature map must be tagged with one of {sorted(_KINDS)}, got "
-            f"{sorted(kinds)}: a map of one's own needs register_feature_map on this side too."
+            f"{sorted(kinds)}: a map of another class needs register_feature_map on this side too."
         )
     kind = kinds.pop()
     try:
@@ -1363,9 +1250,6 @@ def _grid_extent(nu: float, tol: float) -> tuple[float, float]:
 
     Both in units of the length scale; each loses at most half of `tol`.
     """
-    if nu == math.inf:
-        c = math.sqrt(2 * math.log(4 / tol))
-        return c, c
     # Aliases: the kernel at distance r is below (1 + s + s^2/3) exp(-s), s = sqrt(2 nu) r.
     scaled = math.log(2 / tol)
     for _ in range(50):

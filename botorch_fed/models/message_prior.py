@@ -20,17 +20,15 @@ communication beyond FTS' own. The covariance is a linear kernel on `N` features
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from typing import Any, Self
 
 import torch
 from botorch.acquisition.objective import PosteriorTransform
 from botorch.exceptions.errors import BotorchTensorDimensionError, UnsupportedError
-from botorch.exceptions.warnings import InputDataWarning
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform, Standardize
+from botorch.models.transforms.outcome import OutcomeTransform
 from botorch.models.utils.gpytorch_modules import get_covar_module_with_dim_scaled_prior
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.transformed import TransformedPosterior
@@ -48,6 +46,7 @@ from linear_operator import to_linear_operator
 from torch import Size, Tensor
 from torch.nn import Parameter
 
+from botorch_fed.models.basis_gp import check_public_transforms
 from botorch_fed.models.features import FeatureMap
 from botorch_fed.models.numerics import (
     Float64Module,
@@ -199,7 +198,7 @@ class MessagePriorGP(SingleTaskGP):
                 f"train_Y must be `batch_shape x n x 1`, got shape {tuple(train_Y.shape)}: the "
                 "messages are about one outcome, use one model per outcome in a ModelListGP."
             )
-        _check_transforms(input_transform, outcome_transform)
+        check_public_transforms(input_transform, outcome_transform, "messages")
         if residual_kernel is None:
             residual_kernel = _residual_kernel(feature_map.input_dim, train_X.shape[:-2])
         super().__init__(
@@ -343,24 +342,6 @@ def _residual_kernel(input_dim: int, batch_shape: Size) -> ScaleKernel:
         outputscale_prior=LogNormalPrior(0.0, 1.0),
         outputscale_constraint=GreaterThan(1e-4, transform=None, initial_value=1.0),
     )
-
-
-def _check_transforms(
-    input_transform: InputTransform | None, outcome_transform: OutcomeTransform | None
-) -> None:
-    if getattr(input_transform, "learn_coefficients", False):
-        raise UnsupportedError(
-            f"{type(input_transform).__name__} learns its coefficients from this agent's data, but "
-            "messages are over the shared inputs: give it the public bounds, "
-            "Normalize(d, bounds=bounds)."
-        )
-    if isinstance(outcome_transform, Standardize):
-        warnings.warn(
-            "Standardize scales outcomes by this agent's own data, but messages are on the shared "
-            "scale: agree on a public affine map of the outcomes.",
-            InputDataWarning,
-            stacklevel=3,
-        )
 
 
 def _scale(kernel: MessageKernel) -> Parameter:

@@ -90,29 +90,24 @@ class MixturePosterior(Posterior):
 
     @property
     def batch_shape(self) -> Size:
-        """The batch shape, without points and outputs."""
         return self._extended_shape()[:-2]
 
     @property
     def device(self) -> torch.device:
-        """The device of the components."""
         return self.components[0].device
 
     @property
     def dtype(self) -> torch.dtype:
-        """The dtype of the components."""
         return self.components[0].dtype
 
     @property
     def mean(self) -> Tensor:
-        """The mean of the mixture, `batch_shape x q x m`."""
         local, shared = self._both("mean")
         w = self._weight
         return w * local + (1 - w) * shared
 
     @property
     def variance(self) -> Tensor:
-        """The variance of the mixture, `batch_shape x q x m`."""
         (mean_1, mean_2), (local, shared) = self._both("mean"), self._both("variance")
         w = self._weight
         return w * local + (1 - w) * shared + w * (1 - w) * (mean_1 - mean_2).square()
@@ -297,18 +292,10 @@ class LocalSharedMixture(Float64Module, Model, FantasizeMixin):
         posterior_transform: PosteriorTransform | None = None,
         **kwargs: Any,
     ) -> MixturePosterior:
-        r"""Joint posterior at points; differentiable in `X`.
+        """Joint posterior at points, as `BasisGP.posterior`.
 
-        Args:
-            X: A `batch_shape x q x d` tensor of points.
-            output_indices: Which outputs to predict; default all.
-            observation_noise: Whether each component adds its own noise variance, or the variance
-                itself, `batch_shape x q x m`, in the transformed space of the components.
-            posterior_transform: An optional transform, applied to each component: for affine ones
-                the mixture of the transforms is the transform of the mixture.
-
-        Returns:
-            A posterior over `broadcast(batch_shape, model.batch_shape) x q x m`.
+        Each component adds its own noise variance, and is transformed by itself: for affine
+        transforms the mixture of the transforms is the transform of the mixture.
         """
         if output_indices is not None:
             subset = self.subset_output(output_indices)

@@ -14,23 +14,19 @@ written out and the mean is maximised in closed form:
 with the priors of BoTorch: dimension-scaled log-normal length scales and log-normal noise. The
 output scale is near one on the public scale, but follows data that insist.
 
-``paper=True`` is the model of [Dai2020FTS]_'s code, for replication: zero mean, one length scale,
-no priors.
-
 .. [Hvarfner2024] C. Hvarfner, E. O. Hellsten, L. Nardi. Vanilla Bayesian optimization performs
    great in high dimensions. ICML 2024.
-.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
-   sampling. NeurIPS 2020.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
-from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.exceptions.errors import BotorchTensorDimensionError
 from botorch.models import SingleTaskGP
 from botorch.models.transforms.input import InputTransform
 from gpytorch.constraints import Positive
@@ -89,8 +85,6 @@ def fit_own_gp(
     Y: Tensor,
     *,
     start: OwnHyperparameters | None = None,
-    paper: bool = False,
-    restarts: Tensor | None = None,
     prior_mean: Tensor | None = None,
     prior_covariance: Tensor | None = None,
     outputscale_prior: tuple[float, float] = OUTPUTSCALE_PRIOR,
@@ -101,26 +95,13 @@ def fit_own_gp(
         X: An `n x d` tensor of points in the unit cube.
         Y: An `n x 1` tensor of outcomes on the public scale, larger is better.
         start: An earlier fit, tried as a second starting point.
-        paper: Zero mean, one length scale and no priors, as the papers' code.
-        restarts: A `r x (d + 2)` tensor of uniform numbers: more starting points (logarithms of
-            length scales, output scale and noise, within their bounds).
         prior_mean: An `n x 1` tensor: what is known of the mean beforehand, e.g. from messages.
         prior_covariance: An `n x n` tensor: a known part of the covariance, to which the fitted
             kernel is added.
         outputscale_prior: Location and scale of the normal prior of the output scale's logarithm.
     """
-    X, Y = as_double(X, "X"), as_double(Y, "Y")
-    if X.dim() != 2 or len(X) == 0 or Y.shape != (len(X), 1):
-        raise BotorchTensorDimensionError(
-            f"Expected X `n x d` and Y `n x 1` with n > 0, got shapes {tuple(X.shape)} and "
-            f"{tuple(Y.shape)}."
-        )
-    check_finite(X, "X")
-    check_finite(Y, "Y")
-    d = X.shape[-1]
-    if restarts is not None and restarts.shape[1:] != (d + 2,):
-        raise InputDataError(f"restarts must be `r x {d + 2}`, got {tuple(restarts.shape)}.")
-    known = None if prior_covariance is None else as_double(prior_covariance, "covariance").numpy()
+    X, Y = checked_data(X, Y)
+    fixed = None if prior_covariance is None else as_double(prior_covariance, "covariance").numpy()
     n = len(X)
     for name, part, shape in (
         ("prior_mean", prior_mean, (n, 1)),
@@ -131,25 +112,22 @@ def fit_own_gp(
                 f"{name} must have shape {shape}, got {tuple(part.shape)}."
             )
     residuals = Y if prior_mean is None else Y - as_double(prior_mean, "prior_mean")
-    objective = _Posterior(
-        X.numpy(), residuals.numpy()[:, 0], known, outputscale_prior, paper=paper
-    )
-    modes = default_hyperparameters(d)
-    starts = [objective.pack(modes)]
-    if start is not None:
-        starts.append(objective.pack(start))
-    if restarts is not None:
-        starts += [objective.stretch(row.numpy()) for row in restarts]
-    from scipy.optimize import minimize  # costs 70 ms to import, and only fits need it
+    objective = LogPosterior(X.numpy(), residuals.numpy()[:, 0], fixed, outputscale_prior)
+    starts = [default_hyperparameters(X.shape[-1]), *([] if start is None else [start])]
+    return objective.maximum([objective.pack(theta) for theta in starts])
 
-    fits = [
-        minimize(objective, theta, jac=True, method="L-BFGS-B", bounds=objective.bounds)
-        for theta in starts
-    ]
-    best = min(fits, key=lambda fit: fit.fun)
-    if not math.isfinite(best.fun):
-        raise NumericalError(f"No finite likelihood for {len(X)} observations at any start.")
-    return objective.unpack(best.x)
+
+def checked_data(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
+    """Points `n x d` and outcomes `n x 1` in float64; raises for others, and for no data."""
+    X, Y = as_double(X, "X"), as_double(Y, "Y")
+    if X.dim() != 2 or len(X) == 0 or Y.shape != (len(X), 1):
+        raise BotorchTensorDimensionError(
+            f"Expected X `n x d` and Y `n x 1` with n > 0, got shapes {tuple(X.shape)} and "
+            f"{tuple(Y.shape)}."
+        )
+    check_finite(X, "X")
+    check_finite(Y, "Y")
+    return X, Y
 
 
 def own_gp(
@@ -197,51 +175,52 @@ def needs_fit(num_data: int, hyperparameters: OwnHyperparameters | None) -> bool
     return num_data >= hyperparameters.num_data + max(1, hyperparameters.num_data // 4)
 
 
-class _Posterior:
+class LogPosterior:
     """Minus the log posterior of the hyperparameters, and its gradient, for scipy."""
 
     def __init__(
-        self,
-        X: Array,
-        y: Array,
-        known: Array | None,
-        outputscale_prior: tuple[float, float],
-        *,
-        paper: bool,
+        self, X: Array, y: Array, known: Array | None, outputscale_prior: tuple[float, float]
     ) -> None:
         self.n, self.d = X.shape
         self.y = y
         self.known = known  # a part of the covariance that is not fitted
-        self.paper = paper
-        self.num_scales = 1 if paper else self.d
-        self.squares = (X[:, None, :] - X[None, :, :]) ** 2  # n x n x d
-        if paper:
-            self.squares = self.squares.sum(axis=-1, keepdims=True)
-        low = [math.log(MIN_LENGTHSCALE)] * self.num_scales
-        high = [math.log(MAX_LENGTHSCALE)] * self.num_scales
+        self.squares = (X[:, None, :] - X[None, :, :]) ** 2  # n x n x num_scales
+        low = [math.log(MIN_LENGTHSCALE)] * self.d
+        high = [math.log(MAX_LENGTHSCALE)] * self.d
         self.low = np.array([*low, math.log(MIN_OUTPUTSCALE), math.log(MIN_NOISE)])
         self.high = np.array([*high, math.log(MAX_OUTPUTSCALE), math.log(MAX_NOISE)])
-        self.bounds = list(zip(self.low, self.high, strict=True))
         lengthscale = _lengthscale_location(self.d), math.sqrt(3)
         priors = [*[lengthscale] * self.d, outputscale_prior, NOISE_PRIOR]
         self.location, self.scale = np.array(priors).T
         # Log-normal densities of the values, not of their logarithms; the output scale's is normal.
         self.density = np.array([1.0] * self.d + [0.0, 1.0])
 
-    def pack(self, known: OwnHyperparameters) -> Array:
-        scales = known.lengthscale.numpy()
-        scales = scales[:1] if self.paper else scales
-        theta = np.log([*scales, known.outputscale, known.noise_var])
+    @property
+    def num_scales(self) -> int:
+        """How many length scales are fitted."""
+        return int(self.squares.shape[-1])
+
+    def maximum(self, starts: Sequence[Array]) -> OwnHyperparameters:
+        """The best hyperparameters that are reached from these starts."""
+        from scipy.optimize import minimize  # costs 70 ms to import, and only fits need it
+
+        bounds = list(zip(self.low, self.high, strict=True))
+        fits = [
+            minimize(self, theta, jac=True, method="L-BFGS-B", bounds=bounds) for theta in starts
+        ]
+        best = min(fits, key=lambda fit: fit.fun)
+        if not math.isfinite(best.fun):
+            raise NumericalError(f"No finite likelihood for {self.n} observations at any start.")
+        return self.unpack(best.x)
+
+    def pack(self, hyperparameters: OwnHyperparameters) -> Array:
+        """Logarithms of length scales, output scale and noise, within their bounds."""
+        scales = hyperparameters.lengthscale.numpy()[: self.num_scales]
+        theta = np.log([*scales, hyperparameters.outputscale, hyperparameters.noise_var])
         return np.clip(theta, self.low, self.high)
 
-    def stretch(self, uniform: Array) -> Array:
-        """A point of a box where reasonable hyperparameters lie."""
-        unit = uniform[-(self.num_scales + 2) :]
-        low = np.array([math.log(0.02)] * self.num_scales + [math.log(0.05), math.log(1e-4)])
-        high = np.array([math.log(2.0)] * self.num_scales + [math.log(5.0), math.log(1e-1)])
-        return low + unit * (high - low)
-
     def unpack(self, theta: Array) -> OwnHyperparameters:
+        """The inverse of `pack`."""
         scales = np.exp(theta[: self.num_scales])
         terms = self._terms(theta)
         return OwnHyperparameters(
@@ -261,11 +240,18 @@ class _Posterior:
             L = cholesky(K, lower=True, check_finite=False)
         except np.linalg.LinAlgError:
             return None
-        mean = 0.0
-        if not self.paper:
-            ones = cho_solve((L, True), np.ones(self.n), check_finite=False)
-            mean = float(ones @ self.y / ones.sum())
+        mean = self.best_mean(L)
         return signal, L, self.y - mean, mean
+
+    def best_mean(self, L: Array) -> float:
+        """The constant mean of the largest posterior density."""
+        ones = cho_solve((L, True), np.ones(self.n), check_finite=False)
+        return float(ones @ self.y / ones.sum())
+
+    def prior(self, theta: Array) -> tuple[float, Array]:
+        """Minus the log prior density, up to a constant, and its gradient."""
+        z = (theta - self.location) / self.scale
+        return 0.5 * z @ z + self.density @ theta, z / self.scale + self.density
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
         terms = self._terms(theta)
@@ -283,11 +269,8 @@ class _Posterior:
         gradient[: self.num_scales] = np.einsum("ij,ijk->k", DS, self.squares) * weights
         gradient[-2] = DS.sum()
         gradient[-1] = np.trace(D) * math.exp(theta[-1])
-        if not self.paper:
-            z = (theta - self.location) / self.scale
-            value += 0.5 * z @ z + self.density @ theta
-            gradient += z / self.scale + self.density
-        return float(value), gradient
+        penalty, slope = self.prior(theta)
+        return float(value + penalty), gradient + slope
 
 
 def _lengthscale_location(dim: int) -> float:

@@ -54,7 +54,7 @@ from botorch_fed.rng import Generator, fresh
 
 
 class PartiallyIndependentGP(BasisGP):
-    r"""A Gaussian process that keeps own data exact and knows others by their summaries.
+    r"""A Gaussian process that has own data exactly and the others' by their summaries.
 
     A `BasisGP` in everything but the prediction between own observations: construction, received
     summaries, new observations, fantasies and fitting are inherited. `summaries` are those of

@@ -74,13 +74,13 @@ def repair_total(
         gram = gram + shift * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
         return _repaired(total, gram, total.moment)
     eigenvalues, Q = eigh(gram, "a noisy total")
-    known = eigenvalues.clamp(min=floor)
+    spectrum = eigenvalues.clamp(min=floor)
     moment = total.moment
     if moment_noise_std > 0:
-        share = known / (known + moment_noise_std**2)  # of the moment that is not noise
-        known = known * share
+        share = spectrum / (spectrum + moment_noise_std**2)  # of the moment that is not noise
+        spectrum = spectrum * share
         moment = Q @ (share.unsqueeze(-1) * (Q.mT @ moment))
-    half = Q * known.sqrt().unsqueeze(-2)
+    half = Q * spectrum.sqrt().unsqueeze(-2)
     return _repaired(total, half @ half.mT, moment)
 
 

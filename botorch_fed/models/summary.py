@@ -32,7 +32,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from torch import Size, Tensor
 
 from botorch_fed.errors import BasisMismatch
-from botorch_fed.models.features import FeatureMap, QuadratureFourierFeatures
+from botorch_fed.models.features import FeatureMap
 from botorch_fed.models.numerics import as_double, check_finite, cholesky, solve_rows
 from botorch_fed.rng import Generator, fresh
 
@@ -650,40 +650,6 @@ def _evidence_terms(total: Summary) -> tuple[Tensor, Tensor]:
     posterior = WeightPosterior.from_total(total)
     fit = posterior.half_mean.square().sum(dim=(-2, -1))
     return fit, 2 * posterior.chol.diagonal(dim1=-2, dim2=-1).log().sum(dim=-1)
-
-
-def reweight(
-    summary: Summary, source: QuadratureFourierFeatures, target: QuadratureFourierFeatures
-) -> Summary:
-    r"""Carry a summary between length scales that share one uniform grid of frequencies.
-
-    :math:`G(\ell) = D\,G(\ell_{ref})\,D`, :math:`b(\ell) = D\,b(\ell_{ref})` with
-    :math:`D = \mathrm{diag}\sqrt{a(\ell)/a(\ell_{ref})}`: one release serves every length scale of
-    the grid.
-
-    Args:
-        summary: A summary over `source`.
-        source: The map of the shortest length scale, see `uniform_grid`.
-        target: The same grid with other hyperparameters, from `source.with_hyperparameters`.
-    """
-    check_basis(summary, source.fingerprint)
-    if source.max_lengthscale is None or not torch.equal(source.frequencies, target.frequencies):
-        raise BasisMismatch(
-            "Only maps on one uniform grid share statistics: build the source by "
-            "QuadratureFourierFeatures.uniform_grid and the target by its with_hyperparameters."
-        )
-    if bool((target.lengthscale < source.lengthscale * (1 - 1e-9)).any()):
-        raise InputDataError(
-            f"A release serves length scales from its own, {source.lengthscale.tolist()}, upwards, "
-            f"not {target.lengthscale.tolist()}: release over the map of the shortest."
-        )
-    D = (target.wave_scales / source.wave_scales).unsqueeze(-1)
-    return replace(
-        summary,
-        gram=D * summary.gram * D.mT,
-        moment=D * summary.moment,
-        basis=target.fingerprint,
-    )
 
 
 def _checked_data(

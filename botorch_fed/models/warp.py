@@ -1,4 +1,4 @@
-r"""The logarithmic scale on which models see parameters that act by their ratio.
+r"""The logarithmic scale on which models see log-scaled parameters.
 
 :math:`x_j \mapsto \log(1 + x_j / \epsilon_j) / \log(1 + 1 / \epsilon_j)` maps the unit interval on
 itself. With :math:`\epsilon_j` the lower bound of a parameter over the width of its range it is the

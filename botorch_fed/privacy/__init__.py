@@ -1,6 +1,9 @@
-r"""Privacy: tensors in, private tensors and a ledger out. Knows no models, agents or protocols.
+r"""Privacy: tensors in, private tensors and a ledger out, independent of models and protocols.
 
 accounting  what releases cost together: events, guarantees, budgets, ledgers
+shared_ledger  a ledger on disk, from which several runs pay
+checks      checks of settings that all of these share
+paying      the price of a mechanism, and the ledger that pays it
 mechanisms  noisy sums: bound, noise and event in one object; clipping and sampling
 distributed noisy sums without a trusted server: every agent adds its share of the noise
 records     the statistic of a record and its bounds, shared by the sums over records
@@ -21,7 +24,6 @@ from botorch_fed.privacy.accounting import (
     Event,
     Guarantee,
     Ledger,
-    LedgerFile,
     Unit,
     compose,
     epsilon,
@@ -71,9 +73,9 @@ from botorch_fed.privacy.mechanisms import (
     WeightedGaussianSum,
     chi_clip_norm,
     clip,
-    simulated_clip_share,
 )
 from botorch_fed.privacy.records import RecordStatistic
+from botorch_fed.privacy.shared_ledger import SharedLedger
 from botorch_fed.privacy.tree import PrefixRelease, PrefixState, PrefixSum
 
 __all__ = [
@@ -100,7 +102,6 @@ __all__ = [
     "Guarantee",
     "InsecureSeededNoise",
     "Ledger",
-    "LedgerFile",
     "LocalGaussian",
     "NoiseSource",
     "OSNoise",
@@ -115,6 +116,7 @@ __all__ = [
     "RecordStatistic",
     "Release",
     "Secrets",
+    "SharedLedger",
     "SignalWarning",
     "SumRelease",
     "ThresholdCKKSChannel",
@@ -131,5 +133,4 @@ __all__ = [
     "noise_checks",
     "noise_multiplier_for",
     "noise_multiplier_within",
-    "simulated_clip_share",
 ]

@@ -3,8 +3,8 @@ r"""What releases cost together: guarantees, budgets and the ledgers that pay in
     Event            one release: its noise multiplier and how the contributors were sampled
     Guarantee        epsilon and delta with unit, adjacency, number of releases and accountant
     Budget           what may be spent, fixed in advance
-    Ledger           what was spent, as a value that goes into a protocol's state
-    LedgerFile       the same on disk: it survives a crash and never counts too little
+    Ledger           what was spent, as a value that goes into a protocol's state; on disk:
+                     `shared_ledger`
 
 Every epsilon is an upper bound. Two adjacencies are known, and a number without its adjacency is
 not a result:
@@ -20,16 +20,14 @@ and the accountants
     rdp                  Rényi (Opacus), zero-out only
     dp-accounting-rdp    Rényi (dp_accounting); the only one for samples of a fixed size and, with
                          everyone taking part, for discrete noise
-    moments              the moments accountant as published in 2016, to repeat published figures
     gdp                  the exact closed form; refused as soon as one release is subsampled, where
                          its central limit is no upper bound
 
 The noise multiplier is always relative to the norm of *one* unit's contribution, under both
-adjacencies. The names of the parameters are those of [Abadi2016]_. Discrete Gaussian noise has the
+adjacencies. Discrete Gaussian noise has the
 Rényi divergences of the continuous one as upper bounds [Canonne2020]_, but not its closed form: a
 ledger with such a release is accounted for by dp-accounting-rdp.
 
-.. [Abadi2016] M. Abadi et al. Deep learning with differential privacy. CCS 2016.
 .. [Balle2018] B. Balle, Y.-X. Wang. Improving the Gaussian mechanism for differential privacy:
    analytical calibration and optimal denoising. ICML 2018.
 .. [Canonne2020] C. Canonne, G. Kamath, T. Steinke. The discrete Gaussian for differential privacy.
@@ -40,42 +38,30 @@ ledger with such a release is accounted for by dp-accounting-rdp.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
-import os
-import shlex
-import stat
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Literal, Self, get_args
+from typing import Any, Literal
 
 import numpy as np
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from scipy.optimize import brentq
-from scipy.special import gammaln, log_ndtr, logsumexp
+from scipy.special import log_ndtr
 
-from botorch_fed.errors import BudgetExceeded, ProtocolError
-
-logger = logging.getLogger(__name__)
+from botorch_fed.errors import BudgetExceeded
+from botorch_fed.privacy.checks import check_choice, check_count, set_number
 
 Adjacency = Literal["zero-out", "replace-one"]
 Unit = Literal["agent", "record"]
-Accountant = Literal["pld", "prv", "rdp", "dp-accounting-rdp", "moments", "gdp"]
+Accountant = Literal["pld", "prv", "rdp", "dp-accounting-rdp", "gdp"]
 
 _MIN_NOISE = 0.01  # below it sampling is ignored: an upper bound, with epsilons in the thousands
-_MAX_ORDER = 255  # of a moment
 _MAX_BEGINNINGS = 32  # of sequences of different releases, kept composed
-_GENESIS = "0" * 64  # stands for the hash before the first line of a file
-_FORMAT = "botorch_fed privacy ledger 1"
-_SECTOR = 512  # a disk writes this many bytes or none
 
 
 # ------------------------------------------------------------------ values
@@ -108,8 +94,8 @@ class Event:
     discrete: bool = False
 
     def __post_init__(self) -> None:
-        _set_number(self, "noise_multiplier")
-        _set_number(self, "sampling_rate")
+        set_number(self, "noise_multiplier")
+        set_number(self, "sampling_rate")
         if not self.noise_multiplier > 1e-100:
             raise InputDataError(
                 f"A noise multiplier must be positive, got {self.noise_multiplier}: a release "
@@ -122,8 +108,8 @@ class Event:
         if (self.sample_size is None) != (self.population is None):
             raise InputDataError("A sample of fixed size needs both sample_size and population.")
         if self.sample_size is not None and self.population is not None:
-            _check_count(self.sample_size, "A sample size")
-            _check_count(self.population, "A population")
+            check_count("A sample size", self.sample_size)
+            check_count("A population", self.population)
             if self.sample_size > self.population or self.sampling_rate != 1:
                 raise InputDataError(
                     "A sample of fixed size needs sample_size <= population and a sampling_rate "
@@ -133,7 +119,7 @@ class Event:
             raise InputDataError(f"discrete is True or False, got {type(self.discrete).__name__}.")
         if self.discrete and (self.sampling_rate != 1 or self.sample_size is not None):
             raise InputDataError(
-                "No accountant here knows discrete noise on a sample: let everyone take part."
+                "No accountant bounds discrete noise on a sample: let everyone take part."
             )
 
     def __repr__(self) -> str:
@@ -164,12 +150,12 @@ class Guarantee:
     private: bool = True
 
     def __post_init__(self) -> None:
-        _set_number(self, "epsilon")
-        _set_number(self, "delta")
-        _check_count(self.releases, "The number of releases", least=0)
-        _check_choice(self.unit, Unit, "unit")
-        _check_choice(self.adjacency, Adjacency, "adjacency")
-        _check_choice(self.accountant, Accountant, "accountant")
+        set_number(self, "epsilon")
+        set_number(self, "delta")
+        check_count("The number of releases", self.releases, least=0)
+        check_choice("The unit", self.unit, Unit)
+        check_choice("The adjacency", self.adjacency, Adjacency)
+        check_choice("The accountant", self.accountant, Accountant)
         if not self.epsilon >= 0:
             raise InputDataError(f"An epsilon must be at least 0, got {self.epsilon}.")
         _check_delta(self.delta)
@@ -203,8 +189,8 @@ class Budget:
     delta: float
 
     def __post_init__(self) -> None:
-        _set_number(self, "epsilon")
-        _set_number(self, "delta")
+        set_number(self, "epsilon")
+        set_number(self, "delta")
         _check_epsilon(self.epsilon)
         _check_delta(self.delta)
 
@@ -230,7 +216,7 @@ class Entry:
             raise InputDataError(
                 f"Only an Event can be accounted for, got {type(self.event).__name__}."
             )
-        _check_count(self.count, "The number of releases")
+        check_count("The number of releases", self.count)
         if not isinstance(self.note, str):
             raise InputDataError(f"A note must be a str, got {type(self.note).__name__}.")
 
@@ -264,8 +250,8 @@ class Ledger:
     entries: tuple[Entry, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
-        _check_choice(self.adjacency, Adjacency, "adjacency")
-        _check_choice(self.unit, Unit, "unit")
+        check_choice("The adjacency", self.adjacency, Adjacency)
+        check_choice("The unit", self.unit, Unit)
         if self.budget is not None and not isinstance(self.budget, Budget):
             raise InputDataError(f"Expected a Budget, got {type(self.budget).__name__}.")
         groups = _groups(self.entries)
@@ -366,26 +352,6 @@ def _refusal(ledger: Ledger, budget: Budget, after: Ledger, entry: Entry) -> str
 # ------------------------------------------------------------------ checks
 
 
-def _set_number(value: Any, name: str) -> None:
-    """Make a field of a frozen dataclass a finite float, lest another precision be computed in."""
-    number = getattr(value, name)
-    if isinstance(number, bool) or not isinstance(number, (int, float, np.floating)):
-        raise InputDataError(f"{name} must be a number, got {type(number).__name__}.")
-    if not math.isfinite(number):
-        raise InputDataError(f"{name} must be finite, got {number}.")
-    object.__setattr__(value, name, float(number))
-
-
-def _check_count(count: Any, what: str, least: int = 1) -> None:
-    if isinstance(count, bool) or not isinstance(count, int) or count < least:
-        raise InputDataError(f"{what} must be an integer from {least} on, got {count!r}.")
-
-
-def _check_choice(value: Any, choices: Any, what: str) -> None:
-    if value not in get_args(choices):
-        raise InputDataError(f"The {what} must be one of {get_args(choices)}, got {value!r}.")
-
-
 def _check_epsilon(epsilon: float) -> None:
     if not 0 < epsilon < math.inf:
         raise InputDataError(f"An epsilon to keep must be positive and finite, got {epsilon}.")
@@ -415,18 +381,16 @@ def _check_fit(groups: Groups, accountant: Accountant, adjacency: Adjacency) -> 
         )
     if fixed and accountant != "dp-accounting-rdp":
         raise UnsupportedError(
-            f"{accountant!r} does not know samples of a fixed size: use 'dp-accounting-rdp'."
+            f"{accountant!r} has no bound for samples of a fixed size: use 'dp-accounting-rdp'."
         )
     if accountant != "dp-accounting-rdp" and any(event.discrete for event, _ in groups):
         raise UnsupportedError(
             f"{accountant!r} is no upper bound for discrete noise: use 'dp-accounting-rdp'."
         )
-    zero_out_only = accountant in ("prv", "rdp", "moments") or (
-        accountant == "dp-accounting-rdp" and poisson
-    )
+    zero_out_only = accountant in ("prv", "rdp") or (accountant == "dp-accounting-rdp" and poisson)
     if groups and adjacency == "replace-one" and zero_out_only:
         raise UnsupportedError(
-            f"{accountant!r} knows these releases under 'zero-out' only: use 'pld'."
+            f"{accountant!r} bounds these releases under 'zero-out' only: use 'pld'."
         )
     if accountant == "gdp" and poisson:
         raise UnsupportedError(
@@ -520,7 +484,7 @@ def epsilon(
         epsilon <= 10.39 at delta = 0.0246 per agent, zero-out, 60 releases, by pld
     """
     event = Event(noise_multiplier, sampling_rate)
-    _check_count(num_releases, "The number of releases", least=0)
+    check_count("The number of releases", num_releases, least=0)
     entries = [Entry(event, num_releases, "")] if num_releases else []
     return compose(entries, delta=delta, accountant=accountant, adjacency=adjacency, unit=unit)
 
@@ -551,7 +515,7 @@ def compose(
     """
     groups = _groups(events)
     _check_delta(delta)
-    _check_choice(adjacency, Adjacency, "adjacency")
+    check_choice("The adjacency", adjacency, Adjacency)
     name = _chosen(accountant, groups)
     value = _epsilon(groups, float(delta), name, adjacency)
     if not math.isfinite(value):
@@ -591,8 +555,8 @@ def noise_multiplier_for(
         3.730632
     """
     _check_epsilon(epsilon)
-    _check_choice(adjacency, Adjacency, "adjacency")
-    _check_count(num_releases, "The number of releases")
+    check_choice("The adjacency", adjacency, Adjacency)
+    check_count("The number of releases", num_releases)
     name = _chosen(accountant, ())
 
     def excess(log_noise: float) -> float:
@@ -636,7 +600,7 @@ def _chosen(accountant: Accountant | None, groups: Groups) -> Accountant:
     if accountant is None:
         renyi = any(event.sample_size is not None or event.discrete for event, _ in groups)
         return "dp-accounting-rdp" if renyi else "pld"
-    _check_choice(accountant, Accountant, "accountant")
+    check_choice("The accountant", accountant, Accountant)
     return accountant
 
 
@@ -646,8 +610,6 @@ def _epsilon(groups: Groups, delta: float, accountant: Accountant, adjacency: Ad
     _check_fit(groups, accountant, adjacency)
     if not groups:
         return 0.0
-    if accountant == "moments":
-        return _moments_epsilon(groups, delta)
     if accountant == "rdp":
         return _opacus_rdp_epsilon(groups, delta)
     if accountant == "prv":
@@ -681,7 +643,7 @@ def _split(groups: Groups, adjacency: Adjacency) -> tuple[float, Groups]:
 
 def _pld_epsilon(groups: Groups, delta: float, adjacency: Adjacency) -> float:
     mu, sampled = _split(groups, adjacency)
-    # Rounding in the Fourier transforms, of which the discretisation knows nothing: measured
+    # Rounding in the Fourier transforms, which the discretisation does not cover: measured
     # against the closed form it stays below a tenth of this.
     slack = 1e-14 + 1e-16 * sum(count for _, count in sampled)
     if delta < 100 * slack:
@@ -736,8 +698,8 @@ def _composed(
     settings = (interval, adjacency, pessimistic)
     with _lock:  # continue the longest beginning that was composed lately
         lengths = {len(key[0]) for key in _beginnings}
-        known = [k for k in lengths if k <= len(parts) and (parts[:k], *settings) in _beginnings]
-        start = max(known, default=0)
+        composed = [k for k in lengths if k <= len(parts) and (parts[:k], *settings) in _beginnings]
+        start = max(composed, default=0)
         loss = _beginnings.get((parts[:start], *settings))
     for k in range(start, len(parts)):
         last = _one_kind(parts[k], *settings)
@@ -767,7 +729,7 @@ def _one_kind(part: _Part, interval: float, adjacency: Adjacency, pessimistic: b
     return loss if part.count == 1 else loss.self_compose(part.count)
 
 
-# ------------------------------------------------------------------ Rényi, PRV, moments
+# ------------------------------------------------------------------ Rényi, PRV
 
 
 def _google_rdp_epsilon(groups: Groups, delta: float, adjacency: Adjacency) -> float:
@@ -840,339 +802,3 @@ def _opacus_epsilon(accountant: Any, groups: Groups, delta: float) -> float:
         warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
         value = float(accountant.get_epsilon(delta))
     return math.inf if math.isnan(value) else max(value, 0.0)
-
-
-def _moments_epsilon(groups: Groups, delta: float) -> float:
-    r"""The moments accountant of [Abadi2016]_ with integer orders.
-
-    .. math:: \epsilon = \min_\lambda \frac1\lambda \Bigl(\ln\frac1\delta + \sum_t \ln
-        \sum_k \binom{\lambda+1}{k} (1-q_t)^{\lambda+1-k} q_t^k e^{(k^2-k)/(2z_t^2)}\Bigr)
-    """
-    candidates = []
-    for order in range(1, _MAX_ORDER + 1):
-        moment = sum(count * _log_moment(event, order + 1) for event, count in groups)
-        candidates.append((moment - math.log(delta)) / order)
-    return max(min(candidates), 0.0)
-
-
-@lru_cache(maxsize=4096)
-def _log_moment(event: Event, power: int) -> float:
-    rate = event.sampling_rate
-    if rate == 1:
-        return (power**2 - power) / (2 * event.noise_multiplier**2)
-    k = np.arange(power + 1)
-    terms = gammaln(power + 1) - gammaln(k + 1) - gammaln(power - k + 1)
-    terms += (power - k) * math.log1p(-rate) + k * math.log(rate)
-    terms += (k**2 - k) / (2 * event.noise_multiplier**2)
-    return float(logsumexp(terms))
-
-
-# ------------------------------------------------------------------ on disk
-
-
-class LedgerFile:
-    r"""A ledger in an append-only file, for one writer at a time.
-
-    What `spend` returned from is on the disk: the file never counts too little, and after a crash
-    at most the release in flight too much. Several runs, also pilot runs, may share one file, one
-    after the other, and their costs add up. Threads may share the object. A file that was moved,
-    replaced or changed by another hand while it was open takes no further payment.
-
-    The file is text, one JSON object per line, each with its own hash and that of the line before,
-    so that a changed or a removed line is seen, except for lines cut off at the end; no hash stops
-    a hand that writes new ones, and an emptied file is a new one. A last line
-    that a crash cut short was never acknowledged and is dropped on opening, with a warning. It may
-    also end in zeros, from its beginning or a border of a disk sector on, as unwritten sectors do.
-
-    Args:
-        path: The file, created with mode 0600 if it does not exist.
-        adjacency: What a neighbouring world is, see the module.
-        unit: Whose contribution is protected.
-        budget: What may be spent, or None to count only.
-
-    Raises:
-        ProtocolError: The file is open elsewhere, damaged, not private, no ledger, or has other
-            settings.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with LedgerFile(f"{folder}/ledger", budget=Budget(8.0, 1e-3)) as ledger:
-        ...         ledger.spend(Event(1.0, sampling_rate=0.35), note="pilot").releases
-        1
-    """
-
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        adjacency: Adjacency = "zero-out",
-        unit: Unit = "agent",
-        budget: Budget | None = None,
-    ) -> None:
-        self._ledger = Ledger(adjacency, unit, budget)
-        self.path = Path(path).resolve()
-        self._fault: str | None = None
-        self._process = os.getpid()
-        self._turn = threading.Lock()
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._file = os.open(self.path, flags, 0o600)
-        self._closing = weakref.finalize(self, os.close, self._file)
-        try:
-            self._open()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def ledger(self) -> Ledger:
-        """What is in the file, as a value."""
-        return self._ledger
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """What a neighbouring world is."""
-        return self._ledger.adjacency
-
-    @property
-    def unit(self) -> Unit:
-        """Whose contribution is protected."""
-        return self._ledger.unit
-
-    @property
-    def budget(self) -> Budget | None:
-        """What may be spent."""
-        return self._ledger.budget
-
-    @property
-    def releases(self) -> int:
-        """How many releases were paid for, by all runs."""
-        return self._ledger.releases
-
-    def guarantee(
-        self, *, delta: float | None = None, accountant: Accountant | None = None
-    ) -> Guarantee:
-        """What was revealed by everything in the file; see `Ledger.guarantee`."""
-        return self._ledger.guarantee(delta=delta, accountant=accountant)
-
-    def spend(self, event: Event, *, count: int = 1, note: str = "", private: bool = True) -> Self:
-        """Pay for `count` releases: when it returns, they are on the disk.
-
-        Raises:
-            BudgetExceeded: The budget does not cover them; nothing was written.
-            OSError: The disk failed. Release nothing.
-        """
-        self._check_process()
-        with self._turn:
-            self._check_usable()
-            after = self._ledger.spend(event, count=count, note=note, private=private)
-            line = _entry_line(Entry(event, count, note, private), self._last)
-            # Whatever interrupts this block, memory and disk may differ until it is read again.
-            self._fault = "may hold a release that was not confirmed; close it first"
-            try:
-                self._append(line)
-            except OSError:
-                with suppress(OSError):
-                    self._truncate()
-                    self._fault = None
-                raise
-            self._ledger = after
-            self._fault = None
-        return self
-
-    def _open(self) -> None:
-        import fcntl  # not on Windows, where a ledger in memory still works
-
-        self._check_private()
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ProtocolError(
-                f"The ledger {self.path} is open already, here or in another process: a ledger has "
-                "one writer. Close that one first."
-            ) from error
-        with open(self._file, "rb", closefd=False) as reader:
-            data = reader.read()
-        header = _header_line(self._ledger)
-        self._last, self._end = _GENESIS, 0
-        if len(data) <= len(header) and header.startswith(data.rstrip(b"\0")) and data != header:
-            self._truncate()  # new, or a crash while it was created
-            if data:
-                logger.warning("%s: its creation was cut short, begun anew", self.path)
-            self._append(header)
-        else:
-            self._load(data, header)
-        _sync_folder(self.path.parent)
-
-    def _load(self, data: bytes, header: bytes) -> None:
-        *lines, rest = data.split(b"\n")
-        entries: list[Entry] = []
-        for number, line in enumerate(lines, start=1):
-            line += b"\n"
-            if number == 1:
-                self._check_header(line, header)
-            else:
-                entries[-1:] = _joined(entries[-1:], self._read_entry(line, number))
-            self._last = _hash(line)
-            self._end += len(line)
-        if not lines or not _cut_short(rest, self._end):
-            raise self._damaged(len(lines) + 1, "it is no line that a crash cut short")
-        self._ledger = replace(self._ledger, entries=tuple(entries))
-        if rest:
-            self._truncate()
-            logger.warning("%s: dropped %d bytes that a crash cut short", self.path, len(rest))
-
-    def _check_header(self, line: bytes, header: bytes) -> None:
-        if line == header:
-            return
-        try:
-            same_format = json.loads(line)["format"] == _FORMAT
-        except (ValueError, LookupError, TypeError):
-            same_format = False
-        if not same_format:
-            raise self._damaged(1, f"it is no {_FORMAT!r}")
-        raise ProtocolError(
-            f"The ledger {self.path} has other settings, {line.decode('ascii', 'replace').strip()},"
-            f" than asked for, {header.decode().strip()}: open it with its own. They are fixed "
-            "when it is created."
-        )
-
-    def _read_entry(self, line: bytes, number: int) -> Entry:
-        try:
-            fields = json.loads(line)
-            event, private = Event(**fields["event"]), fields.get("private", True)
-            entry = Entry(event, fields["count"], fields["note"], private)
-            previous = fields["previous"]
-        except (ValueError, LookupError, TypeError, InputDataError) as error:
-            raise self._damaged(number, "it cannot be read") from error
-        if previous != self._last:
-            raise self._damaged(number, "the line before was changed or removed")
-        if _entry_line(entry, previous) != line:
-            raise self._damaged(number, "it was changed")
-        return entry
-
-    def _damaged(self, line: int, why: str) -> ProtocolError:
-        return ProtocolError(
-            f"The ledger {self.path} is damaged in line {line}: {why}. It was left as it is: "
-            "restore it from a copy. Without it nobody knows what was spent."
-        )
-
-    def _check_private(self) -> None:
-        status = os.fstat(self._file)
-        if not stat.S_ISREG(status.st_mode):
-            raise ProtocolError(f"{self.path} is no regular file: choose another place.")
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise ProtocolError(
-                f"{self.path} belongs to user {status.st_uid} and has mode "
-                f"{stat.S_IMODE(status.st_mode):o}, a ledger must be its user's alone: chmod 600 "
-                f"{shlex.quote(str(self.path))}, or run as that user."
-            )
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise ProtocolError(f"The ledger {self.path} was opened before a fork: open it again.")
-
-    def _check_usable(self) -> None:
-        fault = self._fault
-        if not self._closing.alive:
-            fault = "is closed"
-        elif fault is None and self._was_changed():
-            fault = (
-                "was moved, replaced or changed by another hand; see what happened, then close it"
-            )
-        if fault is not None:
-            raise ProtocolError(f"The ledger {self.path} {fault}: open it again.")
-
-    def _was_changed(self) -> bool:
-        mine = os.fstat(self._file)
-        try:
-            named = os.lstat(self.path)
-        except FileNotFoundError:
-            return True
-        return not os.path.samestat(mine, named) or mine.st_size != self._end
-
-    def _append(self, line: bytes) -> None:
-        os.lseek(self._file, self._end, os.SEEK_SET)
-        rest = memoryview(line)
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
-        os.fsync(self._file)
-        self._end += len(line)
-        self._last = _hash(line)
-
-    def _truncate(self) -> None:
-        os.ftruncate(self._file, self._end)
-        os.fsync(self._file)
-
-    def close(self) -> None:
-        """Unlock and close the file; a second call does nothing."""
-        if self._closing.alive and os.getpid() == self._process:
-            import fcntl
-
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked process may still hold a copy
-        self._closing()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"LedgerFile({str(self.path)!r}, {self._ledger})"
-
-
-def _header_line(ledger: Ledger) -> bytes:
-    budget = ledger.budget
-    return _line(
-        {
-            "adjacency": ledger.adjacency,
-            "budget": budget and {"delta": budget.delta, "epsilon": budget.epsilon},
-            "format": _FORMAT,
-            "unit": ledger.unit,
-        }
-    )
-
-
-def _entry_line(entry: Entry, previous: str) -> bytes:
-    event = {name: getattr(entry.event, name) for name in Event.__dataclass_fields__}
-    if not entry.event.discrete:  # as before there was any
-        del event["discrete"]
-    fields = {"count": entry.count, "event": event, "note": entry.note, "previous": previous}
-    return _line(fields if entry.private else {**fields, "private": False})
-
-
-def _line(fields: dict[str, Any]) -> bytes:
-    checked = fields | {"check": _hash(_json(fields))}
-    return _json(checked) + b"\n"
-
-
-def _json(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _cut_short(rest: bytes, start: int) -> bool:
-    """Whether what follows the last complete line can be the beginning of one, as written."""
-    written = rest.rstrip(b"\0")
-    # Zeros begin with the line or a sector, unless there are none.
-    borders = len(written) in (0, len(rest)) or (start + len(written)) % _SECTOR == 0
-    try:
-        text = written.decode("ascii")
-        _, stop = json.JSONDecoder().raw_decode(text)
-    except UnicodeDecodeError:
-        return False
-    except ValueError:  # incomplete, as it should be
-        return borders
-    return borders and stop == len(text)  # else it was complete, and its end is damaged
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

@@ -1,7 +1,7 @@
 r"""One private sum: a mechanism, a channel, and who adds the noise.
 
     noise_at   mechanism                   channel     who must be trusted with contributions
-    "none"     None                        any         whoever the channel shows them to
+    "none"     None                        any         all to whom the channel shows them
     "agent"    DistributedGaussianSum,     any         nobody, as far as the channel hides them
                DistributedRecordSum
     "server"   GaussianSum, or one of      one that    the server
@@ -28,20 +28,22 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal
 
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import ProtocolError
-from botorch_fed.privacy.accounting import Guarantee, Ledger, LedgerFile
+from botorch_fed.privacy.accounting import Guarantee, Ledger
 from botorch_fed.privacy.channels import Channel, Epoch, Heard, Secrets
+from botorch_fed.privacy.checks import check_choice
 from botorch_fed.privacy.distributed import DistributedMechanism
 from botorch_fed.privacy.hazmat.noise import NoiseSource, OSNoise, Path
 from botorch_fed.privacy.mechanisms import GaussianSum, clip
+from botorch_fed.privacy.paying import AnyLedger, pay
+from botorch_fed.privacy.shared_ledger import SharedLedger
 
 NoiseAt = Literal["agent", "server", "none"]
-_AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
 
 _DELTA = 1e-5  # of a guarantee whose ledger has no budget
 _NO_GUARANTEE = "no privacy guarantee: encryption hides contributions, not their sum"
@@ -69,7 +71,7 @@ class SumRelease:
     seconds: float
     num_agents: int
     learned_by: str
-    ledger: Ledger | LedgerFile | None = field(default=None, repr=False)
+    ledger: Ledger | SharedLedger | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         promise = _NO_GUARANTEE if self.guarantee is None else str(self.guarantee)
@@ -108,8 +110,7 @@ class PrivateSum:
     noise_at: NoiseAt
 
     def __post_init__(self) -> None:
-        if self.noise_at not in get_args(NoiseAt):
-            raise InputDataError(f"noise_at is one of {get_args(NoiseAt)}, got {self.noise_at!r}.")
+        check_choice("noise_at", self.noise_at, NoiseAt)
         mechanism = self.mechanism
         if (mechanism is None) != (self.noise_at == "none"):
             raise InputDataError(
@@ -161,15 +162,15 @@ class PrivateSum:
     # ---- an agent's part
 
     def contribute(
-        self, values: Tensor, *, ledger: _AnyLedger | None, noise: NoiseSource, path: Path
-    ) -> tuple[Tensor, _AnyLedger | None]:
-        """Pay, then bound and round one's own contribution and add one's own share of noise.
+        self, values: Tensor, *, ledger: AnyLedger | None, noise: NoiseSource, path: Path
+    ) -> tuple[Tensor, AnyLedger | None]:
+        """Pay, then bound and round the agent's contribution and add its share of noise.
 
         Args:
             values: A `D` tensor; for a `DistributedRecordSum` an `n x (m + 1)` tensor of records.
             ledger: Pays for the sum if noise is added here; may be None if it is not.
-            noise: One's own source.
-            path: What the sum is for, and one's own name: one path for one contribution.
+            noise: The agent's source.
+            path: What the sum is for, and the agent's name: one path for one contribution.
 
         Returns:
             A `D` tensor of int64 for `channel.protect`, and the ledger after it.
@@ -186,15 +187,9 @@ class PrivateSum:
         ledger = self._paid(ledger, noise)
         return mechanism.contribution(values, noise=noise, path=path), ledger
 
-    def _paid(self, ledger: _AnyLedger, noise: NoiseSource) -> _AnyLedger:
-        mechanism = self.mechanism
-        assert mechanism is not None  # guaranteed by noise_at
-        if (ledger.adjacency, ledger.unit) != (mechanism.adjacency, mechanism.unit):
-            raise InputDataError(
-                f"The ledger is for adjacency {ledger.adjacency!r} and unit {ledger.unit!r}, the "
-                f"mechanism for {mechanism.adjacency!r} and {mechanism.unit!r}: give both the same."
-            )
-        return ledger.spend(mechanism.event, note=type(mechanism).__name__, private=noise.private)
+    def _paid(self, ledger: AnyLedger, noise: NoiseSource) -> AnyLedger:
+        assert self.mechanism is not None  # guaranteed by noise_at
+        return pay(self.mechanism, ledger, private=noise.private)
 
     def _bounded(self, values: Tensor) -> Tensor:
         """A contribution without noise."""
@@ -212,10 +207,10 @@ class PrivateSum:
         *,
         epoch: Epoch,
         round: int,
-        ledger: _AnyLedger,
+        ledger: AnyLedger,
         noise: NoiseSource,
         path: Path,
-    ) -> tuple[Tensor, _AnyLedger]:
+    ) -> tuple[Tensor, AnyLedger]:
         """Pay, then add what arrived, with noise: for noise at the server.
 
         Args:
@@ -254,7 +249,7 @@ class PrivateSum:
         self,
         contributions: Mapping[str, Tensor],
         *,
-        ledger: Ledger | LedgerFile | None = None,
+        ledger: Ledger | SharedLedger | None = None,
         noise: NoiseSource | None = None,
         path: Path = (),
         secrets: Mapping[str, Secrets] | None = None,
@@ -263,7 +258,7 @@ class PrivateSum:
     ) -> SumRelease:
         """All phases of one sum in this process, through bytes: for studies and examples.
 
-        It plays every part, so whoever calls it sees everything. One ledger stands for all
+        It plays every part, so its caller sees everything. One ledger stands for all
         agents', whose entries would be equal.
 
         Args:
@@ -356,6 +351,8 @@ class PrivateSum:
         if self.channel.server_sees_contributions:
             noised = " with its own share of noise only" if self.noise_at == "agent" else ""
             return f"the server reads every contribution{noised}, all agents learn the sum"
+        if self.channel.opened_by == "agents" and self.channel.open_phases:
+            return "all agents learn the sum, the server does not, contributions open to nobody"
         if self.channel.opened_by == "agents":
             return (
                 "every agent opens the sum, the server can not unless an agent lends it the key, "
@@ -364,7 +361,7 @@ class PrivateSum:
         return "the server and all agents learn the sum, contributions open to nobody"
 
 
-def _guarantee(ledger: Ledger | LedgerFile) -> Guarantee:
+def _guarantee(ledger: Ledger | SharedLedger) -> Guarantee:
     return ledger.guarantee(delta=_DELTA if ledger.budget is None else None)
 
 
@@ -410,10 +407,11 @@ class _Exchange:
                 name: channel.prepare(phase, epoch, name, heard, self.secrets[name])
                 for name in self.sent
             }
-            heard = (*heard, self._counted(messages))
+            self._counted(messages)
+            heard = (*heard, channel.gather(messages, epoch=epoch, heard=heard))
         payloads = {}
         for name, own in integers.items():
-            key = channel.joint_key(epoch, heard, me=name)
+            key = channel.joint_key(epoch, heard, me=name, secrets=self.secrets[name])
             payloads[name] = channel.protect(
                 own, epoch=epoch, round=round, me=name, key=key, secrets=self.secrets[name]
             )
@@ -421,7 +419,7 @@ class _Exchange:
         return self._counted(payloads)
 
     def opened(self, payloads: Mapping[str, bytes]) -> Tensor:
-        """The sum of contributions, opened by whoever may."""
+        """The sum of contributions, opened by a party that may."""
         channel, epoch, round = self.channel, self.epoch, self.round
         total = channel.add(payloads, epoch=epoch, round=round)
         shares: dict[str, bytes] = {}

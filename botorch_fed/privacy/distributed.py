@@ -74,7 +74,7 @@ import warnings
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, get_args
+from typing import ClassVar
 
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
@@ -86,6 +86,7 @@ from botorch_fed.privacy.accounting import (
     Unit,
     noise_multiplier_for,
 )
+from botorch_fed.privacy.checks import check_between, check_count, described
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import (
     NoiseSource,
@@ -94,11 +95,12 @@ from botorch_fed.privacy.hazmat.noise import (
     discrete_gaussian_reach,
 )
 from botorch_fed.privacy.mechanisms import SignalWarning, clip
+from botorch_fed.privacy.paying import check_kind
 from botorch_fed.privacy.records import OverRecords
 
 LEAST_STD = 8.0  # grid units of one agent's noise: from here on sums are as good as one Gaussian
 _REACH = 14.0  # standard deviations that no draw exceeds from 8 grid units on
-_PRECISION = 2.0**-36  # of a grid of one's own
+_PRECISION = 2.0**-36  # of a grid of its own
 _SLACK = 2.0**-30  # of the norm, for its rounding and for sums of discrete Gaussians
 
 
@@ -149,22 +151,16 @@ class DistributedMechanism(ABC):
     unit: ClassVar[Unit]
 
     def __post_init__(self) -> None:
-        _check_count("The number of agents", self.num_agents, least=1)
-        _check_count("The number of colluding agents", self.colluding)
-        _check_count("The number of agents that drop out", self.dropping)
+        check_count("The number of agents", self.num_agents)
+        check_count("The number of colluding agents", self.colluding, least=0)
+        check_count("The number of agents that drop out", self.dropping, least=0)
         if self.honest < 1:
             raise InputDataError(
                 f"Of {self.num_agents} agents {self.colluding} may collude and {self.dropping} "
                 "drop out: nobody is left to add noise. Have more agents, or allow for fewer."
             )
-        if self.adjacency not in get_args(Adjacency):
-            raise InputDataError(
-                f"Adjacency is one of {get_args(Adjacency)}, got {self.adjacency!r}."
-            )
-        if not 1e-6 <= self.noise_multiplier <= 1e9:
-            raise InputDataError(
-                f"A noise multiplier must lie between 1e-6 and 1e9, got {self.noise_multiplier}."
-            )
+        check_kind(self)
+        check_between("A noise multiplier", self.noise_multiplier, 1e-6, 1e9)
         self._check_bounds()
         if self.grid is None:
             object.__setattr__(self, "grid", self._own_grid())
@@ -232,9 +228,7 @@ class DistributedMechanism(ABC):
     def bounded(self, values: Tensor) -> Tensor:
         """A contribution, clipped and rounded, without noise: a `D` tensor of int64 grid units."""
 
-    @abstractmethod
-    def _own_words(self) -> tuple[str, ...]:
-        """What the `repr` says of it."""
+    _described: ClassVar[tuple[str, ...]]  # what the `repr` names first
 
     # What follows from it.
 
@@ -292,16 +286,8 @@ class DistributedMechanism(ABC):
         return discrete_gaussian(std, self._numbers, noise=noise, path=(*path, "noise"))
 
     def __repr__(self) -> str:
-        words = (
-            *self._own_words(),
-            f"num_agents={self.num_agents}",
-            f"noise_multiplier={self.noise_multiplier:g}",
-            f"colluding={self.colluding}",
-            f"dropping={self.dropping}",
-            f"adjacency={self.adjacency!r}",
-            f"unit={self.unit!r}",
-        )
-        return f"{type(self).__name__}({', '.join(words)})"
+        names = ("num_agents", "noise_multiplier", "colluding", "dropping", "adjacency", "unit")
+        return described(self, *self._described, *names)
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -325,6 +311,7 @@ class DistributedGaussianSum(DistributedMechanism):
     dim: int
     clip_norm: float
     unit: ClassVar[Unit] = "agent"
+    _described = ("dim", "clip_norm")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -339,11 +326,8 @@ class DistributedGaussianSum(DistributedMechanism):
             )
 
     def _check_bounds(self) -> None:
-        _check_count("The dimension of a contribution", self.dim, least=1)
-        if not 1e-50 <= self.clip_norm <= 1e50:
-            raise InputDataError(
-                f"A clip norm must lie between 1e-50 and 1e50, got {self.clip_norm}."
-            )
+        check_count("The dimension of a contribution", self.dim)
+        check_between("A clip norm", self.clip_norm, 1e-50, 1e50)
 
     @property
     def _numbers(self) -> int:
@@ -385,9 +369,6 @@ class DistributedGaussianSum(DistributedMechanism):
         values = clip(values.detach(), self.clip_norm)
         return self.grid.to_integers(values)
 
-    def _own_words(self) -> tuple[str, ...]:
-        return (f"dim={self.dim}", f"clip_norm={self.clip_norm:g}")
-
 
 @dataclass(frozen=True, kw_only=True, repr=False)
 class DistributedRecordSum(OverRecords, DistributedMechanism):
@@ -423,9 +404,10 @@ class DistributedRecordSum(OverRecords, DistributedMechanism):
     centre: float = 0.0
     moment_scale: float = None  # type: ignore[assignment]  # never None once constructed
     unit: ClassVar[Unit] = "record"
+    _described = ("num_features", "outcome_bound", "max_records")
 
     def _check_bounds(self) -> None:
-        _check_count("The largest number of records", self.max_records, least=1)
+        check_count("The largest number of records", self.max_records)
         object.__setattr__(self, "moment_scale", self.statistic.moment_scale)
 
     @property
@@ -469,15 +451,3 @@ class DistributedRecordSum(OverRecords, DistributedMechanism):
         return self.statistic.moment_noise_std(
             self.noise_std, noise_var=noise_var, outputscale=outputscale
         )
-
-    def _own_words(self) -> tuple[str, ...]:
-        return (
-            f"num_features={self.num_features}",
-            f"outcome_bound={self.outcome_bound:g}",
-            f"max_records={self.max_records}",
-        )
-
-
-def _check_count(what: str, value: Any, least: int = 0) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
-        raise InputDataError(f"{what} must be an int from {least} on, got {value!r}.")

@@ -5,7 +5,7 @@ with a step :math:`\gamma` that is a power of two, and opens their sum exactly. 
 the same, bit for bit, whatever the channel; and noise that lives on integers stays exact.
 
 Rounding moves a number by at most :math:`\gamma/2`, and a contribution of `dim` numbers by at
-most :math:`\gamma\sqrt{\mathrm{dim}}/2` in norm: whoever bounds a sensitivity adds that. The sum
+most :math:`\gamma\sqrt{\mathrm{dim}}/2` in norm: a bound on a sensitivity adds that. The sum
 of `num_agents` contributions stays within :math:`2^{53}` steps, where float64 holds every integer.
 """
 
@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
+
+from botorch_fed.privacy.checks import check_between, check_count
 
 _EXACT = 2**53  # float64 holds every integer up to here
 
@@ -47,11 +49,9 @@ class PublicGrid:
     precision: float = 2.0**-36
 
     def __post_init__(self) -> None:
-        for what, count in (("dim", self.dim), ("num_agents", self.num_agents)):
-            if isinstance(count, bool) or not isinstance(count, int) or not 1 <= count <= 2**24:
-                raise InputDataError(f"{what} must be an int from 1 to 2^24, got {count!r}.")
-        if not 1e-100 <= self.bound <= 1e100:
-            raise InputDataError(f"A bound must lie between 1e-100 and 1e100, got {self.bound}.")
+        check_count("dim", self.dim, most=2**24)
+        check_count("num_agents", self.num_agents, most=2**24)
+        check_between("A bound", self.bound, 1e-100, 1e100)
         if not 0 < self.precision <= 1:
             raise InputDataError(f"A precision must lie in (0, 1], got {self.precision}.")
         if self.bound / self.precision > 1e200 or self.num_agents * self.largest > _EXACT:

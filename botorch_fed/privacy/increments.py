@@ -21,7 +21,7 @@ releases, its features are known to all, and only outcomes need noise. An action
 several times and the sum of its outcomes released once, when the block is complete. Every outcome
 is in one block, so the whole run costs as much as one release, however long it is.
 
-**Trust.** `LocalGaussian`: nobody but the client itself. `BlockSum`: whoever holds the state sees
+**Trust.** `LocalGaussian`: nobody but the client itself. `BlockSum`: the holder of the state sees
 the outcomes and the running sum of an unfinished block; all others see releases only.
 
 **Guarantee.** For public settings, of two worlds that differ in one record, what is released is
@@ -52,13 +52,13 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, TypeVar, get_args
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit, _set_number
+from botorch_fed.privacy.accounting import Adjacency, Event, Unit
+from botorch_fed.privacy.checks import check_between, check_count, check_path, described, set_number
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -67,9 +67,8 @@ from botorch_fed.privacy.hazmat.noise import (
     lattice_step,
 )
 from botorch_fed.privacy.mechanisms import Release
+from botorch_fed.privacy.paying import AnyLedger, check_kind, pay
 from botorch_fed.privacy.records import OverRecords
-
-_AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
 
 _SLACK = 2.0**-30  # of the norm, for its rounding
 _HALF_STEP = 2.0**-21  # half a step of the lattice is at most this share of the noise
@@ -83,14 +82,7 @@ class LocalGaussian(OverRecords):
     r"""One client's own statistics :math:`\sum (aa^\top, \kappa y a)` with all of their noise.
 
     Adjacency: replace-one, or zero-out. Unit: record; or agent, which then has at most one record
-    in a release. Trust: nobody but the client, which adds the noise and sends only its increment.
-    Guarantee: that of the module's docstring, for one release; a client with several pays for each.
-
-    Proof (sketch). The statistic of one record moves the sum by half of
-    :math:`\Delta_{replace}` twice, or by :math:`\sqrt{1 + r}` once; rounding each record to the
-    lattice adds :math:`\gamma\sqrt D/2` per record, and the sum of integers is exact. The noise has
-    :math:`s = z (n' + \gamma\sqrt D/2)` for a step of :math:`\gamma \le 2^{-20} s`, where `n'`
-    covers the rounding of norms: the Gaussian mechanism of multiplier `z`.
+    in a release. A client pays for each release. Trust, guarantee and proof: see the module.
 
     Attributes:
         num_features: The dimension `m` of the features.
@@ -121,10 +113,10 @@ class LocalGaussian(OverRecords):
     unit: Unit = "record"
 
     def __post_init__(self) -> None:
-        _set_number(self, "noise_multiplier")
+        set_number(self, "noise_multiplier")
         for name in ("outcome_bound", "centre", "moment_scale"):
             object.__setattr__(self, name, getattr(self.statistic, name))
-        _check_kind(self.adjacency, self.unit)
+        check_kind(self)
         _check_noise_multiplier(self.noise_multiplier, self.dim)
 
     @property
@@ -149,12 +141,12 @@ class LocalGaussian(OverRecords):
         Args:
             count: How many increments are added.
         """
-        _check_count("The number of increments", count)
+        check_count("The number of increments", count)
         return self.noise_scale * math.sqrt(count)
 
     def release(
-        self, records: Tensor, *, ledger: _AnyLedger, noise: NoiseSource, path: Path
-    ) -> tuple[Release, _AnyLedger]:
+        self, records: Tensor, *, ledger: AnyLedger, noise: NoiseSource, path: Path
+    ) -> tuple[Release, AnyLedger]:
         """Pay, then clip, round, add up and add noise.
 
         Args:
@@ -172,9 +164,8 @@ class LocalGaussian(OverRecords):
             BudgetExceeded: The ledger does not cover the release; nothing was computed.
         """
         self._check_records(records)
-        _check_ledger(ledger, self.adjacency, self.unit)
-        _check_path(path)
-        ledger = ledger.spend(self.event, note=type(self).__name__, private=noise.private)
+        check_path(path)
+        ledger = pay(self, ledger, private=noise.private)
         step = lattice_step(self.noise_scale)
         total = self.statistic.rounded_sum(records, step).double() * step
         values = lattice_gaussian(total, self.noise_scale, noise=noise, path=(*path, "noise"))
@@ -191,15 +182,8 @@ class LocalGaussian(OverRecords):
         _check_room("A release", records.shape[0], self.statistic.largest, self.noise_scale)
 
     def __repr__(self) -> str:
-        words = (
-            f"num_features={self.num_features}",
-            f"outcome_bound={self.outcome_bound:g}",
-            f"moment_scale={self.moment_scale:g}",
-            f"noise_multiplier={self.noise_multiplier:g}",
-            f"adjacency={self.adjacency!r}",
-            f"unit={self.unit!r}",
-        )
-        return f"LocalGaussian({', '.join(words)})"
+        names = ("num_features", "outcome_bound", "moment_scale", "noise_multiplier")
+        return described(self, *names, "adjacency", "unit")
 
 
 # ------------------------------------------------------------------ blocks of public actions
@@ -287,16 +271,8 @@ class BlockSum:
     and releases their sum when, and only when, it is complete.
 
     Adjacency: one reward replaced (replace-one) or zeroed (zero-out); actions public. Unit: record;
-    agent means the same for agents that give one outcome in the whole run. Trust: central, whoever
-    holds the state sees outcomes. Guarantee: that of the module's docstring, for all blocks of the
-    run together.
-
-    Proof (sketch). An outcome is in one block and moves its sum by `Y` and half a step of the
-    lattice if it is zeroed, by twice that if it is replaced. The noise has
-    :math:`s = z (Y' + \gamma/2)` for a step of :math:`\gamma \le 2^{-20} s`, where `Y'` covers
-    rounding; integers are added, exactly. What comes before the block does not depend on the
-    outcome, what comes after is post-processing: parallel composition, at the price of one
-    Gaussian mechanism of multiplier `z` for any number of blocks.
+    agent means the same for agents that give one outcome in the whole run. Trust, guarantee for all
+    blocks of the run together, and proof: see the module.
 
     Attributes:
         outcome_bound: :math:`Y`, half the public range of outcomes.
@@ -326,12 +302,9 @@ class BlockSum:
 
     def __post_init__(self) -> None:
         for name in ("outcome_bound", "centre", "noise_multiplier"):
-            _set_number(self, name)
-        if not 1e-50 <= self.outcome_bound <= 1e50:
-            raise InputDataError(
-                f"A bound on outcomes must lie between 1e-50 and 1e50, got {self.outcome_bound}."
-            )
-        _check_kind(self.adjacency, self.unit)
+            set_number(self, name)
+        check_between("A bound on outcomes", self.outcome_bound, 1e-50, 1e50)
+        check_kind(self)
         _check_noise_multiplier(self.noise_multiplier, 1)
 
     @property
@@ -366,20 +339,20 @@ class BlockSum:
         Returns:
             An int from 1 to `most`.
         """
-        _check_count("The longest block", most)
+        check_count("The longest block", most)
         positive = 0 < c < math.inf and 0 <= observation_noise_std < math.inf
         if not positive or not 0 <= posterior_std < math.inf:
             raise InputDataError(
                 "Standard deviations must be finite and not negative and c positive, got "
                 f"{posterior_std}, {observation_noise_std} and {c}."
             )
-        known = c * posterior_std
-        if known * most <= self.noise_std or known * math.sqrt(most) <= observation_noise_std:
+        sd = c * posterior_std
+        if sd * most <= self.noise_std or sd * math.sqrt(most) <= observation_noise_std:
             return most
-        plays = max(self.noise_std / known, (observation_noise_std / known) ** 2)
+        plays = max(self.noise_std / sd, (observation_noise_std / sd) ** 2)
         return max(1, min(most, math.ceil(plays)))
 
-    def start(self, *, ledger: _AnyLedger, noise: NoiseSource) -> tuple[BlockState, _AnyLedger]:
+    def start(self, *, ledger: AnyLedger, noise: NoiseSource) -> tuple[BlockState, AnyLedger]:
         """Pay for the whole run.
 
         Args:
@@ -392,8 +365,7 @@ class BlockSum:
         Raises:
             BudgetExceeded: The ledger does not cover the run.
         """
-        _check_ledger(ledger, self.adjacency, self.unit)
-        ledger = ledger.spend(self.event, note=type(self).__name__, private=noise.private)
+        ledger = pay(self, ledger, private=noise.private)
         return BlockState(self._fingerprint, noise.private), ledger
 
     def open(self, state: BlockState, length: int) -> BlockState:
@@ -404,7 +376,7 @@ class BlockSum:
             length: How many outcomes the block will have: public, fixed before the first of them.
         """
         self._check_state(state)
-        _check_count("The length of a block", length)
+        check_count("The length of a block", length)
         if state.length:
             raise InputDataError(
                 "A block is unfinished, and an unfinished one is never released: add the "
@@ -434,12 +406,12 @@ class BlockSum:
             InputDataError: Not a number, infinity, no open block, or more outcomes than it takes.
         """
         self._check_state(state)
-        _check_path(path)
+        check_path(path)
         values = self._checked(outcomes, state)
         if noise.private != state.private:
             raise InputDataError(
                 "A run has secret noise or seeded noise throughout: it was started with "
-                f"private={state.private}, the source given says private={noise.private}."
+                f"private={state.private}, the given source has private={noise.private}."
             )
         step = lattice_step(self.noise_std)
         clipped = (values - self.centre).clamp(-self.outcome_bound, self.outcome_bound)
@@ -517,36 +489,9 @@ def _check_room(what: str, count: int, largest: float, std: float) -> None:
 
 
 def _check_noise_multiplier(value: float, dim: int) -> None:
-    if not 1e-6 <= value <= 1e9:
-        raise InputDataError(f"A noise multiplier must lie between 1e-6 and 1e9, got {value}.")
+    check_between("A noise multiplier", value, 1e-6, 1e9)
     if value * math.sqrt(dim) * _HALF_STEP >= 0.25:
         raise InputDataError(
             f"A noise multiplier of {value} in {dim} dimensions leaves no room for the lattice: "
             "z √D must stay below 2^19."
         )
-
-
-def _check_kind(adjacency: Any, unit: Any) -> None:
-    if adjacency not in get_args(Adjacency) or unit not in get_args(Unit):
-        raise InputDataError(
-            f"Adjacency is one of {get_args(Adjacency)} and unit one of {get_args(Unit)}, got "
-            f"{adjacency!r} and {unit!r}."
-        )
-
-
-def _check_ledger(ledger: Ledger | LedgerFile, adjacency: Adjacency, unit: Unit) -> None:
-    if (ledger.adjacency, ledger.unit) != (adjacency, unit):
-        raise InputDataError(
-            f"The ledger is for adjacency {ledger.adjacency!r} and unit {ledger.unit!r}, the "
-            f"mechanism for {adjacency!r} and {unit!r}: give both the same."
-        )
-
-
-def _check_path(path: Path) -> None:
-    if not all(isinstance(item, (int, str)) for item in path):
-        raise InputDataError(f"A path is a tuple of int and str, got {path!r}.")
-
-
-def _check_count(what: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputDataError(f"{what} must be a positive int, got {value!r}.")

@@ -20,7 +20,7 @@ is what `event` says. In floating point :math:`s = z(\Delta' + \gamma\sqrt{PM})`
 what rounding can add to a sum [Casacuberta2022]_: together below one part in a thousand as long as
 :math:`z\sqrt{PM}` stays below a thousand and `N` below :math:`10^8`.
 
-**Trust.** Central: whoever calls `release` sees the contributions and is trusted, and so is the
+**Trust.** Central: the caller of `release` sees the contributions and is trusted, and so is the
 secrecy of who was sampled; if uploads are visible, account with `PoissonSampling(1.0)`.
 
 **Guarantee** (zero-out, unit agent). For public roster, weights, clip norm, sampling, noise
@@ -57,7 +57,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeVar, get_args
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -66,7 +66,8 @@ from numpy.typing import NDArray
 from scipy.special import gammaincinv
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit
+from botorch_fed.privacy.accounting import Adjacency, Event, Unit
+from botorch_fed.privacy.checks import check_between, check_count, check_path, described
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -76,9 +77,9 @@ from botorch_fed.privacy.hazmat.noise import (
     lattice_step,
     subset,
 )
+from botorch_fed.privacy.paying import AnyLedger, check_kind, pay
 
 Contributions = Tensor | Mapping[int, Tensor] | Iterable[tuple[int, Tensor]]
-_AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
 
 _Array = NDArray[np.float64]
 _Agents = slice | NDArray[np.int64]
@@ -157,7 +158,7 @@ class FixedSizeSampling:
     size: int
 
     def __post_init__(self) -> None:
-        _check_count("The size of a sample", self.size)
+        check_count("The size of a sample", self.size)
 
     def fraction(self, num_agents: int) -> float:
         """The share of agents in a sample."""
@@ -221,24 +222,10 @@ def chi_clip_norm(dim: int, quantile: float = 0.99) -> float:
     Returns:
         The quantile of the chi distribution with `dim` degrees of freedom.
     """
-    _check_count("The dimension", dim)
+    check_count("The dimension", dim)
     if not 0 < quantile < 1:
         raise InputDataError(f"A quantile must lie in (0, 1), got {quantile}.")
     return math.sqrt(2 * float(gammaincinv(dim / 2, quantile)))
-
-
-def simulated_clip_share(contributions: Tensor, clip_norm: float) -> float:
-    """The share of vectors that a norm would clip. For simulations only: never release it.
-
-    It is a function of the contributions, and a clip norm chosen by it would be one as well, which
-    no ledger has paid for. `chi_clip_norm` needs no data.
-
-    Args:
-        contributions: A `… x M` tensor.
-        clip_norm: The norm in question.
-    """
-    _check_clip_norm(clip_norm)
-    return float((contributions.double().norm(dim=-1) > clip_norm).double().mean())
 
 
 # ------------------------------------------------------------------ what is released
@@ -301,10 +288,11 @@ class GaussianMechanism(ABC):
     sampling: Sampling = PoissonSampling()
     adjacency: Adjacency = "zero-out"
     unit: Unit = "agent"
+    _described: ClassVar[tuple[str, ...]] = ()  # what the `repr` names beside these
 
     def __post_init__(self) -> None:
-        _check_count("The number of agents", self.num_agents)
-        _check_count("The dimension of a contribution", self.dim)
+        check_count("The number of agents", self.num_agents)
+        check_count("The dimension of a contribution", self.dim)
         _check_clip_norm(self.clip_norm)
         self._check_sampling()
         self._check_weights()
@@ -320,11 +308,7 @@ class GaussianMechanism(ABC):
             )
 
     def _check_sampling(self) -> None:
-        if self.adjacency not in get_args(Adjacency) or self.unit not in get_args(Unit):
-            raise InputDataError(
-                f"Adjacency is one of {get_args(Adjacency)} and unit one of {get_args(Unit)}, got "
-                f"{self.adjacency!r} and {self.unit!r}."
-            )
+        check_kind(self)
         if not isinstance(self.sampling, FixedSizeSampling):
             return
         if self.adjacency != "replace-one":
@@ -451,8 +435,8 @@ class GaussianMechanism(ABC):
         return self.clip_norm * self._row_sums / (self.noise_std * math.sqrt(self.dim))
 
     def release(
-        self, contributions: Contributions, *, ledger: _AnyLedger, noise: NoiseSource, path: Path
-    ) -> tuple[Release, _AnyLedger]:
+        self, contributions: Contributions, *, ledger: AnyLedger, noise: NoiseSource, path: Path
+    ) -> tuple[Release, AnyLedger]:
         r"""Pay, then sample, clip, sum and add noise.
 
         Args:
@@ -473,10 +457,8 @@ class GaussianMechanism(ABC):
                 looked at before anything is paid, blocks afterwards.
         """
         chunks = self._chunks(contributions)
-        self._check_ledger(ledger)
-        if not all(isinstance(item, (int, str)) for item in path):
-            raise InputDataError(f"A path is a tuple of int and str, got {path!r}.")
-        ledger = ledger.spend(self.event, note=type(self).__name__, private=noise.private)
+        check_path(path)
+        ledger = pay(self, ledger, private=noise.private)
         sampled = self.sampling.draw(self.num_agents, noise=noise, path=(*path, "sampling"))
         total = self._clipped_sum(chunks, sampled) / self.sampling_rate
         noised = lattice_gaussian(total, self.noise_scale, noise=noise, path=(*path, "noise"))
@@ -490,13 +472,6 @@ class GaussianMechanism(ABC):
             rows, factors = _clip_factors(rows, self.clip_norm, agents)
             total.add(self._weighted(agents, factors * kept[agents], rows))
         return self._mix(total.value)
-
-    def _check_ledger(self, ledger: Ledger | LedgerFile) -> None:
-        if (ledger.adjacency, ledger.unit) != (self.adjacency, self.unit):
-            raise InputDataError(
-                f"The ledger is for adjacency {ledger.adjacency!r} and unit {ledger.unit!r}, the "
-                f"mechanism for {self.adjacency!r} and {self.unit!r}: give both the same."
-            )
 
     # The three forms of contributions, cut into chunks that fit the cache.
 
@@ -567,20 +542,8 @@ class GaussianMechanism(ABC):
 
     @cached_property
     def _words(self) -> str:
-        fields = (
-            f"num_agents={self.num_agents}",
-            *self._own_words(),
-            f"dim={self.dim}",
-            f"clip_norm={self.clip_norm:g}",
-            f"noise_multiplier={self.noise_multiplier:g}",
-            f"sampling={self.sampling}",
-            f"adjacency={self.adjacency!r}",
-            f"unit={self.unit!r}",
-        )
-        return f"{type(self).__name__}({', '.join(fields)})"
-
-    def _own_words(self) -> tuple[str, ...]:
-        return ()
+        names = ("dim", "clip_norm", "noise_multiplier", "sampling", "adjacency", "unit")
+        return described(self, "num_agents", *self._described, *names)
 
     def __repr__(self) -> str:
         return self._words
@@ -590,8 +553,8 @@ class GaussianMechanism(ABC):
 class GaussianSum(GaussianMechanism):
     r"""One noisy, equally weighted sum :math:`q^{-1} \sum_{n \in S} w \hat\omega_n + N(0, s^2 I)`.
 
-    Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, whoever
-    calls `release` sees the contributions. Guarantee: that of the module's docstring.
+    Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, the
+    caller of `release` sees the contributions. Guarantee: that of the module's docstring.
 
     Proof (sketch). Agent `n` moves the sum by :math:`w \hat\omega_n / q` if it is sampled, and
     :math:`\|\hat\omega_n\| \le c` after clipping, so :math:`\Delta = |w| c / q`. The noise has
@@ -613,6 +576,7 @@ class GaussianSum(GaussianMechanism):
     """
 
     weight: float = None  # type: ignore[assignment]  # never None once constructed
+    _described = ("weight",)
 
     @property
     def weights(self) -> Tensor:
@@ -637,9 +601,6 @@ class GaussianSum(GaussianMechanism):
     def _row_sums(self) -> Tensor:
         return self.weights.abs().sum(dim=1)
 
-    def _own_words(self) -> tuple[str, ...]:
-        return (f"weight={self.weight:g}",)
-
     def _weighted(self, agents: _Agents, factors: _Array, rows: _Array) -> _Array:
         return (self.weight * (factors @ rows))[None]
 
@@ -651,9 +612,9 @@ class WeightedGaussianSum(GaussianMechanism):
     .. math:: \omega^{(i)} = q^{-1} \sum_{n \in S} \varphi_n^{(i)} \hat\omega_n + N(0, s^2 I),
               \qquad i = 1, …, P.
 
-    Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, whoever
-    calls `release` sees the contributions. Guarantee: that of the module's docstring, for all `P`
-    sums together.
+    Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, the
+    caller of `release` sees the contributions. Guarantee: that of the module's docstring, for all
+    `P` sums together.
 
     Proof (sketch). The `P` sums are one joint release. Agent `n` moves it by
     :math:`\varphi_n \otimes \hat\omega_n / q`, of norm exactly
@@ -671,6 +632,7 @@ class WeightedGaussianSum(GaussianMechanism):
 
     weights: Tensor
     paper_noise: bool = False
+    _described = ("num_regions", "paper_noise")
 
     def _check_weights(self) -> None:
         weights = self.weights
@@ -714,9 +676,10 @@ class WeightedGaussianSum(GaussianMechanism):
             return columns @ rows
         return columns[:, kept] @ rows[kept]
 
-    def _own_words(self) -> tuple[str, ...]:
-        noise = ("noise as published: √P too much",) if self.paper_noise else ()
-        return (f"num_regions={self._outputs}", *noise)
+    @property
+    def num_regions(self) -> int:
+        """The number `P` of sums."""
+        return self._outputs
 
 
 @dataclass(frozen=True, kw_only=True, repr=False)
@@ -729,9 +692,9 @@ class CorrelatedGaussianSum(GaussianMechanism):
     region as elsewhere. Published noise is :math:`\sqrt P` times this one's, in every round
     [Dai2021DPFTS]_. At :math:`\kappa = 0` all rows are equal.
 
-    Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, whoever
-    calls `release` sees the contributions. Guarantee: that of the module's docstring, for all `P`
-    sums together; regions and contrast are public.
+    Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, the
+    caller of `release` sees the contributions. Guarantee: that of the module's docstring, for all
+    `P` sums together; regions and contrast are public.
 
     Proof (sketch). Let :math:`R = K^{1/2}` and :math:`G = \sum_{n \in S} e_{g(n)} \hat\omega_n'`,
     `P x M`. Released is :math:`\tilde G = R G / q + s \Xi`; then
@@ -752,9 +715,10 @@ class CorrelatedGaussianSum(GaussianMechanism):
     regions: tuple[int, ...]
     num_regions: int
     contrast: float
+    _described = ("num_regions", "contrast")
 
     def _check_weights(self) -> None:
-        _check_count("The number of regions", self.num_regions)
+        check_count("The number of regions", self.num_regions)
         object.__setattr__(self, "regions", tuple(map(int, self.regions)))
         if len(self.regions) != self.num_agents:
             raise InputDataError(
@@ -827,9 +791,6 @@ class CorrelatedGaussianSum(GaussianMechanism):
     def _decode(self, noised: Tensor) -> Tensor:
         return self._root(noised) / self._normalizers[:, None]
 
-    def _own_words(self) -> tuple[str, ...]:
-        return (f"num_regions={self.num_regions}", f"contrast={self.contrast:g}")
-
 
 # ------------------------------------------------------------------ parts
 
@@ -884,11 +845,5 @@ def _as_array(rows: Tensor) -> _Array:
     return rows.detach().cpu().double().numpy()
 
 
-def _check_count(what: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise InputDataError(f"{what} must be a positive int, got {value!r}.")
-
-
 def _check_clip_norm(norm: float) -> None:
-    if not 1e-100 <= norm <= 1e100:
-        raise InputDataError(f"A clip norm must lie between 1e-100 and 1e100, got {norm}.")
+    check_between("A clip norm", norm, 1e-100, 1e100)

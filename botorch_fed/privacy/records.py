@@ -35,7 +35,8 @@ import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, _set_number
+from botorch_fed.privacy.accounting import Adjacency
+from botorch_fed.privacy.checks import check_between, check_count, set_number
 from botorch_fed.privacy.mechanisms import clip
 
 _CHUNK_NUMBERS = 2**18
@@ -64,23 +65,15 @@ class RecordStatistic:
     moment_scale: float = None  # type: ignore[assignment]  # never None once constructed
 
     def __post_init__(self) -> None:
-        m = self.num_features
-        if isinstance(m, bool) or not isinstance(m, int) or m < 1:
-            raise InputDataError(f"The number of features must be an int from 1 on, got {m!r}.")
-        _set_number(self, "outcome_bound")
-        _set_number(self, "centre")
-        if not 1e-50 <= self.outcome_bound <= 1e50:
-            raise InputDataError(
-                f"A bound on outcomes must lie between 1e-50 and 1e50, got {self.outcome_bound}."
-            )
+        check_count("The number of features", self.num_features)
+        set_number(self, "outcome_bound")
+        set_number(self, "centre")
+        check_between("A bound on outcomes", self.outcome_bound, 1e-50, 1e50)
         if self.moment_scale is None:
             object.__setattr__(self, "moment_scale", _SQRT2 / self.outcome_bound)
-        _set_number(self, "moment_scale")
-        if not 1e-6 <= self.moment_scale * self.outcome_bound <= 1e6:
-            raise InputDataError(
-                "moment_scale times outcome_bound must lie between 1e-6 and 1e6, got "
-                f"{self.moment_scale * self.outcome_bound:.3g}."
-            )
+        set_number(self, "moment_scale")
+        product = self.moment_scale * self.outcome_bound
+        check_between("moment_scale times outcome_bound", product, 1e-6, 1e6)
 
     @property
     def dim(self) -> int:

@@ -86,7 +86,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from typing import Any, Literal, TypeVar, get_args
+from typing import Literal
 
 import numpy as np
 import torch
@@ -94,7 +94,14 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from numpy.typing import NDArray
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit, _set_number
+from botorch_fed.privacy.accounting import Adjacency, Event, Unit
+from botorch_fed.privacy.checks import (
+    check_between,
+    check_choice,
+    check_count,
+    described,
+    set_number,
+)
 from botorch_fed.privacy.hazmat.noise import (
     LARGEST,
     NoiseSource,
@@ -102,9 +109,9 @@ from botorch_fed.privacy.hazmat.noise import (
     lattice_step,
     normal,
 )
+from botorch_fed.privacy.paying import AnyLedger, check_kind, pay
 from botorch_fed.privacy.records import OverRecords
 
-_AnyLedger = TypeVar("_AnyLedger", Ledger, LedgerFile)
 _Array = NDArray[np.float64]
 _Draw = Callable[[int], Tensor]  # so many rows of fresh standard normals
 
@@ -242,24 +249,14 @@ class PrefixSum(OverRecords):
     participations: int = 1
 
     def __post_init__(self) -> None:
-        _set_number(self, "noise_multiplier")
+        set_number(self, "noise_multiplier")
         for name in ("outcome_bound", "centre", "moment_scale"):
             object.__setattr__(self, name, getattr(self.statistic, name))
-        _check_count("The horizon", self.horizon, _LONGEST)
-        _check_count("The number of participations", self.participations, _LONGEST)
-        if self.adjacency not in get_args(Adjacency) or self.unit not in get_args(Unit):
-            raise InputDataError(
-                f"Adjacency is one of {get_args(Adjacency)} and unit one of {get_args(Unit)}, got "
-                f"{self.adjacency!r} and {self.unit!r}."
-            )
-        if not 1e-6 <= self.noise_multiplier <= 1e9:
-            raise InputDataError(
-                f"A noise multiplier must lie between 1e-6 and 1e9, got {self.noise_multiplier}."
-            )
-        if self.factorization not in get_args(Factorization):
-            raise InputDataError(
-                f"A factorization is one of {get_args(Factorization)}, got {self.factorization!r}."
-            )
+        check_count("The horizon", self.horizon, most=_LONGEST)
+        check_count("The number of participations", self.participations, most=_LONGEST)
+        check_kind(self)
+        check_between("A noise multiplier", self.noise_multiplier, 1e-6, 1e9)
+        check_choice("The factorization", self.factorization, Factorization)
         if self.norm > 1.5 * self._norm(0.0):
             raise InputDataError(
                 f"A noise multiplier of {self.noise_multiplier} in {self.dim} dimensions leaves no "
@@ -312,8 +309,7 @@ class PrefixSum(OverRecords):
         Args:
             t: From 0, where there is no noise, to the horizon.
         """
-        if isinstance(t, bool) or not isinstance(t, int) or t < 0:
-            raise InputDataError(f"A number of steps must be an int from 0 on, got {t!r}.")
+        check_count("A number of steps", t, least=0)
         self._check_horizon(t)
         return math.sqrt(self.noise_scale**2 * self._factor.row_square(t))
 
@@ -327,7 +323,7 @@ class PrefixSum(OverRecords):
 
     # The stream.
 
-    def start(self, *, ledger: _AnyLedger, noise: NoiseSource) -> tuple[PrefixState, _AnyLedger]:
+    def start(self, *, ledger: AnyLedger, noise: NoiseSource) -> tuple[PrefixState, AnyLedger]:
         """Pay for the whole stream, however many of its steps are taken.
 
         Args:
@@ -340,12 +336,7 @@ class PrefixSum(OverRecords):
         Raises:
             BudgetExceeded: The ledger does not cover the stream.
         """
-        if (ledger.adjacency, ledger.unit) != (self.adjacency, self.unit):
-            raise InputDataError(
-                f"The ledger is for adjacency {ledger.adjacency!r} and unit {ledger.unit!r}, the "
-                f"mechanism for {self.adjacency!r} and {self.unit!r}: give both the same."
-            )
-        ledger = ledger.spend(self.event, note=type(self).__name__, private=noise.private)
+        ledger = pay(self, ledger, private=noise.private)
         zero = torch.zeros(self.dim, dtype=torch.int64)
         state = PrefixState(
             mechanism=self._fingerprint,
@@ -463,17 +454,8 @@ class PrefixSum(OverRecords):
 
     @cached_property
     def _words(self) -> str:
-        words = (
-            f"num_features={self.num_features}",
-            f"outcome_bound={self.outcome_bound:g}",
-            f"horizon={self.horizon}",
-            f"noise_multiplier={self.noise_multiplier:g}",
-            f"factorization={self.factorization!r}",
-            f"adjacency={self.adjacency!r}",
-            f"unit={self.unit!r}",
-            f"participations={self.participations}",
-        )
-        return f"{type(self).__name__}({', '.join(words)})"
+        names = ("num_features", "outcome_bound", "horizon", "noise_multiplier", "factorization")
+        return described(self, *names, "adjacency", "unit", "participations")
 
     def __repr__(self) -> str:
         return self._words
@@ -718,11 +700,6 @@ def _named(name: str, horizon: int) -> _Factor:
     if name == "tree":
         return _Tree(horizon)
     return _buffered(horizon, *_fitted(horizon)) if horizon > _EXACT else _Root(horizon)
-
-
-def _check_count(what: str, value: Any, most: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= most:
-        raise InputDataError(f"{what} must be an int from 1 to {most}, got {value!r}.")
 
 
 def _kind(private: bool) -> str:

@@ -40,7 +40,7 @@ from botorch_fed.models import (
     own_gp,
 )
 from botorch_fed.models.feasibility import Feasibility, fit_feasibility
-from botorch_fed.rng import Generator, generator
+from botorch_fed.rng import Generator
 from botorch_fed.space import SearchSpace
 
 logger = logging.getLogger(__name__)
@@ -57,8 +57,6 @@ class OwnStrategy:
         own: What an own step is: a Thompson sample, expected improvement, or a random point.
         warp: Let the own model see parameters that act by their ratio on a logarithmic scale
             (`SearchSpace.log_offsets`), even if the search is on a linear one.
-        paper_gp: The papers' own model: zero mean, one length scale, maximum likelihood.
-        refit_every: With `paper_gp`, how many queries pass between fits.
         min_distance: How far a query stays from earlier ones, in the unit cube; 0 where noise makes
             a second look worth its price. Not for lists of candidates.
         num_raw: Random points that the optimiser looks at.
@@ -69,8 +67,6 @@ class OwnStrategy:
     schedule: MixingSchedule = Constant(1.0)  # noqa: RUF009 - frozen
     own: Literal["thompson", "ei", "random"] = "thompson"
     warp: bool = True
-    paper_gp: bool = False
-    refit_every: int = 5
     min_distance: float = 0.01
     num_raw: int = 1000
     num_restarts: int = 20
@@ -89,8 +85,6 @@ class OwnStrategy:
             raise InputDataError(f"num_features must be even, got {self.num_features}.")
         if not 0 <= self.min_distance < 1:
             raise InputDataError(f"min_distance must lie in [0, 1), got {self.min_distance}.")
-        if self.refit_every < 1:
-            raise InputDataError(f"refit_every counts from 1, got {self.refit_every}.")
 
     def log_warp(self, space: SearchSpace) -> LogWarp:
         """The scale on which the own model sees inputs."""
@@ -120,18 +114,13 @@ class OwnStrategy:
         if n == 0 or self.own == "random":
             return known
         X = self.log_warp(space).transform(X)
-        if not self.paper_gp:
-            if not needs_fit(n, known):
-                return known
-            try:
-                return fit_own_gp(X, Y, start=known)
-            except NumericalError:  # an outcome beyond all scales: the agent must not be stuck
-                logger.warning("agent %r keeps its old hyperparameters", name)
-                return known or default_hyperparameters(space.dim)
-        if known is not None and n < known.num_data + self.refit_every:
+        if not needs_fit(n, known):
             return known
-        restarts = generator(seed, "fit", n).uniform(10, space.dim + 2)
-        return fit_own_gp(X, Y, paper=True, restarts=restarts)
+        try:
+            return fit_own_gp(X, Y, start=known)
+        except NumericalError:  # an outcome beyond all scales: the agent must not be stuck
+            logger.warning("agent %r keeps its old hyperparameters", name)
+            return known or default_hyperparameters(space.dim)
 
     def model(
         self, space: SearchSpace, X: Tensor, Y: Tensor, known: OwnHyperparameters

@@ -9,8 +9,6 @@ bandits          the kernel bandit and rescaled benchmark functions, one for all
 from botorch_fed.test_functions.bandits import (
     Camelback,
     KernelBandit,
-    Michalewicz,
-    StyblinskiTang,
 )
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.test_functions.sklearn_tuning import SklearnTuning
@@ -20,8 +18,6 @@ __all__ = [
     "Camelback",
     "FederatedTestProblem",
     "KernelBandit",
-    "Michalewicz",
     "SklearnTuning",
-    "StyblinskiTang",
     "SyntheticGPAgents",
 ]

@@ -13,11 +13,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from botorch_fed.acquisition import (
-    EqualWeights,
     ExplorationSchedule,
-    FixedContrast,
     Partition,
-    PowerLawSchedule,
     SoftmaxSchedule,
     exploration_weights,
 )
@@ -27,9 +24,8 @@ from test.cases import uniform
 
 SCHEDULES: list[Any] = [
     SoftmaxSchedule(15, plateau=10, decay=30),
-    PowerLawSchedule(2, 40, plateau=5, decay=5),
-    FixedContrast(3),
-    EqualWeights(),
+    SoftmaxSchedule(3, plateau=1000, decay=0),
+    SoftmaxSchedule(0),
 ]
 REAL = SoftmaxSchedule(a=15, plateau=10, decay=30)
 
@@ -213,7 +209,7 @@ def test_weights_are_the_closed_form(num_agents: int, num_regions: int, contrast
 
 @pytest.mark.parametrize("contrast", [-1.0, math.inf, math.nan])
 def test_bad_contrasts(contrast: float) -> None:
-    for make in [FixedContrast, SoftmaxSchedule, lambda c: exploration_weights([0], 1, c)]:
+    for make in [SoftmaxSchedule, lambda c: exploration_weights([0], 1, c)]:
         with pytest.raises(InputDataError, match="0 or more and finite"):
             make(contrast)
 
@@ -255,15 +251,6 @@ def test_short_decays(decay: int, expected: list[float]) -> None:
     assert [schedule(t) for t in range(1, 5)] == expected
 
 
-@pytest.mark.parametrize(("power", "start"), [(1, 1000), (2, 40), (1, 1)])
-def test_power_laws_weigh_by_powers(power: float, start: float) -> None:
-    schedule = PowerLawSchedule(power, start, plateau=5, decay=10)
-    a = [start] * 5 + torch.linspace(start, 1, 10, dtype=torch.float64).tolist() + [1]
-    for t, a_t in enumerate(a, start=1):
-        weights = exploration_weights([0, 1, 1], 2, schedule(t))
-        assert float(weights[0, 0] / weights[0, 1]) == pytest.approx(a_t**power, rel=1e-9)
-
-
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_schedules_never_grow(schedule: ExplorationSchedule) -> None:
     contrasts = [schedule(t) for t in range(1, 100)]
@@ -280,14 +267,11 @@ def test_schedules_travel_as_numbers(schedule: Any) -> None:
 
 
 def test_fixed_schedules() -> None:
-    assert {FixedContrast(3)(t) for t in range(1, 50)} == {3.0}
-    assert {EqualWeights()(t) for t in range(1, 50)} == {0.0}
+    assert {SoftmaxSchedule(3, plateau=50)(t) for t in range(1, 50)} == {3.0}
+    assert {SoftmaxSchedule(0)(t) for t in range(1, 50)} == {0.0}
 
 
 def test_bad_schedules() -> None:
     for plateau, decay in [(-1, 3), (3, -1), (1.5, 3), (True, 3)]:
         with pytest.raises(InputDataError, match="a number of rounds"):
             SoftmaxSchedule(15, plateau=plateau, decay=decay)  # type: ignore[arg-type]
-    for power, start in [(0, 40), (math.inf, 40), (1, 0.5), (1, math.inf)]:
-        with pytest.raises(InputDataError, match="k > 0 and a finite start a >= 1"):
-            PowerLawSchedule(power, start)

@@ -1,4 +1,4 @@
-"""Mixing schedules by hand, and the conditions of the theory."""
+"""Mixing schedules by hand."""
 
 from __future__ import annotations
 
@@ -16,8 +16,6 @@ from botorch_fed.acquisition import (
     MixingSchedule,
     Polynomial,
     check_schedule,
-    theory_beta,
-    theory_condition,
 )
 from botorch_fed.wire.codec import decode, encode
 
@@ -82,44 +80,3 @@ def test_bad_numbers() -> None:
     for p in [-0.1, 1.1, math.nan]:
         with pytest.raises(InputDataError, match=r"\[0, 1\]"):
             Constant(p)
-    with pytest.raises(InputDataError, match="at least one point"):
-        theory_condition(Constant(0.5), beta=1.0, num_points=0, num_rounds=3)
-    with pytest.raises(InputDataError, match="0 < delta < 1"):
-        theory_beta(1, bound=1.0, noise_std=0.1, information_gain=0.0, delta=0.0)
-
-
-def test_beta_by_hand() -> None:
-    kwargs: dict[str, Any] = {"bound": 2.0, "noise_std": 0.1, "delta": 0.04}
-    value = theory_beta(3, information_gain=lambda n: 10.0 * n, **kwargs)
-    assert value == pytest.approx(2 + 0.1 * math.sqrt(2 * (20 + 1 + math.log(100))), rel=1e-14)
-    assert theory_beta(3, information_gain=20.0, **kwargs) == value
-    assert theory_beta(1, information_gain=lambda n: 10.0 * n, **kwargs) < value
-
-
-def test_condition_by_hand() -> None:
-    report = theory_condition(InverseSquare(), beta=lambda t: 1.0 + t, num_points=100, num_rounds=9)
-
-    def c(t: int) -> float:
-        return (1 + t) * (1 + math.sqrt(2 * math.log(100 * t**2)))
-
-    expected = [(1 - InverseSquare()(t)) * c(t) / (0.25 * c(1)) for t in range(1, 10)]
-    assert report.ratios.tolist() == pytest.approx(expected, rel=1e-12)
-    # p_1 := p_2 fails in round two, as said; afterwards 1/t^2 wins over c_t.
-    assert report.first_violation == 2
-    assert report.ratios[-1] < 1
-
-
-def test_condition_holds_and_fails_where_it_should() -> None:
-    def steep(t: int) -> float:
-        return 1 - 0.5 * t**-2.0
-
-    kept = theory_condition(steep, beta=1.0, num_points=1000, num_rounds=100)
-    assert kept.first_violation is None
-    assert kept.ratios[0] == 1
-    broken = theory_condition(Constant(0.5), beta=1.0, num_points=1000, num_rounds=5)
-    assert broken.first_violation == 2
-    alone = theory_condition(Constant(1.0), beta=1.0, num_points=1000, num_rounds=5)
-    assert alone.first_violation is None
-    assert alone.ratios.tolist() == [0.0] * 5
-    late = theory_condition(lambda t: 1.0 if t < 4 else 0.9, beta=1.0, num_points=10, num_rounds=6)
-    assert late.first_violation == 4

@@ -9,6 +9,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 
 from benchmarks.papers.fleet import Fleet, FleetResult, agent, messages_without_data
+from benchmarks.papers.published.own_gp import PaperFollowing
 from benchmarks.papers.published.settings import paper_following
 from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, domain
 from botorch_fed.acquisition import Constant, Polynomial, SoftmaxSchedule
@@ -113,9 +114,7 @@ SETTINGS = {
         "releases": "all",
         "message": "sample",
         "clip_norm": 3.0,
-        "strategy": Following(
-            own="ei", follow=0, schedule=Polynomial(1.0), min_distance=0.0, paper_gp=True
-        ),
+        "strategy": PaperFollowing(own="ei", follow=0, schedule=Polynomial(1.0), min_distance=0.0),
     },
     "random": {"releases": (), "strategy": Following(own="random")},
 }

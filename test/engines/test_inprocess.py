@@ -24,7 +24,7 @@ from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import Failure, Outbox, Pending
 from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.wire.codec import encode
 from test.federation.search import Ask, BoxAgent, BoxServer, Plan, ServerState
 

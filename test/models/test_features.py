@@ -16,6 +16,7 @@ from botorch.exceptions.warnings import InputDataWarning
 from linear_operator.utils.warnings import NumericalWarning
 from torch import Tensor
 
+from benchmarks.papers.published.features import PaperCosine
 from botorch_fed.models import (
     AdditiveFeatures,
     BasisGP,
@@ -73,7 +74,7 @@ def test_paper_cosine_is_normalised_per_point() -> None:
     kernel, X = se(0.1), _grid(1, 101)
     errors = []
     for seed in range(40):
-        phi = RandomFourierFeatures.paper_cosine(kernel, 100, generator=generator(seed))
+        phi = PaperCosine.draw(kernel, 100, generator=generator(seed))
         norms = phi(X).square().sum(dim=-1)
         torch.testing.assert_close(norms, torch.ones_like(norms), rtol=1e-12, atol=0)
         raw = (X @ phi.frequencies.mT + phi.phases).cos()
@@ -81,7 +82,6 @@ def test_paper_cosine_is_normalised_per_point() -> None:
         errors.append(float((phi(X) @ phi(X).mT - kernel(X)).abs().mean()))
     # 0.07 at 100 features; sd of one draw 0.015, of the mean of 40 0.0024.
     assert sum(errors) / 40 == pytest.approx(0.068, abs=0.012)
-    assert "replication" in repr(phi.paper_cosine(kernel, 4, generator=generator(0)))
 
 
 @pytest.mark.parametrize("count", [0, -2, 7])
@@ -192,21 +192,15 @@ def test_matern_needs_product_form_in_several_dimensions() -> None:
         QuadratureFourierFeatures.from_kernel(StationaryKernel(1.5, [1.0, 1.0]), UNIT, tol=0.1)
 
 
-@pytest.mark.parametrize("nu", [2.5, math.inf])
-def test_uniform_grid_serves_its_whole_range(nu: float) -> None:
-    kernel = StationaryKernel(nu, [0.1])
-    phi = QuadratureFourierFeatures.uniform_grid(kernel, LINE, tol=1e-2, max_lengthscale=0.5)
-    for ell in [0.1, 0.2, 0.5]:
-        other = phi.with_hyperparameters(torch.tensor([ell]).double(), torch.tensor(1.0).double())
-        assert torch.equal(other.frequencies, phi.frequencies)
-        assert _sup_error(other, _grid(1, 401)) <= 1e-2
+def test_a_grid_of_a_matern_kernel_serves_one_lengthscale() -> None:
+    phi = QuadratureFourierFeatures.from_kernel(StationaryKernel(2.5, [0.1]), LINE, tol=1e-2)
+    other = phi.with_hyperparameters(phi.lengthscale, 2 * phi.outputscale)
+    assert torch.equal(other.frequencies, phi.frequencies)
+    X = _grid(1, 101)
+    torch.testing.assert_close(other(X), math.sqrt(2) * phi(X))
     for ell in [0.05, 0.7]:
         with pytest.raises(InputDataError, match="outside the range"):
             phi.with_hyperparameters(torch.tensor([ell]).double(), torch.tensor(1.0).double())
-
-
-def test_uniform_grid_has_the_count_of_pruned_quadrature() -> None:
-    assert QuadratureFourierFeatures.uniform_grid(se(0.1), LINE, tol=1e-8).num_features == 35
 
 
 def test_quadrature_bad_input() -> None:
@@ -276,8 +270,6 @@ def test_a_kernel_of_other_dimension_is_refused() -> None:
         RandomFourierFeatures.draw(kernel, 10, generator=generator(0), input_dim=3)
     with pytest.raises(InputDataError, match=match):
         QuadratureFourierFeatures.from_kernel(kernel, bounds, tol=0.1)
-    with pytest.raises(InputDataError, match=match):
-        QuadratureFourierFeatures.uniform_grid(kernel, bounds, tol=0.1)
     with pytest.raises(InputDataError, match=match):
         InducingFeatures(kernel, uniform(5, 3))
 

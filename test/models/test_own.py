@@ -22,6 +22,7 @@ from gpytorch.priors import LogNormalPrior, NormalPrior
 from torch import Tensor
 from torch.distributions import LogNormal, MultivariateNormal, Normal
 
+from benchmarks.papers.published.own_gp import LogLikelihood, fit_paper_gp
 from botorch_fed.models import (
     LogWarp,
     MessagePriorGP,
@@ -36,7 +37,7 @@ from botorch_fed.models.own import (
     MIN_NOISE,
     NOISE_PRIOR,
     OUTPUTSCALE_PRIOR,
-    _Posterior,
+    LogPosterior,
     default_hyperparameters,
 )
 from botorch_fed.rng import generator
@@ -174,12 +175,11 @@ def test_value_and_gradient(d: int, variant: str) -> None:
     root = 0.3 * normal(12, 4)
     extra = root @ root.mT if variant == "known" else None
     prior = RESIDUAL if variant == "known" else OUTPUTSCALE_PRIOR
-    objective = _Posterior(
-        X.numpy(),
-        Y.numpy()[:, 0],
-        None if extra is None else extra.numpy(),
-        prior,
-        paper=variant == "paper",
+    x, y = X.numpy(), Y.numpy()[:, 0]
+    objective = (
+        LogLikelihood(x, y)
+        if variant == "paper"
+        else LogPosterior(x, y, None if extra is None else extra.numpy(), prior)
     )
     scales = 1 if variant == "paper" else d
     for seed in range(5):
@@ -331,7 +331,7 @@ def test_perfect_messages_leave_little_to_explain() -> None:
 def test_the_papers_model() -> None:
     X, Y = data(15, 3)
     restarts = generator(0, "fit").uniform(5, 5)
-    known = fit_own_gp(X, Y + 2, paper=True, restarts=restarts)
+    known = fit_paper_gp(X, Y + 2, restarts=restarts)
     assert known.mean == 0
     assert len(set(known.lengthscale.tolist())) == 1
     best = log_likelihood(X, Y + 2, known)  # no priors
@@ -339,8 +339,10 @@ def test_the_papers_model() -> None:
         step = 0.05 * normal(3, seed=seed).numpy()
         theta = packed(known) + np.array([step[0]] * 3 + [step[1], step[2]])
         assert log_likelihood(X, Y + 2, unpacked(theta, known)) <= best + 1e-4
-    alone = fit_own_gp(X, Y + 2, paper=True)
+    alone = fit_paper_gp(X, Y + 2)
     assert best >= log_likelihood(X, Y + 2, alone) - 1e-9  # restarts never make it worse
+    with pytest.raises(InputDataError, match="r x 5"):
+        fit_paper_gp(X, Y, restarts=uniform(3, 2))
 
 
 # ------------------------------------------------------------------ logarithmic inputs
@@ -412,8 +414,6 @@ def test_bad_input() -> None:
         fit_own_gp(X, torch.where(Y == Y[0], torch.nan, Y))
     with pytest.raises(InputDataError, match="float64"):
         fit_own_gp(X.long(), Y)
-    with pytest.raises(InputDataError, match="r x 4"):
-        fit_own_gp(X, Y, restarts=uniform(3, 2))
 
 
 # ------------------------------------------------------------------ outcomes far from the guess
@@ -448,7 +448,7 @@ def test_degenerate_data(case: str, paper: bool) -> None:
         X, Y = X[:3].repeat(4, 1), Y[:3].repeat(4, 1)
     else:
         X = X[:3].repeat(4, 1)
-    known = fit_own_gp(X, Y, paper=paper, restarts=generator(0, "fit").uniform(3, 4))
+    known = fit_paper_gp(X, Y) if paper else fit_own_gp(X, Y)
     assert np.isfinite(packed(known)).all()
     model = own_gp(X, Y, known)
     posterior = model.posterior(uniform(5, 2, seed=3))

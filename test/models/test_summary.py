@@ -23,7 +23,6 @@ from botorch_fed.models import (
     Summary,
     WeightPosterior,
     log_evidence,
-    reweight,
     sample_weights_dual,
     summarize,
 )
@@ -421,28 +420,6 @@ def test_profiled_evidence_where_nothing_is_left_to_explain() -> None:
         profiled_evidence(Summary.zero(phi))
     with pytest.raises(InputDataError, match="never leave an agent"):
         profiled_evidence(Summary.unpack(honest.pack(), basis=phi.fingerprint))
-
-
-def test_one_release_serves_every_lengthscale() -> None:
-    bounds = UNIT[:, :1]
-    source = QuadratureFourierFeatures.uniform_grid(se(0.1), bounds, tol=1e-6, max_lengthscale=0.5)
-    X, Y = uniform(60, 1), normal(60, 1)
-    summary = summarize(source, X, Y, noise_var=NOISE)
-    for ell in [0.1, 0.17, 0.3, 0.5]:
-        target = source.with_hyperparameters(
-            torch.tensor([ell]).double(), torch.tensor(1.3).double()
-        )
-        direct = summarize(target, X, Y, noise_var=NOISE)
-        carried = reweight(summary, source, target)
-        _assert_same(carried, direct, tol=6e-10)
-        dense = _dense_evidence(se(ell, outputscale=1.3)(X) + NOISE * torch.eye(60).double(), Y)
-        torch.testing.assert_close(log_evidence(carried), dense, rtol=1e-3, atol=0)
-    longer = source.with_hyperparameters(torch.tensor([0.5]).double(), torch.tensor(1.0).double())
-    with pytest.raises(InputDataError, match="serves length scales from its own"):
-        reweight(summarize(longer, X, Y, noise_var=NOISE), longer, source)
-    other = QuadratureFourierFeatures.from_kernel(se(0.1), bounds, tol=1e-2)
-    with pytest.raises(BasisMismatch, match="one uniform grid"):
-        reweight(summary, source, other)
 
 
 # ------------------------------------------------------------------ bad input

@@ -14,13 +14,12 @@ from botorch.test_functions import synthetic
 from botorch.test_functions.base import BaseTestProblem
 from torch import Tensor
 
+from benchmarks.problems import Michalewicz, StyblinskiTang
 from botorch_fed.rng import generator
 from botorch_fed.test_functions import (
     Camelback,
     FederatedTestProblem,
     KernelBandit,
-    Michalewicz,
-    StyblinskiTang,
 )
 from botorch_fed.test_functions.bandits import _draw_expansion
 from test.cases import uniform

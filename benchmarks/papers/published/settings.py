@@ -12,6 +12,8 @@ import math
 from dataclasses import replace
 from typing import Any
 
+from benchmarks.papers.published.features import PaperCosine
+from benchmarks.papers.published.own_gp import PaperFollowing, PaperStrategy
 from botorch_fed.acquisition import (
     ExplorationSchedule,
     InverseSquare,
@@ -19,23 +21,20 @@ from botorch_fed.acquisition import (
     Polynomial,
     SoftmaxSchedule,
 )
-from botorch_fed.models import RandomFourierFeatures, StationaryKernel
+from botorch_fed.models import StationaryKernel
 from botorch_fed.privacy import PoissonSampling
 from botorch_fed.rng import generator
-from botorch_fed.search.released import Following
 from botorch_fed.search.support import SupportSearch
-from botorch_fed.search.thompson import Strategy
 from botorch_fed.studies import DPFTSDE
 
 
-def paper_strategy(schedule: MixingSchedule | None = None) -> Strategy:
+def paper_strategy(schedule: MixingSchedule | None = None) -> PaperStrategy:
     """What an agent does in [Dai2020FTS]_."""
-    return Strategy(
+    return PaperStrategy(
         schedule=InverseSquare() if schedule is None else schedule,
         prior_until=0,
         own="thompson",
         warp=False,
-        paper_gp=True,
         min_distance=0.0,
         num_features=200,
     )
@@ -46,14 +45,13 @@ def paper_search(**changes: Any) -> SupportSearch:
     return replace(SupportSearch(support_size=8, prediction="pitc"), **changes)
 
 
-def paper_following() -> Following:
+def paper_following() -> PaperFollowing:
     """What an agent does in [Dai2021]_: :math:`1 - p_t = 1/t`, its own GP by maximum likelihood."""
-    return Following(
+    return PaperFollowing(
         schedule=Polynomial(1.0),
         follow=0,
         spread=0.0,
         warp=False,
-        paper_gp=True,
         min_distance=0.0,
         num_features=100,
     )
@@ -100,7 +98,7 @@ def paper_settings(
         "noise_kind": "none" if noise_multiplier is None else "paper",
         "message": "sample",
         "clip_norm": clip_norm / math.sqrt(num_regions),
-        "feature_map": RandomFourierFeatures.paper_cosine(kernel, num_features, generator=stream),
+        "feature_map": PaperCosine.draw(kernel, num_features, generator=stream),
         "noise_var": 1e-6,
         "num_initial": num_initial,
         "strategy": paper_following(),
