@@ -224,6 +224,7 @@ import botorch
 start = time.process_time()  # of this process alone: other tests may keep the machine busy
 import botorch_fed.models
 extra = time.process_time() - start
+import botorch_fed.report
 print(json.dumps({"extra": extra, "loaded": sorted({m.split(".")[0] for m in sys.modules})}))
 """
 

@@ -554,11 +554,6 @@ def test_without_matplotlib_the_extra_is_named(
             plot_audit(_report(1.0))
 
 
-def test_importing_the_room_does_not_import_matplotlib() -> None:
-    code = "import botorch_fed.report, sys; sys.exit('matplotlib' in sys.modules)"
-    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
-
-
 # ------------------------------------------------------------------ in a browser
 
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser"))), None)

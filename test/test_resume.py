@@ -316,6 +316,13 @@ def test_another_folder_is_left_as_it_is(tmp_path: Path) -> None:
 
 # ------------------------------------------------------------------ machines of their own
 
+BY_DAY = ("fts", "fed-gp ckks", "fed-gp threshold", "private-ucb joint", "private-ucb local")
+OWN_STORES = [
+    pytest.param(name, marks=[] if name in BY_DAY else [pytest.mark.nightly])
+    for name in REPRODUCIBLE
+    if "dp-fts-de" not in name
+]
+
 
 def own(folder: Path, me: str | None) -> Callable[[str | None], FileStore]:
     """The stores of a machine that has its own only."""
@@ -327,7 +334,7 @@ def own(folder: Path, me: str | None) -> Callable[[str | None], FileStore]:
     return stores
 
 
-@pytest.mark.parametrize("case", [case for case in REPRODUCIBLE if "dp-fts-de" not in case])
+@pytest.mark.parametrize("case", OWN_STORES)
 def test_every_machine_makes_its_own_part(case: str, tmp_path: Path) -> None:
     """A site from the study, the roster and its own store; the server from its own, too."""
     dealt = with_stores(STUDIES[case](), NAMES, lambda who: FileStore(tmp_path / (who or "hub")))

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -220,8 +221,20 @@ def test_fewer_sums_than_rounds(which: str) -> None:
 STEPS = ("key0", "key1", "start", "share", "query", "resend")
 
 
-@pytest.mark.parametrize("which", LOSSES)
-@pytest.mark.parametrize("when", STEPS)
+def by_day(steps: Sequence[str], of_all: Sequence[str]) -> list[Any]:
+    """Every step with one search by day, some of them with all; the others at night."""
+    return [
+        pytest.param(
+            which,
+            when,
+            id=f"{when}-{which}",
+            marks=[] if which == "mean" or when in of_all else [pytest.mark.nightly],
+        )
+        for which, when in itertools.product(LOSSES, steps)
+    ]
+
+
+@pytest.mark.parametrize(("which", "when"), by_day(STEPS, ("share", "query")))
 def test_a_lost_agent_costs_a_key_and_not_the_run(which: str, when: str) -> None:
     lost: list[str] = []
 
@@ -372,8 +385,7 @@ def test_who_is_back_uses_the_newest_sum(channel: Any, which: str) -> None:
 # ------------------------------------------------------------------ taken back in
 
 
-@pytest.mark.parametrize("which", LOSSES)
-@pytest.mark.parametrize("when", ["key1", "start", "share", "query"])
+@pytest.mark.parametrize(("which", "when"), by_day(("key1", "start", "share", "query"), ("share",)))
 def test_a_lost_agent_is_taken_back_in(which: str, when: str) -> None:
     lost: list[str] = []
 

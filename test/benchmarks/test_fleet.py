@@ -120,7 +120,13 @@ SETTINGS = {
 }
 
 
-@pytest.mark.parametrize("name", SETTINGS)
+BY_DAY = ("mean", "as published", "regions, correlated, samples of agents and of the prior")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in BY_DAY else [pytest.mark.nightly]) for n in SETTINGS],
+)
 def test_fleet_plays_the_shipped_protocol_point_for_point(name: str) -> None:
     problem = table(noise_std=0.05 if name == "mean" else None)
     shipped, releases, result = both(problem, **SETTINGS[name])

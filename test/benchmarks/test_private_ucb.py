@@ -83,7 +83,13 @@ def test_without_noise_to_speak_of_the_private_row_knows_the_sums() -> None:
     torch.testing.assert_close(mean, expected, rtol=0, atol=2e-2)
 
 
-@pytest.mark.parametrize("environment", PUBLISHED_TABLE1)
+@pytest.mark.parametrize(
+    "environment",
+    [
+        pytest.param(name, marks=[] if name == "camelback" else [pytest.mark.nightly])
+        for name in PUBLISHED_TABLE1
+    ],
+)
 def test_a_run_of_table1_repeats_itself(environment: str) -> None:
     line = table_run(environment, "blocks", 10.0, 0.1, 2, rounds=300)
     again = table_run(environment, "blocks", 10.0, 0.1, 2, rounds=300)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from test.faults.matrix import Kill, faulty, killed, kills, undisturbed
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 
 CASES = cases()
-KILLS = 5  # of each federation here; all of them by `python -m benchmarks.faults`
+KILLS = 3  # of each federation by day, 15 at night; all by `python -m benchmarks.faults`
 
 
 def case_of(name: str) -> Case:
@@ -32,19 +32,29 @@ def case_of(name: str) -> Case:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_run_survives_kills_and_faults(name: str) -> None:
+    survives_kills_and_faults(name, KILLS, range(2))
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("name", CASES)
+def test_a_run_survives_more_kills_and_faults(name: str) -> None:
+    survives_kills_and_faults(name, 5 * KILLS, range(2, 8))
+
+
+def survives_kills_and_faults(name: str, count: int, seeds: Iterable[int]) -> None:
     case = case_of(name)
     world = undisturbed(case)
     assert world.outcome.good
     assert all(world.fuses[process].steps > 5 for process in (SERVER, *NAMES))
     chosen = list(kills(world))
-    for kill in chosen[len(name) :: len(chosen) // KILLS]:
+    for kill in chosen[len(name) :: len(chosen) // count]:
         outcome = killed(case, kill)
         assert outcome.kills == 1, kill
         assert outcome.good, (kill, outcome)
         assert not outcome.stops, kill
         if case.exact and kill.patient:  # nothing was missed: it is as if nothing had happened
             assert outcome.result == world.outcome.result, kill
-    for seed in range(2):
+    for seed in seeds:
         outcome = faulty(case, seed)
         assert outcome.kills > 0
         assert outcome.good, (seed, outcome)

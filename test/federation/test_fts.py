@@ -426,7 +426,7 @@ def test_summaries_carry_the_posterior() -> None:
 
 
 @pytest.mark.parametrize("make_map", MAPS, ids=lambda f: f.__name__)
-@pytest.mark.parametrize("kind", ["mean", "sample"])
+@pytest.mark.parametrize("kind", ["mean", pytest.param("sample", marks=pytest.mark.nightly)])
 def test_any_feature_map_carries_the_messages(
     make_map: Callable[[], FeatureMap], kind: str
 ) -> None:
