@@ -274,7 +274,7 @@ def flooding_bits(num_agents: int = 4, bits: int = 40) -> float:
             none = np.zeros_like(flood)
             terms.append(ckks.partial_decryption(ring, c1, secret, flood if flooded else none))
         _, noise = ckks.decode(ring, ckks.sum_words(ring, terms))
-        return slot_deviations(noise * float(ring.delta))
+        return slot_deviations(noise * float(ring.step))
 
     wide, own = deviations(flooded=True), deviations(flooded=False)
     # All agents flood; each alone must hide the noise from the others: hence the root.

@@ -1433,15 +1433,19 @@ def _site_start(arguments: argparse.Namespace) -> _Done:
 
     from botorch_fed.study import read_study
 
-    logging.getLogger("botorch_fed").addHandler(logging.StreamHandler())
-    _site(arguments).start(
-        read_study(arguments.study),
-        arguments.name,
-        hub=arguments.hub,
-        certificates=arguments.ca,
-        patience=arguments.patience,
-        keys=arguments.keys,
-    )
+    shown = logging.StreamHandler()
+    logging.getLogger("botorch_fed").addHandler(shown)
+    try:
+        _site(arguments).start(
+            read_study(arguments.study),
+            arguments.name,
+            hub=arguments.hub,
+            certificates=arguments.ca,
+            patience=arguments.patience,
+            keys=arguments.keys,
+        )
+    finally:
+        logging.getLogger("botorch_fed").removeHandler(shown)
     return _Done({"command": "site start", "site": arguments.name})
 
 

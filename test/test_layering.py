@@ -89,7 +89,7 @@ ROOMS: dict[str, set[str]] = {
         "search",
         "studies",
     },
-    "deploy": {"errors", "engines", "storage", "federation", "run", "study"},
+    "deploy": {"errors", "engines", "storage", "federation", "privacy", "run", "study"},
     "flower_app": set(),
     "cli": {
         "errors",
@@ -121,6 +121,7 @@ OWNERS: dict[str, set[str]] = {
         "botorch_fed/deploy.py",
         "botorch_fed/flower_app/hub.py",
         "botorch_fed/flower_app/node.py",
+        "botorch_fed/privacy/hazmat/keys.py",
     },
     "ax": {"botorch_fed/ax_adapter.py"},
     "matplotlib": {"botorch_fed/report.py"},

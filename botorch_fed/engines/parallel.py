@@ -123,7 +123,7 @@ class Parallel:
         ending = self._processes, self._pipes, os.getpid()
         self.close = weakref.finalize(self, _end, *ending)
         multiprocessing.util.Finalize(None, _end, ending, exitpriority=10)  # before Python waits
-        context = multiprocessing.get_context(START)
+        context: Any = multiprocessing.get_context(START)  # typed without Process
         for i in range(min(workers, len(names))):
             ours, theirs = context.Pipe()
             self._pipes.append(ours)

@@ -636,7 +636,7 @@ class ThresholdCKKSChannel(Channel):
     Example:
         >>> channel = ThresholdCKKSChannel(PublicGrid(dim=560, bound=1e4, num_agents=10), sums=100)
         >>> channel.ring
-        Ring(degree=8192, low=2, high=2)
+        Ring(degree=8192, low=2, high=2, shift=23)
     """
 
     grid: PublicGrid

@@ -127,7 +127,7 @@ def test_a_malformed_ciphertext_that_was_committed_in_advance(world: World, who:
     assert np.array_equal(integers, truth.numpy())
     assert float(np.abs(noise).max()) < 0.25  # honest agents notice nothing
     assert torch.equal(world.channel.open(fused, {}, **at, secrets=world.stores["ann"]), truth)
-    found = np.rint(noise * (world.ring.delta / LARGE))
+    found = np.rint(noise * (world.ring.step / LARGE))
     joint = sum(world.secret(name) for name in NAMES)
     assert np.array_equal(found, joint)  # the key of the epoch is known
     closed(world, world.joint_words())
@@ -161,7 +161,7 @@ def test_a_server_that_asks_every_agent_for_something_else(world: World) -> None
     bare = [world.bare_share(name, asked[name]) for name in NAMES]
     terms = [world.bare(name) for name in NAMES]
     _, noise = ckks.decode(world.ring, ckks.sum_words(world.ring, [*terms, *bare]))
-    left = noise * float(world.ring.delta)
+    left = noise * float(world.ring.step)
     for name in reversed(HONEST):
         found = np.rint(left / units[name])
         assert np.array_equal(found, world.secret(name))  # three keys from one sum

@@ -13,11 +13,11 @@ from test.privacy.hazmat.encoding import encoded, real_flooding
 def test_costs_of_a_small_sum() -> None:
     costs = encryption.our_costs(2, 8, repeats=1)
     assert all(value > 0 for value in costs.values())
-    assert costs["error"] < 1e-13
-    # Twice the numbers in use and one polynomial, of 4 primes of 4 bytes; headers beside.
-    assert costs["round_kb"] == pytest.approx(4 * 4 * (8.192 + 2 * 0.064), rel=0.01)
-    assert costs["setup_kb"] == pytest.approx(5 * 4 * 8.192, rel=0.01)
-    assert costs["setup_received_kb"] == pytest.approx(5 * 4 * 8.192, rel=0.01)
+    assert costs["error"] < 1e-12
+    # Twice the numbers in use and one polynomial, of 3 primes of 4 bytes; headers beside.
+    assert costs["round_kb"] == pytest.approx(3 * 4 * (8.192 + 2 * 0.064), rel=0.01)
+    assert costs["setup_kb"] == pytest.approx(4 * 4 * 8.192, rel=0.01)
+    assert costs["setup_received_kb"] == pytest.approx(4 * 4 * 8.192, rel=0.01)
 
 
 def test_costs_of_a_set_up_of_many() -> None:

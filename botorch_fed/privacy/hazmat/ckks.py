@@ -17,7 +17,8 @@ pointwise products of words are numpy's [Mouchet2020]_:
    d_i = c_1 s_i + f_i, \qquad c_0 + \sum_i d_i = \Delta \sum_i k_i + E.
 
 **Encoding.** Numbers are the *coefficients* of the plaintext, not SEAL's slots: `N` integers fit
-one ciphertext, and :math:`\Delta`, the product of the low primes, makes encoding exact and linear.
+one ciphertext, and :math:`\Delta`, the product of the low primes times a power of two, makes
+encoding exact and linear.
 In slots the encoder rounds :math:`\Delta` times an embedding in float64; for integers of 37 bits
 that error lies less than ten bits below the flooding of 50 agents, depends on each agent's own
 numbers and would be part of what is opened. Here the view of whoever opens depends on the numbers
@@ -77,6 +78,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.privacy.hazmat import keys
 from botorch_fed.privacy.hazmat.noise import Path, normal
 
 # Residues; the last two axes are the primes and the coefficients. As received, they have 32 bits.
@@ -105,11 +107,14 @@ class Ring:
         degree: `N`, the coefficients of one polynomial.
         low: How many primes make up the factor between an integer and its encoding.
         high: How many more hold the sum; one further prime is used in keys only.
+        shift: By how many bits integers are shifted up, beside that factor: what the high primes
+            hold more than the sum is room for noise.
     """
 
     degree: int
     low: int
     high: int
+    shift: int = 0
 
     @classmethod
     def choose(cls, largest_sum: int, num_agents: int, flooding_bits: int) -> Ring:
@@ -119,15 +124,21 @@ class Ring:
             InputDataError: None does.
         """
         bits = PRIME_BITS - 0.01  # SEAL's primes lie just below a power of two
-        high = math.ceil(math.log2(2 * largest_sum + 2) / bits)
+        held = math.log2(2 * largest_sum + 2)
+        least = math.ceil(held / bits)
+        spare = {high: math.floor(high * bits - held) for high in range(least, max(least, 2) + 1)}
         most = -math.inf
         for degree, allowed in _MAX_PRIMES.items():
             deviation = math.sqrt(num_agents) * flooding_std(degree, num_agents, 0)
             needed = math.log2(_TAIL * deviation / _ROOM)  # bits beside the flooding's
-            low = math.ceil((needed + flooding_bits) / bits)
-            if low + high + 1 <= allowed:
-                return cls(degree, low, high)
-            most = (allowed - high - 1) * bits - needed
+            lows = {
+                high: max(math.ceil((needed + flooding_bits - shift) / bits), 1)
+                for high, shift in spare.items()
+            }
+            high = min(lows, key=lambda high: (lows[high] + high, high))
+            if lows[high] + high + 1 <= allowed:
+                return cls(degree, lows[high], high, spare[high])
+            most = max((allowed - h - 1) * bits + shift - needed for h, shift in spare.items())
         raise InputDataError(
             f"No ring with 128 bits of security holds sums of {num_agents} contributions up to "
             f"{largest_sum:.3g} under flooding of {flooding_bits} bits: at most "
@@ -146,8 +157,13 @@ class Ring:
 
     @property
     def delta(self) -> int:
-        """What an integer is multiplied with, the product of the low primes."""
+        """What a shifted integer is multiplied with, the product of the low primes."""
         return math.prod(self.primes[self.high : self.num_primes])
+
+    @property
+    def step(self) -> int:
+        """The encoding of one."""
+        return self.delta << self.shift
 
     def polynomials(self, numbers: int) -> int:
         """How many plaintexts carry so many numbers."""
@@ -336,7 +352,8 @@ def encrypt_integers(
     # Δ k is zero modulo the low primes.
     moduli = _moduli(ring, ring.high)
     factor = np.array([[ring.delta % int(p)] for (p,) in moduli], dtype=np.uint64)
-    residues = (integers % moduli.astype(np.int64)).astype(np.uint64) * factor
+    shifted = integers << ring.shift
+    residues = (shifted % moduli.astype(np.int64)).astype(np.uint64) * factor
     residues += c0[: ring.high, : len(integers)]
     c0[: ring.high, : len(integers)] = residues % moduli
     return c0, words[:, 1]
@@ -456,7 +473,7 @@ class _Expanded:
 
     def uniform(self, *shape: int, path: Path) -> Tensor:
         count = math.prod(shape)
-        stream = hashlib.shake_256(self._seed + repr(path).encode()).digest(8 * count)
+        stream = keys.stream(keys.derived(self._seed, repr(path).encode()), 8 * count)
         words = np.frombuffer(stream, dtype="<u8") >> np.uint64(11)
         values = (words.astype(np.float64) + 0.5) * 2.0**-53
         np.minimum(values, np.nextafter(1.0, 0.0), out=values)
@@ -494,7 +511,12 @@ def decode(ring: Ring, words: Words) -> tuple[NDArray[np.int64], NDArray[np.floa
         radix *= prime
     negative = value > np.uint64(radix // 2)
     magnitude = np.where(negative, np.uint64(radix) - value, value).astype(np.int64)
-    return np.where(negative, -magnitude, magnitude).ravel(), np.where(up, -rest, part).ravel()
+    shifted, noise = np.where(negative, -magnitude, magnitude), np.where(up, -rest, part)
+    half = 1 << ring.shift >> 1
+    integers = (shifted + half) >> ring.shift
+    noise = shifted - (integers << ring.shift) + noise
+    below = (noise < -half) & (half > 0)
+    return integers - below, noise / 2.0**ring.shift + below
 
 
 def transform(ring: Ring, polynomials: Words, *, back: bool = False) -> Words:

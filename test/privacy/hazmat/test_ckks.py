@@ -184,6 +184,36 @@ def test_encoding_is_exact_and_linear(party: Party) -> None:
     assert np.abs(noise).max() < 1e-12  # the ciphertexts' own noise, in steps
 
 
+@pytest.mark.parametrize("shift", [0, 1, 20])
+@pytest.mark.parametrize("shape", [(2, 2), (2, 1), (3, 2)])
+def test_integers_and_noise_are_told_apart(shape: tuple[int, int], shift: int) -> None:
+    """Of either sign, up to the largest that the high primes hold beside the shift."""
+    low, high = shape
+    ring = Ring(8192, low, high, shift)
+    largest = 2 ** (31 * high - shift - 1)
+    rng = np.random.default_rng(shift)
+    integers = [largest, -largest, 0, 1, -1, *rng.integers(-largest, largest, 95).tolist()]
+    shares = [0.49, -0.49, 0.0, 0.2, -0.2, 1e-9, *rng.uniform(-0.5, 0.5, 94).tolist()]
+    values = [k * ring.step + round(e * ring.step) for k, e in zip(integers, shares, strict=True)]
+    words = np.array([[v % p for v in values] for p in ring.primes[: low + high]], dtype=np.uint64)
+    found, noise = ckks.decode(ring, words)
+    assert found.tolist() == integers
+    assert noise == pytest.approx(shares, abs=1e-9)
+
+
+@pytest.mark.parametrize("agents", [2, 50, 1000])
+@pytest.mark.parametrize("bits", [20, 37, 43])
+def test_a_ring_holds_the_sum_and_its_noise(agents: int, bits: int) -> None:
+    for flooding in (40, 48, 60):
+        ring = Ring.choose(agents * 2**bits, agents, flooding)
+        room = math.prod(ring.primes[: ring.high]) >> ring.shift
+        assert room > 2 * (agents * 2**bits + 1)
+        deviation = math.sqrt(agents) * ckks.flooding_std(ring.degree, agents, flooding)
+        assert 12 * deviation < ring.step / 4
+        fewer = math.prod(ring.primes[: ring.num_primes - 1])
+        assert fewer < 2 * agents * 2**bits * 12 * deviation * 4 * 2  # up to a bit: none to spare
+
+
 def test_secrets_are_ternary_and_errors_small(party: Party) -> None:
     for words, largest in ((party.secrets[0], 1), (party.errors[0], 21)):
         head = words[None, : RING.num_primes].astype(np.uint64)
