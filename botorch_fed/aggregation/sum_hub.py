@@ -346,7 +346,7 @@ class SumHub:
         if state.stage == "share":
             # Who has sent a share of the round adds to no other sum of it.
             logger.warning("round %d opens no sum", t)
-            t, interrupted = t + 1, False
+            t, interrupted, state = t + 1, False, replace(state, rounds=self.rounds)
         state = replace(
             state, t=t, keys=(), closed=None, epoch=state.epoch + 1, lost=(*state.lost, *lost)
         )
