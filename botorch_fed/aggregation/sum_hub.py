@@ -350,8 +350,7 @@ class SumHub:
         state = replace(
             state, t=t, keys=(), closed=None, epoch=state.epoch + 1, lost=(*state.lost, *lost)
         )
-        over = t >= self.rounds  # the last sum is the one that was lost
-        if over or not self._enough(state, roster) or not self._affordable(state):
+        if not self._enough(state, roster) or not self._affordable(state):
             logger.warning("no sum: too few agents are left, too many keys or sums were made")
             state = replace(state, roster=(), stage="query", interrupted=False)
             return self._next(state) if interrupted else state
