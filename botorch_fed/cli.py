@@ -123,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _notes(), _umask(getattr(arguments, "private", False)):
             done: _Done = arguments.command(arguments)
     except KeyboardInterrupt:
-        more = "; a run with a folder goes on with --resume" if arguments.command is _run else ""
+        resumes = arguments.command in (_run, _hub_run)
+        more = "; a run with a folder goes on with --resume" if resumes else ""
         _complain(f"interrupted{more}", as_json, INTERRUPTED)
         return INTERRUPTED
     except Exception as error:
@@ -1432,15 +1433,19 @@ def _site_start(arguments: argparse.Namespace) -> _Done:
 
     from botorch_fed.study import read_study
 
-    logging.getLogger("botorch_fed").addHandler(logging.StreamHandler())
-    _site(arguments).start(
-        read_study(arguments.study),
-        arguments.name,
-        hub=arguments.hub,
-        certificates=arguments.ca,
-        patience=arguments.patience,
-        keys=arguments.keys,
-    )
+    shown = logging.StreamHandler()
+    logging.getLogger("botorch_fed").addHandler(shown)
+    try:
+        _site(arguments).start(
+            read_study(arguments.study),
+            arguments.name,
+            hub=arguments.hub,
+            certificates=arguments.ca,
+            patience=arguments.patience,
+            keys=arguments.keys,
+        )
+    finally:
+        logging.getLogger("botorch_fed").removeHandler(shown)
     return _Done({"command": "site start", "site": arguments.name})
 
 

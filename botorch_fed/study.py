@@ -27,12 +27,13 @@ r"""Study files: a run of any objective, written in TOML.
     epsilon = 2.0
     delta = 1e-5
 
-The other keys are `workers`, `out` (relative to the file), `channel` (of fed-gp: "threshold",
-"ckks" or "plain"), `[identities]` (of fed-gp with "threshold", across machines: for every agent the
-key that `botorch-fed site identity` prints), `[protocol.search]` (of fed-gp; its `kind` is
-"transfer", "support" or "region"), and `[ledger]` with `path`, `epsilon` and `delta`: a durable
-ledger from which several runs pay. A `schedule` is ``"inverse-square"`` or a table of kind
-``"polynomial"`` with `c` or ``"constant"`` with `p`. What else is no plain number:
+The other keys are `workers`, `out` (relative to the file), `channel` (of fed-gp, or dp-fts-de with
+trust = "distributed": "threshold", "ckks" or "plain"), `[identities]` (of both with "threshold",
+across machines: for every agent the key that `botorch-fed site identity` prints),
+`[protocol.search]` (of fed-gp; its `kind` is "transfer", "support" or "region"), and `[ledger]`
+with `path`, `epsilon` and `delta`: a durable ledger from which several runs pay. A `schedule` is
+``"inverse-square"`` or a table of kind ``"polynomial"`` with `c` or ``"constant"`` with `p`. What
+else is no plain number:
 
     [protocol]
     candidates = 500                # the only points: so many public Sobol points, or the name
@@ -1153,8 +1154,8 @@ def _channel(top: _Table, kind: type[Any], name: str) -> dict[str, Any]:
             f"{name} sends its messages in the clear and has no channel: "
             f"leave it out, or write name = {_named_with('channel')} in [protocol].",
         )
-    usual = _default_of(kind, "channel")
-    return {"channel": top.get("channel", get_type_hints(kind)["channel"], f'channel = "{usual}"')}
+    hint = get_type_hints(kind)["channel"]
+    return {"channel": top.get("channel", hint, 'channel = "threshold"')}
 
 
 def _identities(top: _Table, kind: type[Any], name: str, agents: tuple[str, ...]) -> dict[str, Any]:
@@ -1226,6 +1227,12 @@ def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> Price | 
         _, _, price = _disclosed(study)
     if study.privacy is not None and price is not None:
         _check_budget(top, study, study.privacy, price)
+    if study.ledger is not None and price is not None and price.paid_at == "site":
+        raise top.error(
+            "ledger",
+            "a ledger on disk is the hub's, and in this study each site adds the noise and pays "
+            "from its own log: leave it out, or write a trust with which the server adds it.",
+        )
     return price
 
 
@@ -1249,6 +1256,7 @@ def _check_budget(top: _Table, study: StudyFile, privacy: Budget, price: Price) 
             delta=privacy.delta,
             sampling_rate=price.event.sampling_rate,
             num_releases=price.payments,
+            accountant="dp-accounting-rdp" if price.event.discrete else None,
             adjacency=price.adjacency,
         )
         wanted = f"noise_multiplier = {math.ceil(least * 1000) / 1000:g} or "

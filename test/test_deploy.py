@@ -26,11 +26,12 @@ import contextlib
 from botorch_fed import deploy, run
 from botorch_fed.cli import main
 from botorch_fed.deploy import APP, DeployError, Hub, SiteFolder, free_port, make_keys
-from botorch_fed.engines.inprocess import refusal_code
+from botorch_fed.engines.inprocess import InProcess, refusal_code
 from botorch_fed.engines.site_process import SiteProcess
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import Exchanged, Outgoing
-from botorch_fed.federation.drive import drive
+from botorch_fed.federation.drive import Round, drive
+from botorch_fed.privacy import Budget
 from botorch_fed.privacy.channels import IDENTITY, check_identities
 from botorch_fed.run import RunResult
 from botorch_fed.storage.store import FileStore
@@ -299,6 +300,61 @@ def test_the_one_key_of_ckks_goes_to_the_sites_only(tmp_path: Path) -> None:
     other = SiteFolder.create(tmp_path / "other")
     with pytest.raises(Exception, match="not in this store"):
         other.site(study, "south")
+
+
+DP_FTS_DE = """
+objective = "tuning:score"
+agents = ["north", "south", "west"]
+budget = 5
+seed = 4
+{channel}
+[space]
+x = {{ type = "real", lower = 0, upper = 1 }}
+y = {{ type = "real", lower = 0, upper = 1 }}
+[protocol]
+name = "dp-fts-de"
+trust = "distributed"
+min_reliability = 0.0
+releases = [0, 1]
+[privacy]
+epsilon = 20.0
+delta = 1e-3
+"""
+
+
+@pytest.mark.parametrize("channel", ["", 'channel = "ckks"'])
+def test_noise_without_a_trusted_server_from_folders_of_their_own(
+    tmp_path: Path, channel: str
+) -> None:
+    """Hub and sites as their machines have them; only requests, replies and broadcasts cross."""
+    sys.modules.pop("tuning", None)
+    study = write_study(tmp_path / "hub", DP_FTS_DE.format(channel=channel))
+    if channel:
+        make_keys(study, tmp_path / "keys")
+        shutil.copytree(tmp_path / "keys" / "hub", tmp_path / "out" / "server" / "secrets")
+        (tmp_path / "out" / "server").chmod(0o700)
+    hub = study.study(out=tmp_path / "out").server(study.space, study.agents)
+    with contextlib.ExitStack() as stack:
+        sites = []
+        for name in SITES:
+            own = write_study(tmp_path / name, DP_FTS_DE.format(channel=channel))
+            assert own.fingerprint == study.fingerprint
+            keys = tmp_path / "keys" / name if channel else None
+            folder = SiteFolder.create(tmp_path / f"{name}-site")
+            sites.append(stack.enter_context(folder.site(own, name, keys=keys)))
+        exchange = InProcess(sites, patience=60.0)
+        rounds: list[Round] = []
+        end = drive(hub, exchange, run=study.fingerprint, on_round=rounds.append)
+    assert not any(round_.exchanged.failures for round_ in rounds)
+    assert end.sums == 2
+    assert hub.price is not None
+    assert hub.price.epsilon <= 20
+    for site in sites:
+        ledger = site.state.aggregation.ledger
+        assert hub.price.spent(ledger) == hub.price.guarantee
+        assert ledger.budget == Budget(20.0, 1e-3)
+        assert len(site.state.X) == 5
+    sys.modules.pop("tuning", None)
 
 
 # ------------------------------------------------------------------ the command line
@@ -587,6 +643,24 @@ def test_the_script_of_three_labs(tmp_path: Path) -> None:
         assert [trial["id"] for trial in trials] == [0, 1, 2, 3]
         assert sum(trial["status"] == "failed" for trial in trials) == (site == "south")
         assert len({tuple(trial["parameters"].values()) for trial in trials}) == 4
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_script_of_a_late_site(tmp_path: Path) -> None:
+    """East joins in the exchange after the one that the hub was stopped in, and ends as all do."""
+    script("late_site.sh", tmp_path)
+    here = tmp_path / "here"
+    rows = [json.loads(line) for line in (here / "run" / "rounds.jsonl").read_text().splitlines()]
+    first = {name: min(r["round"] for r in rows if r["agent"] == name) for name in (*SITES, "east")}
+    assert [first[name] for name in SITES] == [1, 1, 1]
+    last = max(row["round"] for row in rows if row["agent"] == "north")
+    assert 4 < first["east"] <= last  # while the others search
+    assert all(row["replied"] for row in rows)
+    study = read_study(here / "with-east.toml")
+    for name in (*SITES, "east"):
+        assert len(SiteFolder(here / name).result(study, name).records) == 8
+    sys.modules.pop("tuning", None)
 
 
 @pytest.mark.nightly

@@ -81,7 +81,7 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.search.messages import RowSearch
-from botorch_fed.search.noisy import NoisyTransfer, Outlook
+from botorch_fed.search.noisy import Forecast, NoisyTransfer, Outlook, VectorSearch
 from botorch_fed.search.released import ReleaseSearch, regions_of
 from botorch_fed.search.releases import Noisy
 
@@ -90,12 +90,6 @@ logger = logging.getLogger(__name__)
 MAX_NOISE = 1e100  # deviation of a release's noise: its square and their sums are finite
 NoiseKind = Literal["correlated", "tight", "paper", "none"]
 Sampling = PoissonSampling | FixedSizeSampling
-_SAID = {
-    "own_mean": "the mean function of its own model",
-    "gain": "the expected improvement under its own model",
-    "mean": "the mean of a model over the shared basis",
-    "sample": "a sample of a model over the shared basis",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,9 +304,9 @@ class NoisySum(Aggregation):
         if not plan.releases:
             reply = Row.of(Contribution, "agent", "an acknowledgement without data", ("server",))
             return Sees((*asked, reply), "Nothing is released: no party has to be trusted.")
-        kind = search.messages.kind if isinstance(search, ReleaseSearch) else "own_mean"
+        said = getattr(search, "adds", VectorSearch.adds)
         M, P = search.size(terms), plan.num_regions
-        content = f"each agent's message: {_SAID[kind]}, {M} numbers without noise"
+        content = f"each agent's message: {said}, {M} numbers without noise"
         sums = "sum" if P == 1 else f"sums, one for each of {P} regions,"
         released = f"the {'noisy ' if self._noisy else ''}weighted {sums} of clipped messages"
         if self._noisy:
@@ -544,12 +538,9 @@ class Plan:
             return range(rounds)
         return tuple(t for t in releases if t < rounds)
 
-    @cached_property
+    @property
     def _withheld(self) -> bool:
-        search, outlook = self.terms.search, self.outlook
-        if outlook is None or not isinstance(search, NoisyTransfer):
-            return False
-        return outlook.reliability(search.agreement(self.terms)) < search.min_reliability
+        return self.forecast is not None and self.forecast.withheld
 
     @cached_property
     def num_regions(self) -> int:
@@ -600,12 +591,12 @@ class Plan:
         return compose(events, delta=self.delta, adjacency=self.aggregation.adjacency, unit="agent")
 
     @cached_property
-    def outlook(self) -> Outlook | None:
-        """How much signal to expect in what is planned; None if the search cannot say."""
+    def forecast(self) -> Forecast | None:
+        """What to expect of what is planned; None if the search cannot say."""
         search = self.terms.search
         if self.multiplier is None or not self.planned or not isinstance(search, NoisyTransfer):
             return None
-        return search.outlook(
+        return search.forecast(
             self.terms,
             self.planned,
             num_agents=self.aggregation.num_agents(self.terms),
@@ -613,15 +604,14 @@ class Plan:
         )
 
     @property
+    def outlook(self) -> Outlook | None:
+        """How much signal to expect in what is planned; None if the search cannot say."""
+        return None if self.forecast is None else self.forecast.outlook
+
+    @property
     def signal_words(self) -> str:
         """What a plan says of signal and noise; empty if there is nothing to say."""
-        if self.outlook is None:
-            return ""
-        search = self.terms.search
-        if not self._withheld or not isinstance(search, NoisyTransfer):
-            return self.outlook.words
-        why = self.outlook.advice(search.min_reliability, search.agreement(self.terms))
-        return f"{self.outlook.words} {why}"
+        return "" if self.forecast is None else self.forecast.words
 
     def warn(self) -> None:
         """Warn of releases that are withheld, or all noise."""

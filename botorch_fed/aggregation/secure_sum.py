@@ -33,6 +33,24 @@ agent that answers a query again, and says that it is able to contribute, is tak
 is paid twice. Once for each agent: one that comes and goes would cost the others a key, and noise,
 each time. Sums over the two rosters can be subtracted, as after a loss.
 
+*Noise without a trusted server* (`epsilon`, or `noise_multiplier`): each agent clips its message to
+the norm of the search and adds its share of discrete Gaussian noise (`DistributedGaussianSum`).
+The unit is an agent, the adjacency zero-out by default. The noise is calibrated by the RDP
+accountant for one sum after each of `releases`, and stays large enough if `colluding` agents
+subtract their shares and `dropping` agents are missing: it is :math:`\sqrt{N/(N - c - d)}` times
+that of a trusted server, and some per cent more, because that one is calibrated by the PLD
+accountant. What parties can read, where all agents but the colluding ones follow the protocol:
+
+    channel        server alone           K <= c agents and the server    K > c
+    "threshold"    nothing, or the sums   the sums, less K shares of      the sums of the others,
+                   by opened_by           noise: the guarantee holds      with less noise
+    "ckks"         ciphertexts            each contribution, with its     the same
+                                          own share of noise only
+    "plain"        each contribution, with its own share of noise only
+
+An own share of noise is :math:`1/\sqrt{N - c - d}` of what the guarantee needs. Where a forecast of
+the search says that no site would listen, nothing is added, opened or paid.
+
 Trust and guarantee: as the channel and the mechanism say. Without a mechanism there is no privacy
 guarantee: encryption hides contributions, not their sum, which all agents learn, and with
 ``opened_by="server"`` the hub, and which identifies what changed between two rounds. A site under a
@@ -50,6 +68,7 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
@@ -59,6 +78,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.aggregation.noisy import default_delta
 from botorch_fed.aggregation.sum_hub import SumHub
 from botorch_fed.aggregation.sum_messages import (
     MAX_ROUNDS,
@@ -102,11 +122,15 @@ from botorch_fed.federation.terms import (
 )
 from botorch_fed.privacy import (
     Adjacency,
+    Budget,
+    DistributedGaussianSum,
     Entry,
     Event,
     Guarantee,
+    SignalWarning,
     Unit,
     compose,
+    noise_multiplier_within,
 )
 from botorch_fed.privacy.aggregation import NoiseAt, PrivateSum
 from botorch_fed.privacy.channels import (
@@ -121,6 +145,7 @@ from botorch_fed.privacy.channels import (
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.search.messages import RowSearch
+from botorch_fed.search.noisy import Forecast, NoisyTransfer
 from botorch_fed.search.sums import SummedSearch, exact_precision
 from botorch_fed.storage.store import Store
 
@@ -145,8 +170,16 @@ class SecureSum(Aggregation):
         channel: ``"threshold"`` (default), ``"ckks"`` or ``"plain"``. With ``"ckks"`` the public
             part of the one key lies in every party's `Resources.secrets`, under `CONTEXT`.
         mechanism: Makes the mechanism from the size of a message and the number of agents; None for
-            no privacy guarantee.
-        noise_at: Who adds the noise.
+            none, or for that of `epsilon` or `noise_multiplier`.
+        noise_at: Who adds the noise; with `epsilon` or `noise_multiplier` the agents.
+        epsilon: What the whole run may reveal about one agent; the noise that each agent adds
+            follows from it. In the place of a mechanism.
+        noise_multiplier: Instead of `epsilon`, noise over the norm of one agent's contribution.
+        colluding: Beside them, how many agents may put their shares of noise together, with the
+            server's help; a single curious agent counts.
+        dropping: How many agents may be missing from a sum.
+        clip_norm: The bound on a message's norm; default the search's `norm`.
+        adjacency: What a neighbouring world is.
         sums: The most sums that are opened. Default one for each of `releases`, or one in all where
             the search says so for a run in which some agents do not evaluate.
         releases: After which rounds there is a sum; default after each. With a mechanism, `sums`
@@ -154,7 +187,7 @@ class SecureSum(Aggregation):
         precision: Of the public grid, relative to the largest contribution; default what the search
             says, or the finest at which sums are exact.
         run: The run's name: agents whose secrets outlive a run need another one for the next.
-        delta: Of the promise.
+        delta: Of the promise; None for ``N ** -1.1``.
         rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
         opened_by: Who learns the sums of ``"threshold"``: the ``"agents"`` (default), or the
             ``"server"`` as well.
@@ -168,11 +201,17 @@ class SecureSum(Aggregation):
     channel: ChannelKind = "threshold"
     mechanism: Callable[[int, int], Any] | None = None
     noise_at: NoiseAt = "none"
+    epsilon: float | None = None
+    noise_multiplier: float | None = None
+    colluding: int = 1
+    dropping: int = 0
+    clip_norm: float | None = None
+    adjacency: Adjacency = "zero-out"
     sums: int | None = None
     releases: tuple[int, ...] | None = None
     precision: float | None = None
     run: str = "run"
-    delta: float = 1e-5
+    delta: float | None = 1e-5
     rejoin: bool = True
     opened_by: Opener | None = None
     identities: tuple[tuple[AgentId, str], ...] = field(default=(), repr=False)
@@ -184,6 +223,7 @@ class SecureSum(Aggregation):
     order_types = (SumOrder,)
     reply_types = (KeyMessage, DecryptionShare, Upload)
     broadcast_types = (SumSetup, Keys, Sealed, Opened)
+    keeps_secrets = True
     why_closed = "its keys, its grid and its noise are made for the agents that it began with"
 
     def __post_init__(self) -> None:
@@ -191,8 +231,11 @@ class SecureSum(Aggregation):
             raise InputDataError(
                 f"channel is one of {get_args(ChannelKind)}, got {self.channel!r}."
             )
+        if self._shared:
+            self._check_shares()
+            object.__setattr__(self, "noise_at", "agent")
         if self.noise_at not in get_args(NoiseAt) or (
-            (self.mechanism is None) != (self.noise_at == "none")
+            (self.mechanism is None and not self._shared) != (self.noise_at == "none")
         ):
             raise InputDataError('A run without mechanism has noise_at="none", and none other.')
         if self.noise_at == "server" and self.channel != "plain":
@@ -207,7 +250,7 @@ class SecureSum(Aggregation):
             sorted(set(self.releases)) != list(self.releases) or min(self.releases, default=0) < 0
         ):
             raise InputDataError(f"releases are rounds in order, from 0, got {self.releases}.")
-        if self.planned is None and self.mechanism is not None:
+        if self.planned is None and self.noise_at != "none":
             raise InputDataError(
                 "A mechanism needs the most sums of the whole run, which its promise is for: give "
                 "sums."
@@ -233,6 +276,23 @@ class SecureSum(Aggregation):
             raise InputDataError(f"Expected min_agents >= {MIN_TOGETHER}, got {self.min_agents}.")
 
     @property
+    def _shared(self) -> bool:
+        """Whether the mechanism follows from `epsilon` or `noise_multiplier`."""
+        return self.epsilon is not None or self.noise_multiplier is not None
+
+    def _check_shares(self) -> None:
+        if self.mechanism is not None:
+            raise InputDataError(
+                "Give a mechanism, or epsilon or noise_multiplier, from which one follows."
+            )
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise InputDataError("Give epsilon or noise_multiplier: each follows from the other.")
+        if self.noise_at == "server":
+            raise InputDataError(
+                'The agents add the noise of epsilon: leave noise_at="server" out, or use NoisySum.'
+            )
+
+    @property
     def planned(self) -> int | None:
         """The most sums that are opened; None for one a round."""
         if self.sums is None and self.releases is not None:
@@ -248,7 +308,7 @@ class SecureSum(Aggregation):
     @property
     def fixed_data(self) -> str:
         """The noise is for the data that a site begins with and for its evaluations."""
-        if self.mechanism is None:
+        if self.noise_at == "none":
             return ""
         return (
             "A private sum takes the data of its start and of its queries: results that exist "
@@ -260,8 +320,8 @@ class SecureSum(Aggregation):
         return self._made(terms)[0] if self.size(terms) else None
 
     def private_sum(self, party: Party) -> PrivateSum | None:
-        """What bounds, noises and carries contributions; None if the search says nothing."""
-        if not self.size(party.terms):
+        """What bounds, noises and carries contributions; None if nothing is added."""
+        if not self._adds(party.terms):
             return None
         context = _context(party) if self.channel == "ckks" else b""
         mechanism, grid = self._made(party.terms)
@@ -288,6 +348,27 @@ class SecureSum(Aggregation):
             return self.min_agents
         return max(MIN_TOGETHER, -(-len(terms.agents) // 2))
 
+    def _adds(self, terms: Terms) -> bool:
+        """Whether the search says something, and with noise something that is worth its price."""
+        if not self.size(terms) or (self._shared and not self.planned):
+            return False
+        forecast = self.forecast(terms)
+        return forecast is None or not forecast.withheld
+
+    def forecast(self, terms: Terms) -> Forecast | None:
+        """How much signal to expect in noisy sums; None if the search cannot say.
+
+        It is public, the same for the hub and all sites: of all releases of the terms.
+        """
+        made = range(self.planned or 0) if self.releases is None else self.releases
+        if not terms.agents or not isinstance(terms.search, NoisyTransfer) or not made:
+            return None
+        mechanism, count = self.mechanism_for(terms), len(terms.agents)
+        if mechanism is None:
+            return None
+        noise_std = noise_std_of(mechanism, self.noise_at, count) / count
+        return terms.search.forecast(terms, made, num_agents=count, noise_std=noise_std)
+
     def rounds_of(self, terms: Terms) -> int:
         """How many queries follow the first points."""
         if self.rounds is not None:
@@ -309,9 +390,27 @@ class SecureSum(Aggregation):
             bound, precision = search.bound(terms), search.precision(num_agents)
         if self.precision is not None:
             precision = self.precision
-        return _mechanism_and_grid(
-            _Made(self.mechanism), self.size(terms), num_agents, bound, precision
+        make = self._shares(terms) if self._shared else _Made(self.mechanism)
+        return _mechanism_and_grid(make, self.size(terms), num_agents, bound, precision)
+
+    def _shares(self, terms: Terms) -> _Shares:
+        """What makes the mechanism of `epsilon` or `noise_multiplier`."""
+        norm = terms.search.norm(terms) if self.clip_norm is None else self.clip_norm
+        assert norm is not None  # `check_terms` has seen to it
+        return _Shares(
+            epsilon=self.epsilon,
+            noise_multiplier=self.noise_multiplier,
+            delta=self.delta_of(terms),
+            releases=max(self.planned or 0, 1),
+            clip_norm=norm,
+            colluding=self.colluding,
+            dropping=self.dropping,
+            adjacency=self.adjacency,
         )
+
+    def delta_of(self, terms: Terms) -> float:
+        """Of the promise."""
+        return default_delta(len(terms.agents)) if self.delta is None else self.delta
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` unless the search's messages can be added."""
@@ -326,6 +425,11 @@ class SecureSum(Aggregation):
             raise InputDataError(
                 f"A SecureSum adds functions of all data of a site; {type(terms.search).__name__} "
                 "forgets them."
+            )
+        if self._shared and self.clip_norm is None and terms.search.norm(terms) is None:
+            raise InputDataError(
+                f"{type(terms.search).__name__} says no norm that its messages are clipped to: "
+                "give a clip_norm."
             )
         if not terms.agents or not self.size(terms):
             return
@@ -391,13 +495,32 @@ class SecureSum(Aggregation):
         mechanism, sums = self.mechanism_for(terms), self.planned
         if mechanism is None or sums is None:
             return None
-        return _composed(mechanism.event, sums, self.delta, mechanism.adjacency, mechanism.unit)
+        kind = (self.delta_of(terms), mechanism.adjacency, mechanism.unit)
+        if self._shared and not self._adds(terms):
+            return _composed(mechanism.event, 0, *kind)
+        return _composed(mechanism.event, max(sums, 1), *kind)
 
     def promise(self, hub: Party) -> Guarantee | None:
         """What all sums of a run reveal at most; None without noise."""
         self.private_sum(hub)  # a missing key is named before the run begins
         made = self._guarantee(hub.terms)
-        return None if made is None else replace(made, private=hub.resources.noise.private)
+        if made is None:
+            return None
+        self._warn(hub.terms)
+        return replace(made, private=hub.resources.noise.private)
+
+    def _warn(self, terms: Terms) -> None:
+        """Warn of sums that are withheld, or all noise."""
+        forecast = self.forecast(terms)
+        if forecast is not None and forecast.withheld:
+            warnings.warn(forecast.words, SignalWarning, stacklevel=3)
+        elif self._shared and forecast is None and self._adds(terms):
+            self._shares(terms).made(self.size(terms), len(terms.agents))
+
+    def signal_words(self, hub: Party) -> str:
+        """What is expected of the sums, and why they are withheld."""
+        forecast = self.forecast(hub.terms)
+        return "" if forecast is None else forecast.words
 
     def _check_promise(self, terms: Terms, mechanism: Any) -> None:
         """A hub promises what this site's own noise gives, and for the sums of the terms."""
@@ -426,14 +549,16 @@ class SecureSum(Aggregation):
         guarantee = self._guarantee(terms) if terms.promise is None else terms.promise
         if mechanism is None or guarantee is None or sums is None:
             return None
+        adds = self._adds(terms)
+        sums = sums if adds else 0
         return Price(
             guarantee=guarantee,
             event=mechanism.event,
             payments=sums,
             releases=sums,
-            mechanism=type(mechanism).__name__,
-            settings=repr(mechanism),
-            noise_std=noise_std_of(mechanism, self.noise_at, len(terms.agents)),
+            mechanism=type(mechanism).__name__ if adds else "none",
+            settings=repr(mechanism) if adds else "none",
+            noise_std=noise_std_of(mechanism, self.noise_at, len(terms.agents)) if adds else 0.0,
             trust=self.sees(terms).trust,
             paid_at="hub" if self.noise_at == "server" else "site",
         )
@@ -455,7 +580,12 @@ class SecureSum(Aggregation):
         price = self.price(hub.terms)
         if price is None:
             return {"mechanism": "none", "private": False, **common}
-        return {**price.account(self.paid(hub, state)), **common}
+        said = {**price.account(self.paid(hub, state)), **common}
+        if self.forecast(hub.terms) is not None:
+            said["signal"] = self.signal_words(hub)
+        if self._shared and self._opener == "server":
+            said["signal_to_noise"] = list(state.signal)
+        return said
 
     # -------------------------------------------------------------- who sees what
 
@@ -483,7 +613,7 @@ class SecureSum(Aggregation):
 
     def _planned(self, terms: Terms) -> bool:
         """Whether any sum can be opened."""
-        return self.size(terms) > 0 and self.most_sums(terms) != 0 and self.rounds_of(terms) > 0
+        return self._adds(terms) and self.most_sums(terms) != 0 and self.rounds_of(terms) > 0
 
     def _sum_rows(self, terms: Terms) -> tuple[Row, ...]:
         """Contributions and sums."""
@@ -533,6 +663,8 @@ class SecureSum(Aggregation):
         against = "all other agents"
         if channel.setup_phases:
             against = "the server and all other agents"
+        if self._shared:
+            against = against.replace("all other agents", _agents_words(self.colluding))
         return f"{reader}; agents add the noise, and the guarantee is against {against}."
 
     def _limits(self, terms: Terms) -> tuple[str, ...]:
@@ -630,7 +762,7 @@ class SecureSum(Aggregation):
 
     def check_published(self, terms: Terms, published: tuple[Any, ...]) -> None:
         """Raise `MessageError` unless there is one channel, one set-up, and sums that fit."""
-        if self.size(terms):
+        if self._adds(terms):
             check_published(terms.agents, self.size(terms), published)
         elif published:
             raise MessageError(f"Expected no sum in this run, got {len(published)} messages.")
@@ -694,6 +826,55 @@ def new_key() -> OneKey:
 # ------------------------------------------------------------------ helpers
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Shares:
+    """Noise that the agents add, from what it is to give; see `SecureSum`."""
+
+    epsilon: float | None
+    noise_multiplier: float | None
+    delta: float
+    releases: int
+    clip_norm: float
+    colluding: int
+    dropping: int
+    adjacency: Adjacency
+
+    def made(self, dim: int, num_agents: int) -> DistributedGaussianSum:
+        """The mechanism, with a warning where a sum can only be noise."""
+        multiplier = self.noise_multiplier
+        if self.epsilon is not None:
+            budget = Budget(self.epsilon, self.delta)
+            multiplier = _multiplier(budget, self.releases, self.adjacency)
+        assert multiplier is not None  # one of the two is given
+        return DistributedGaussianSum(
+            dim=dim,
+            num_agents=num_agents,
+            clip_norm=self.clip_norm,
+            noise_multiplier=multiplier,
+            colluding=self.colluding,
+            dropping=self.dropping,
+            adjacency=self.adjacency,
+        )
+
+    def make(self, dim: int, num_agents: int) -> DistributedGaussianSum:
+        """The mechanism; a server warns."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", SignalWarning)
+            return self.made(dim, num_agents)
+
+
+@lru_cache(maxsize=32)
+def _multiplier(budget: Budget, releases: int, adjacency: Adjacency) -> float:
+    return noise_multiplier_within(budget, num_releases=releases, adjacency=adjacency)
+
+
+def _agents_words(colluding: int) -> str:
+    """Against how many agents together a guarantee is."""
+    if colluding == 0:
+        return "outsiders"
+    return "any other agent" if colluding == 1 else f"any {colluding} other agents together"
+
+
 class _Made:
     """A maker of mechanisms, the same as itself alone: it need not be hashable."""
 
@@ -709,7 +890,7 @@ class _Made:
 
 @lru_cache(maxsize=32)
 def _mechanism_and_grid(
-    made: _Made, size: int, num_agents: int, bound: float, precision: float
+    made: _Made | _Shares, size: int, num_agents: int, bound: float, precision: float
 ) -> tuple[Any, PublicGrid]:
     mechanism = None if made.make is None else made.make(size, num_agents)
     grid = getattr(mechanism, "grid", None)
@@ -743,8 +924,9 @@ def _private_sum(mechanism: Any, channel: Channel, noise_at: NoiseAt) -> Private
 def _composed(
     event: Event, count: int, delta: float, adjacency: Adjacency, unit: Unit
 ) -> Guarantee:
-    """What so many sums reveal, one at least."""
-    return compose([Entry(event, max(count, 1), "")], delta=delta, adjacency=adjacency, unit=unit)
+    """What so many sums reveal."""
+    paid = [Entry(event, count, "")] if count else []
+    return compose(paid, delta=delta, adjacency=adjacency, unit=unit)
 
 
 def _context(party: Party) -> bytes:

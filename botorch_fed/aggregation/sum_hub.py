@@ -29,6 +29,7 @@ from botorch_fed.aggregation.sum_messages import (
     SumState,
     Upload,
 )
+from botorch_fed.aggregation.sum_site import noise_std_of
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
 from botorch_fed.federation.base import AgentId
 from botorch_fed.federation.terms import Party, Terms
@@ -113,6 +114,7 @@ class SumHub:
             back=(),
             returned=(),
             sums=0,
+            signal=(),
             asked=0,
             rekeys=0,
             rounds=self.rounds,
@@ -416,7 +418,17 @@ class SumHub:
     def _kept(self, state: SumState, found: Opened | Sealed) -> SumState:
         """With a sum that was opened, or that agents can open."""
         missed = self._unread(state) if self.every_sum else ()
-        return self._next(replace(state, sums=state.sums + 1, last=found, missed=missed))
+        signal = (*state.signal, *self._signal(found))
+        after = replace(state, sums=state.sums + 1, signal=signal, last=found, missed=missed)
+        return self._next(after)
+
+    def _signal(self, found: Opened | Sealed) -> tuple[float, ...]:
+        """The signal-to-noise ratio of a noisy sum that can be read here, as `Release` has it."""
+        std = noise_std_of(self._sum.mechanism, self._sum.noise_at, len(found.members))
+        if not std or isinstance(found, Sealed):
+            return ()
+        noise = std**2 * found.total.numel()
+        return (max(float(found.total.square().sum()) / noise - 1, 0.0) ** 0.5,)
 
     def _unread(self, state: SumState) -> tuple[Opened | Sealed, ...]:
         """Earlier sums that an agent may want when it is back: the newest, as far as they fit.

@@ -182,6 +182,8 @@ class SumState:
         back: Who answered the last query, is able to contribute, and is not on the roster.
         returned: Who was lost and has been taken back in: once lost again, it is not.
         sums: How many sums were opened.
+        signal: The signal-to-noise ratio of every noisy sum that the hub has opened, as the sum
+            itself shows it.
         asked: How often contributions were asked for.
         rekeys: How many epochs followed the first.
         rounds: After how many queries of each agent the run ended when the round was asked.
@@ -203,6 +205,7 @@ class SumState:
     back: tuple[AgentId, ...]
     returned: tuple[AgentId, ...]
     sums: int
+    signal: tuple[float, ...]
     asked: int
     rekeys: int
     rounds: int

@@ -359,6 +359,7 @@ class Aggregation:
     reply_types: ClassVar[tuple[type, ...]] = (Contribution,)
     broadcast_types: ClassVar[tuple[type, ...]] = ()  # beside the setup
     opens: ClassVar[bool] = False
+    keeps_secrets: ClassVar[bool] = False  # whether parties have keys that a crash must not lose
     why_closed: ClassVar[str] = "its promise and its keys are for the agents that it began with"
 
     def check_terms(self, terms: Terms) -> None:
