@@ -83,7 +83,12 @@ from botorch_fed.privacy.evidence import (
 )
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, NoiseSource
 from botorch_fed.privacy.selected import selected_check
-from botorch_fed.privacy.world_checks import NEIGHBOURS, copies_of, world_checks
+from botorch_fed.privacy.world_checks import (
+    NEIGHBOURS,
+    copies_of,
+    whitened,
+    world_checks,
+)
 from botorch_fed.privacy.worlds import (
     UNIFORM,
     Mechanism,
@@ -488,9 +493,7 @@ class _Scene:
         return torch.stack([self._run({}, ("audit", "nobody", i)) for i in range(runs)])
 
     def _run(self, given: Mapping[tuple[int, int], Tensor], path: tuple[int | str, ...]) -> Tensor:
-        subject = self.subject
-        transcript, _ = subject.run(given, ledger=subject.ledger(), noise=self.noise, path=path)
-        return subject.whiten(transcript)
+        return whitened(self.subject, given, self.noise, path)
 
     def _seen(self, present: bool, runs: range) -> Tensor:
         if (present, runs) not in self._cache:

@@ -67,7 +67,7 @@ def world_checks(
     noise = InsecureSeededNoise(seed)
     checks = [*coupled_checks(subject, noise), *crowd_checks(subject, noise, draws)]
     if tails is None:
-        tails = torch.stack([_whitened(subject, {}, noise, ("tail", i)) for i in range(draws)])
+        tails = torch.stack([whitened(subject, {}, noise, ("tail", i)) for i in range(draws)])
     checks += tail_checks(tails, subject.cell)
     checks += lattice_checks(subject, noise, min(draws, 40))
     checks += source_checks(subject, seed)
@@ -127,14 +127,14 @@ def coupled_checks(subject: Subject, noise: NoiseSource) -> list[Check]:
     for world in worlds_of(subject):
         path = ("audit", "world", world.number)
         with_, without = _pair(subject, world, path)
-        moved = _whitened(subject, with_, noise, path) - _whitened(subject, without, noise, path)
+        moved = whitened(subject, with_, noise, path) - whitened(subject, without, noise, path)
         slack = subject.rounding * subject.copies
         claimed = subject.distance(len(world.times))
-        share = float(moved.norm()) / claimed
-        if not share <= farthest:
+        share = _number(moved.norm()) / claimed
+        if share > farthest:
             farthest, where = share, str(world)
         wrong = _mismatch(subject, world, moved, with_, without) / slack
-        if not wrong <= most:
+        if wrong > most:
             most, strange = wrong, str(world)
     return [
         Check(
@@ -187,10 +187,15 @@ def _mismatch(
         if subject.rate < 1 and square > 0:
             taken = float((moved * expected).sum() / square > 0.5)
         left = left - taken * expected
-    return float(left.norm())
+    return _number(left.norm())
 
 
-def _whitened(subject: Subject, given: Any, noise: NoiseSource, path: Path) -> Tensor:
+def _number(value: Tensor) -> float:
+    """A float; infinite for what is no number."""
+    return math.inf if bool(value.isnan()) else float(value)
+
+
+def whitened(subject: Subject, given: Any, noise: NoiseSource, path: Path) -> Tensor:
     """The whitened transcript; not a number where the program refuses what may be handed in."""
     try:
         transcript, _ = subject.run(given, ledger=subject.ledger(), noise=noise, path=path)
@@ -214,18 +219,17 @@ def crowd_checks(subject: Subject, noise: NoiseSource, draws: int) -> list[Check
     count = draws if subject.rate < 1 else 3
     for i in range(count):
         path = ("audit", "crowd", i)
-        nobody = _whitened(subject, {}, noise, path)
+        nobody = whitened(subject, {}, noise, path)
         x = subject.input(i, 1.0, 1.0)
         kind: Neighbours = "bound" if i % 2 else "random"
         given = subject.beside(kind, x, -1, path)
-        everybody = _whitened(subject, given, noise, path) - nobody
+        everybody = whitened(subject, given, noise, path) - nobody
         taken = _coins(subject, nobody, noise, path)
         expected = torch.zeros_like(everybody)
         for (place, time), y in given.items():
             expected += float(taken[place, time]) * subject.pull(place, time, subject.added(y))
         slack = subject.rounding * max(1, len(given))
-        wrong = float((everybody - expected).norm()) / slack
-        worst = wrong if not wrong <= worst else worst
+        worst = max(worst, _number((everybody - expected).norm()) / slack)
         coins.append(taken)
     name = "all together against the sum of all alone, over rounding"
     checks = [Check(name, worst, "<=", 1.0)]
@@ -242,7 +246,7 @@ def _coins(subject: Subject, nobody: Tensor, noise: NoiseSource, path: Path) -> 
     for place in range(subject.places):
         x = subject.input(place, 1.0, 1.0)
         given = {(place, time): x for time in range(subject.times)}
-        moved = _whitened(subject, given, noise, path) - nobody
+        moved = whitened(subject, given, noise, path) - nobody
         for time in range(subject.times):
             expected = subject.pull(place, time, subject.added(x))
             taken[place, time] = (

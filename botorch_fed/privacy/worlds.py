@@ -547,6 +547,8 @@ class Shares(Subject):
 
 
 class _SharedVectors(Shares, _OfVectors):
+    mechanism: DistributedGaussianSum
+
     @property
     def clip_norm(self) -> float:  # type: ignore[override]
         return float(self.mechanism.clip_norm)
@@ -561,6 +563,8 @@ class _SharedVectors(Shares, _OfVectors):
 
 
 class _SharedRecords(Shares, _OfRecords):
+    mechanism: DistributedRecordSum
+
     @property
     def _norm(self) -> float:
         return record_norm(self.mechanism)
