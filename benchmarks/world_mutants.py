@@ -17,7 +17,8 @@ from typing import Any
 
 from benchmarks import privacy_mutants as known
 from benchmarks.privacy_mutants import Mutant
-from botorch_fed.privacy.audit import audit, audit_subject
+from botorch_fed.audits import SUBJECTS, audit_protocol, protocol_checks
+from botorch_fed.privacy.audit import audit
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.evidence import AuditReport, Check
 from botorch_fed.privacy.mechanisms import (
@@ -50,16 +51,14 @@ CASES: dict[str, Callable[[], Any]] = {
     "weighted, bound 3": lambda: WeightedGaussianSum(
         weights=known._weights(), noise_multiplier=1.5, **_SCALED
     ),
-    "plain, wide": lambda: GaussianSum(
-        num_agents=2, dim=4096, clip_norm=1.0, noise_multiplier=1.0
-    ),
+    "plain, wide": lambda: GaussianSum(num_agents=2, dim=4096, clip_norm=1.0, noise_multiplier=1.0),
     "agents, wide": lambda: DistributedGaussianSum(
         num_agents=2, dim=8192, clip_norm=1.0, noise_multiplier=1.0
     ),
 }
 
 
-def checked(case: str, *, seed: int = 0, draws: int = 40) -> tuple[Check, ...]:
+def checked(case: str, *, seed: int = 0, draws: int = 16) -> tuple[Check, ...]:
     """The checks of worlds alone: cheap, and of all mechanisms."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)
@@ -373,13 +372,6 @@ OWN = (
         _EVERY_SUM,
     ),
     Mutant(
-        "one agent's number is not a number",
-        f"{_MODULE}:_check_finite",
-        "bad = (~rows.isfinite()).any(dim=1).nonzero().flatten()",
-        "bad = []",
-        ("plain, bound 3", "weighted, bound 3"),
-    ),
-    Mutant(
         "records that are not finite are taken",
         f"{_RECORDS}.check",
         "if not bool(records.isfinite().all()):",
@@ -446,4 +438,161 @@ OWN = (
     ),
 )
 
+# ------------------------------------------------------------------ whole protocols
+
+_NOISY = "botorch_fed.aggregation.noisy:NoisySum"
+_STREAM = "botorch_fed.aggregation.stream"
+_SITE = "botorch_fed.aggregation.sum_site:SumSite"
+_INCREMENT = 'path=("increment", site.name or "", site.memory.t),'
+_CONTRIBUTION = 'path=("contribution", order.t, order.epoch, self._name),'
+
+# Of these the cases are protocols, see `botorch_fed.audits.SUBJECTS`.
+PROTOCOL_LISTED = (
+    Mutant(
+        "the same draw is sent to two rosters",
+        f"{_SITE}._drawn",
+        _CONTRIBUTION,
+        'path=("contribution", order.t, self._name),',
+        ("summed",),
+    ),
+    Mutant(
+        "a release that a crash has left is drawn anew",
+        f"{_STREAM}:CentralStream._kept",
+        "data = secrets.get(name)",
+        "secrets.delete(name); data = None",
+        ("joint", "public actions"),
+    ),
+)
+
+PROTOCOL_OWN = (
+    Mutant(
+        "more releases than were promised",
+        f"{_NOISY}._contributing",
+        "return state.t in self.plan(hub.terms).releases and not state.exhausted",
+        "return not state.exhausted",
+        ("noisy sum",),
+    ),
+    Mutant(
+        "releases of all rounds share their noise",
+        f"{_NOISY}._release",
+        'return mechanism.release(given, ledger=state.ledger, noise=noise, path=("release", '
+        "state.t))",
+        'return mechanism.release(given, ledger=state.ledger, noise=noise, path=("release",))',
+        ("noisy sum", "noisy sum, sampled"),
+    ),
+    Mutant(
+        "the ledger of a noisy sum is not kept",
+        f"{_NOISY}.combine",
+        "ledger=ledger,",
+        "ledger=state.ledger,",
+        ("noisy sum",),
+    ),
+    Mutant(
+        "a stream is not paid for",
+        f"{_STREAM}:CentralStream._spent",
+        "return state.ledger.spend(mechanism.event, note=note, private=private)",
+        "return state.ledger",
+        ("joint", "public actions"),
+    ),
+    Mutant(
+        "a stream begins anew in every round",
+        f"{_STREAM}:JointStream.added",
+        "if state.t == 0:",
+        "if True:",
+        ("joint",),
+    ),
+    Mutant(
+        "increments of all rounds share their noise",
+        f"{_STREAM}:LocalStream.sent",
+        _INCREMENT,
+        'path=("increment", site.name or ""),',
+        ("local",),
+    ),
+    Mutant(
+        "increments of all agents share their noise",
+        f"{_STREAM}:LocalStream.sent",
+        _INCREMENT,
+        'path=("increment", site.memory.t),',
+        ("local",),
+    ),
+    Mutant(
+        "a site forgets what it has paid",
+        f"{_SITE}._drawn",
+        "ledger=ledger,",
+        "ledger=self._ledger,",
+        ("summed",),
+    ),
+    Mutant(
+        "a site that is asked again draws nothing",
+        f"{_SITE}._drawn",
+        "draws=self._memory.draws + 1,",
+        "draws=self._memory.draws + 1, **({'drawn': self._memory.drawn} "
+        "if self._memory.drawn_t == order.t else {}),",
+        ("summed",),
+        (
+            (
+                "drawn=integers,",
+                "**({} if self._memory.drawn_t == order.t else {'drawn': integers}),",
+            ),
+        ),
+    ),
+)
+
+# Not of privacy, but of what noise is worth: the default search must not follow noise.
+RELIABILITY = (
+    Mutant(
+        "reliability forgets the noise",
+        "botorch_fed.search.noisy:Average.reliability",
+        "noise = len(self.total) * self.variance + self.share**2 * alone",
+        "noise = self.share**2 * alone",
+        (),
+    ),
+    Mutant(
+        "reliability forgets those who do not agree",
+        "botorch_fed.search.noisy:Average.reliability",
+        "noise = len(self.total) * self.variance + self.share**2 * alone",
+        "noise = len(self.total) * self.variance",
+        (),
+    ),
+    Mutant(
+        "releases are as loud as they are",
+        "botorch_fed.search.noisy:average_prior",
+        "loudness = math.sqrt(reliability)",
+        "loudness = 1.0",
+        (),
+    ),
+    Mutant(
+        "unreliable releases are heard",
+        "botorch_fed.search.noisy:average_prior",
+        "if average is None or reliability < max(min_reliability, 1e-12):",
+        "if average is None:",
+        (),
+    ),
+    Mutant(
+        "the noise of an average is that of its last release",
+        "botorch_fed.search.noisy:averaged",
+        "average.variance + (share * noise_std) ** 2,",
+        "(share * noise_std) ** 2,",
+        (),
+    ),
+)
+
 MUTANTS = LISTED + OWN
+PROTOCOL_MUTANTS = PROTOCOL_LISTED + PROTOCOL_OWN
+
+
+def protocol_failures(case: str, *, seed: int = 0, draws: int = 6, every: int = 9) -> list[str]:
+    """What fails of a whole protocol, in few worlds."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SignalWarning)
+        subject = SUBJECTS[case]()
+        checks = world_checks(subject, seed=seed, draws=draws, every=every)
+        checks += protocol_checks(subject, seed=seed)
+    return [check.name for check in checks if not check.passed]
+
+
+def audited_protocol(case: str, *, seed: int = 0, runs: int = 24) -> AuditReport:
+    """The whole audit of a protocol."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", SignalWarning)
+        return audit_protocol(SUBJECTS[case](), runs=runs, seed=seed)

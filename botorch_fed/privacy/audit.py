@@ -201,6 +201,7 @@ def audit_subject(
     seed: int = 0,
     noise: NoiseSource | None = None,
     confidence: float = 0.99,
+    draws: int = _COIN_DRAWS,
 ) -> AuditReport:
     """Audit anything that has a documented law: a mechanism, or a whole protocol.
 
@@ -211,6 +212,7 @@ def audit_subject(
         seed: As in `audit`.
         noise: As in `audit`.
         confidence: As in `audit`.
+        draws: As in `world_checks`.
     """
     noise = InsecureSeededNoise(seed) if noise is None else noise
     scene = _Scene(subject, noise)
@@ -228,7 +230,7 @@ def audit_subject(
     (whole, *_) = noise_checks(nobody.flatten(1)[:, None, None])
     checks += (replace(whole, name="noise in all releases together"),)
     checks += (selected_check(scene.features, claim, runs=runs, confidence=confidence),)
-    checks += world_checks(subject, seed=seed, draws=min(runs, _COIN_DRAWS), tails=nobody)
+    checks += world_checks(subject, seed=seed, draws=min(runs, draws), tails=nobody)
     return AuditReport(
         repr(subject.mechanism),
         claim,

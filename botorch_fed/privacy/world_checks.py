@@ -43,7 +43,7 @@ from botorch_fed.privacy.accounting import (
     gaussian_delta,
     optimistic_epsilon,
 )
-from botorch_fed.privacy.evidence import NOISE_LEVEL, Check, repeats
+from botorch_fed.privacy.evidence import NOISE_LEVEL, Check, noise_checks, repeats
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, NoiseSource, Path
 from botorch_fed.privacy.worlds import Neighbours, Subject
 
@@ -54,7 +54,12 @@ _TAILS = (2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0)
 
 
 def world_checks(
-    subject: Subject, *, seed: int = 0, draws: int = 40, tails: Tensor | None = None
+    subject: Subject,
+    *,
+    seed: int = 0,
+    draws: int = 40,
+    every: int = 1,
+    tails: Tensor | None = None,
 ) -> tuple[Check, ...]:
     """All checks of this module.
 
@@ -62,12 +67,14 @@ def world_checks(
         subject: What is checked.
         seed: Of its noise.
         draws: How many times everybody's coins are read, and transcripts of nobody are drawn.
+        every: Of the worlds one in so many is tried, where runs are dear.
         tails: Whitened transcripts of nobody, `n x r x D`, if there are more than these.
     """
     noise = InsecureSeededNoise(seed)
-    checks = [*coupled_checks(subject, noise), *crowd_checks(subject, noise, draws)]
+    checks = [*coupled_checks(subject, noise, every), *crowd_checks(subject, noise, draws)]
     if tails is None:
         tails = torch.stack([whitened(subject, {}, noise, ("tail", i)) for i in range(draws)])
+        checks += noise_checks(tails[:, :, None], subject.cell)
     checks += tail_checks(tails, subject.cell)
     checks += lattice_checks(subject, noise, min(draws, 40))
     checks += source_checks(subject, seed)
@@ -115,16 +122,17 @@ def worlds_of(subject: Subject) -> Iterator[_World]:
         yield _World(number, place, times, sign, size, number // 2, kind)
 
 
-def coupled_checks(subject: Subject, noise: NoiseSource) -> list[Check]:
+def coupled_checks(subject: Subject, noise: NoiseSource, every: int = 1) -> list[Check]:
     """How far one unit moves a transcript, in every world.
 
     Args:
         subject: What is checked.
         noise: Seeded.
+        every: One world in so many.
     """
     farthest, where = 0.0, ""
     most, strange = 0.0, ""
-    for world in worlds_of(subject):
+    for world in itertools.islice(worlds_of(subject), 0, None, every):
         path = ("audit", "world", world.number)
         with_, without = _pair(subject, world, path)
         moved = whitened(subject, with_, noise, path) - whitened(subject, without, noise, path)
@@ -259,6 +267,7 @@ def _coin_checks(subject: Subject, coins: Tensor) -> list[Check]:
     """Of `n x places x times` coins: each at its rate, and independent as far as documented."""
     n, places, times = coins.shape
     alone = [(int(coins[:, p].sum()), n * times, subject.rate) for p in range(places)]
+    alone.append((int(coins.sum()), coins.numel(), subject.rate))
     q, both = subject.rate, subject.together
     same = 1 - 2 * (q - both)
     pairs = [
@@ -384,6 +393,12 @@ class _Books(Ledger):
         return after
 
 
+def _books(subject: Subject, log: list[Any], budget: Budget | None = None) -> Ledger:
+    if not subject.watched:
+        return Ledger(subject.adjacency, subject.unit, budget)
+    return _Books(subject.adjacency, subject.unit, budget, log=log)
+
+
 def source_checks(subject: Subject, seed: int) -> list[Check]:
     """Whether all noise comes from the given source, each draw from a path of its own.
 
@@ -428,10 +443,12 @@ def payment_checks(subject: Subject, noise: NoiseSource) -> list[Check]:
         noise: Seeded.
     """
     log: list[Any] = []
-    books = _Books(subject.adjacency, subject.unit, log=log)
+    books = _books(subject, log)
     _, after = subject.run({}, ledger=books, noise=_Watched(noise, log), path=("audit", "paid", 0))
-    early = log.index("paid") if "paid" in log else len(log)
-    secret = _Books(subject.adjacency, subject.unit)
+    early = 0
+    if subject.watched:
+        early = log.index("paid") if "paid" in log else len(log)
+    secret = _books(subject, [])
     _, private = subject.run(
         {}, ledger=secret, noise=_Watched(noise, [], secret=True), path=("audit", "paid", 1)
     )
@@ -494,12 +511,14 @@ def refusal_check(subject: Subject, noise: NoiseSource) -> Check:
     if epsilon <= 0:
         return Check(name, 0, "<=", 0, "so much noise that any budget covers it")
     log: list[Any] = []
-    books = _Books(subject.adjacency, subject.unit, Budget(epsilon, _DELTA), log=log)
+    books = _books(subject, log, Budget(epsilon, _DELTA))
     x = subject.input(0, 1.0, 1.0)
     given = {(n, t): x for n in range(subject.places) for t in range(subject.times)}
     try:
         subject.run(given, ledger=books, noise=_Watched(noise, log), path=("audit", "refused", 0))
     except BudgetExceeded:
+        if not subject.watched:
+            return Check(name, 0, "<=", 0)
         late = len(log) - 1 - log.index("refused") if "refused" in log else 1
         missing = subject.payers * (subject.payments - 1) - log.count("paid")
         return Check(name, late + abs(missing), "<=", 0)

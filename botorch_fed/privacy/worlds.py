@@ -74,6 +74,7 @@ class Subject(ABC):
         rounding: How far rounding moves the difference of two whitened transcripts, at most.
         rate: The probability of taking part.
         together: The probability that two places both do, in one release.
+        watched: Whether the program pays from the very ledger that it is given.
     """
 
     mechanism: Any
@@ -91,6 +92,7 @@ class Subject(ABC):
     rounding: float
     rate: float = 1.0
     together: float = 1.0
+    watched: bool = True
 
     @property
     def adjacency(self) -> Adjacency:
@@ -277,7 +279,7 @@ def sized(u: Tensor, sign: float, size: float, bound: float) -> Tensor:
     return u * sign * (size * bound)
 
 
-class _OfVectors(Subject):
+class OfVectors(Subject):
     """Inputs are vectors that are clipped."""
 
     clip_norm: float
@@ -355,7 +357,7 @@ def documented_step(std: float) -> float:
 
 
 @dataclass(eq=False)
-class Sums(_OfVectors):
+class Sums(OfVectors):
     """`GaussianSum` and its kin."""
 
     mechanism: SumMechanism
@@ -546,7 +548,7 @@ class Shares(Subject):
         return torch.stack(totals), ledgers[0]
 
 
-class _SharedVectors(Shares, _OfVectors):
+class _SharedVectors(Shares, OfVectors):
     mechanism: DistributedGaussianSum
 
     @property
