@@ -159,7 +159,8 @@ def installed(mutant: Mutant) -> Iterator[None]:
     shipped = inspect.getattr_static(owner, name)
     places = [owner]
     if inspect.ismodule(owner):
-        ours = [m for word, m in list(sys.modules.items()) if word.startswith("botorch_fed")]
+        rooms = ("botorch_fed", "benchmarks", "test.")
+        ours = [m for word, m in list(sys.modules.items()) if word.startswith(rooms)]
         places = [m for m in ours if inspect.getattr_static(m, name, None) is shipped]
     for place in places:
         setattr(place, name, value)

@@ -382,7 +382,8 @@ OWN = (
         "the weights of some outputs are doubled",
         f"{_MODULE}:WeightedGaussianSum._weighted",
         "columns = self._weight_array[:, agents] * factors",
-        "columns = self._weight_array[:, agents] * factors * np.arange(1, 1 + self._outputs)[:, None]",
+        "columns = self._weight_array[:, agents] * factors * "
+        "np.arange(1, 1 + self._outputs)[:, None]",
         ("weighted, bound 3", "weighted, sampled"),
     ),
     Mutant(
@@ -586,7 +587,7 @@ def protocol_failures(case: str, *, seed: int = 0, draws: int = 6, every: int = 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)
         subject = SUBJECTS[case]()
-        checks = world_checks(subject, seed=seed, draws=draws, every=every)
+        checks = world_checks(subject, seed=seed, draws=draws, transcripts=8, every=every)
         checks += protocol_checks(subject, seed=seed)
     return [check.name for check in checks if not check.passed]
 

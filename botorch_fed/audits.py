@@ -86,7 +86,12 @@ _DRAWS = 16
 
 
 def audit_protocol(
-    subject: ProtocolRun, *, runs: int = 24, delta: float = 1e-3, seed: int = 0
+    subject: ProtocolRun,
+    *,
+    runs: int = 24,
+    delta: float = 1e-3,
+    seed: int = 0,
+    every: int = 1,
 ) -> AuditReport:
     """Audit a whole protocol.
 
@@ -95,8 +100,11 @@ def audit_protocol(
         runs: Transcripts per world.
         delta: As in `privacy.audit.audit`.
         seed: Of the noise.
+        every: Of the worlds one in so many is tried.
     """
-    report = audit_subject(subject, runs=runs, delta=delta, seed=seed, draws=min(runs, _DRAWS))
+    report = audit_subject(
+        subject, runs=runs, delta=delta, seed=seed, draws=min(runs, _DRAWS), every=every
+    )
     return replace(report, checks=(*report.checks, *protocol_checks(subject, seed=seed)))
 
 

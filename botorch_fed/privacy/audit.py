@@ -84,7 +84,6 @@ from botorch_fed.privacy.evidence import (
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, NoiseSource
 from botorch_fed.privacy.selected import selected_check
 from botorch_fed.privacy.world_checks import (
-    NEIGHBOURS,
     copies_of,
     whitened,
     world_checks,
@@ -92,6 +91,7 @@ from botorch_fed.privacy.world_checks import (
 from botorch_fed.privacy.worlds import (
     UNIFORM,
     Mechanism,
+    Neighbours,
     Subject,
     SumMechanism,
     Sums,
@@ -202,6 +202,7 @@ def audit_subject(
     noise: NoiseSource | None = None,
     confidence: float = 0.99,
     draws: int = _COIN_DRAWS,
+    every: int = 1,
 ) -> AuditReport:
     """Audit anything that has a documented law: a mechanism, or a whole protocol.
 
@@ -213,6 +214,7 @@ def audit_subject(
         noise: As in `audit`.
         confidence: As in `audit`.
         draws: As in `world_checks`.
+        every: As in `world_checks`.
     """
     noise = InsecureSeededNoise(seed) if noise is None else noise
     scene = _Scene(subject, noise)
@@ -230,7 +232,7 @@ def audit_subject(
     (whole, *_) = noise_checks(nobody.flatten(1)[:, None, None])
     checks += (replace(whole, name="noise in all releases together"),)
     checks += (selected_check(scene.features, claim, runs=runs, confidence=confidence),)
-    checks += world_checks(subject, seed=seed, draws=min(runs, draws), tails=nobody)
+    checks += world_checks(subject, seed=seed, draws=min(runs, draws), every=every, tails=nobody)
     return AuditReport(
         repr(subject.mechanism),
         claim,
@@ -507,7 +509,7 @@ class _Scene:
         place, sign = i % subject.places, 1.0 - 2.0 * (i // subject.places % 2)
         size = (100.0, 3.0, 1.0, 1e308)[i % 4]
         x = subject.input(0 if i % 3 else i, sign, size)
-        kind = NEIGHBOURS[i % len(NEIGHBOURS)]
+        kind: Neighbours = "bound" if i % 4 == 2 else "none"
         beside = subject.beside(kind, x, place, ("scene", i))
         other = subject.opposite(x, i) if subject.replace else None
         mine = x if present else other

@@ -50,7 +50,7 @@ from botorch_fed.privacy.worlds import Neighbours, Subject
 SIZES = (1.0, 100.0, 1e308, 1e160, 0.5, 5e-324, 3.0)  # of a canary, in bounds
 NEIGHBOURS: tuple[Neighbours, ...] = ("none", "bound", "random", "equal", "opposite")
 _DELTA = 1e-3  # of the budgets that are refused
-_TAILS = (2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0)
+_TAILS = (2.01, 2.51, 3.01, 3.51, 4.01, 4.51, 5.01)  # a little beyond where a cut would be
 
 
 def world_checks(
@@ -58,6 +58,7 @@ def world_checks(
     *,
     seed: int = 0,
     draws: int = 40,
+    transcripts: int = 40,
     every: int = 1,
     tails: Tensor | None = None,
 ) -> tuple[Check, ...]:
@@ -66,17 +67,18 @@ def world_checks(
     Args:
         subject: What is checked.
         seed: Of its noise.
-        draws: How many times everybody's coins are read, and transcripts of nobody are drawn.
+        draws: How many times everybody's coins are read.
+        transcripts: How many transcripts of nobody are drawn.
         every: Of the worlds one in so many is tried, where runs are dear.
         tails: Whitened transcripts of nobody, `n x r x D`, if there are more than these.
     """
     noise = InsecureSeededNoise(seed)
     checks = [*coupled_checks(subject, noise, every), *crowd_checks(subject, noise, draws)]
     if tails is None:
-        tails = torch.stack([whitened(subject, {}, noise, ("tail", i)) for i in range(draws)])
+        tails = torch.stack([whitened(subject, {}, noise, ("tail", i)) for i in range(transcripts)])
         checks += noise_checks(tails[:, :, None], subject.cell)
     checks += tail_checks(tails, subject.cell)
-    checks += lattice_checks(subject, noise, min(draws, 40))
+    checks += lattice_checks(subject, noise, min(transcripts, 40))
     checks += source_checks(subject, seed)
     checks += payment_checks(subject, noise)
     checks.append(claim_check(subject))
