@@ -441,7 +441,8 @@ class DPFTSDE(Federation):
             that has data for some evaluates fewer.
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
-        delta: Beside `epsilon`; default ``N ** -1.1``.
+        delta: Beside `epsilon`, below one over the number of agents; default the smaller one of
+            0.01 and ``N ** -1.1``.
         releases: After which rounds something is released; default 0 and 4, or 0 alone where
             `active` are newcomers to others who have finished; with `Following` 0, 1, 2 and 3.
             ``"all"`` for 0, …, T - 1.

@@ -786,7 +786,10 @@ def _epsilon_and_delta(table: _Table, keys: tuple[str, ...]) -> Budget:
             f"expected a number in (0, 1), far below one over the number "
             f"of agents, got {delta}. Write e.g. delta = 1e-5.",
         )
-    return Budget(epsilon, delta)
+    try:
+        return Budget(epsilon, delta)
+    except InputDataError as error:
+        raise table.error("delta", str(error)) from error
 
 
 def _ledger(top: _Table, protocol: str, path: Path) -> LedgerSettings | None:

@@ -102,6 +102,7 @@ from botorch_fed.privacy import (
     Event,
     Guarantee,
     Unit,
+    check_promised_delta,
     compose,
 )
 from botorch_fed.privacy.aggregation import NoiseAt, PrivateSum
@@ -146,7 +147,7 @@ class SecureSum(Aggregation):
         precision: Of the public grid, relative to the largest contribution; default what the search
             says, or the finest at which sums are exact.
         run: The run's name: agents whose secrets outlive a run need another one for the next.
-        delta: Of the promise.
+        delta: Of the promise, below one over the number of units.
         rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
         rounds: How many queries follow the first points; default as many as the budget has left
             after `num_initial`. The hub's own business: it may grow.
@@ -195,6 +196,8 @@ class SecureSum(Aggregation):
                 "A mechanism needs the most sums of the whole run, which its promise is for: give "
                 "sums."
             )
+        if self.mechanism is not None:
+            check_promised_delta(self.delta)
         if not 0 < len(self.run) <= MAX_NAME:
             raise InputDataError(f"The name of a run has 1 to {MAX_NAME} characters.")
 
@@ -280,6 +283,9 @@ class SecureSum(Aggregation):
         mechanism, grid = self._made(terms)
         if isinstance(mechanism, DistributedRecordSum):
             self._check_records(terms, mechanism)
+        if mechanism is not None:
+            units = num_agents * (terms.budget if mechanism.unit == "record" else 1)
+            check_promised_delta(self.delta, units, mechanism.unit)
         if num_agents > grid.num_agents:
             raise InputDataError(
                 f"There are {num_agents} agents, the grid of the channel is for {grid.num_agents}: "
