@@ -98,7 +98,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
-from botorch.exceptions.errors import BotorchError
+from botorch.exceptions.errors import BotorchError, InputDataError
 from torch import Tensor
 
 from botorch_fed.acquisition import Constant, InverseSquare, MixingSchedule, Polynomial
