@@ -68,9 +68,7 @@ from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.federation.agent import AgentState, FederatedAgent
 from botorch_fed.federation.base import Outbox, Pending
 from botorch_fed.federation.drive import drive
-from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Order, Terms
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import RandomFourierFeatures, StationaryKernel, fit_own_gp, own_gp
@@ -81,6 +79,8 @@ from botorch_fed.search.messages import Message, MessageKind
 from botorch_fed.search.releases import Rows as Received
 from botorch_fed.search.thompson import Strategy, ThompsonSearch
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.log import FileLog
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import FTS, default_feature_map
 from botorch_fed.wire.codec import encode
 

@@ -73,7 +73,6 @@ from botorch_fed.acquisition.optimize import maximize
 from botorch_fed.aggregation.noisy import NoisySum, Plan
 from botorch_fed.federation.agent import AgentState, FederatedAgent
 from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Contribution, Terms
 from botorch_fed.models import FeatureMap, RandomFourierFeatures, StationaryKernel
 from botorch_fed.privacy import (
@@ -86,6 +85,7 @@ from botorch_fed.privacy import (
 from botorch_fed.privacy.hazmat.noise import lattice_gaussian
 from botorch_fed.rng import generator
 from botorch_fed.search.released import ReleaseSearch
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import DPFTSDE
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents

@@ -39,7 +39,6 @@ from botorch_fed.federation.base import Outbox, Outgoing
 from botorch_fed.federation.drive import drive
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs, MemoryStore
 from botorch_fed.federation.terms import (
     OWN,
     Aggregation,
@@ -76,6 +75,7 @@ from botorch_fed.search.noisy import VectorSearch
 from botorch_fed.search.released import regions_of
 from botorch_fed.search.transfer import default_private_features
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.store import MemoryBlobs, MemoryStore
 from botorch_fed.studies import Federation
 
 SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))

@@ -78,10 +78,9 @@ from botorch_fed.federation.base import (
     site_folder,
     with_stores,
 )
-from botorch_fed.federation.drive import Round, drive, finished_rounds
-from botorch_fed.federation.log import FileLog, Log
+from botorch_fed.federation.drive import Round, drive
+from botorch_fed.federation.hub import HUB_EVENTS, finished_rounds, hub_log
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import FileStore, MemoryBlobs, MemoryStore, Store
 from botorch_fed.federation.trial import MAX_VALUE, SITE_EVENTS
 from botorch_fed.models import (
     BasisGP,
@@ -95,6 +94,8 @@ from botorch_fed.models import (
 from botorch_fed.rng import generator
 from botorch_fed.run import Study, make_agent
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.log import FileLog, Log
+from botorch_fed.storage.store import MemoryBlobs
 
 try:
     from ax.adapter.registry import Generators, MBM_X_trans
@@ -650,10 +651,10 @@ class AxFederation:
                 raise InputDataError("Names alone need their search space: pass space=….")
             space = search_space(next(iter(clients.values())))
         home = None if folder is None else Path(folder).resolve()
-        self._store: Store = MemoryStore() if home is None else FileStore(home / "server")
+        self._log = Log(HUB_EVENTS) if home is None else hub_log(home)
         if home is not None:
             protocol = with_stores(protocol, names, partial(secrets_in, home))
-            if isinstance(protocol, KeepsSecrets) and self._store.get("record") is None:
+            if isinstance(protocol, KeepsSecrets) and not len(self._log):
                 protocol.provision(space)
         self.names = names
         self.space = space
@@ -694,8 +695,7 @@ class AxFederation:
                 self._server,
                 self._exchanged,
                 run=self._run,
-                record=self._store.get("record"),
-                save=partial(self._store.put, "record"),
+                log=self._log,
                 on_round=_logged,
             )
         except _Waiting:
@@ -707,8 +707,7 @@ class AxFederation:
     @property
     def rounds(self) -> int:
         """How many exchanges are finished."""
-        record = self._store.get("record")
-        return 0 if record is None else finished_rounds(record)
+        return finished_rounds(self._log)
 
     @property
     def finished(self) -> bool:
@@ -723,8 +722,9 @@ class AxFederation:
         return torch.cat([o.X for o in seen]), torch.cat([o.Y for o in seen])
 
     def close(self) -> None:
-        """Release the sites' files."""
+        """Release the files of the hub and of the sites."""
         self._engine.close()
+        self._log.close()
 
     def __enter__(self) -> Self:
         return self

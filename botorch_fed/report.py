@@ -27,6 +27,7 @@ from scipy.special import stdtrit
 
 from botorch_fed.federation.disclosure import Sees, entries_of, first_payments
 from botorch_fed.privacy.audit import AuditReport, Check
+from botorch_fed.run import write_private
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,7 +159,7 @@ def write_report(
     page = _page(heading, sections)
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(page.encode("utf-8", "replace"))  # lone surrogates become question marks
+    write_private(path, page.encode("utf-8", "replace"))  # lone surrogates become question marks
     return path
 
 

@@ -15,6 +15,7 @@ and the points of later queries with them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
 import itertools
 import json
@@ -27,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 import torch
@@ -52,13 +53,14 @@ from botorch_fed.federation.base import (
 )
 from botorch_fed.federation.budget import Budgeted
 from botorch_fed.federation.disclosure import Price, Sees, disclosed
-from botorch_fed.federation.drive import Round, drive, finished_rounds
-from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.drive import Round, drive
+from botorch_fed.federation.hub import finished_rounds, hub_log
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import Blobs, FileStore, MemoryBlobs
 from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
+from botorch_fed.storage.log import FileLog, Log
+from botorch_fed.storage.store import Blobs, MemoryBlobs
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.wire.codec import MAX_BYTES
 
@@ -354,7 +356,7 @@ class RunResult:
     def save(self, folder: str | Path) -> None:
         """Write `result.json`, `records.jsonl`, `rounds.jsonl`, `given.jsonl` and `arrays.npz`."""
         folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         head = {
             "format": FORMAT,
             "names": self.names,
@@ -378,9 +380,8 @@ class RunResult:
         for i, agent in enumerate(self.names):
             X, Y = self._history(rows[agent])
             arrays[f"X{i}"], arrays[f"Y{i}"] = X.numpy(), Y.numpy()
-        draft = folder / "arrays.draft.npz"
-        np.savez_compressed(draft, **arrays)  # type: ignore[arg-type]
-        draft.replace(folder / "arrays.npz")
+        with _replaced(folder / "arrays.npz") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, folder: str | Path) -> RunResult:
@@ -636,11 +637,6 @@ def _drive(
     """Drive a server to its end; rounds and privacy go into the result, and into the folder."""
     result.sees, result.price = disclosed(protocol, server, result.space, result.names)
     result.measure = getattr(protocol, "measure", "simple")
-    record, save = None, None
-    if folder is not None:
-        store = FileStore(folder / "server")
-        record, save = store.get("record"), partial(store.put, "record")
-        result.rounds = _finished_rounds(folder / "rounds.jsonl", record)
 
     def on_exchange(round_: Round) -> None:
         rows = _round_rows(round_)
@@ -651,15 +647,12 @@ def _drive(
         if folder is not None:
             _append(folder / "rounds.jsonl", rows)
 
-    last = drive(
-        server,
-        exchange,
-        record=record,
-        save=save,
-        on_exchange=on_exchange,
-        on_round=on_round,
-        **options,
-    )
+    with contextlib.nullcontext() if folder is None else hub_log(folder) as log:
+        if folder is not None and log is not None:
+            result.rounds = _finished_rounds(folder / "rounds.jsonl", log)
+        last = drive(
+            server, exchange, log=log, on_exchange=on_exchange, on_round=on_round, **options
+        )
     account = getattr(server, "privacy", None)  # of protocols that promise something
     result.privacy = None if account is None else account(last)
 
@@ -869,7 +862,7 @@ def _folder(out: str | Path | None, *, resume: bool) -> Path | None:
         return None
     folder = Path(out).resolve()
     if not (folder / HEAD).exists():
-        folder.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         strange = {path.name for path in folder.iterdir()} - FILES
         if strange:
             raise ProtocolError(f"{folder} is not empty and holds no run: choose another folder.")
@@ -940,9 +933,9 @@ def _allow_files(count: int) -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
-def _finished_rounds(path: Path, record: bytes | None) -> list[Record]:
-    """The rows of the rounds that the server's record knows; the file is cut back to them."""
-    last = 0 if record is None else finished_rounds(record)
+def _finished_rounds(path: Path, log: Log) -> list[Record]:
+    """The rows of the rounds that are in the server's log; the file is cut back to them."""
+    last = finished_rounds(log)
     rows = [row for row in _rounds(path) if row["round"] <= last]
     if path.exists():
         _write(path, _as_lines(rows))
@@ -950,7 +943,7 @@ def _finished_rounds(path: Path, record: bytes | None) -> list[Record]:
 
 
 def _append(path: Path, rows: list[Record]) -> None:
-    with path.open("a") as file:
+    with open(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "w") as file:
         file.write(_as_lines(rows))
         file.flush()
         os.fsync(file.fileno())
@@ -961,12 +954,37 @@ def _as_lines(rows: list[Record]) -> str:
 
 
 def _write(path: Path, text: str) -> None:
+    write_private(path, text.encode())
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """A new file of this user alone, which takes the place of the old one when it is complete."""
     draft = path.with_name(path.name + ".draft")
-    with draft.open("w") as file:
-        file.write(text)
+    draft.unlink(missing_ok=True)
+    with open(open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        yield file
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file of this user alone, in one step; a symbolic link is replaced, not followed."""
+    with _replaced(path) as file:
+        file.write(data)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Open a file of this user alone; a symbolic link is refused."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ProtocolError(
+            f"Expected a file of its own at {path}, found a symbolic link: remove the link."
+        ) from error
 
 
 def _lines(path: Path) -> list[Record]:

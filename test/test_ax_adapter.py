@@ -61,13 +61,13 @@ from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import Exchanged, Outgoing
 from botorch_fed.federation.drive import drive
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.models import BasisGP, WeightPosterior, summarize
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
 from botorch_fed.rng import generator
 from botorch_fed.run import make_agent, run
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import FTS, FedGP, default_feature_map
 
 # Ax 1.3.1 calls what it, or pandas, has deprecated: not ours to mend.

@@ -10,8 +10,7 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -30,11 +29,9 @@ from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import KeepsSecrets, secrets_in, site_folder, with_stores
 from botorch_fed.federation.drive import drive
-from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import FileStore, MemoryBlobs
 from botorch_fed.federation.trial import SITE_EVENTS
-from botorch_fed.privacy import LedgerFile
+from botorch_fed.privacy import SharedLedger
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
 from botorch_fed.privacy.mechanisms import GaussianSum
@@ -45,11 +42,13 @@ from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.log import FileLog
+from botorch_fed.storage.store import FileStore, MemoryBlobs
 from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
+from test.processes import exit_code
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 
-ROOT = Path(__file__).parent.parent
 NAMES = ("ann", "bob", "cem")
 SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
 SEEDED = InsecureSeededNoise(7)
@@ -130,7 +129,7 @@ def go(case: str, out: Path | None, **options: Any) -> RunResult:
     study = STUDIES[case]()
     with ExitStack() as stack:
         if case.startswith("dp-fts-de") and out is not None:
-            books = stack.enter_context(LedgerFile(out.parent / f"{out.name}-books"))
+            books = stack.enter_context(SharedLedger(out.parent / f"{out.name}-books"))
             study = replace(study, books=books)
         objectives = dict.fromkeys(NAMES, hill)
         return run(study, objectives, space=SPACE, seed=1, out=out, progress=False, **options)
@@ -158,7 +157,7 @@ def mortal(fatal: int) -> Callable[[], int]:
     for kind, names in (
         (FileStore, ("put", "put_new", "delete")),
         (FileLog, ("append",)),
-        (LedgerFile, ("spend",)),
+        (SharedLedger, ("spend",)),
         (module, ("_append", "_write")),
     ):
         for name in names:
@@ -180,6 +179,8 @@ def forked(work: Callable[[], None]) -> int:
 
 def kill_at(case: str, folder: Path, shares: Sequence[float]) -> None:
     """In a process of its own: a whole run, and runs that are killed at shares of its steps."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     reader, writer = os.pipe()
 
     def whole() -> None:
@@ -199,23 +200,11 @@ def kill_at(case: str, folder: Path, shares: Sequence[float]) -> None:
 
 
 SHARES = (0.02, 0.35, 0.8)  # of the writes of a run
-SCRIPT = """
-import sys, warnings
-from pathlib import Path
-import torch
-from test.test_resume import SHARES, kill_at
-warnings.simplefilter("ignore")
-torch.set_num_threads(1)
-kill_at(sys.argv[1], Path(sys.argv[2]), SHARES)
-"""
 
 
 def killed_runs(case: str, folder: Path) -> list[Path]:
     """The folders of runs that were killed."""
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, case, str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, timeout=300)
-    assert done.returncode == 0, done.stderr.decode()
+    assert exit_code(kill_at, case, folder, SHARES) == 0
     return [folder / f"{share}" for share in SHARES]
 
 
@@ -238,7 +227,7 @@ def check_ledgers(case: str, out: Path, result: RunResult) -> None:
     """Nobody's ledger holds less than what has left, and no release was drawn a second time."""
     said = result.privacy or {}
     if case.startswith("dp-fts-de"):
-        with LedgerFile(Path(f"{out}-books")) as books:  # before the noise, so once too much
+        with SharedLedger(Path(f"{out}-books")) as books:  # before the noise, so once too much
             assert said["releases"] <= books.releases <= said["releases"] + 1
     for site in parts(case, out):
         state = site.state

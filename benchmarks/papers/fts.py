@@ -72,7 +72,6 @@ from benchmarks.problems import ActivityRecognition, Landmine
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
 from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.base import AgentId
-from botorch_fed.federation.store import Blobs
 from botorch_fed.federation.terms import Search, View
 from botorch_fed.models import (
     OwnHyperparameters,
@@ -84,6 +83,7 @@ from botorch_fed.run import RunResult, Study, run
 from botorch_fed.search.thompson import Strategy, ThompsonMemory, ThompsonSearch
 from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Outcome, SearchSpace
+from botorch_fed.storage.store import Blobs
 from botorch_fed.studies import FTS
 from botorch_fed.test_functions import FederatedTestProblem, SklearnTuning, SyntheticGPAgents
 

@@ -1,6 +1,6 @@
 r"""What all federated searches share, written once.
 
-log           the one file of a party, from which its state is computed
+hub           the events of a hub's log, and what follows from them
 trial         what a site is asked to evaluate, and what came of it
 terms         what all parties agree upon, and what a search and an aggregation are
 agent         a site's side of every protocol

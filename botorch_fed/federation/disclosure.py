@@ -26,10 +26,10 @@ from botorch_fed.privacy.accounting import (
     Event,
     Guarantee,
     Ledger,
-    LedgerFile,
     Unit,
     compose,
 )
+from botorch_fed.privacy.shared_ledger import SharedLedger
 
 Party = Literal["server", "agent"]
 Reader = Literal["server", "agents", "agent"]
@@ -279,13 +279,13 @@ class Price:
         """The noise of one payment over the norm of one unit's contribution."""
         return self.event.noise_multiplier
 
-    def spent(self, paid: Ledger | LedgerFile | Iterable[Event | Entry]) -> Guarantee:
+    def spent(self, paid: Ledger | SharedLedger | Iterable[Event | Entry]) -> Guarantee:
         """What payments so far reveal about one unit.
 
         Args:
             paid: What a server's ``paid(state)`` says, the payments of a log, or a ledger.
         """
-        if isinstance(paid, LedgerFile):
+        if isinstance(paid, SharedLedger):
             paid = paid.ledger
         found = list(paid.entries if isinstance(paid, Ledger) else paid)
         private = all(one.private for one in found if isinstance(one, Entry))

@@ -1,15 +1,13 @@
 r"""The server's loop, the only one there is.
 
-A server's state is saved after every step, before anything else happens: what a step drew is never
-drawn again, and a round that a crash interrupted is asked again with the same bytes.
+After every step the server's state goes into its log, before anything else happens: what a step
+drew is never drawn again, and a round that a crash interrupted is asked again with the same bytes.
 """
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 import logging
-import secrets
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
@@ -33,47 +31,12 @@ from botorch_fed.federation.base import (
     Server,
 )
 from botorch_fed.federation.contribution import carries
-from botorch_fed.federation.site import (
-    FRAME_BYTES,
-    STATE_BYTES,
-    encode_names,
-    one_thread,
-    request_content,
-    threads,
-)
+from botorch_fed.federation.hub import HubLog, HubRecord, encoded
+from botorch_fed.federation.site import FRAME_BYTES, one_thread, request_content, threads
+from botorch_fed.storage.log import Log
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 
 logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class ServerRecord:
-    """What the server keeps between rounds.
-
-    Attributes:
-        run: The run's name.
-        instance: A random name of this start of the run.
-        fingerprint: Hash of the server's settings.
-        key: What the server seals its requests with.
-        serial: The last round that is finished.
-        asked: The last round in which each agent was asked.
-        heard: The last round in which each agent was heard.
-        state: The server's encoded state after it.
-    """
-
-    run: str
-    instance: str
-    fingerprint: str
-    key: bytes = field(repr=False)
-    serial: int
-    asked: Mapping[AgentId, int]
-    heard: Mapping[AgentId, int]
-    state: bytes = field(repr=False)
-
-    def tag(self, agent: AgentId, serial: int, content: str) -> str:
-        """The seal that says: this server has asked this agent for this in this round."""
-        text = encode_names(self.run, self.instance, agent, str(serial), content)
-        return hmac.new(self.key, text, hashlib.sha256).hexdigest()
 
 
 @dataclass(frozen=True)
@@ -104,8 +67,7 @@ def drive(
     exchange: Exchange,
     *,
     run: str = "run",
-    record: bytes | None = None,
-    save: Callable[[bytes], None] | None = None,
+    log: Log | None = None,
     on_exchange: Callable[[Round], None] | None = None,
     on_round: Callable[[Round], None] | None = None,
     quorum: int = 0,
@@ -120,11 +82,11 @@ def drive(
         server: The server's side of the protocol.
         exchange: Carries a round's requests and brings the replies.
         run: The run's name, which the sites know as well.
-        record: To resume, the last record that was saved.
-        save: Called with a record before the first message leaves and after every step.
-        on_exchange: Called after every round, *before* its step is saved: for books that must not
-            miss a round. If the save fails, the round comes again.
-        on_round: Called after every round, after the save.
+        log: What the server must not lose, of `HUB_EVENTS`; a run goes on where its log ends. None
+            for a run that is never resumed.
+        on_exchange: Called after every round, *before* its step is in the log: for books that must
+            not miss a round. If it gets no further, the round comes again.
+        on_round: Called after every round, when its step is in the log.
         quorum: The least number of replies with which a round may go on, or of all whom it asks if
             these are fewer.
         retries: How often a round without a quorum is asked again, at once, before the run stops.
@@ -136,8 +98,8 @@ def drive(
 
     Raises:
         ProtocolError: The quorum was missed; or an agent proves that this server has asked it for a
-            later round, which means that the server's record is too old; or in the first round all
-            who answer belong to another start of the run. The record saved last is still good.
+            later round, which means that the server's log is too old; or in the first round all
+            who answer belong to another start of the run. The log is still good.
     """
     if min(quorum, retries) < 0:
         raise InputDataError(f"quorum and retries count from 0, got {quorum} and {retries}.")
@@ -149,24 +111,18 @@ def drive(
             with threads(own):
                 return exchange(outgoing)
 
-        if record is None:
-            key = secrets.token_bytes(32)
-            known = ServerRecord(
-                run, secrets.token_hex(16), server.fingerprint, key, 0, {}, {}, b""
-            )
-            state = server.start()
-            known = _saved(known, state, save)
-        else:
-            known = _opened(record, run, server)
-            state = decode(known.state, server.state_type, max_bytes=STATE_BYTES)
+        hub = HubLog(server, run, log)
         cache: list[tuple[Any, bytes, str]] = []
-        while (outbox := server.outbox(state)) is not None:
+        while (outbox := server.outbox(hub.state)) is not None:
+            known = hub.record
             cache = _encoded_broadcasts(outbox, cache, max_bytes=max_bytes)
             outgoing = _outgoing(known, outbox, cache, max_bytes=max_bytes)
             past: Exchanged | None = None
             for attempt in range(retries + 1):
                 inbox, exchanged = _finished(
-                    partial(_exchange, server, state, known, exchange=carry, max_bytes=max_bytes),
+                    partial(
+                        _exchange, server, hub.state, known, exchange=carry, max_bytes=max_bytes
+                    ),
                     outgoing,
                     idle=idle,
                     pause=pause,
@@ -181,7 +137,7 @@ def drive(
                         f"{len(outgoing.requests)} agents, {needed} are needed: "
                         f"{_summary(exchanged.failures)}. Resume when they are back."
                     )
-            state = server.step(state, inbox)
+            state = server.step(hub.state, inbox)
             round_ = Round(
                 outgoing.serial,
                 exchanged,
@@ -193,22 +149,16 @@ def drive(
             )
             if on_exchange is not None:
                 on_exchange(round_)
-            known = replace(
-                known,
-                serial=outgoing.serial,
-                asked={**known.asked, **dict.fromkeys(outgoing.requests, outgoing.serial)},
-                heard={**known.heard, **dict.fromkeys(inbox, outgoing.serial)},
-            )
-            known = _saved(known, state, save)
+            hub.step(outgoing.serial, outgoing.requests, inbox, state)
             logger.info(
                 "round %d: %d of %d agents replied",
-                known.serial,
+                outgoing.serial,
                 len(inbox),
                 len(outgoing.requests),
             )
             if on_round is not None:
                 on_round(round_)
-        return state
+        return hub.state
 
 
 class Inbox(dict[AgentId, Any]):
@@ -255,11 +205,6 @@ def _busy(exchanged: Exchanged) -> list[AgentId]:
     return [agent for agent, failure in exchanged.failures.items() if failure.code == "busy"]
 
 
-def finished_rounds(record: bytes) -> int:
-    """The number of rounds that a saved record has behind it."""
-    return _read_record(record).serial
-
-
 def _encoded_broadcasts(
     outbox: Outbox, cache: list[tuple[Any, bytes, str]], *, max_bytes: int
 ) -> list[tuple[Any, bytes, str]]:
@@ -267,24 +212,23 @@ def _encoded_broadcasts(
     for broadcast in outbox.broadcasts:
         old = next((entry for entry in cache if entry[0] is broadcast), None)
         if old is None:
-            data = _own(broadcast, max_bytes)
+            data = encoded(broadcast, max_bytes)
             old = broadcast, data, content_hash(data)
         result.append(old)
     return result
 
 
 def _outgoing(
-    known: ServerRecord, outbox: Outbox, blobs: list[tuple[Any, bytes, str]], *, max_bytes: int
+    known: HubRecord, outbox: Outbox, blobs: list[tuple[Any, bytes, str]], *, max_bytes: int
 ) -> Outgoing:
     serial = known.serial + 1
     hashes = tuple(digest for _, _, digest in blobs)
     requests = {}
     for agent, message in outbox.messages.items():
-        body = _own(message, max_bytes)
-        asked, heard = known.asked.get(agent, 0), known.heard.get(agent, 0)
-        frame = Request(
-            known.run, known.instance, agent, serial, asked, heard, hashes, body, tag="0" * 64
-        )
+        body = encoded(message, max_bytes)
+        asked, heard = known.asked.get(agent, 0), known.replied.get(agent, 0)
+        run, instance = known.started.run, known.started.instance
+        frame = Request(run, instance, agent, serial, asked, heard, hashes, body, tag="0" * 64)
         frame = replace(frame, tag=known.tag(agent, serial, request_content(frame)))
         requests[agent] = encode(frame, max_bytes=max_bytes + FRAME_BYTES)
     return Outgoing(serial, requests, {digest: data for _, data, digest in blobs})
@@ -293,7 +237,7 @@ def _outgoing(
 def _exchange(
     server: Server[Any],
     state: Any,
-    known: ServerRecord,
+    known: HubRecord,
     outgoing: Outgoing,
     *,
     exchange: Exchange,
@@ -337,24 +281,25 @@ def _exchange(
         agent not in exchanged.replies and failure.code not in silent
         for agent, failure in exchanged.failures.items()
     )
-    if strangers and strangers == present and not known.heard:
+    if strangers and strangers == present and not known.replied:
         raise ProtocolError(
             f"All {strangers} agents that answer refuse to begin: {_summary(failures)}. If they "
-            "take part in another start of this run, restore the server's record or choose another "
+            "take part in another start of this run, restore the server's log or choose another "
             "name for the run; if the request does not fit, their logs say why."
         )
     return inbox, replace(exchanged, failures=failures)
 
 
 def _is_about(
-    answer: Reply | Refusal, known: ServerRecord, agent: AgentId, serial: int, request: bytes
+    answer: Reply | Refusal, known: HubRecord, agent: AgentId, serial: int, request: bytes
 ) -> bool:
     """Whether an answer is to this request, which nobody else was sent."""
     digest = content_hash(request)
     if isinstance(answer, Reply):
         return answer.request == bytes.fromhex(digest)
     found = answer.run, answer.instance, answer.agent, answer.serial, answer.request
-    return found == (known.run, known.instance, agent, serial, digest)
+    started = known.started
+    return found == (started.run, started.instance, agent, serial, digest)
 
 
 def content_of(request: bytes) -> str:
@@ -363,7 +308,7 @@ def content_of(request: bytes) -> str:
     return request_content(frame)
 
 
-def _check_age(known: ServerRecord, agent: AgentId, refusal: Refusal, content: str) -> None:
+def _check_age(known: HubRecord, agent: AgentId, refusal: Refusal, content: str) -> None:
     """Stop if an agent proves by our own seal that we have asked it for something later."""
     if refusal.code not in ("stale", "changed"):
         return
@@ -375,8 +320,8 @@ def _check_age(known: ServerRecord, agent: AgentId, refusal: Refusal, content: s
     if sealed and (later or other):
         raise ProtocolError(
             f"Agent {agent!r} proves that this server has asked it in round {refusal.last} already "
-            f"and is now in round {refusal.serial}: the server's record is older than the "
-            "federation. Restore the newest record."
+            f"and is now in round {refusal.serial}: the server's log is older than the "
+            "federation. Restore the newest copy of it."
         )
 
 
@@ -400,38 +345,3 @@ def _summary(failures: Mapping[AgentId, Failure]) -> str:
         f"{codes.count(code)} {code} ({REASONS.get(code, code)})" for code in sorted(set(codes))
     ]
     return ", ".join(parts) or "no failures"
-
-
-def _saved(known: ServerRecord, state: Any, save: Callable[[bytes], None] | None) -> ServerRecord:
-    if save is None:
-        return known
-    known = replace(known, state=_own(state, STATE_BYTES))
-    save(encode(known, max_bytes=2 * STATE_BYTES))
-    return known
-
-
-def _opened(record: bytes, run: str, server: Server[Any]) -> ServerRecord:
-    known = _read_record(record)
-    if (known.run, known.fingerprint) != (run, server.fingerprint):
-        raise ProtocolError(
-            f"The record is of run {known.run!r} with settings {known.fingerprint[:12]}…, not of "
-            f"{run!r} with {server.fingerprint[:12]}…: use the settings that it was made with."
-        )
-    return known
-
-
-def _read_record(record: bytes) -> ServerRecord:
-    try:
-        known: ServerRecord = decode(record, ServerRecord, max_bytes=2 * STATE_BYTES)
-    except MessageError as error:
-        raise ProtocolError(f"The server's record cannot be read: {error}") from error
-    return known
-
-
-def _own(thing: Any, max_bytes: int) -> bytes:
-    try:
-        return encode(thing, max_bytes=max_bytes)
-    except MessageError as error:
-        raise ProtocolError(
-            f"The server cannot encode its own {type(thing).__name__}: {error}"
-        ) from error

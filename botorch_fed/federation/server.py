@@ -15,7 +15,7 @@ from botorch_fed.federation.base import AgentId, Outbox
 from botorch_fed.federation.disclosure import Price, Sees
 from botorch_fed.federation.terms import Party, Resources, Roster, Terms
 from botorch_fed.models import FeatureMap
-from botorch_fed.privacy import Entry, Guarantee
+from botorch_fed.privacy import Entry, Guarantee, SharedLedger
 from botorch_fed.wire.codec import content_hash, encode
 
 _ROUND = "round"  # in the cache: what follows from a state, worked out once for all replies
@@ -106,6 +106,11 @@ class FederatedServer:
         return self._parties[agents]
 
     @property
+    def shared_ledger(self) -> SharedLedger | None:
+        """The ledger on disk that pays as well."""
+        return self.resources.shared_ledger
+
+    @property
     def promise(self) -> Guarantee | None:
         """What the whole run reveals at most; None if it is not private."""
         return self.hub.terms.promise
@@ -151,6 +156,11 @@ class FederatedServer:
     def start(self) -> Any:
         """The state before the first round."""
         return self.terms.aggregation.start(self.hub)
+
+    def resumed(self, state: Any) -> Any:
+        """The state with those who join and with a larger budget, if its rounds are over."""
+        state = self.terms.aggregation.resumed(self.hub, state)
+        return self._current(state).state
 
     def outbox(self, state: Any) -> Outbox | None:
         """The orders of the round, with the terms and what was released; None at the end."""

@@ -1,6 +1,7 @@
 r"""Privacy: tensors in, private tensors and a ledger out, independent of models and protocols.
 
 accounting  what releases cost together: events, guarantees, budgets, ledgers
+shared_ledger  a ledger on disk, from which several runs pay
 checks      checks of settings that all of these share
 paying      the price of a mechanism, and the ledger that pays it
 mechanisms  noisy sums: bound, noise and event in one object; clipping and sampling
@@ -27,7 +28,6 @@ from botorch_fed.privacy.accounting import (
     Event,
     Guarantee,
     Ledger,
-    LedgerFile,
     Unit,
     check_promised_delta,
     compose,
@@ -81,6 +81,7 @@ from botorch_fed.privacy.mechanisms import (
     clip,
 )
 from botorch_fed.privacy.records import RecordStatistic
+from botorch_fed.privacy.shared_ledger import SharedLedger
 from botorch_fed.privacy.tree import PrefixRelease, PrefixState, PrefixSum
 
 __all__ = [
@@ -107,7 +108,6 @@ __all__ = [
     "Guarantee",
     "InsecureSeededNoise",
     "Ledger",
-    "LedgerFile",
     "LocalGaussian",
     "NoiseSource",
     "OSNoise",
@@ -122,6 +122,7 @@ __all__ = [
     "RecordStatistic",
     "Release",
     "Secrets",
+    "SharedLedger",
     "SignalWarning",
     "SumRelease",
     "ThresholdCKKSChannel",

@@ -3,8 +3,8 @@ r"""What releases cost together: guarantees, budgets and the ledgers that pay in
     Event            one release: its noise multiplier and how the contributors were sampled
     Guarantee        epsilon and delta with unit, adjacency, number of releases and accountant
     Budget           what may be spent, fixed in advance
-    Ledger           what was spent, as a value that goes into a protocol's state
-    LedgerFile       the same on disk: it survives a crash and never counts too little
+    Ledger           what was spent, as a value that goes into a protocol's state; on disk:
+                     `shared_ledger`
 
 Every epsilon is an upper bound; `optimistic_epsilon` is a lower one beside it. Two adjacencies are
 known, and a number without its adjacency is not a result:
@@ -38,32 +38,23 @@ ledger with such a release is accounted for by dp-accounting-rdp.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import logging
 import math
-import os
-import shlex
-import stat
 import threading
 import warnings
-import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import numpy as np
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
-from botorch_fed.errors import BudgetExceeded, ProtocolError
+from botorch_fed.errors import BudgetExceeded
 from botorch_fed.privacy.checks import check_choice, check_count, set_number
-
-logger = logging.getLogger(__name__)
 
 Adjacency = Literal["zero-out", "replace-one"]
 Unit = Literal["agent", "record"]
@@ -72,9 +63,6 @@ Accountant = Literal["pld", "prv", "rdp", "dp-accounting-rdp", "gdp"]
 LARGEST_DELTA = 0.1  # of a promise or a budget
 _MIN_NOISE = 0.01  # below it sampling is ignored: an upper bound, with epsilons in the thousands
 _MAX_BEGINNINGS = 32  # of sequences of different releases, kept composed
-_GENESIS = "0" * 64  # stands for the hash before the first line of a file
-_FORMAT = "botorch_fed privacy ledger 1"
-_SECTOR = 512  # a disk writes this many bytes or none
 
 
 # ------------------------------------------------------------------ values
@@ -892,314 +880,3 @@ def _opacus_epsilon(accountant: Any, groups: Groups, delta: float) -> float:
         warnings.filterwarnings("ignore", message="Optimal order is the", category=UserWarning)
         value = float(accountant.get_epsilon(delta))
     return math.inf if math.isnan(value) else max(value, 0.0)
-
-
-# ------------------------------------------------------------------ on disk
-
-
-class LedgerFile:
-    r"""A ledger in an append-only file, for one writer at a time.
-
-    What `spend` returned from is on the disk: the file never counts too little, and after a crash
-    at most the release in flight too much. Several runs, also pilot runs, may share one file, one
-    after the other, and their costs add up. Threads may share the object. A file that was moved,
-    replaced or changed by another hand while it was open takes no further payment.
-
-    The file is text, one JSON object per line, each with its own hash and that of the line before,
-    so that a changed or a removed line is seen, except for lines cut off at the end; no hash stops
-    a hand that writes new ones, and an emptied file is a new one. A last line
-    that a crash cut short was never acknowledged and is dropped on opening, with a warning. It may
-    also end in zeros, from its beginning or a border of a disk sector on, as unwritten sectors do.
-
-    Args:
-        path: The file, created with mode 0600 if it does not exist.
-        adjacency: What a neighbouring world is, see the module.
-        unit: Whose contribution is protected.
-        budget: What may be spent, or None to count only.
-
-    Raises:
-        ProtocolError: The file is open elsewhere, damaged, not private, no ledger, or has other
-            settings.
-
-    Example:
-        >>> import tempfile
-        >>> with tempfile.TemporaryDirectory() as folder:
-        ...     with LedgerFile(f"{folder}/ledger", budget=Budget(8.0, 1e-3)) as ledger:
-        ...         ledger.spend(Event(1.0, sampling_rate=0.35), note="pilot").releases
-        1
-    """
-
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        adjacency: Adjacency = "zero-out",
-        unit: Unit = "agent",
-        budget: Budget | None = None,
-    ) -> None:
-        self._ledger = Ledger(adjacency, unit, budget)
-        self.path = Path(path).resolve()
-        self._fault: str | None = None
-        self._process = os.getpid()
-        self._turn = threading.Lock()
-        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
-        self._file = os.open(self.path, flags, 0o600)
-        self._closing = weakref.finalize(self, os.close, self._file)
-        try:
-            self._open()
-        except BaseException:
-            self.close()
-            raise
-
-    @property
-    def ledger(self) -> Ledger:
-        """What is in the file, as a value."""
-        return self._ledger
-
-    @property
-    def adjacency(self) -> Adjacency:
-        """What a neighbouring world is."""
-        return self._ledger.adjacency
-
-    @property
-    def unit(self) -> Unit:
-        """Whose contribution is protected."""
-        return self._ledger.unit
-
-    @property
-    def budget(self) -> Budget | None:
-        """What may be spent."""
-        return self._ledger.budget
-
-    @property
-    def releases(self) -> int:
-        """How many releases were paid for, by all runs."""
-        return self._ledger.releases
-
-    def guarantee(
-        self, *, delta: float | None = None, accountant: Accountant | None = None
-    ) -> Guarantee:
-        """What was revealed by everything in the file; see `Ledger.guarantee`."""
-        return self._ledger.guarantee(delta=delta, accountant=accountant)
-
-    def spend(self, event: Event, *, count: int = 1, note: str = "", private: bool = True) -> Self:
-        """Pay for `count` releases: when it returns, they are on the disk.
-
-        Raises:
-            BudgetExceeded: The budget does not cover them; nothing was written.
-            OSError: The disk failed. Release nothing.
-        """
-        self._check_process()
-        with self._turn:
-            self._check_usable()
-            after = self._ledger.spend(event, count=count, note=note, private=private)
-            line = _entry_line(Entry(event, count, note, private), self._last)
-            # Whatever interrupts this block, memory and disk may differ until it is read again.
-            self._fault = "may hold a release that was not confirmed; close it first"
-            try:
-                self._append(line)
-            except OSError:
-                with suppress(OSError):
-                    self._truncate()
-                    self._fault = None
-                raise
-            self._ledger = after
-            self._fault = None
-        return self
-
-    def _open(self) -> None:
-        import fcntl  # not on Windows, where a ledger in memory still works
-
-        self._check_private()
-        try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise ProtocolError(
-                f"The ledger {self.path} is open already, here or in another process: a ledger has "
-                "one writer. Close that one first."
-            ) from error
-        with open(self._file, "rb", closefd=False) as reader:
-            data = reader.read()
-        header = _header_line(self._ledger)
-        self._last, self._end = _GENESIS, 0
-        if len(data) <= len(header) and header.startswith(data.rstrip(b"\0")) and data != header:
-            self._truncate()  # new, or a crash while it was created
-            if data:
-                logger.warning("%s: its creation was cut short, begun anew", self.path)
-            self._append(header)
-        else:
-            self._load(data, header)
-        _sync_folder(self.path.parent)
-
-    def _load(self, data: bytes, header: bytes) -> None:
-        *lines, rest = data.split(b"\n")
-        entries: list[Entry] = []
-        for number, line in enumerate(lines, start=1):
-            line += b"\n"
-            if number == 1:
-                self._check_header(line, header)
-            else:
-                entries[-1:] = _joined(entries[-1:], self._read_entry(line, number))
-            self._last = _hash(line)
-            self._end += len(line)
-        if not lines or not _cut_short(rest, self._end):
-            raise self._damaged(len(lines) + 1, "it is no line that a crash cut short")
-        self._ledger = replace(self._ledger, entries=tuple(entries))
-        if rest:
-            self._truncate()
-            logger.warning("%s: dropped %d bytes that a crash cut short", self.path, len(rest))
-
-    def _check_header(self, line: bytes, header: bytes) -> None:
-        if line == header:
-            return
-        try:
-            same_format = json.loads(line)["format"] == _FORMAT
-        except (ValueError, LookupError, TypeError):
-            same_format = False
-        if not same_format:
-            raise self._damaged(1, f"it is no {_FORMAT!r}")
-        raise ProtocolError(
-            f"The ledger {self.path} has other settings, {line.decode('ascii', 'replace').strip()},"
-            f" than asked for, {header.decode().strip()}: open it with its own. They are fixed "
-            "when it is created."
-        )
-
-    def _read_entry(self, line: bytes, number: int) -> Entry:
-        try:
-            fields = json.loads(line)
-            event, private = Event(**fields["event"]), fields.get("private", True)
-            entry = Entry(event, fields["count"], fields["note"], private)
-            previous = fields["previous"]
-        except (ValueError, LookupError, TypeError, InputDataError) as error:
-            raise self._damaged(number, "it cannot be read") from error
-        if previous != self._last:
-            raise self._damaged(number, "the line before was changed or removed")
-        if _entry_line(entry, previous) != line:
-            raise self._damaged(number, "it was changed")
-        return entry
-
-    def _damaged(self, line: int, why: str) -> ProtocolError:
-        return ProtocolError(
-            f"The ledger {self.path} is damaged in line {line}: {why}. It was left as it is: "
-            "restore it from a copy. Without it nobody knows what was spent."
-        )
-
-    def _check_private(self) -> None:
-        status = os.fstat(self._file)
-        if not stat.S_ISREG(status.st_mode):
-            raise ProtocolError(f"{self.path} is no regular file: choose another place.")
-        if status.st_uid != os.geteuid() or status.st_mode & 0o077:
-            raise ProtocolError(
-                f"{self.path} belongs to user {status.st_uid} and has mode "
-                f"{stat.S_IMODE(status.st_mode):o}, a ledger must be its user's alone: chmod 600 "
-                f"{shlex.quote(str(self.path))}, or run as that user."
-            )
-
-    def _check_process(self) -> None:
-        if os.getpid() != self._process:
-            raise ProtocolError(f"The ledger {self.path} was opened before a fork: open it again.")
-
-    def _check_usable(self) -> None:
-        fault = self._fault
-        if not self._closing.alive:
-            fault = "is closed"
-        elif fault is None and self._was_changed():
-            fault = (
-                "was moved, replaced or changed by another hand; see what happened, then close it"
-            )
-        if fault is not None:
-            raise ProtocolError(f"The ledger {self.path} {fault}: open it again.")
-
-    def _was_changed(self) -> bool:
-        mine = os.fstat(self._file)
-        try:
-            named = os.lstat(self.path)
-        except FileNotFoundError:
-            return True
-        return not os.path.samestat(mine, named) or mine.st_size != self._end
-
-    def _append(self, line: bytes) -> None:
-        os.lseek(self._file, self._end, os.SEEK_SET)
-        rest = memoryview(line)
-        while rest:
-            rest = rest[os.write(self._file, rest) :]
-        os.fsync(self._file)
-        self._end += len(line)
-        self._last = _hash(line)
-
-    def _truncate(self) -> None:
-        os.ftruncate(self._file, self._end)
-        os.fsync(self._file)
-
-    def close(self) -> None:
-        """Unlock and close the file; a second call does nothing."""
-        if self._closing.alive and os.getpid() == self._process:
-            import fcntl
-
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked process may still hold a copy
-        self._closing()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"LedgerFile({str(self.path)!r}, {self._ledger})"
-
-
-def _header_line(ledger: Ledger) -> bytes:
-    budget = ledger.budget
-    return _line(
-        {
-            "adjacency": ledger.adjacency,
-            "budget": budget and {"delta": budget.delta, "epsilon": budget.epsilon},
-            "format": _FORMAT,
-            "unit": ledger.unit,
-        }
-    )
-
-
-def _entry_line(entry: Entry, previous: str) -> bytes:
-    event = {name: getattr(entry.event, name) for name in Event.__dataclass_fields__}
-    if not entry.event.discrete:  # as before there was any
-        del event["discrete"]
-    fields = {"count": entry.count, "event": event, "note": entry.note, "previous": previous}
-    return _line(fields if entry.private else {**fields, "private": False})
-
-
-def _line(fields: dict[str, Any]) -> bytes:
-    checked = fields | {"check": _hash(_json(fields))}
-    return _json(checked) + b"\n"
-
-
-def _json(fields: dict[str, Any]) -> bytes:
-    return json.dumps(fields, sort_keys=True, separators=(",", ":")).encode()
-
-
-def _hash(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _cut_short(rest: bytes, start: int) -> bool:
-    """Whether what follows the last complete line can be the beginning of one, as written."""
-    written = rest.rstrip(b"\0")
-    # Zeros begin with the line or a sector, unless there are none.
-    borders = len(written) in (0, len(rest)) or (start + len(written)) % _SECTOR == 0
-    try:
-        text = written.decode("ascii")
-        _, stop = json.JSONDecoder().raw_decode(text)
-    except UnicodeDecodeError:
-        return False
-    except ValueError:  # incomplete, as it should be
-        return borders
-    return borders and stop == len(text)  # else it was complete, and its end is damaged
-
-
-def _sync_folder(folder: Path) -> None:
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)

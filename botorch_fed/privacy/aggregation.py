@@ -34,13 +34,14 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.errors import ProtocolError
-from botorch_fed.privacy.accounting import Guarantee, Ledger, LedgerFile
+from botorch_fed.privacy.accounting import Guarantee, Ledger
 from botorch_fed.privacy.channels import Channel, Epoch, Heard, Secrets
 from botorch_fed.privacy.checks import check_choice
 from botorch_fed.privacy.distributed import DistributedMechanism
 from botorch_fed.privacy.hazmat.noise import NoiseSource, OSNoise, Path
 from botorch_fed.privacy.mechanisms import GaussianSum, clip
 from botorch_fed.privacy.paying import AnyLedger, pay
+from botorch_fed.privacy.shared_ledger import SharedLedger
 
 NoiseAt = Literal["agent", "server", "none"]
 
@@ -70,7 +71,7 @@ class SumRelease:
     seconds: float
     num_agents: int
     learned_by: str
-    ledger: Ledger | LedgerFile | None = field(default=None, repr=False)
+    ledger: Ledger | SharedLedger | None = field(default=None, repr=False)
 
     def __repr__(self) -> str:
         promise = _NO_GUARANTEE if self.guarantee is None else str(self.guarantee)
@@ -248,7 +249,7 @@ class PrivateSum:
         self,
         contributions: Mapping[str, Tensor],
         *,
-        ledger: Ledger | LedgerFile | None = None,
+        ledger: Ledger | SharedLedger | None = None,
         noise: NoiseSource | None = None,
         path: Path = (),
         secrets: Mapping[str, Secrets] | None = None,
@@ -350,6 +351,8 @@ class PrivateSum:
         if self.channel.server_sees_contributions:
             noised = " with its own share of noise only" if self.noise_at == "agent" else ""
             return f"the server reads every contribution{noised}, all agents learn the sum"
+        if self.channel.opened_by == "agents" and self.channel.open_phases:
+            return "all agents learn the sum, the server does not, contributions open to nobody"
         if self.channel.opened_by == "agents":
             return (
                 "every agent opens the sum, the server can not unless an agent lends it the key, "
@@ -358,7 +361,7 @@ class PrivateSum:
         return "the server and all agents learn the sum, contributions open to nobody"
 
 
-def _guarantee(ledger: Ledger | LedgerFile) -> Guarantee:
+def _guarantee(ledger: Ledger | SharedLedger) -> Guarantee:
     return ledger.guarantee(delta=_DELTA if ledger.budget is None else None)
 
 
@@ -404,10 +407,11 @@ class _Exchange:
                 name: channel.prepare(phase, epoch, name, heard, self.secrets[name])
                 for name in self.sent
             }
-            heard = (*heard, self._counted(messages))
+            self._counted(messages)
+            heard = (*heard, channel.gather(messages, epoch=epoch, heard=heard))
         payloads = {}
         for name, own in integers.items():
-            key = channel.joint_key(epoch, heard, me=name)
+            key = channel.joint_key(epoch, heard, me=name, secrets=self.secrets[name])
             payloads[name] = channel.protect(
                 own, epoch=epoch, round=round, me=name, key=key, secrets=self.secrets[name]
             )

@@ -6,8 +6,9 @@ from typing import Protocol, TypeVar
 
 from botorch.exceptions.errors import InputDataError
 
-from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, LedgerFile, Unit
+from botorch_fed.privacy.accounting import Adjacency, Event, Ledger, Unit
 from botorch_fed.privacy.checks import check_choice
+from botorch_fed.privacy.shared_ledger import SharedLedger
 
 
 class Priced(Protocol):
@@ -23,7 +24,7 @@ class Priced(Protocol):
     def unit(self) -> Unit: ...
 
 
-AnyLedger = TypeVar("AnyLedger", Ledger, LedgerFile)
+AnyLedger = TypeVar("AnyLedger", Ledger, SharedLedger)
 
 
 def check_kind(mechanism: Priced) -> None:
@@ -32,7 +33,7 @@ def check_kind(mechanism: Priced) -> None:
     check_choice("The unit", mechanism.unit, Unit)
 
 
-def check_ledger(mechanism: Priced, ledger: Ledger | LedgerFile) -> None:
+def check_ledger(mechanism: Priced, ledger: Ledger | SharedLedger) -> None:
     """Raise unless a ledger can pay for a mechanism."""
     if (ledger.adjacency, ledger.unit) != (mechanism.adjacency, mechanism.unit):
         raise InputDataError(

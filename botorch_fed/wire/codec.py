@@ -27,7 +27,7 @@ import inspect
 import math
 import types
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -157,11 +157,10 @@ def _read(data: bytes) -> Any:
         raise MessageError(f"{limit:,} bytes are no message: {type(error).__name__}.") from error
 
 
-def _check_count(data: bytes) -> None:
-    """Refuse data with too many items before an object is made of any.
+def byte_strings(data: bytes, least: int) -> Iterator[tuple[int, int]]:
+    """Where strings of at least so many bytes begin and end in encoded data, tensors included.
 
-    A million empty lists are a megabyte on the wire and seventy in memory. What is malformed in
-    another way is left to the reader.
+    What is malformed in another way than by too many items is left to the reader.
     """
     at, open_items, left = 0, 1, 2 * MAX_ITEMS + 16  # a tensor is a few items more than it pays for
     while open_items > 0 and at < len(data):
@@ -175,13 +174,25 @@ def _check_count(data: bytes) -> None:
             at += kind & 0x1F
         elif kind in _STRINGS:
             width = _STRINGS[kind]
-            at += width + int.from_bytes(data[at : at + width], "big")
+            start = at + width
+            at = start + int.from_bytes(data[at:start], "big")
+            if start + least <= at <= len(data):
+                yield start, at
         elif 0x80 <= kind <= 0x9F:  # a short map or list
             open_items += (kind & 0x0F) * (2 if kind < 0x90 else 1)
         elif kind in _CONTAINERS:
             width, each = _CONTAINERS[kind]
             open_items += each * int.from_bytes(data[at : at + width], "big")
             at += width
+
+
+def _check_count(data: bytes) -> None:
+    """Refuse data with too many items before an object is made of any.
+
+    A million empty lists are a megabyte on the wire and seventy in memory.
+    """
+    for _ in byte_strings(data, len(data)):
+        pass
 
 
 def _unique(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:

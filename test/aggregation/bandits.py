@@ -15,10 +15,8 @@ from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import AgentState, FederatedAgent
 from botorch_fed.federation.base import Exchanged, Objective, Outgoing, Reply
 from botorch_fed.federation.drive import Round, drive
-from botorch_fed.federation.log import Log
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Contribution, Order, Terms
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import KLFeatures
@@ -28,9 +26,12 @@ from botorch_fed.rng import generator
 from botorch_fed.search.bandit import unit_features
 from botorch_fed.search.releases import Parameters
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.log import Log
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import PrivateUCB
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, quadrature, uniform
+from test.hubs import SavedLog
 
 NAMES = ("ann", "bob", "cem")
 SQUARE = SearchSpace(
@@ -183,8 +184,7 @@ class Federation:
         self.rounds: list[Round] = []
         self.down: list[list[bytes]] = []
         self.up: list[dict[str, Contribution]] = []
-        self.records: list[bytes] = []
-        self.states: list[StreamState] = []
+        self.log = SavedLog()
         self.watch: Callable[[], None] = lambda: None
         self.open()
 
@@ -209,20 +209,14 @@ class Federation:
         self.up.append(found)
         return exchanged
 
-    def drive(self, *, resume: bool = False, save: Any = None) -> StreamState:
+    def drive(
+        self, *, resume: bool = False, saving: Callable[[], None] = lambda: None
+    ) -> StreamState:
         self.engine = InProcess(self.sites.values(), absent=self.absent)
-
-        def keep(data: bytes) -> None:
-            if save is not None:
-                save(data)
-            self.records.append(data)
-
+        self.log = self.log if resume else SavedLog()
+        self.log.before = saving
         self.end: StreamState = drive(
-            self.server,
-            self.exchange,
-            record=self.records[-1] if resume and self.records else None,
-            save=keep,
-            on_round=self.rounds.append,
+            self.server, self.exchange, log=self.log, on_round=self.rounds.append
         )
         return self.end
 

@@ -26,7 +26,6 @@ from botorch_fed.federation import base
 from botorch_fed.federation.base import Objective, Outbox, Outgoing, Request
 from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs, MemoryStore
 from botorch_fed.federation.terms import Setup
 from botorch_fed.privacy import Ledger
 from botorch_fed.privacy.aggregation import PrivateSum
@@ -34,9 +33,11 @@ from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.store import MemoryBlobs, MemoryStore
 from botorch_fed.studies import FedGP
 from botorch_fed.wire.codec import decode, encode
 from test.cases import in_rounds
+from test.hubs import SavedLog
 
 NAMES = ("ann", "bob", "cem")
 SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
@@ -154,7 +155,7 @@ class Federation:
         self.orders: list[dict[str, SumOrder]] = []
         self.traffic: list[bytes] = []
         self.agent_states: list[Any] = []
-        self.records: list[bytes] = []
+        self.log = SavedLog()
 
     def exchange(self, outgoing: Outgoing) -> Any:
         orders = {
@@ -186,7 +187,7 @@ class Federation:
         self.end: SumState = drive(
             self.server,
             self.exchange,
-            save=self.records.append,
+            log=self.log,
             on_round=self.rounds.append,
             **options,
         )

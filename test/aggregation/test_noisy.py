@@ -31,8 +31,8 @@ from botorch_fed.privacy import (
     FixedSizeSampling,
     Guarantee,
     Ledger,
-    LedgerFile,
     PoissonSampling,
+    SharedLedger,
     clip,
 )
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise
@@ -311,6 +311,7 @@ def test_orders_that_a_site_refuses() -> None:
     state = agent.receive(agent.start(), Order(0, "first", True), blobs)
     for order, why in (
         (Order(0, "first", True), "a round after 0, got round 0"),
+        (Order(10_001, "next", False), "at most 10,000 after the last one, 0, got round 10001"),
         (Order(1, "first", False), "First points are asked for in round 0"),
         (Order(1, "next", True), r"in the rounds \(0, 2\), got an order for round 1"),
     ):
@@ -420,7 +421,7 @@ def test_a_release_that_is_mostly_noise_is_said_once(caplog: pytest.LogCaptureFi
 
 
 def test_a_shared_ledger_of_another_kind_is_refused(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "books", adjacency="replace-one") as books:
+    with SharedLedger(tmp_path / "books", adjacency="replace-one") as books:
         with pytest.raises(InputDataError, match="another adjacency"):
             server(shared_ledger=books)
         with pytest.raises(InputDataError, match="Without noise"):

@@ -29,9 +29,7 @@ from botorch_fed.aggregation.stream import (
 )
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
 from botorch_fed.federation.base import Objective, Pending
-from botorch_fed.federation.drive import ServerRecord
 from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.store import FileStore, MemoryBlobs, MemoryStore
 from botorch_fed.federation.terms import Contribution, Order, Terms
 from botorch_fed.models import BasisGP, KLFeatures, RandomFourierFeatures, StationaryKernel
 from botorch_fed.privacy import (
@@ -40,10 +38,10 @@ from botorch_fed.privacy import (
     Event,
     Guarantee,
     Ledger,
-    LedgerFile,
     LocalGaussian,
     PrefixSum,
     RecordStatistic,
+    SharedLedger,
     compose,
 )
 from botorch_fed.privacy.hazmat.noise import OSNoise
@@ -53,6 +51,7 @@ from botorch_fed.search.bandit import unit_features
 from botorch_fed.search.messages import TransferRows
 from botorch_fed.search.releases import Parameters
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.store import FileStore, MemoryBlobs, MemoryStore
 from botorch_fed.studies import PrivateUCB
 from botorch_fed.test_functions import KernelBandit
 from botorch_fed.wire.codec import decode, encode
@@ -107,11 +106,6 @@ def contains(data: bytes, numbers: Tensor) -> bool:
     values = [v for v in numbers.flatten().tolist() if v not in (0, 1)]
     assert values
     return any(struct.pack(kind, v) in data for v in values)
-
-
-def state_in(data: bytes) -> StreamState:
-    """The state in a server's record."""
-    return decode(decode(data, ServerRecord).state, StreamState, max_bytes=2**20)  # type: ignore[no-any-return]
 
 
 # ------------------------------------------------------------------ whole runs
@@ -327,7 +321,7 @@ def test_a_server_sees_records_if_it_is_trusted_and_increments_if_not() -> None:
         assert {len(values) for values in sent if values is not None} == {size}
         played = [pair for round_ in federation.played() for pair in round_.values()]
         X, Y = torch.cat([x for x, _ in played]), torch.cat([y for _, y in played])
-        server = b"".join(federation.records)
+        server = b"".join(federation.log.bytes())
         agents = b"".join(b"".join(data) for data in federation.down)
         up = b"".join(encode(m) for replies in federation.up for m in replies.values())
         assert contains(up, X) == (trust == "joint")
@@ -348,7 +342,7 @@ def test_sums_without_noise_are_in_the_secrets_and_nowhere_else(trust: str) -> N
     federation.drive()
     played = federation.played()
     statistic = RecordStatistic(num_features=M, outcome_bound=2.0)
-    everything = [*federation.records, *(d for data in federation.down for d in data)]
+    everything = [*federation.log.bytes(), *(d for data in federation.down for d in data)]
     everything += [encode(site.state) for site in federation.sites.values()]
     server = federation.server
     everything.append((repr(server) + repr(federation.end) + repr(federation.report())).encode())
@@ -393,7 +387,7 @@ def test_a_run_may_stop_anywhere_and_goes_on_as_if_nothing_had_happened(
             options: dict[str, Any] = {"secrets": FileStore(place / "secrets")}
             books = None
             if trust in ("joint", "public"):
-                books = LedgerFile(place / "books", adjacency="replace-one", unit="record")
+                books = SharedLedger(place / "books", adjacency="replace-one", unit="record")
                 options["books"] = books
             federation = Federation(study(trust, **options))
             count = 0
@@ -408,7 +402,7 @@ def test_a_run_may_stop_anywhere_and_goes_on_as_if_nothing_had_happened(
                 federation.watch = pull
             stopped = False
             try:
-                federation.drive(save=pull if where == "save" else None)
+                federation.drive(saving=pull if where == "save" else lambda: None)
             except Stopped:
                 stopped = True
             assert stopped == (where == "save" or stop < 4)
@@ -416,7 +410,7 @@ def test_a_run_may_stop_anywhere_and_goes_on_as_if_nothing_had_happened(
                 federation.watch = lambda: None
                 if books is not None:
                     books.close()
-                    books = LedgerFile(place / "books", adjacency="replace-one", unit="record")
+                    books = SharedLedger(place / "books", adjacency="replace-one", unit="record")
                     options["books"] = books
                 options["secrets"] = FileStore(place / "secrets")
                 federation.study = study(trust, **options)
@@ -475,19 +469,19 @@ def test_a_secret_is_kept_before_its_release_is_used(trust: str) -> None:
 def test_without_its_secrets_a_run_does_not_go_on(trust: str) -> None:
     federation = Federation(study(trust))
 
-    def stop(data: bytes) -> None:
-        if len(federation.records) == 3:
+    def stop() -> None:
+        if len(federation.log) == 3:
             raise Stopped
 
     with pytest.raises(Stopped):
-        federation.drive(save=stop)
+        federation.drive(saving=stop)
     asked_before = len(federation.down)
     federation.open()
     with pytest.raises(ProtocolError, match=r"secrets=FileStore\(folder\)"):
         federation.drive(resume=True)
     assert len(federation.down) == asked_before  # nobody was asked in vain
     with pytest.raises(ProtocolError, match="secrets"):
-        federation.server.step(state_in(federation.records[-1]), {})
+        federation.server.step(federation.log.states(StreamState)[-1], {})
 
 
 def test_a_damaged_secret_ends_the_run_in_words() -> None:
@@ -537,7 +531,7 @@ def test_a_budget_that_does_not_cover_the_run_is_refused_at_once(tmp_path: Path)
     with pytest.raises(BudgetExceeded):
         FederatedServer(terms=server.terms, resources=replace(server.resources, ledger=tight))
     # A shared ledger may be used up meanwhile: then the first round releases nothing.
-    with LedgerFile(
+    with SharedLedger(
         tmp_path / "books", adjacency="replace-one", unit="record", budget=Budget(4.8, 1e-5)
     ) as books:
         first = server_of("joint", epsilon=4.0, books=books)
@@ -554,7 +548,7 @@ def test_a_budget_that_does_not_cover_the_run_is_refused_at_once(tmp_path: Path)
 
 
 def test_ledgers_are_for_the_noise_and_for_who_pays(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "books", adjacency="replace-one", unit="record") as books:
+    with SharedLedger(tmp_path / "books", adjacency="replace-one", unit="record") as books:
         for trust in ("local", "none"):
             with pytest.raises(InputDataError, match="pays for nothing"):
                 server_of(trust, books=books)
@@ -854,8 +848,9 @@ def test_an_agent_with_nothing_to_say_adds_nothing(trust: str) -> None:
 def test_a_block_waits_for_outcomes_that_are_missing() -> None:
     made = study("public", budget=4, batch=2, most_per_block=3, noise_multiplier=100.0)
     federation = Federation(made, absent=lambda name, serial: serial <= 3)
-    federation.drive(save=lambda data: federation.states.append(state_in(data)))
-    counts = [state.block.count for state in federation.states if state.block is not None]
+    federation.drive()
+    states = federation.log.states(StreamState)
+    counts = [state.block.count for state in states if state.block is not None]
     assert counts == [0, 0, 0, 0, 2, 0]
     end = federation.end
     assert end.parameters is not None
@@ -1113,7 +1108,7 @@ def test_a_site_refuses_noise_for_another_run_by_name(change: dict[str, Any], na
 
 
 def test_a_copy_of_a_study_neither_pays_nor_knows_secrets(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "books", adjacency="replace-one", unit="record") as books:
+    with SharedLedger(tmp_path / "books", adjacency="replace-one", unit="record") as books:
         made = study("joint", books=books, secrets=MemoryStore())
         made.terms(SQUARE, NAMES)
         copy = pickle.loads(pickle.dumps(made))

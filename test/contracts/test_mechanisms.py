@@ -25,9 +25,9 @@ from botorch_fed.privacy import (
     GaussianSum,
     InsecureSeededNoise,
     Ledger,
-    LedgerFile,
     OSNoise,
     PoissonSampling,
+    SharedLedger,
     WeightedGaussianSum,
 )
 from botorch_fed.privacy.distributed import (
@@ -316,7 +316,7 @@ def test_refuses_what_is_not_finite_and_names_the_agent(
         "mapping": {8: X[8], 3: X[3]},
         "blocks": [(0, X[:6]), (6, X[6:])],
     }
-    with LedgerFile(tmp_path / "ledger") as ledger:
+    with SharedLedger(tmp_path / "ledger") as ledger:
         with pytest.raises(InputDataError, match="agent 8 is not finite"):
             mechanism.release(forms[form], ledger=ledger, noise=SEEDED, path=(1,))
         # Only blocks, which nobody can look at in advance, have been paid for.
@@ -363,11 +363,13 @@ def test_ledger_on_disk_is_paid_before_the_release(make: Make, tmp_path: FilePat
         private = False
 
         def uniform(self, *shape: int, path: Path) -> Tensor:
-            assert "0.35" in (tmp_path / "ledger").read_text()
+            with SharedLedger(tmp_path / "ledger", budget=budget) as other:
+                (entry,) = other.ledger.entries
+            assert entry.event.sampling_rate == 0.35
             return SEEDED.uniform(*shape, path=path)
 
-    mechanism = make(sampling=PoissonSampling(0.35))
-    with LedgerFile(tmp_path / "ledger", budget=Budget(50.0, 1e-3)) as file:
+    mechanism, budget = make(sampling=PoissonSampling(0.35)), Budget(50.0, 1e-3)
+    with SharedLedger(tmp_path / "ledger", budget=budget) as file:
         _, after = mechanism.release(messages(), ledger=file, noise=Watching(), path=(1,))
         assert after is file
         assert file.releases == 1

@@ -24,7 +24,7 @@ from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import Failure, Outbox, Pending
 from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.wire.codec import encode
 from test.federation.search import Ask, BoxAgent, BoxServer, Plan, ServerState
 
@@ -108,7 +108,8 @@ def test_names_must_differ() -> None:
         InProcess([make_site("a"), make_site("a")])
 
 
-def test_several_processes_give_identical_results() -> None:
+def test_several_processes_give_identical_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "START", "spawn")  # as users have it
     rounds: list[Round] = []
     alone = InProcess([make_site(n) for n in NAMES])
     expected = drive(SERVER, alone)

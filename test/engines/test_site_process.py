@@ -22,10 +22,10 @@ from botorch_fed.engines.site_process import COUNT, Background, SiteProcess, rec
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.base import Exchanged, Objective, Outgoing, Pending
 from botorch_fed.federation.drive import drive
-from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import FileBlobs
 from botorch_fed.federation.trial import SITE_EVENTS, Observed
+from botorch_fed.storage.log import FileLog
+from botorch_fed.storage.store import FileBlobs
 from test.federation.search import BoxAgent, BoxServer
 
 SERVER = BoxServer(("a",), rounds=3)
@@ -171,6 +171,19 @@ def test_broken_connections_cost_nothing(tmp_path: Path) -> None:
         with connected(path) as connection:
             send(connection, [b"shout", b"no request"])
             assert connection.recv(1) == b""
+        assert drive(SERVER, OverSocket(path)).t == 3
+
+
+def test_a_message_that_nobody_can_answer_does_not_end_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "socket"
+    with running(site_in(tmp_path / "a"), path):
+        said = json.loads(ask(path, [b"verb", b"[" * 100_000]))
+        assert "JSON object" in said["error"]
+        (tmp_path / "a" / "blobs").rename(tmp_path / "moved")
+        with connected(path) as connection:
+            send(connection, [b"wait", b"no request"])
+            assert connection.recv(1) == b""
+        (tmp_path / "moved").rename(tmp_path / "a" / "blobs")
         assert drive(SERVER, OverSocket(path)).t == 3
 
 

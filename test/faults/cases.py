@@ -50,7 +50,7 @@ class Case:
     Attributes:
         study: Its settings; what every process is started with.
         exact: Whether a run without losses is always the same, bit for bit.
-        books: Whether the server pays from a `LedgerFile` too.
+        books: Whether the server pays from a `SharedLedger` too.
         noisy: The broadcasts that are releases of the server.
         noisy_replies: Whether a reply with data is a release of its site.
         once: Whether the whole run is one release.

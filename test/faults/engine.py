@@ -8,6 +8,7 @@ What leaves a process is compared with the ledger that it has on disk at that mo
 
 from __future__ import annotations
 
+import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -29,14 +30,17 @@ from botorch_fed.federation.base import (
     Request,
     with_stores,
 )
-from botorch_fed.federation.drive import Round, ServerRecord, drive
-from botorch_fed.federation.log import FileLog
+from botorch_fed.federation.drive import Round, drive
+from botorch_fed.federation.hub import HUB_EVENTS
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import Blobs, FileStore
 from botorch_fed.federation.terms import Contribution
 from botorch_fed.federation.trial import SITE_EVENTS, Asked, Observed
-from botorch_fed.privacy import LedgerFile
+from botorch_fed.privacy import SharedLedger
+from botorch_fed.privacy.shared_ledger import LEDGER_EVENTS
 from botorch_fed.rng import Generator, generator
+from botorch_fed.storage.log import FileLog
+from botorch_fed.storage.snapshots import Snapshots
+from botorch_fed.storage.store import Blobs, FileStore
 from botorch_fed.wire.codec import content_hash, decode
 from test.faults.cases import NAMES, SQUARE, Case, hill
 
@@ -122,9 +126,16 @@ class DyingLog(FileLog):
     torn = False
     fuse: Fuse | None = None
 
-    def __init__(self, folder: Path, fuse: Fuse, known: Callable[[Any], None]) -> None:
-        super().__init__(folder, SITE_EVENTS)
-        self._snapshots = DyingStore(self.folder / "snapshots", fuse)
+    def __init__(
+        self,
+        folder: Path,
+        kinds: tuple[type, ...],
+        fuse: Fuse,
+        known: Callable[[Any], None] = lambda event: None,
+        shared: bool = False,
+    ) -> None:
+        super().__init__(folder, kinds, shared=shared)
+        self._snapshots = Snapshots(DyingStore(self.folder / "snapshots", fuse))
         self.fuse, self.known = fuse, known
 
     def _write(self, data: bytes) -> None:
@@ -145,20 +156,12 @@ class DyingLog(FileLog):
         return self.fuse(save, tear)
 
 
-class DyingLedger(LedgerFile):
-    """Books; torn, half of a line is at their end."""
-
-    fuse: Fuse | None = None
-
-    def _append(self, line: bytes) -> None:
-        if self.fuse is None:  # while it is opened
-            return super()._append(line)
-
-        def tear() -> None:
-            with self.path.open("ab") as file:
-                file.write(line[: len(line) // 2])
-
-        return self.fuse(lambda: LedgerFile._append(self, line), tear)
+def dying_books(folder: Path, fuse: Fuse, **settings: Any) -> SharedLedger:
+    """A ledger; torn, half of a record is at its end."""
+    books = SharedLedger(folder, **settings)
+    books._log.close()
+    books._log = DyingLog(folder, LEDGER_EVENTS, fuse, shared=True)
+    return books
 
 
 # ------------------------------------------------------------------ what happened
@@ -230,7 +233,8 @@ class World:
         self.sites: dict[str, Site] = {}
         self.server: Any = None
         self.late = case.late
-        self.books: LedgerFile | None = None
+        self.books: SharedLedger | None = None
+        self.log: DyingLog | None = None
         self.late_requests: dict[str, list[tuple[bytes, Outgoing]]] = defaultdict(list)
         self.late_replies: dict[str, bytes] = {}
         # By agent: points whose outcome the process has seen, what its disk has, what may repeat.
@@ -267,22 +271,24 @@ class World:
         if isinstance(study, KeepsSecrets):
             study.provision(SQUARE)
 
-    def open_server(self) -> tuple[Any, DyingStore]:
+    def open_server(self) -> tuple[Any, DyingLog]:
         """The server's process."""
         home, fuse = self.home(SERVER), self.fuses[SERVER]
         options: dict[str, Any] = {}
         if self.case.books:
             study: Any = self.case.study
             adjacency, unit = study.adjacency, getattr(study, "unit", "agent")
-            books = DyingLedger(home / "books", adjacency=adjacency, unit=unit)
-            books.fuse = fuse
+            books = dying_books(home / "books", fuse, adjacency=adjacency, unit=unit)
             self.books = options["books"] = books
         names = tuple(name for name in NAMES if name not in self.late)
         server = self._study(SERVER, **options).server(SQUARE, names)
-        return server, DyingStore(home / "record", fuse)
+        self.log = DyingLog(home / "log", HUB_EVENTS, fuse)
+        return server, self.log
 
     def close_server(self) -> None:
         """End the server's process."""
+        if self.log is not None:
+            self.log.close()
         if self.books is not None:
             self.books.close()
             self.books = None
@@ -294,7 +300,7 @@ class World:
         home, fuse = self.home(name), self.fuses[name]
         blobs = Blobs(DyingStore(home / "blobs", fuse))
         agent = self._study(name).agent(name, SQUARE, NAMES.index(name), blobs)
-        log = DyingLog(home / "log", fuse, lambda event: self._known(name, event))
+        log = DyingLog(home / "log", SITE_EVENTS, fuse, lambda event: self._known(name, event))
         self.sites[name] = Site(name, agent, lambda X: self._evaluate(name, X), log=log)
         return self.sites[name]
 
@@ -425,13 +431,12 @@ class World:
         left = len(self.releases[SERVER])
         if self.case.once:
             left = min(left, 1)
-        data = FileStore(self.home(SERVER) / "record").get("record")
-        assert data is not None
-        record = decode(data, ServerRecord, max_bytes=MOST)
-        state = decode(record.state, self.server.state_type, max_bytes=MOST)
+        event = events_in(self.home(SERVER) / "log", HUB_EVENTS)[-1]
+        data = snapshot_in(self.home(SERVER) / "log", event.state)
+        state = decode(data, self.server.state_type, max_bytes=MOST)
         paid = [state.ledger.releases]
         if self.case.books:
-            paid.append((self.home(SERVER) / "books").read_bytes().count(b"\n") - 1)
+            paid.append(len(events_in(self.home(SERVER) / "books", LEDGER_EVENTS)) - 1)
         self.outcome.undercounts += min(paid) < left
 
     def _leaves_site(self, name: str, request: bytes, answer: bytes) -> None:
@@ -447,8 +452,8 @@ class World:
         if carries_data(reply.body):
             self.releases[name].add(content_hash(reply.body))
         snapshots = [event.state for event in site.log if hasattr(event, "state")]
-        data = FileStore(self.home(name) / "log" / "snapshots").get(snapshots[-1])
-        state = decode(data or b"", agent.state_type, max_bytes=MOST)
+        data = snapshot_in(self.home(name) / "log", snapshots[-1])
+        state = decode(data, agent.state_type, max_bytes=MOST)
         ledger = getattr(state, "aggregation", state).ledger
         paid = 0 if ledger is None else ledger.releases
         self.outcome.undercounts += paid < len(self.releases[name])
@@ -473,12 +478,11 @@ class World:
         self._provision()
         for _ in range(TRIES):
             try:
-                self.server, store = self.open_server()
+                self.server, log = self.open_server()
                 end = drive(
                     self.server,
                     self.exchange,
-                    record=store.get("record"),
-                    save=lambda data, store=store: store.put("record", data),
+                    log=log,
                     on_round=self.heard,
                 )
             except Killed:
@@ -542,6 +546,23 @@ class World:
             ours.update(pairs(seen.X, SQUARE.outcome.to_public(seen.Y)))
         self.outcome.lost += (ours - theirs).total()
         self.outcome.doubled += (theirs - ours).total()
+
+
+def events_in(folder: Path, kinds: tuple[type, ...]) -> list[Any]:
+    """What is in the file of a log, whoever has it open."""
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place, "log")
+        copy.write_bytes((folder / "log").read_bytes())
+        copy.chmod(0o600)
+        with FileLog(place, kinds) as log:
+            return list(log)
+
+
+def snapshot_in(folder: Path, digest: str) -> bytes:
+    """A snapshot on the disk."""
+    data = Snapshots(FileStore(folder / "snapshots")).get(digest)
+    assert data is not None
+    return data
 
 
 def is_of(data: bytes, kind: type) -> bool:

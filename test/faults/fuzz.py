@@ -27,17 +27,19 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from botorch_fed.aggregation.sum_messages import MAX_ROUNDS
+from botorch_fed.aggregation.sum_messages import EPOCHS_PER_AGENT, MAX_ROUNDS
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.base import Exchanged, Outgoing, Reply, Request
-from botorch_fed.federation.drive import ServerRecord, _exchange, drive
-from botorch_fed.federation.log import Log
+from botorch_fed.federation.drive import _exchange, drive
+from botorch_fed.federation.hub import HUB_EVENTS, HubRecord
 from botorch_fed.federation.site import Site, _Refused
-from botorch_fed.federation.store import MemoryBlobs
+from botorch_fed.federation.terms import MAX_AHEAD
 from botorch_fed.federation.trial import SITE_EVENTS, Requested
 from botorch_fed.models import FeatureMap
 from botorch_fed.rng import generator
 from botorch_fed.search.transfer import report_size
+from botorch_fed.storage.log import Log
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.wire.codec import content_hash, decode
 from test.faults.cases import ARMS, NAMES, ROUNDS, SQUARE, Case, cases, hill
 
@@ -96,7 +98,7 @@ class Busy(Site):
         kept = {**self.__dict__, "log": None}
         return {
             **{key: list(v) if isinstance(v, list) else v for key, v in kept.items()},
-            "events": (list(self.log._events), self.log._head),
+            "events": (list(self.log._events), list(self.log._heads)),
         }
 
     def remember(self, memory: dict[str, Any]) -> None:
@@ -107,8 +109,8 @@ class Busy(Site):
             if isinstance(value, list):
                 self.__dict__[key] = list(value)
         self._handed = set(memory["_handed"])
-        events, head = memory["events"]
-        log._events, log._head = list(events), head
+        events, heads = memory["events"]
+        log._events, log._heads = list(events), list(heads)
 
 
 @dataclass
@@ -150,7 +152,7 @@ class Return:
     case: str
     server: Any
     state: Any
-    known: ServerRecord
+    known: HubRecord
     outgoing: Outgoing
     replies: Mapping[str, bytes]
     messages: Mapping[str, Any]
@@ -188,11 +190,11 @@ class Traffic:
         """One run."""
         server = case.study.server(SQUARE, NAMES)
         secrets = server.resources.secrets if name.startswith("ucb") else None
-        sites, stores, last, records = {}, {}, dict.fromkeys(NAMES), []  # type: ignore[var-annotated]
+        sites, stores, last, records = {}, {}, dict.fromkeys(NAMES), Log(HUB_EVENTS)  # type: ignore[var-annotated]
         for index, who in enumerate(NAMES):
             agent = case.study.agent(who, SQUARE, index, MemoryBlobs(max_bytes=MAX_BYTES))
             log = Log(SITE_EVENTS)
-            dicts: list[dict[Any, Any]] = [log._snapshots._data, agent.blobs._store._data]  # type: ignore[attr-defined]
+            dicts: list[dict[Any, Any]] = [log._snapshots.store._data, agent.blobs._store._data]  # type: ignore[attr-defined]
             if hasattr(agent, "secrets"):
                 dicts.append(agent.secrets._data)
             stores[who] = dicts
@@ -212,8 +214,9 @@ class Traffic:
                 self.visits.append(visit)
                 last[who] = body_of(request)
                 replies[who] = site.respond(request)
-            known = decode(records[-1], ServerRecord, max_bytes=2**30)
-            state = decode(known.state, server.state_type, max_bytes=2**30)
+            known = HubRecord.of(records)
+            assert known is not None
+            state = decode(records.load(known.state), server.state_type, max_bytes=2**30)
             messages = {
                 who: decode(decode(data, Reply).body, *server.accepts)
                 for who, data in replies.items()
@@ -224,7 +227,7 @@ class Traffic:
                 )
             return Exchanged(replies)
 
-        drive(server, exchange, save=records.append, max_bytes=MAX_BYTES)
+        drive(server, exchange, log=records, max_bytes=MAX_BYTES)
 
     def collect(self) -> None:
         """The pool of values."""
@@ -668,7 +671,8 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
             return "broadcast of a round that there is not, or of nobody"
     if one.case.startswith("dp-fts-de"):
         t, evaluate, _ = fields
-        if t <= (-1 if one.last is None else one.last[2][0]):
+        before = -1 if one.last is None else one.last[2][0]
+        if not before < t <= before + MAX_AHEAD:
             return "stale round"
         if evaluate == "first" and t > 0:
             return "a start that is too late"
@@ -701,6 +705,9 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
                 return "stale round"
             if epoch < one.last[2][4]:
                 return "stale epoch"
+        before = -1 if one.last is None else one.last[2][0]
+        if t > before + MAX_AHEAD or epoch > EPOCHS_PER_AGENT * len(NAMES):
+            return "round or epoch that cannot be"
         if answer is not None:  # what it was given has been used
             for blob in blobs:
                 if blob[1] == "Keys" and blob[2][0] != epoch:
@@ -877,7 +884,7 @@ def _to_site(one: Visit, made: Mutant) -> tuple[bool, Any]:
 
 def _to_server(one: Return, made: Mutant) -> tuple[bool, Any]:
     asked, replies = {one.agent: one.outgoing.requests[one.agent]}, {one.agent: made.data}
-    if not one.known.heard:  # if all refuse to begin, the server stops: somebody does not
+    if not one.known.replied:  # if all refuse to begin, the server stops: somebody does not
         other = next(name for name in one.replies if name != one.agent)
         asked[other], replies[other] = one.outgoing.requests[other], one.replies[other]
     outgoing = Outgoing(one.outgoing.serial, asked)

@@ -11,11 +11,11 @@ import pytest
 
 from botorch_fed.aggregation.stream import LocalStream
 from botorch_fed.errors import ProtocolError
-from botorch_fed.federation.log import FileLog
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import Observed, Replied
-from botorch_fed.privacy import LedgerFile
+from botorch_fed.privacy import SharedLedger
+from botorch_fed.storage.log import FileLog
 from test.faults.cases import NAMES, Case, cases
 from test.faults.engine import FAULTS, MODES, SERVER, World
 from test.faults.matrix import Kill, faulty, killed, kills, undisturbed
@@ -108,11 +108,10 @@ def test_a_log_that_forgets_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     chosen = site_kills("fts", patient=True)
     real = FileLog._read
 
-    def forgetful(self: FileLog, data: bytes) -> int:
-        end = real(self, data)
+    def forgetful(self: FileLog, data: bytes) -> None:
+        real(self, data)
         if self._events and isinstance(self._events[-1], Observed):
             del self._events[-1]
-        return end
 
     monkeypatch.setattr(FileLog, "_read", forgetful)
     assert not all(survives(kill) for kill in chosen)
@@ -183,8 +182,8 @@ def test_nothing_is_drawn_twice_by_the_package() -> None:
 @pytest.mark.parametrize(
     ("name", "owner", "what", "defect"),
     [
-        ("dp-fts-de", LedgerFile, "spend", lambda self, event, **options: self),
-        ("ucb-joint", LedgerFile, "spend", lambda self, event, **options: self),
+        ("dp-fts-de", SharedLedger, "spend", lambda self, event, **options: self),
+        ("ucb-joint", SharedLedger, "spend", lambda self, event, **options: self),
     ],
 )
 def test_books_that_are_not_kept_are_noticed(

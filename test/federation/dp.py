@@ -17,10 +17,8 @@ from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import AgentState, FederatedAgent
 from botorch_fed.federation.base import Exchanged, Objective, Outgoing, Reply, Request
 from botorch_fed.federation.drive import Round, drive
-from botorch_fed.federation.log import Log
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Contribution, Order, Resources, Search, Setup, Terms
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import KLFeatures
@@ -30,9 +28,12 @@ from botorch_fed.search.released import Following, ReleaseMessage, ReleaseSearch
 from botorch_fed.search.releases import Noisy
 from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.log import Log
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import DPFTSDE
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, quadrature, uniform
+from test.hubs import SavedLog
 
 NAMES = ("ann", "bob", "cem")
 SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
@@ -107,7 +108,7 @@ class Federation:
         self.traffic: list[bytes] = []
         self.requests: list[list[Order]] = []
         self.heard: list[list[Noisy]] = []
-        self.records: list[bytes] = []
+        self.log = SavedLog()
         self.states: list[AgentState] = []
         self.tamper: Callable[[str, Contribution], Contribution] = lambda name, message: message
         self.watch: Callable[[], None] = lambda: None
@@ -145,18 +146,23 @@ class Federation:
             replies[name] = encode(replace(reply, body=encode(message)))
         return replace(exchanged, replies=replies)
 
-    def drive(self, *, resume: bool = False, save: Any = None) -> NoisyState:
+    def drive(
+        self,
+        *,
+        resume: bool = False,
+        saving: Callable[[], None] = lambda: None,
+        saved: Callable[[], None] = lambda: None,
+    ) -> NoisyState:
         self.engine = InProcess(self.sites.values(), absent=self.absent)
 
-        def keep(record: bytes) -> None:
-            if save is not None:
-                save(record)
-            self.records.append(record)
+        def after() -> None:
             self.states += [site.state for site in self.sites.values()]
+            saved()
 
-        record = self.records[-1] if resume and self.records else None
+        self.log = self.log if resume else SavedLog()
+        self.log.before, self.log.after = saving, after
         self.end: NoisyState = drive(
-            self.server, self.exchange, record=record, save=keep, on_round=self.rounds.append
+            self.server, self.exchange, log=self.log, on_round=self.rounds.append
         )
         return self.end
 

@@ -14,9 +14,9 @@ from torch import Tensor
 
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.base import Outbox, Pending
-from botorch_fed.federation.store import Blobs, MemoryBlobs
 from botorch_fed.rng import generator
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.store import Blobs, MemoryBlobs
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,7 +15,6 @@ from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import AgentState, FederatedAgent
 from botorch_fed.federation.base import Objective
 from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import OWN, Order, Terms, check_words, in_words
 from botorch_fed.models import KLFeatures
 from botorch_fed.privacy import Budget
@@ -25,7 +24,8 @@ from botorch_fed.search.releases import Rows
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.studies import FTS
+from botorch_fed.storage.store import MemoryBlobs
+from botorch_fed.studies import FTS, FedGP
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, random_fourier, uniform
 
@@ -280,6 +280,28 @@ def test_words_leave_out_last_digits_and_name_functions() -> None:
     assert in_words(Part(0.3, secret=4), "part", with_own=True)["part.secret"] == "4"
     with pytest.raises(MessageError, match=r"part\.0\.number"):
         check_words(said, in_words((Part(0.31),), "part"))
+
+
+def test_a_site_whose_study_alone_has_data_is_told_what_to_write() -> None:
+    X = uniform(5, 2)
+    data = {"ann": (X, hill(X))}
+
+    def first(**options: Any) -> Desk:
+        desk = Desk.__new__(Desk)
+        desk.server = FedGP(budget=8, channel="plain").server(SQUARE, NAMES)
+        mine = FedGP(budget=8, channel="plain", data=data, **options)
+        desk.agent = mine.agent("ann", SQUARE, 3, MemoryBlobs())
+        box = desk.server.outbox(desk.server.start())
+        assert box is not None
+        desk.broadcasts = tuple(desk.agent.blobs.put(encode(said)) for said in box.broadcasts)
+        desk.order = box.messages["ann"]
+        return desk
+
+    desk = first()
+    with pytest.raises(MessageError, match=r"Write num_initial = 3 in the study of this site"):
+        desk.asked(desk.agent.start())
+    desk = first(num_initial=3)
+    assert desk.asked(desk.agent.start()).asking == 0
 
 
 def test_bad_terms() -> None:

@@ -7,7 +7,7 @@ import json
 import logging
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import cache, partial
 from pathlib import Path
@@ -25,15 +25,14 @@ from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import Objective, Refusal, Reply, Request
 from botorch_fed.federation.points import dealt_design
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import MAX_WEIGHT, Contribution, Order
 from botorch_fed.models import FeatureMap, feature_map_from_tensors
 from botorch_fed.privacy import (
     Budget,
     Event,
     FixedSizeSampling,
-    LedgerFile,
     PoissonSampling,
+    SharedLedger,
     SignalWarning,
     clip,
     compose,
@@ -43,6 +42,7 @@ from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.noisy import MIN_RELIABILITY, NoisyTransfer, Outlook
 from botorch_fed.search.released import Following, ReleaseMessage, ReleaseSearch
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import DPFTSDE
 from botorch_fed.wire.codec import decode, encode
 from test.cases import random_fourier, uniform
@@ -194,15 +194,14 @@ def test_stop_encode_resume_changes_nothing(which: str) -> None:
     starts = 0
     while True:  # one round, and then only what was saved
         starts += 1
-        stored: list[bytes] = []
+        fuse = iter([False])
 
-        def stop(record: bytes, stored: list[bytes] = stored) -> None:
-            if stored:
+        def stop(fuse: Iterator[bool] = fuse) -> None:
+            if next(fuse, True):
                 raise Stopped
-            stored.append(record)
 
         try:
-            disturbed.drive(resume=starts > 1, save=stop)
+            disturbed.drive(resume=starts > 1, saving=stop)
             break
         except Stopped:
             disturbed.open()
@@ -244,7 +243,7 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
     problem: dict[str, Objective] = dict.fromkeys(NAMES, hill)
     results = []
     for workers in (0, 1):
-        with LedgerFile(tmp_path / f"books{workers}") as books:
+        with SharedLedger(tmp_path / f"books{workers}") as books:
             plan = study(FOLLOW, num_regions=2, releases="all", books=books, rounds=2)
             results.append(run(plan, problem, seed=3, space=SQUARE, workers=workers))
             assert books.releases == 2
@@ -266,8 +265,8 @@ def test_books_never_hold_less_than_what_left(tmp_path: Path, saved: bool, crash
     left: set[bytes] = set()
     crashes, fuse = 0, crash
 
-    def open_books() -> LedgerFile:
-        books = LedgerFile(path, budget=budget)
+    def open_books() -> SharedLedger:
+        books = SharedLedger(path, budget=budget)
         federation.study = replace(federation.study, books=books)
         federation.open()
         return books
@@ -276,18 +275,16 @@ def test_books_never_hold_less_than_what_left(tmp_path: Path, saved: bool, crash
         left.update(encode(blob) for blob in federation.heard[-1])
         assert len(left) <= books.releases <= len(left) + 1 + crashes
 
-    def save(record: bytes) -> None:
+    def save() -> None:
         nonlocal fuse
         fuse -= 1
         if fuse == -1:
-            if saved:
-                federation.records.append(record)
             raise Stopped
 
     federation.watch = watch
     books = open_books()
     with pytest.raises(Stopped):
-        federation.drive(save=save)
+        federation.drive(**{"saved" if saved else "saving": save})
     books.close()
     crashes = 1
     books = open_books()
@@ -309,7 +306,7 @@ def test_a_crash_while_noise_is_drawn_is_paid(tmp_path: Path) -> None:
             return super().uniform(*shape, path=path)
 
     noise = Brittle()
-    with LedgerFile(tmp_path / "books") as books:
+    with SharedLedger(tmp_path / "books") as books:
         federation = Federation(study(RANDOM, message="mean", noise=noise, books=books))
         with pytest.raises(Stopped):
             federation.drive()
@@ -325,7 +322,7 @@ def test_books_that_run_out_end_the_releases_and_not_the_run(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     one = compose([Event(1.0)], delta=0.01).epsilon
-    with LedgerFile(tmp_path / "books", budget=Budget(1.1 * one, 0.01)) as books:
+    with SharedLedger(tmp_path / "books", budget=Budget(1.1 * one, 0.01)) as books:
         federation = Federation(study(ALONE, rounds=4, releases="all", books=books))
         with caplog.at_level(logging.WARNING):
             end = federation.drive()
@@ -351,11 +348,11 @@ def test_books_that_run_out_end_the_releases_and_not_the_run(
 
 
 def test_books_span_runs(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "books") as books:
+    with SharedLedger(tmp_path / "books") as books:
         for _ in range(2):
             finished(RANDOM, message="mean", rounds=1, releases=(0,), books=books)
         assert books.releases == 2
-    with LedgerFile(tmp_path / "books") as books:
+    with SharedLedger(tmp_path / "books") as books:
         assert books.releases == 2
         seeded = replace(compose(2 * [Event(1.0)], delta=0.01), private=False)
         assert books.guarantee(delta=0.01) == seeded
@@ -760,7 +757,7 @@ def test_random_points_go_without_releases() -> None:
 
 
 def test_a_copy_of_a_study_cannot_spend_unseen(tmp_path: Path) -> None:
-    with LedgerFile(tmp_path / "books") as books:
+    with SharedLedger(tmp_path / "books") as books:
         plan = study(books=books)
         for copied in (copy.copy(plan), copy.deepcopy(plan)):
             copied.agent("ann", SQUARE, 0, MemoryBlobs())

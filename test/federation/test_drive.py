@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import shutil
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +19,7 @@ from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.base import (
     Exchanged,
     Failure,
+    Outbox,
     Outgoing,
     Pending,
     Refusal,
@@ -24,10 +27,14 @@ from botorch_fed.federation.base import (
     Request,
 )
 from botorch_fed.federation.drive import Round, drive
+from botorch_fed.federation.hub import HUB_EVENTS
 from botorch_fed.federation.site import Site, request_content
-from botorch_fed.federation.store import MemoryBlobs
+from botorch_fed.privacy import Event, SharedLedger
+from botorch_fed.storage.log import FileLog, Log
+from botorch_fed.storage.store import FileStore, MemoryBlobs
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 from test.federation.search import Best, BoxAgent, BoxServer, Plan
+from test.hubs import SavedLog
 
 NAMES = ("a", "b", "c")
 SERVER = BoxServer(NAMES, rounds=4)
@@ -224,7 +231,7 @@ PLACES = {"save": 5, "exchange": 4, "round": 4}  # how often each comes in four 
 )
 def test_resume_after_a_crash_changes_nothing(at: int, where: str) -> None:
     expected = drive(SERVER, InProcess(sites()))
-    engine, saved, count = InProcess(sites()), [], [0]
+    engine, log, count = InProcess(sites()), SavedLog(), [0]
 
     def maybe_crash(kind: str) -> None:
         if kind == where:
@@ -232,9 +239,7 @@ def test_resume_after_a_crash_changes_nothing(at: int, where: str) -> None:
             if count[0] == at + 1:
                 raise Crash
 
-    def save(record: bytes) -> None:
-        saved.append(record)
-        maybe_crash("save")
+    log.after = lambda: maybe_crash("save")
 
     def exchange(outgoing: Outgoing) -> Exchanged:
         exchanged = engine(outgoing)
@@ -242,39 +247,39 @@ def test_resume_after_a_crash_changes_nothing(at: int, where: str) -> None:
         return exchanged
 
     with pytest.raises(Crash):
-        drive(SERVER, exchange, save=save, on_round=lambda _: maybe_crash("round"))
-    state = drive(SERVER, engine, record=saved[-1], save=save)
+        drive(SERVER, exchange, log=log, on_round=lambda _: maybe_crash("round"))
+    state = drive(SERVER, engine, log=log)
     assert encode(state) == encode(expected)
 
 
 def test_a_step_is_saved_before_anybody_hears_of_it() -> None:
-    saved: list[bytes] = []
+    log = SavedLog()
     seen: list[int] = []
-    drive(SERVER, InProcess(sites()), save=saved.append, on_round=lambda r: seen.append(len(saved)))
+    drive(SERVER, InProcess(sites()), log=log, on_round=lambda r: seen.append(len(log)))
     assert seen == [2, 3, 4, 5]  # the start, and every step before its `on_round`
-    assert len(set(saved)) == 5
+    assert len(set(log.bytes())) == 5
 
 
-def test_a_server_with_an_old_record_stops() -> None:
-    engine, saved = InProcess(sites()), []
-    drive(SERVER, engine, save=saved.append)
+def test_a_server_with_an_old_log_stops() -> None:
+    engine, log = InProcess(sites()), SavedLog()
+    drive(SERVER, engine, log=log)
     with pytest.raises(ProtocolError, match="older than the"):
-        drive(SERVER, engine, record=saved[2])
+        drive(SERVER, engine, log=log.first(3))
 
 
 def test_one_agent_can_prove_that_the_server_is_old() -> None:
     """The others were absent and would go on: the run must not fork."""
     absent = lambda name, serial: name != "a" and serial > 2  # noqa: E731
-    home, saved = sites(), []
-    drive(SERVER, InProcess(home, absent=absent), save=saved.append)
+    home, log = sites(), SavedLog()
+    drive(SERVER, InProcess(home, absent=absent), log=log)
     with pytest.raises(ProtocolError, match="'a' proves"):
-        drive(SERVER, InProcess(home), record=saved[2])
+        drive(SERVER, InProcess(home), log=log.first(3))
 
 
 def test_who_is_asked_again_only_later_proves_it_then() -> None:
     """Rounds 3 and 4 are lost, and agent a, who knows of them, is asked again in round 6."""
-    home, saved = sites(), []
-    drive(SERVER, InProcess(home), save=saved.append)
+    home, log = sites(), SavedLog()
+    drive(SERVER, InProcess(home), log=log)
 
     @dataclass(frozen=True)
     class Sparing(BoxServer):
@@ -285,12 +290,12 @@ def test_who_is_asked_again_only_later_proves_it_then() -> None:
             return replace(outbox, messages={})
 
     with pytest.raises(ProtocolError, match="'a' proves"):
-        drive(Sparing(NAMES, rounds=8), InProcess(home[:1]), record=saved[2])
+        drive(Sparing(NAMES, rounds=8), InProcess(home[:1]), log=log.first(3))
 
 
 def test_one_agent_can_prove_that_it_was_asked_for_something_else() -> None:
-    home, saved = sites(), []
-    drive(SERVER, InProcess(home), save=saved.append)
+    home, log = sites(), SavedLog()
+    drive(SERVER, InProcess(home), log=log)
 
     @dataclass(frozen=True)
     class Other(BoxServer):
@@ -299,25 +304,27 @@ def test_one_agent_can_prove_that_it_was_asked_for_something_else() -> None:
             return None if outbox is None else replace(outbox, broadcasts=(Plan(0.123),))
 
     with pytest.raises(ProtocolError, match="proves"):
-        drive(Other(NAMES, rounds=4), InProcess(home), record=saved[3])
+        drive(Other(NAMES, rounds=4), InProcess(home), log=log.first(4))
 
 
 def test_a_site_that_has_lost_its_record_is_not_let_in_again() -> None:
-    home, saved = sites(), []
-    drive(BoxServer(NAMES, rounds=2), InProcess(home), save=saved.append)
+    home, log = sites(), SavedLog()
+    drive(BoxServer(NAMES, rounds=2), InProcess(home), log=log)
     home[1] = Site("b", BoxAgent(seed=1, blobs=home[0].agent.blobs), bowl)
     rounds: list[Round] = []
-    state = drive(SERVER, InProcess(home), record=saved[-1], on_round=rounds.append)
+    state = drive(SERVER, InProcess(home), log=log, on_round=rounds.append)
     assert state.heard == (3, 3, 2, 2)
     assert rounds[0].exchanged.failures["b"].code == "behind"
 
 
 def test_books_are_kept_before_a_step_is_saved() -> None:
     order: list[str] = []
+    log = SavedLog()
+    log.after = lambda: order.append("save")
     drive(
         BoxServer(NAMES, rounds=1),
         InProcess(sites()),
-        save=lambda _: order.append("save"),
+        log=log,
         on_exchange=lambda r: order.append(f"exchange {r.serial}"),
         on_round=lambda r: order.append(f"round {r.serial}"),
     )
@@ -335,15 +342,15 @@ def test_a_broadcast_is_encoded_once(monkeypatch: pytest.MonkeyPatch) -> None:
             outbox = super().outbox(state)
             return None if outbox is None else replace(outbox, broadcasts=(plan,))
 
-    own = module._own
-    monkeypatch.setattr(module, "_own", lambda t, n: (made.append(type(t)), own(t, n))[1])
+    real = module.encoded
+    monkeypatch.setattr(module, "encoded", lambda t, n: (made.append(type(t)), real(t, n))[1])
     drive(Steady(NAMES, rounds=4), InProcess(sites()))
     assert made.count(Plan) == 1
 
 
-def test_a_server_that_lost_its_record_stops() -> None:
+def test_a_server_that_lost_its_log_stops() -> None:
     engine = InProcess(sites())
-    drive(SERVER, engine, save=lambda _: None)
+    drive(SERVER, engine, log=SavedLog())
     with pytest.raises(ProtocolError, match="All 3 agents that answer refuse to begin: 3 foreign"):
         drive(SERVER, engine)
 
@@ -358,15 +365,134 @@ def test_a_run_that_everybody_refuses_to_begin_stops() -> None:
         drive(SERVER, InProcess(home))
 
 
-def test_a_record_of_another_run_or_other_settings_is_refused() -> None:
-    saved: list[bytes] = []
-    drive(SERVER, InProcess(sites()), save=saved.append)
+def test_a_log_of_another_run_or_other_settings_is_refused() -> None:
+    log = SavedLog()
+    drive(SERVER, InProcess(sites()), log=log)
     with pytest.raises(ProtocolError, match="'other'"):
-        drive(SERVER, InProcess(sites()), run="other", record=saved[0])
+        drive(SERVER, InProcess(sites()), run="other", log=log)
     with pytest.raises(ProtocolError, match="settings"):
-        drive(BoxServer(("a",), rounds=4), InProcess(sites()), record=saved[0])
+        drive(BoxServer(("a",), rounds=4), InProcess(sites()), log=log)
+    with pytest.raises(ProtocolError, match="no log of a hub"):
+        drive(SERVER, InProcess(sites()), log=cut(log, 1))
+    with pytest.raises(ProtocolError, match="no log of a hub"):
+        drive(SERVER, InProcess(sites()), log=twice(log))
+    odd = SavedLog()
+    started = log[0]
+    odd.append(replace(started, state=odd.snapshot(encode(Plan(0.5)))))
     with pytest.raises(ProtocolError, match="cannot be read"):
-        drive(SERVER, InProcess(sites()), record=saved[0][:-1])
+        drive(SERVER, InProcess(sites()), log=odd)
+    odd = SavedLog()
+    odd.append(started)
+    with pytest.raises(ProtocolError, match="missing or damaged"):
+        drive(SERVER, InProcess(sites()), log=odd)
+
+
+def cut(log: SavedLog, start: int) -> Log:
+    """The events of a log from one on."""
+    found = Log(HUB_EVENTS)
+    for event in list(log)[start:]:
+        found.append(event)
+    return found
+
+
+def twice(log: SavedLog) -> Log:
+    """A log that two hubs have written to."""
+    found = cut(log, 0)
+    for event in log:
+        found.append(event)
+    return found
+
+
+def test_a_hub_on_disk_writes_what_changes(tmp_path: Path) -> None:
+    """A state with a large part that stays: many rounds do not write it many times."""
+    large = torch.arange(50_000).double()
+
+    @dataclass(frozen=True)
+    class Heavy:
+        t: int
+        large: Tensor
+
+    @dataclass(frozen=True)
+    class Server:
+        state_type = Heavy
+        accepts = (Best,)
+        fingerprint = "heavy"
+
+        def start(self) -> Heavy:
+            return Heavy(0, large)
+
+        def outbox(self, state: Heavy) -> Outbox | None:
+            return Outbox({}) if state.t < 30 else None
+
+        def check(self, state: Heavy, sender: str, message: Any) -> None:
+            raise AssertionError
+
+        def step(self, state: Heavy, inbox: Mapping[str, Any]) -> Heavy:
+            return Heavy(state.t + 1, large if state.t < 20 else large + 1)
+
+    written = []
+    real = FileStore.put
+
+    def put(self: FileStore, name: str, data: bytes) -> None:
+        written.append(len(data))
+        real(self, name, data)
+
+    with pytest.MonkeyPatch.context() as patch, FileLog(tmp_path / "hub", HUB_EVENTS) as log:
+        patch.setattr(FileStore, "put", put)
+        drive(Server(), lambda outgoing: Exchanged({}), log=log)
+    assert sum(written) < 3 * 8 * len(large)
+    assert len(written) == 31
+    assert len(list((tmp_path / "hub" / "snapshots").iterdir())) == 2
+    with FileLog(tmp_path / "hub", HUB_EVENTS) as log:
+        end = drive(Server(), lambda outgoing: Exchanged({}), log=log)
+        assert end.t == 30
+        assert torch.equal(end.large, large + 1)
+
+
+# ------------------------------------------------------------------ the ledger of a run
+
+
+@dataclass(frozen=True)
+class Paying(BoxServer):
+    """Pays for every step."""
+
+    shared_ledger: SharedLedger | None = None
+
+    def step(self, state: Any, inbox: Mapping[str, Any]) -> Any:
+        assert self.shared_ledger is not None
+        self.shared_ledger.spend(Event(2.0), note=f"round {state.t}")
+        return super().step(state, inbox)
+
+
+def test_a_run_goes_on_with_the_ledger_that_it_has_seen(tmp_path: Path) -> None:
+    home, log, books = sites(), SavedLog(), tmp_path / "books"
+
+    def stop() -> None:
+        if len(log) == 3:
+            raise Crash
+
+    log.after = stop
+    with SharedLedger(books) as ledger, pytest.raises(Crash):
+        drive(Paying(NAMES, 4, shared_ledger=ledger), InProcess(home), log=log)
+    log.after = None
+    seen = shutil.copytree(books, tmp_path / "copy")
+    with SharedLedger(books) as ledger:
+        assert len(ledger) == log[2].ledger.length == 3
+        ledger.spend(Event(2.0), note="another run")
+        end = drive(Paying(NAMES, 4, shared_ledger=ledger), InProcess(home), log=log)
+        assert end.heard == (3, 3, 3, 3)
+        assert ledger.releases == 5
+    events = len(log)
+    with SharedLedger(seen) as ledger:  # a copy that is too old
+        with pytest.raises(ProtocolError, match=r"seen 6 events .* has 3: it was cut back"):
+            drive(Paying(NAMES, 4, shared_ledger=ledger), InProcess(home), log=log)
+        for _ in range(9):  # as long as the true one, and another
+            ledger.spend(Event(2.0))
+        with pytest.raises(ProtocolError, match=r"has others: it was cut back or exchanged"):
+            drive(Paying(NAMES, 4, shared_ledger=ledger), InProcess(home), log=log)
+    with pytest.raises(ProtocolError, match="paid from a ledger on disk, and none was given"):
+        drive(Paying(NAMES, 4), InProcess(home), log=log)
+    assert len(log) == events
 
 
 # ------------------------------------------------------------------ quorum
@@ -409,10 +535,10 @@ def test_costs_of_all_attempts_are_counted() -> None:
 
 
 def test_a_missed_quorum_stops_and_can_be_resumed() -> None:
-    engine, saved = InProcess(sites()), []
+    engine, log = InProcess(sites()), SavedLog()
     with pytest.raises(ProtocolError, match="answered by 0 of 3 agents, 2 are needed: 3 absent"):
-        drive(SERVER, flaky(engine, {2: 2}), quorum=2, retries=1, save=saved.append)
-    state = drive(SERVER, engine, quorum=2, record=saved[-1])
+        drive(SERVER, flaky(engine, {2: 2}), quorum=2, retries=1, log=log)
+    state = drive(SERVER, engine, quorum=2, log=log)
     assert state.heard == (3, 3, 3, 3)
 
 

@@ -27,11 +27,9 @@ from botorch_fed.federation.base import (
     Reply,
     Request,
 )
-from botorch_fed.federation.drive import Round, ServerRecord, drive
-from botorch_fed.federation.log import Log
+from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.points import spread_design
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Contribution, Order
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models import FeatureMap, LogWarp, WeightPosterior, fit_own_gp, summarize
@@ -42,9 +40,12 @@ from botorch_fed.search.releases import Rows
 from botorch_fed.search.thompson import RESIDUAL_PRIOR, Strategy, prior_model
 from botorch_fed.search.transfer import TransferSearch, report_size
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.log import Log
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import decode, encode
 from test.cases import MAPS, normal, random_fourier, uniform
+from test.hubs import SavedLog
 
 NAMES = ("ann", "bob", "cem")
 SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
@@ -100,7 +101,7 @@ class Federation:
         self.logs = {name: Log(SITE_EVENTS) for name in self.objectives}
         self.rounds: list[Round] = []
         self.traffic: list[bytes] = []
-        self.records: list[bytes] = []
+        self.log = SavedLog()
         self.states: list[dict[str, AgentState]] = []
         self.tamper: Callable[[str, Any], Any] = lambda name, message: message
         self.open()
@@ -129,25 +130,25 @@ class Federation:
         self.traffic += replies.values()
         return replace(exchanged, replies=replies)
 
-    def drive(self, *, resume: bool = False, save: Any = None) -> RelayState:
+    def drive(
+        self, *, resume: bool = False, saved: Callable[[], None] = lambda: None
+    ) -> RelayState:
         self.engine = InProcess(self.sites.values(), absent=self.absent)
 
-        def keep(record: bytes) -> None:
-            self.records.append(record)
+        def after() -> None:
             self.states.append({name: site.state for name, site in self.sites.items()})
-            if save is not None:
-                save(record)
+            saved()
 
-        record = self.records[-1] if resume else None
+        self.log = self.log if resume else SavedLog()
+        self.log.after = after
         self.end: RelayState = drive(
-            self.server, self.exchange, record=record, save=keep, on_round=self.rounds.append
+            self.server, self.exchange, log=self.log, on_round=self.rounds.append
         )
         return self.end
 
     def end_of_round(self, serial: int) -> Rows:
         """What the server has received by then."""
-        record = decode(self.records[serial], ServerRecord, max_bytes=2**24)
-        state = decode(record.state, RelayState, max_bytes=2**24)
+        state = self.log.states(RelayState)[serial]
         assert isinstance(state.received, Rows)
         return state.received
 
@@ -230,14 +231,14 @@ def test_stop_encode_resume_changes_nothing(which: int) -> None:
     strategy, options = KINDS[which]
     disturbed = Federation(study(strategy, **{"data": with_data(), **options}))
 
-    def stop(_: bytes) -> None:
+    def stop() -> None:
         raise Stopped
 
     starts = 0
     while True:  # one round, and then only what was saved
         starts += 1
         try:
-            disturbed.drive(resume=starts > 1, save=stop)
+            disturbed.drive(resume=starts > 1, saved=stop)
             break
         except Stopped:
             disturbed.open()

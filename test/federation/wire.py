@@ -14,8 +14,8 @@ from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import AgentId, Exchanged, Outgoing, Refusal, Reply, Request
 from botorch_fed.federation.drive import drive
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.wire.codec import decode
 
 NAMES = ("north", "south", "west")

@@ -13,8 +13,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, ProtocolError
-from botorch_fed.federation.store import MemoryStore
-from botorch_fed.privacy.accounting import Budget, Event, Ledger, LedgerFile
+from botorch_fed.privacy.accounting import Budget, Event, Ledger
 from botorch_fed.privacy.aggregation import PrivateSum
 from botorch_fed.privacy.channels import (
     Channel,
@@ -27,7 +26,9 @@ from botorch_fed.privacy.distributed import DistributedGaussianSum, DistributedR
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise, Path
 from botorch_fed.privacy.mechanisms import GaussianSum, PoissonSampling
+from botorch_fed.privacy.shared_ledger import SharedLedger
 from botorch_fed.rng import generator
+from botorch_fed.storage.store import MemoryStore
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.mechanisms.SignalWarning")
 SEEDED = InsecureSeededNoise(7)
@@ -151,11 +152,13 @@ def test_an_agent_pays_before_anything_is_computed(
         private = False
 
         def uniform(self, *shape: int, path: Path) -> Tensor:
-            assert "discrete" in (tmp_path / "ledger").read_text()
+            with SharedLedger(tmp_path / "ledger", unit=unit, budget=budget) as other:
+                (entry,) = other.ledger.entries
+            assert entry.event.discrete
             return SEEDED.uniform(*shape, path=path)
 
-    unit = private_sum.mechanism.unit
-    with LedgerFile(tmp_path / "ledger", unit=unit, budget=Budget(50.0, 1e-3)) as file:
+    unit, budget = private_sum.mechanism.unit, Budget(50.0, 1e-3)
+    with SharedLedger(tmp_path / "ledger", unit=unit, budget=budget) as file:
         if spoilt:
             values[..., 2] = math.nan
             with pytest.raises(InputDataError, match="finite"):

@@ -23,7 +23,7 @@ from benchmarks.privacy_mutants import (
 )
 from botorch_fed.errors import BudgetExceeded
 from botorch_fed.models import Summary, summarize
-from botorch_fed.privacy.accounting import Budget, Event, Ledger, LedgerFile, compose
+from botorch_fed.privacy.accounting import Budget, Event, Ledger, compose
 from botorch_fed.privacy.distributed import (
     LEAST_STD,
     DistributedGaussianSum,
@@ -40,6 +40,7 @@ from botorch_fed.privacy.hazmat.noise import (
     discrete_gaussian_reach,
 )
 from botorch_fed.privacy.mechanisms import SignalWarning
+from botorch_fed.privacy.shared_ledger import SharedLedger
 from botorch_fed.rng import generator
 from test.cases import inducing, normal, uniform
 
@@ -216,11 +217,11 @@ def test_discrete_noise_is_accounted_for_by_renyi_only() -> None:
 
 
 def test_discrete_events_survive_on_disk_beside_others(tmp_path: FilePath) -> None:
-    with LedgerFile(tmp_path / "ledger") as file:
+    with SharedLedger(tmp_path / "ledger") as file:
         file.spend(Event(2.0)).spend(Event(2.0, discrete=True), private=False)
         entries = file.ledger.entries
-    assert (tmp_path / "ledger").read_text().count("discrete") == 1
-    with LedgerFile(tmp_path / "ledger") as file:
+    assert [entry.event.discrete for entry in entries] == [False, True]
+    with SharedLedger(tmp_path / "ledger") as file:
         assert file.ledger.entries == entries
 
 

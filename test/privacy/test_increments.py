@@ -14,7 +14,7 @@ from torch import Tensor
 
 from benchmarks.papers.published.noise import paper_local_noise
 from botorch_fed.errors import BudgetExceeded, MessageError
-from botorch_fed.privacy.accounting import Budget, Event, Ledger, LedgerFile, gaussian_mu
+from botorch_fed.privacy.accounting import Budget, Event, Ledger, gaussian_mu
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, OSNoise, Path, lattice_step
 from botorch_fed.privacy.increments import (
     BlockRelease,
@@ -22,6 +22,7 @@ from botorch_fed.privacy.increments import (
     BlockSum,
     LocalGaussian,
 )
+from botorch_fed.privacy.shared_ledger import SharedLedger
 from botorch_fed.rng import generator
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal
@@ -341,7 +342,7 @@ def test_a_run_of_any_length_costs_one_release() -> None:
 
 def test_a_run_pays_on_disk_before_there_is_a_state(tmp_path: Any) -> None:
     mechanism = blocks()
-    with LedgerFile(tmp_path / "ledger", adjacency="replace-one", unit="record") as file:
+    with SharedLedger(tmp_path / "ledger", adjacency="replace-one", unit="record") as file:
         _, after = mechanism.start(ledger=file, noise=OSNoise())
         assert after is file
         assert file.releases == 1

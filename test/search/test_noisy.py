@@ -14,7 +14,6 @@ from torch import Tensor
 
 from botorch_fed.federation.agent import AgentState
 from botorch_fed.federation.points import dealt_design
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Order
 from botorch_fed.models import FeatureMap, KLFeatures, WarpedFeatures
 from botorch_fed.models.earned_prior import project, reference_features
@@ -32,6 +31,7 @@ from botorch_fed.search.noisy import (
 from botorch_fed.search.releases import Noisy
 from botorch_fed.search.transfer import TransferSearch, default_private_features
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import DPFTSDE
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, quadrature, random_fourier, uniform

@@ -16,7 +16,6 @@ from botorch_fed.acquisition import Constant, Partition
 from botorch_fed.aggregation.noisy import NoisySum
 from botorch_fed.federation.agent import AgentState, FederatedAgent
 from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Order
 from botorch_fed.models import WeightPosterior, own_gp, summarize
 from botorch_fed.privacy import clip
@@ -31,6 +30,7 @@ from botorch_fed.search.released import (
 )
 from botorch_fed.search.transfer import default_private_features, reference_points
 from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, uniform
 from test.federation.dp import (

@@ -21,7 +21,6 @@ from botorch_fed.federation.base import Objective
 from botorch_fed.federation.points import (
     dealt_design,
 )
-from botorch_fed.federation.store import MemoryBlobs
 from botorch_fed.federation.terms import Order
 from botorch_fed.models import RandomFourierFeatures, StationaryKernel
 from botorch_fed.models.earned_prior import (
@@ -48,6 +47,7 @@ from botorch_fed.search.transfer import (
     unpack_sum,
 )
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import FTS
 from botorch_fed.wire.codec import encode
 from test.cases import normal, random_fourier, uniform
@@ -944,14 +944,14 @@ def test_a_stopped_run_goes_on_as_if_nothing_had_happened(acquisition: Any) -> N
     expected = driven(**options).result()
     stopped = federation(**options)
 
-    def stop(_: bytes) -> None:
+    def stop() -> None:
         raise Stopped
 
     starts = 0
     while True:  # one round, and then only what was saved
         starts += 1
         try:
-            stopped.drive(resume=starts > 1, save=stop)
+            stopped.drive(resume=starts > 1, saved=stop)
             break
         except Stopped:
             stopped.open()

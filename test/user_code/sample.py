@@ -19,7 +19,6 @@ from botorch_fed.ax_adapter import AxFederation, RoundOpen
 from botorch_fed.errors import BudgetExceeded, MessageError
 from botorch_fed.federation.base import Agent, AgentId, Objective, Outbox, Pending, Server
 from botorch_fed.federation.disclosure import Price, Row, Sees
-from botorch_fed.federation.store import Blobs
 from botorch_fed.models import (
     BasisGP,
     FeatureMap,
@@ -40,8 +39,8 @@ from botorch_fed.privacy import (
     Guarantee,
     InsecureSeededNoise,
     Ledger,
-    LedgerFile,
     PrefixSum,
+    SharedLedger,
     epsilon,
     noise_multiplier_for,
 )
@@ -52,6 +51,7 @@ from botorch_fed.search.released import Following
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.storage.store import Blobs
 from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
 from botorch_fed.test_functions import SyntheticGPAgents
 
@@ -178,7 +178,7 @@ def accounting(folder: Path) -> Guarantee:
     except BudgetExceeded:
         refused = True
     assert refused
-    with LedgerFile(folder / "ledger", budget=Budget(2.0, 1e-5)) as books:
+    with SharedLedger(folder / "ledger", budget=Budget(2.0, 1e-5)) as books:
         spent: int = books.spend(Event(z, sampling_rate=0.5)).releases
     assert spent == 1
     stream = PrefixSum(num_features=4, outcome_bound=2.0, horizon=8, noise_multiplier=z)

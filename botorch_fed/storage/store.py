@@ -96,9 +96,7 @@ class FileStore(Store):
     """
 
     def __init__(self, folder: str | Path) -> None:
-        self.folder = Path(folder).resolve()
-        _make_folder(self.folder)
-        check_private(self.folder, self.folder.stat(), stat.S_IFDIR)
+        self.folder = private_folder(folder)
 
     def get(self, name: str) -> bytes | None:
         path = self.folder / _checked_name(name)
@@ -262,9 +260,19 @@ def _checked_digest(digest: str) -> str:
 # ------------------------------------------------------------------ files
 
 
+def private_folder(folder: str | Path) -> Path:
+    """The absolute path of a folder with mode 0700, created if there is none; never a link."""
+    path = Path(folder).absolute()
+    _make_folder(path)
+    check_private(path, path.lstat(), stat.S_IFDIR)
+    return path
+
+
 def check_private(path: Path, status: os.stat_result, kind: int) -> None:
     """Raise unless a file or folder is ours and nobody else's."""
     name, mode = ("folder", "700") if kind == stat.S_IFDIR else ("regular file", "600")
+    if stat.S_ISLNK(status.st_mode):
+        raise ProtocolError(f"{path} is a symbolic link: name the {name} itself.")
     if stat.S_IFMT(status.st_mode) != kind:
         raise ProtocolError(f"{path} is no {name}: choose another place, or move it away.")
     if status.st_uid != os.geteuid():
@@ -280,7 +288,7 @@ def check_private(path: Path, status: os.stat_result, kind: int) -> None:
 
 
 def _make_folder(folder: Path) -> None:
-    if not folder.exists():
+    if not os.path.lexists(folder):
         _make_folder(folder.parent)
         folder.mkdir(mode=0o700, exist_ok=True)
         sync_folder(folder.parent)

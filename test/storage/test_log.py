@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.federation.log import FileLog, Log
+from botorch_fed.storage.log import FileLog, Log
 from botorch_fed.wire.codec import content_hash, encode
 from test.files import FORKS, FullDisk, fail, in_child
 
@@ -130,6 +130,33 @@ def test_snapshots_are_found_by_their_hash_until_they_are_dropped(log: Log) -> N
 
 
 # ------------------------------------------------------------------ logs on disk
+
+
+def test_a_snapshot_may_come_before_the_first_event(folder: Path) -> None:
+    with open_log(folder) as log:
+        digest = log.snapshot(b"state")
+    with open_log(folder) as log:
+        assert log.load(digest) == b"state"
+
+
+def test_an_empty_file_beside_snapshots_is_damage(folder: Path) -> None:
+    with open_log(folder) as log:
+        log.append(seen(0))
+        digest = log.snapshot(b"state")
+    log.path.write_bytes(b"")
+    with pytest.raises(ProtocolError, match=r"damaged at byte 0 .it is empty, and has snapshots"):
+        open_log(folder)
+    assert [path.name for path in (folder / "snapshots").iterdir()] == [digest]
+
+
+def test_a_closed_log_drops_no_snapshot(folder: Path) -> None:
+    with open_log(folder) as log:
+        log.append(seen(0))
+        digest = log.snapshot(b"state")
+    with pytest.raises(ProtocolError, match="is closed"):
+        log.keep([])
+    with open_log(folder) as log:
+        assert log.load(digest) == b"state"
 
 
 def test_a_log_survives_closing(folder: Path) -> None:
@@ -407,6 +434,116 @@ def test_a_process_killed_in_a_write_loses_that_event_only(folder: Path) -> None
             assert len(log) == 1
             log.append(seen(1))
         assert path.read_bytes() == whole
+
+
+# ------------------------------------------------------------------ logs and those who remember
+
+
+def test_who_remembers_a_log_can_tell_a_shorter_or_another_one(log: Log) -> None:
+    heads = [log.head]
+    for number in range(3):
+        log.append(Left(number))
+        heads.append(log.head)
+    assert [log.head_at(count) for count in range(4)] == heads
+    assert log.head_at(4) is None
+    assert log.head_at(-1) is None
+
+
+def test_a_file_in_other_hands_takes_no_event(folder: Path, tmp_path: Path) -> None:
+    with open_log(folder) as log:
+        log.append(Left(0))
+        folder.rename(tmp_path / "aside")
+        with pytest.raises(ProtocolError, match="moved, replaced or changed by another hand"):
+            log.append(Left(1))
+        (tmp_path / "aside").rename(folder)
+        log.append(Left(1))
+        good = log.path.read_bytes()
+        for data in (good + b"x", good[:-1]):
+            log.path.write_bytes(data)
+            with pytest.raises(ProtocolError, match="moved, replaced or changed by another hand"):
+                log.append(Left(2))
+        log.path.write_bytes(good)
+        log.append(Left(2))
+    with open_log(folder) as log:
+        assert [event.number for event in log] == [0, 1, 2]
+
+
+def test_a_link_to_a_folder_is_refused(folder: Path, tmp_path: Path) -> None:
+    written(tmp_path / "elsewhere", 1)
+    folder.symlink_to(tmp_path / "elsewhere")
+    for shared in (False, True):
+        with pytest.raises(ProtocolError, match="symbolic link: name the folder itself"):
+            FileLog(folder, KINDS, shared=shared)
+    folder.unlink()
+    folder.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ProtocolError, match="symbolic link"):
+        open_log(folder)
+    assert not (tmp_path / "nowhere").exists()
+
+
+# ------------------------------------------------------------------ shared logs
+
+
+def open_shared(folder: Path) -> FileLog:
+    return FileLog(folder, KINDS, shared=True)
+
+
+def test_several_append_in_turns(folder: Path) -> None:
+    with open_shared(folder) as one, open_shared(folder) as other:
+        one.append(Left(0))
+        assert len(other) == 0
+        other.append(Left(1))
+        assert [event.number for event in other] == [0, 1]
+        with one.turn():
+            assert [event.number for event in one] == [0, 1]
+            one.append(Left(2))
+            one.append(Left(3))
+        with other.turn():
+            assert (len(other), other.head) == (4, one.head)
+        with pytest.raises(ProtocolError, match="it has events only"):
+            one.snapshot(b"state")
+    with open_shared(folder) as log:
+        assert [event.number for event in log] == [0, 1, 2, 3]
+
+
+def test_a_turn_that_fails_is_over(folder: Path) -> None:
+    with open_shared(folder) as one, open_shared(folder) as other:
+        with pytest.raises(KeyboardInterrupt), one.turn():
+            raise KeyboardInterrupt
+        other.append(Left(0))
+
+
+def test_a_branch_of_a_shared_log_is_noticed(folder: Path) -> None:
+    with open_shared(folder) as log:
+        log.append(Left(0))
+        old = log.path.read_bytes()
+        log.append(Left(1))
+        end = log.path.read_bytes()
+        log.path.write_bytes(old)  # cut back, and gone on with by somebody else
+        with open_shared(folder) as other:
+            other.append(Left(2))
+            other.append(Left(3))
+        branch = log.path.read_bytes()
+        for data in (branch, branch[: len(end)]):  # longer, and as long as it was
+            log.path.write_bytes(data)
+            with pytest.raises(ProtocolError, match="changed by another hand"):
+                log.append(Left(4))
+        log.path.write_bytes(end)
+        log.append(Left(4))
+        assert [event.number for event in log] == [0, 1, 4]
+
+
+@FORKS
+def test_a_process_that_ends_in_its_turn_leaves_the_log_to_others(folder: Path) -> None:
+    log = open_shared(folder)
+
+    def end() -> None:
+        mine = open_shared(folder)
+        mine._lock()
+        os._exit(3)
+
+    assert in_child(end) == 3
+    log.append(Left(0))
 
 
 def test_events_and_snapshots_reach_the_disk_before_the_call_returns(

@@ -14,9 +14,9 @@ import pytest
 import torch
 from torch import Tensor
 
-import botorch_fed.federation.store as store_module
+import botorch_fed.storage.store as store_module
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.federation.store import (
+from botorch_fed.storage.store import (
     Blobs,
     FileBlobs,
     FileStore,
@@ -300,3 +300,12 @@ def test_blobs_know_nothing_of_other_names(tmp_path: Path) -> None:
     assert not blobs.has("key")
     blobs.keep([])
     assert store.names() == ["key"]
+
+
+def test_a_link_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "store").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ProtocolError, match="symbolic link: name the folder itself"):
+        FileStore(tmp_path / "store")
+    FileStore(tmp_path / "elsewhere").put("name", b"data")
+    with pytest.raises(ProtocolError, match="symbolic link: name the folder itself"):
+        FileStore(tmp_path / "store")

@@ -1,14 +1,16 @@
 r"""What a party has done and learned, event by event: the one thing that it must not lose.
 
     Log        events and snapshots in memory
-    FileLog    the same in a folder, for one process at a time
+    FileLog    the same in a folder, for one process at a time or, shared, for several in turns
 
-A log only grows. An event is safe when `append` returns; what it refers to, a *snapshot* of a large
-object, is safe when `keep` returns. Everything else that a party knows is computed from both.
+Every party has one: a site its trials and replies, a hub its rounds, a ledger its payments. What
+the events are is said by those who write them. A log only grows. An event is safe when `append`
+returns, a *snapshot* of a large object, to which events refer, when `snapshot` does. Everything
+else that a party knows is computed from both.
 
 Every event carries a hash of all events before it, so that a removed, exchanged or altered event
 is noticed when the log is opened. A log that was cut back to an earlier state at a border of two
-events is a shorter log; a peer that remembers `head` and `len` can tell.
+events is a shorter log; a peer that remembers `head` and `len` can tell by `head_at`.
 
 A damaged file raises `ProtocolError` and stays as it is. A disk that fails raises `OSError`.
 `FileLog` needs a POSIX system.
@@ -24,21 +26,22 @@ import struct
 import weakref
 import zlib
 from collections.abc import Iterable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Self
 
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.federation.store import (
+from botorch_fed.storage.snapshots import Snapshots
+from botorch_fed.storage.store import (
     FileStore,
     MemoryStore,
-    Store,
     check_private,
+    private_folder,
     read_all,
     sync_folder,
     write_all,
 )
-from botorch_fed.wire.codec import content_hash, decode, encode
+from botorch_fed.wire.codec import decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -59,14 +62,25 @@ class Log:
     def __init__(self, kinds: tuple[type, ...]) -> None:
         self.kinds = kinds
         self._events: list[Any] = []
-        self._head = hashlib.sha256(_HEADER).digest()
-        self._snapshots: Store = MemoryStore()
+        self._heads = [hashlib.sha256(_HEADER).digest()]  # after each number of events
+        self._snapshots = Snapshots(MemoryStore(), share=False)
 
     @property
     def head(self) -> str:
         """A hash of all events and their order."""
         self._check_usable()
-        return self._head.hex()
+        return self._heads[-1].hex()
+
+    def head_at(self, count: int) -> str | None:
+        """What `head` was after so many events; None if there are fewer."""
+        self._check_usable()
+        return self._heads[count].hex() if 0 <= count <= len(self) else None
+
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Nobody else appends to the log in the body; what others have appended is in it."""
+        self._check_usable()
+        yield
 
     def append(self, event: Any) -> None:
         """Add an event.
@@ -74,10 +88,10 @@ class Log:
         Args:
             event: Of one of the log's kinds. What cannot be encoded, as NaN, raises `MessageError`.
         """
-        self._check_usable()
         data = encode(event, max_bytes=MAX_EVENT)
         event = decode(data, *self.kinds, max_bytes=MAX_EVENT)  # a copy, that can be read again
-        self._save(event, hashlib.sha256(self._head + data).digest(), data)
+        with self.turn():
+            self._save(event, hashlib.sha256(self._heads[-1] + data).digest(), data)
 
     def __iter__(self) -> Iterator[Any]:
         self._check_usable()
@@ -93,15 +107,13 @@ class Log:
     def snapshot(self, data: bytes) -> str:
         """Keep some bytes; their hash, by which an event can refer to them."""
         self._check_usable()
-        digest = content_hash(data)
-        self._snapshots.put(digest, data)
-        return digest
+        return self._snapshots.put(data)
 
     def load(self, digest: str) -> bytes:
         """The bytes of a snapshot; `ProtocolError` if they are missing or damaged."""
         self._check_usable()
         data = self._snapshots.get(digest)
-        if data is None or content_hash(data) != digest:
+        if data is None:
             raise ProtocolError(
                 f"{self!r} refers to a snapshot {digest[:8]}… that is missing or damaged: restore "
                 "the folder from a copy of all of its files."
@@ -110,10 +122,8 @@ class Log:
 
     def keep(self, digests: Iterable[str]) -> None:
         """Drop all other snapshots."""
-        kept = set(digests)
-        for name in self._snapshots.names():
-            if name not in kept:
-                self._snapshots.delete(name)
+        self._check_usable()
+        self._snapshots.keep(digests)
 
     def close(self) -> None:
         """Give the file back, if there is one."""
@@ -132,11 +142,11 @@ class Log:
 
     def _save(self, event: Any, head: bytes, data: bytes) -> None:
         self._events.append(event)
-        self._head = head
+        self._heads.append(head)
 
 
 class FileLog(Log):
-    """A log in a folder, held open and locked by one process until `close`.
+    """A log in a folder, which one process has to itself until `close`; or, shared, several have.
 
     The file ``log`` is a header, then records of length, two checksums and bytes. The last record
     is dropped on opening, with a warning, if a crash cut it short: the file ends inside it, or its
@@ -144,87 +154,156 @@ class FileLog(Log):
     Every other mismatch is damage, also in the last record: it may have been complete.
 
     After a failed write the file is cut back to its last good record and the log goes on. If that
-    fails too, or an interrupt came in between, it must be closed and opened again. A forked process
-    cannot use the log of its parent.
+    fails too, or an interrupt came in between, it must be closed and opened again. A file that was
+    moved, replaced or cut back while it was open takes no further event, and neither it nor its
+    folder may be a link. A forked process cannot use the log of its parent.
+
+    A shared log is locked in turns. It has no snapshots, and its events are those of the last turn.
 
     Args:
         folder: The folder, created with mode 0700 if it does not exist.
         kinds: The classes of its events.
+        shared: Whether several processes append to it.
 
     Raises:
         ProtocolError: The log is open elsewhere, damaged, of another kind, or not private.
     """
 
-    def __init__(self, folder: str | Path, kinds: tuple[type, ...]) -> None:
+    def __init__(
+        self, folder: str | Path, kinds: tuple[type, ...], *, shared: bool = False
+    ) -> None:
         super().__init__(kinds)
-        self.folder = Path(folder).absolute()
-        self._snapshots = FileStore(self.folder / "snapshots")
-        check_private(self.folder, self.folder.stat(), stat.S_IFDIR)
+        self.folder = private_folder(folder)
+        self.shared = shared
+        if not shared:
+            self._snapshots = Snapshots(FileStore(self.folder / "snapshots"))
         self.path = self.folder / "log"
+        self._end = 0  # of the last good record that was read or written
+        self._last = 0  # where it begins, if there is one
+        self._turning = False
         self._fault: str | None = None
         self._process = os.getpid()
         flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
         self._file = os.open(self.path, flags, 0o600)
         self._closing = weakref.finalize(self, os.close, self._file)
         try:
-            self._open()
+            check_private(self.path, os.fstat(self._file), stat.S_IFREG)
+            self._lock()
+            self._catch_up()
+            if shared:
+                self._unlock()
+            sync_folder(self.folder)
         except BaseException:
             self.close()
             raise
 
-    def _open(self) -> None:
+    @contextmanager
+    def turn(self) -> Iterator[None]:
+        """Nobody else appends to the log in the body; what others have appended is in it."""
+        self._check_usable()
+        if not self.shared or self._turning:
+            self._check_place()
+            yield
+            return
+        self._lock()
+        self._turning = True
+        try:
+            self._check_place()
+            self._catch_up()
+            yield
+        finally:
+            self._turning = False
+            self._unlock()
+
+    def snapshot(self, data: bytes) -> str:
+        """Keep some bytes; their hash, by which an event can refer to them."""
+        if self.shared:
+            raise ProtocolError(f"{self!r} is shared: it has events only.")
+        return super().snapshot(data)
+
+    def _lock(self) -> None:
         import fcntl  # not on Windows, where a log in memory still works
 
-        check_private(self.path, os.fstat(self._file), stat.S_IFREG)
         try:
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._file, fcntl.LOCK_EX | (0 if self.shared else fcntl.LOCK_NB))
         except BlockingIOError as error:
             raise ProtocolError(
                 f"The log {self.path} is open already, here or in another process: close that one "
                 "first, or give every party its own folder."
             ) from error
-        data = read_all(self._file)
-        # A crash while the file was created leaves a part of the header, or zeros instead.
-        if len(data) <= len(_HEADER) and (_HEADER.startswith(data) or not data.strip(b"\0")):
-            self._end = 0
-            self._truncate()
-            self._write(_HEADER)
-        else:
-            self._end = self._read(data)
-            if self._end < len(data):
-                lost = len(data) - self._end
-                self._truncate()
-                logger.warning("%s: dropped %d bytes that a crash cut short", self.path, lost)
-        sync_folder(self.folder)
 
-    def _read(self, data: bytes) -> int:
-        """Take over all events; the end of the last good record."""
-        if not data.startswith(_HEADER):
-            raise self._damaged(0, f"it is no log of format {_HEADER[-4]}")
-        written = len(data.rstrip(b"\0"))
-        start = len(_HEADER)
-        while start + _FRAME.size <= len(data):
-            size, check, checksum = _FRAME.unpack_from(data, start)
+    def _unlock(self) -> None:
+        import fcntl
+
+        fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _check_place(self) -> None:
+        """Raise unless the file is where it was and as it was; a shared one may be longer.
+
+        Of what was read before, the last hash is compared. The lock is held: nobody writes.
+        """
+        mine = os.fstat(self._file)
+        try:
+            same = os.path.samestat(mine, os.lstat(self.path))
+        except FileNotFoundError:
+            same = False
+        fits = mine.st_size >= self._end if self.shared else mine.st_size == self._end
+        if self._last:
+            head = os.pread(self._file, _CHAIN, self._last + _FRAME.size)
+            fits = fits and head == self._heads[-1]
+        if not (same and fits):
+            raise ProtocolError(
+                f"The log {self.path} was moved, replaced or changed by another hand while it was "
+                "open: see what happened, then close it and open it again."
+            )
+
+    def _catch_up(self) -> None:
+        """Take over what stands behind the last good record, or create the file."""
+        os.lseek(self._file, self._end, os.SEEK_SET)
+        data = read_all(self._file)
+        if not self._end:
+            # A crash while it was created leaves a part of the header, or zeros instead.
+            if len(data) <= len(_HEADER) and (_HEADER.startswith(data) or not data.strip(b"\0")):
+                if data != _HEADER and self._snapshots.store.names():
+                    raise self._damaged(0, "it is empty, and has snapshots")
+                self._truncate()
+                self._write(_HEADER)
+                return
+            if not data.startswith(_HEADER):
+                raise self._damaged(0, f"it is no log of format {_HEADER[-4]}")
+            self._end, data = len(_HEADER), data[len(_HEADER) :]
+        stop = self._end + len(data)
+        self._read(data)
+        if lost := stop - self._end:
+            self._truncate()
+            logger.warning("%s: dropped %d bytes that a crash cut short", self.path, lost)
+
+    def _read(self, data: bytes) -> None:
+        """Take over all events of some bytes that stand behind the last good record."""
+        first = self._end
+        written = first + len(data.rstrip(b"\0"))
+        while self._end + _FRAME.size <= first + len(data):
+            start = self._end
+            size, check, checksum = _FRAME.unpack_from(data, start - first)
             body = start + _FRAME.size
             if zlib.crc32(size) != check:
                 if written <= body:  # nothing but zeros behind it
                     break
                 raise self._damaged(start, "wrong checksum of a length")
             stop = body + int.from_bytes(size, "little")
-            if stop > len(data):
+            if stop > first + len(data):
                 break
-            record = data[body:stop]
+            record = data[body - first : stop - first]
             if zlib.crc32(record) != checksum:
                 if written <= max(body, (stop - 1) // _SECTOR * _SECTOR):
                     break
                 raise self._damaged(start, "wrong checksum of a record")
             self._take(record, start)
-            start = stop
-        return start
+            self._last, self._end = start, stop
 
     def _take(self, record: bytes, start: int) -> None:
         head, event = record[:_CHAIN], record[_CHAIN:]
-        if hashlib.sha256(self._head + event).digest() != head:
+        if hashlib.sha256(self._heads[-1] + event).digest() != head:
             raise self._damaged(start, "an event before it is missing or was altered")
         try:
             found = decode(event, *self.kinds, max_bytes=MAX_EVENT)
@@ -253,6 +332,7 @@ class FileLog(Log):
         framed = _FRAME.pack(size, zlib.crc32(size), zlib.crc32(record)) + record
         # Whatever interrupts this block, memory and disk may differ until the file is read again.
         self._fault = "may end with a part of a record after a failed write; close it first"
+        start = self._end
         try:
             self._write(framed)
         except OSError:
@@ -261,7 +341,7 @@ class FileLog(Log):
                 self._fault = None
             raise
         super()._save(event, head, data)
-        self._fault = None
+        self._last, self._fault = start, None
 
     def _write(self, data: bytes) -> None:
         os.lseek(self._file, self._end, os.SEEK_SET)
@@ -276,9 +356,7 @@ class FileLog(Log):
     def close(self) -> None:
         """Unlock and close the file; a second call does nothing."""
         if self._closing.alive and os.getpid() == self._process:
-            import fcntl
-
-            fcntl.flock(self._file, fcntl.LOCK_UN)  # a forked process may still hold a copy
+            self._unlock()  # a forked process may still hold a copy
         self._closing()
 
     def __repr__(self) -> str:

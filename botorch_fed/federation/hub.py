@@ -1,0 +1,269 @@
+r"""The hub's log, and what follows from it.
+
+    Started    a start of a run: its name, its key, the state before the first round
+    Stepped    a round is finished: who was asked, who has replied, the state after it
+    Resumed    the run goes on with another state: with agents who join, or a larger budget
+
+An event refers to a snapshot of the state. Whatever is large in a state and does not change from
+one round to the next is written once, see `storage.snapshots`.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol, Self
+
+from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation.base import AgentId, Server
+from botorch_fed.federation.site import STATE_BYTES, encode_names
+from botorch_fed.storage.log import FileLog, Log
+from botorch_fed.wire.codec import decode, encode
+
+
+class Books(Protocol):
+    """A ledger on disk from which a hub pays; see `privacy.SharedLedger`."""
+
+    @property
+    def head(self) -> str: ...
+
+    def head_at(self, count: int) -> str | None: ...
+
+    def __len__(self) -> int: ...
+
+
+@dataclass(frozen=True)
+class Anchor:
+    """How a ledger on disk was last seen: its number of events, and its head."""
+
+    length: int
+    head: str
+
+
+@dataclass(frozen=True)
+class Started:
+    """A start of a run.
+
+    Attributes:
+        run: The run's name.
+        instance: A random name of this start.
+        fingerprint: Hash of the server's settings.
+        key: What the server seals its requests with.
+        state: Hash of the snapshot of the server's state before the first round.
+        ledger: How the ledger on disk was seen, if there is one.
+    """
+
+    run: str
+    instance: str
+    fingerprint: str
+    key: bytes = field(repr=False)
+    state: str
+    ledger: Anchor | None
+
+
+@dataclass(frozen=True)
+class Stepped:
+    """A round is finished.
+
+    Attributes:
+        serial: Its number, from 1.
+        asked: Who was asked.
+        replied: Whose replies counted.
+        state: Hash of the snapshot of the server's state after it.
+        ledger: How the ledger on disk was seen, if there is one.
+    """
+
+    serial: int
+    asked: tuple[AgentId, ...]
+    replied: tuple[AgentId, ...]
+    state: str
+    ledger: Anchor | None
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """The run goes on with another state, before a round depends on it.
+
+    Attributes:
+        state: Hash of the snapshot of the server's state.
+        ledger: How the ledger on disk was seen, if there is one.
+    """
+
+    state: str
+    ledger: Anchor | None
+
+
+HUB_EVENTS = (Started, Stepped, Resumed)
+
+
+@dataclass(frozen=True)
+class HubRecord:
+    """What the events of a hub's log come to.
+
+    Attributes:
+        started: The first of them.
+        serial: The last round that is finished.
+        asked: The last round in which each agent was asked.
+        replied: The last round in which each agent has replied.
+        state: Hash of the snapshot of the server's state.
+        ledger: How the ledger on disk was last seen.
+    """
+
+    started: Started
+    serial: int
+    asked: Mapping[AgentId, int]
+    replied: Mapping[AgentId, int]
+    state: str
+    ledger: Anchor | None
+
+    @classmethod
+    def of(cls, events: Iterable[Any]) -> Self | None:
+        """The record of some events; None if there are none."""
+        record: Self | None = None
+        for event in events:
+            if record is None and isinstance(event, Started):
+                record = cls(event, 0, {}, {}, event.state, event.ledger)
+            elif record is not None and isinstance(event, Stepped | Resumed):
+                record = record.after(event)
+            else:
+                raise ProtocolError(
+                    f"Expected the events of a hub, got {type(event).__name__} at this place: this "
+                    "is no log of a hub, or two hubs have written to it."
+                )
+        return record
+
+    def after(self, event: Stepped | Resumed) -> Self:
+        """The record with one event more."""
+        if isinstance(event, Resumed):
+            return replace(self, state=event.state, ledger=event.ledger)
+        return replace(
+            self,
+            serial=event.serial,
+            asked={**self.asked, **dict.fromkeys(event.asked, event.serial)},
+            replied={**self.replied, **dict.fromkeys(event.replied, event.serial)},
+            state=event.state,
+            ledger=event.ledger,
+        )
+
+    def tag(self, agent: AgentId, serial: int, content: str) -> str:
+        """The seal that says: this server has asked this agent for this in this round."""
+        started = self.started
+        text = encode_names(started.run, started.instance, agent, str(serial), content)
+        return hmac.new(started.key, text, hashlib.sha256).hexdigest()
+
+
+def hub_log(folder: Path) -> FileLog:
+    """The hub's log in the folder of a run; to be closed."""
+    home = folder / "server"
+    if (home / "record").exists():
+        raise ProtocolError(
+            f"The run in {folder} is of an earlier release, which kept a record where this one "
+            "keeps a log: go on with that release, or start anew in another folder."
+        )
+    return FileLog(home, HUB_EVENTS)
+
+
+def finished_rounds(log: Log) -> int:
+    """The number of rounds that a hub's log has behind it."""
+    return max((event.serial for event in log if isinstance(event, Stepped)), default=0)
+
+
+class HubLog:
+    """A hub's log while its run goes on.
+
+    Args:
+        server: Whose states it keeps.
+        run: The run's name.
+        log: The log; None keeps nothing.
+    """
+
+    def __init__(self, server: Server[Any], run: str, log: Log | None) -> None:
+        self._server = server
+        self._log = log
+        self._books: Books | None = getattr(server, "shared_ledger", None)
+        found = None if log is None else HubRecord.of(log)
+        if found is None:
+            self.state = server.start()
+            key, instance = secrets.token_bytes(32), secrets.token_hex(16)
+            digest = self._snapshot(self.state)
+            event = Started(run, instance, server.fingerprint, key, digest, self._anchor())
+            self._append(event)
+            self.record = HubRecord(event, 0, {}, {}, digest, event.ledger)
+        else:
+            self.record = found
+            self._check(run)
+            self.state = self._loaded(found.state)
+            self._resume()
+
+    def step(
+        self, serial: int, asked: Iterable[AgentId], replied: Iterable[AgentId], state: Any
+    ) -> None:
+        """A round is finished: when this returns, it is on the disk."""
+        digest = self._snapshot(state)
+        event = Stepped(serial, tuple(asked), tuple(replied), digest, self._anchor())
+        self._append(event)
+        self.record, self.state = self.record.after(event), state
+
+    def _resume(self) -> None:
+        state = getattr(self._server, "resumed", lambda before: before)(self.state)
+        if state is self.state:
+            return
+        event = Resumed(self._snapshot(state), self._anchor())
+        self._append(event)
+        self.record, self.state = self.record.after(event), state
+
+    def _append(self, event: Started | Stepped | Resumed) -> None:
+        if self._log is not None:
+            self._log.append(event)
+            self._log.keep([event.state])
+
+    def _snapshot(self, state: Any) -> str:
+        return "" if self._log is None else self._log.snapshot(encoded(state, STATE_BYTES))
+
+    def _loaded(self, digest: str) -> Any:
+        assert self._log is not None
+        try:
+            state = decode(self._log.load(digest), self._server.state_type, max_bytes=STATE_BYTES)
+        except MessageError as error:
+            raise ProtocolError(f"The state in {self._log!r} cannot be read: {error}") from error
+        self._log.keep([digest])
+        return state
+
+    def _anchor(self) -> Anchor | None:
+        return None if self._books is None else Anchor(len(self._books), self._books.head)
+
+    def _check(self, run: str) -> None:
+        """Raise unless the run and its ledger are those that the log is of."""
+        started, seen = self.record.started, self.record.ledger
+        if (started.run, started.fingerprint) != (run, self._server.fingerprint):
+            raise ProtocolError(
+                f"The log is of run {started.run!r} with settings {started.fingerprint[:12]}…, not "
+                f"of {run!r} with {self._server.fingerprint[:12]}…: use the settings that it was "
+                "made with."
+            )
+        if seen is None:
+            return
+        if self._books is None:
+            raise ProtocolError(
+                "The run has paid from a ledger on disk, and none was given: give that one."
+            )
+        if (head := self._books.head_at(seen.length)) != seen.head:
+            has = "others" if head else len(self._books)
+            raise ProtocolError(
+                f"The run has seen {seen.length} events in its ledger on disk, {self._books!r} has "
+                f"{has}: it was cut back or exchanged. Restore the newest copy of it."
+            )
+
+
+def encoded(thing: Any, max_bytes: int) -> bytes:
+    """The bytes of what a server has made itself."""
+    try:
+        return encode(thing, max_bytes=max_bytes)
+    except MessageError as error:
+        raise ProtocolError(
+            f"The server cannot encode its own {type(thing).__name__}: {error}"
+        ) from error

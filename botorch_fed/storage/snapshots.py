@@ -1,0 +1,158 @@
+r"""Large objects that change a little: what a new one has in common with an old one is kept once.
+
+A snapshot is written as it is, or as pieces: bytes of its own, and places in older snapshots where
+the rest of it stands. The pieces are the long byte strings of encoded data, so that a tensor which
+does not change from one state to the next is not written again. An older snapshot is kept as long
+as another one needs it; once that wastes more than it saves, the next one is written as a whole.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from botorch_fed.errors import MessageError
+from botorch_fed.storage.store import Store
+from botorch_fed.wire.codec import byte_strings, content_hash, decode, encode
+
+LEAST = 4096  # bytes of a piece
+MAX_SNAPSHOT = 2**31
+_WASTE = 2.0  # how much may lie on the disk for one snapshot, in multiples of its size
+
+
+@dataclass(frozen=True, eq=False)
+class _Pieces:
+    """A snapshot in pieces.
+
+    Attributes:
+        local: Bytes that stand here.
+        sources: Hashes of other snapshots.
+        spans: One row per piece, `n x 3`: which source, -1 for `local`; first byte; length.
+    """
+
+    local: bytes = field(repr=False)
+    sources: tuple[str, ...]
+    spans: Tensor
+
+
+class Snapshots:
+    """Bytes by their hash in a store of their own.
+
+    Args:
+        store: Where they lie.
+        share: Whether what two snapshots have in common is kept once.
+    """
+
+    def __init__(self, store: Store, *, share: bool = True) -> None:
+        self.store = store
+        self._share = share
+        self._sources: dict[str, frozenset[str]] = {}  # all that a snapshot needs, of those here
+        self._sizes: dict[str, int] = {}  # of the bytes that stand in it
+        self._places: dict[bytes, tuple[str, int]] = {}  # of byte strings, by their hash
+
+    def put(self, data: bytes) -> str:
+        """Keep some bytes; their hash."""
+        digest = content_hash(data)
+        if not self._share:
+            self.store.put(digest, data)
+            return digest
+        if digest in self._sources or self.get(digest) == data:
+            return digest  # never written twice: others may stand in it
+        pieces, places = self._split(digest, data)
+        sources = self._needed(pieces.sources)
+        stored = len(pieces.local) + sum(self._sizes[source] for source in sources)
+        if sources and stored <= _WASTE * len(data):
+            self.store.put(digest, encode(pieces, max_bytes=MAX_SNAPSHOT))
+        else:
+            self._places.clear()
+            sources, (pieces, places) = frozenset(), self._split(digest, data)
+            self.store.put(digest, data)
+        self._sources[digest] = sources
+        self._sizes[digest] = len(pieces.local)
+        self._places.update(places)
+        return digest
+
+    def get(self, digest: str) -> bytes | None:
+        """The bytes of a hash; None if they are missing or damaged."""
+        data = self.store.get(digest)
+        if data is None or content_hash(data) == digest:
+            return data
+        pieces = _pieces(data)
+        sources = [self._local(source) for source in pieces.sources] if pieces else []
+        if pieces is None or None in sources:
+            return None
+        parts = [pieces.local, *filter(None, sources)]
+        spans = pieces.spans.tolist()
+        data = b"".join(parts[n + 1][start : start + size] for n, start, size in spans)
+        return data if content_hash(data) == digest else None
+
+    def keep(self, digests: Iterable[str]) -> None:
+        """Drop all others, but for those that these need."""
+        needed = self._needed(digests)
+        for name in self.store.names():
+            if name not in needed:
+                self.store.delete(name)
+        self._sources = {d: found for d, found in self._sources.items() if d in needed}
+        self._sizes = {d: size for d, size in self._sizes.items() if d in needed}
+        self._places = {key: place for key, place in self._places.items() if place[0] in needed}
+
+    def _split(self, digest: str, data: bytes) -> tuple[_Pieces, dict[bytes, tuple[str, int]]]:
+        """A snapshot in pieces, and where the byte strings are that stand in it for the first time.
+
+        With no place known, the whole of it stands there as it is.
+        """
+        local, sources, spans, places = bytearray(), dict[str, int](), [], {}
+        done = 0
+        for start, stop in self._strings(data):
+            key = hashlib.sha256(data[start:stop]).digest()
+            place = self._places.get(key)
+            if place is None:
+                places[key] = (digest, len(local) + start - done)
+                continue
+            source = sources.setdefault(place[0], len(sources))
+            spans += [(-1, len(local), start - done), (source, place[1], stop - start)]
+            local += data[done:start]
+            done = stop
+        spans.append((-1, len(local), len(data) - done))
+        local += data[done:]
+        return _Pieces(bytes(local), tuple(sources), torch.tensor(spans)), places
+
+    def _strings(self, data: bytes) -> Iterable[tuple[int, int]]:
+        try:
+            return list(byte_strings(data, LEAST))
+        except MessageError:  # no encoded data
+            return []
+
+    def _local(self, digest: str) -> bytes | None:
+        """The bytes that stand in a snapshot."""
+        data = self.store.get(digest)
+        if data is None or content_hash(data) == digest:
+            return data
+        pieces = _pieces(data)
+        return None if pieces is None else pieces.local
+
+    def _needed(self, digests: Iterable[str]) -> frozenset[str]:
+        """Some snapshots, and all others that they need."""
+        found = set(digests)
+        return frozenset(found.union(*map(self._sources_of, found)))
+
+    def _sources_of(self, digest: str) -> frozenset[str]:
+        if not self._share:
+            return frozenset()
+        if digest in self._sources:
+            return self._sources[digest]
+        data = self.store.get(digest)
+        pieces = None if data is None or content_hash(data) == digest else _pieces(data)
+        return frozenset() if pieces is None else self._needed(pieces.sources)
+
+
+def _pieces(data: bytes) -> _Pieces | None:
+    try:
+        found: _Pieces = decode(data, _Pieces, max_bytes=MAX_SNAPSHOT)
+    except MessageError:
+        return None
+    return found
