@@ -454,7 +454,7 @@ PROTOCOL_LISTED = (
         f"{_SITE}._drawn",
         _CONTRIBUTION,
         'path=("contribution", order.t, self._name),',
-        ("summed",),
+        ("summed", "summed, by settings"),
     ),
     Mutant(
         "a release that a crash has left is drawn anew",
@@ -469,7 +469,7 @@ PROTOCOL_OWN = (
     Mutant(
         "more releases than were promised",
         f"{_NOISY}._contributing",
-        "return state.t in self.plan(hub.terms).releases and not state.exhausted",
+        "return state.t in planned and not state.exhausted",
         "return not state.exhausted",
         ("noisy sum",),
     ),

@@ -612,13 +612,18 @@ class PublicRun(_StreamRun):
 
 @dataclass(eq=False)
 class SummedRun(OfVectors, ProtocolRun):
-    """Two sums of a `SecureSum`; the server and the last agent put together what they know."""
+    """Two sums of a `SecureSum`; the server and the last agent put together what they know.
+
+    Its mechanism is given, or made by the aggregation from the settings, as in `DPFTSDE` without a
+    trusted server.
+    """
 
     num_agents: int = 4
     dim: int = 16
     clip_norm: float = 2.0
     noise_multiplier: float = 1.0
     adjacency: Any = "zero-out"
+    by_settings: bool = False
 
     def __post_init__(self) -> None:
         self.names = tuple(f"site{i}" for i in range(self.num_agents))
@@ -637,6 +642,15 @@ class SummedRun(OfVectors, ProtocolRun):
         self.aggregation = SecureSum(
             channel="plain", mechanism=lambda size, count: made, noise_at="agent", sums=_ROUNDS
         )
+        if self.by_settings:
+            self.aggregation = SecureSum(
+                channel="plain",
+                noise_multiplier=self.noise_multiplier,
+                colluding=1,
+                clip_norm=self.clip_norm,
+                adjacency=self.adjacency,
+                releases=tuple(range(_ROUNDS)),
+            )
         self.lattice = made.grid.step
         each = torch.ones(1, self.places, dtype=torch.float64)
         self.weights = torch.kron(each, torch.eye(_ROUNDS, dtype=torch.float64))
@@ -675,9 +689,8 @@ class SummedRun(OfVectors, ProtocolRun):
         hub = FederatedServer(terms=study.terms(SQUARE, self.names)).hub
         smaller = self.names[:-1]
         made = replace(self.mechanism, dropping=1, grid=None)
-        aggregation = replace(
-            self.aggregation,
-            mechanism=lambda size, count: made,  # type: ignore[call-arg]
+        aggregation = SecureSum(
+            channel="plain", mechanism=lambda size, count: made, noise_at="agent", sums=_ROUNDS
         )
         terms = replace(hub.terms, aggregation=aggregation, promise=None)
         resources = Resources(noise=noise, ledger=self.ledger())
@@ -707,5 +720,6 @@ SUBJECTS: dict[str, Any] = {
     "public actions": PublicRun,
     "local": LocalRun,
     "summed": SummedRun,
+    "summed, by settings": lambda: SummedRun(by_settings=True),
     "summed, replace-one": lambda: SummedRun(adjacency="replace-one", noise_multiplier=2.0),
 }

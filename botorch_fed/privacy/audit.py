@@ -1,13 +1,17 @@
 r"""Empirical audit of a mechanism: does the program keep the guarantee on paper?
 
-An audit runs the shipped program, not a model of it, in two worlds that differ by one agent's
+An audit runs the shipped program, not a model of it, in worlds that differ by one unit's
 contributions, the canary, and asks whether anybody could tell the worlds apart better than the
-guarantee allows. Statistic, thresholds and confidence are fixed before the first run:
+guarantee allows. `audit` takes every mechanism of `botorch_fed.privacy`; `botorch_fed.audits` does
+the same with whole protocols. Statistic, thresholds and confidence are fixed before the first run:
 
-- *Worlds.* Zero-out: the canary against nothing; replace-one: the canary `v` against `-v`. The
-  canary is an agent with the largest weights and a vector far outside the clip bound; its sign
-  alternates from round to round, so that noise used twice cancels. Everybody else contributes
-  zero, which costs nothing: the adversary knows their contributions and would subtract them.
+- *Worlds.* Zero-out: the canary against nothing; replace-one: against its opposite. For sums by a
+  trusted party the canary of the likelihood ratio is an agent with the largest weights and a vector
+  far outside the clip bound, whose sign alternates from round to round, so that noise used twice
+  cancels, and everybody else contributes zero; for other mechanisms its place, sign and size
+  rotate. With the same noise in both worlds (`world_checks`) every position, both signs, sizes from
+  the smallest float to the largest are tried, among neighbours who do nothing, fill their bound,
+  are random, agree with the canary or contradict it.
 - *Statistic.* The log-likelihood ratio of the whole transcript under the documented law: the most
   powerful one if the program is right. The transcript is whitened by what the documentation says
   the noise is, computed here from the constructor's arguments, not asked from the mechanism.
@@ -27,23 +31,23 @@ guarantee allows. Statistic, thresholds and confidence are fixed before the firs
   regions, the smallest eigenvalue of the covariance of everything, the distribution, and releases
   that occur twice; and with the canary, the same in the directions orthogonal to it, its mean pull
   on the release, and how often two rounds agree on whether it was sampled. That needs far fewer
-  runs than the black box. It compares with the documentation: a defect may show here before it
-  costs privacy.
+  runs than the black box. `world_checks` adds everybody's coins, tails, the lattice, what is paid
+  for what, and before what, and what a budget refuses. It compares with the documentation: a
+  defect may show here before it costs privacy.
 
 **What an audit can not show.** A failed audit is evidence of a defect; a passed one is *no proof
-of privacy*. It gives a lower bound on :math:`\varepsilon` for one canary, one direction, one
-statistic and the contributions it tried: another attack may do better, and a defect that only other
-contributions wake (a branch, an overflow) stays unseen. With :math:`n` runs and five thresholds no
-:math:`\varepsilon` beyond :math:`\ln(n/7)` can be proven and no event rarer than about
-:math:`7/n` be noticed, so a catastrophe of probability :math:`\delta = 10^{-5}` passes unless the
-white box meets it. It reads a release as real numbers: what the low-order bits of a number or the
-sign of a zero tell is not audited (see `hazmat.noise`). Noise that returns after more rounds than
-`rounds` is not seen. It does not see what is not in the release: timing, memory, logs, who was
-sampled, or a constant that was tuned on private data; nor the trusted party, who sees everything.
-With seeded noise (the default, so that an audit can be replayed) the source of entropy is not
-audited; ``noise=OSNoise()`` runs it, and even then no finite test tells good entropy from a good
-imitation. The documented law is computed from the constructor's arguments: an audit can not know
-whether these are the ones used in production.
+of privacy*. It gives a lower bound on :math:`\varepsilon` for the worlds and the statistics that it
+tried: another attack may do better, and a defect that only other contributions wake stays unseen.
+With :math:`n` runs and five thresholds no :math:`\varepsilon` beyond :math:`\ln(n/7)` can be proven
+and no event rarer than about :math:`7/n` be noticed, so a catastrophe of probability :math:`\delta
+= 10^{-5}` passes unless the white box meets it. It reads a release as real numbers: what the
+low-order bits of a number or the sign of a zero tell is not audited (see `hazmat.noise`). Noise
+that returns after more rounds than `rounds` is not seen. It does not see what is not in the
+release: timing, memory, logs, who was sampled, or a constant that was tuned on private data; nor
+the trusted party, who sees everything. With seeded noise (the default, so that an audit can be
+replayed) the source of entropy is not audited; ``noise=OSNoise()`` runs it, and even then no finite
+test tells good entropy from a good imitation. The documented law is computed from the constructor's
+arguments: an audit can not know whether these are the ones used in production.
 
 .. [Jagielski2020] M. Jagielski, J. Ullman, A. Oprea. Auditing differentially private machine
    learning. NeurIPS 2020.
@@ -137,8 +141,9 @@ def audit(
 
     Runs walk through all forms in which contributions can be given: by agent, as a tensor, in
     blocks (rosters of more than 10^5 numbers: by agent only). A healthy mechanism fails with
-    probability at most ``1 - confidence`` by the black box, in fact below 1e-4 where the claim is
-    tight (both rates have to err together), and at most 2e-5 by the white box.
+    probability at most ``1 - confidence`` by each of the black boxes (fixed thresholds; the best
+    of several statistics, chosen on half of the runs), in fact below 1e-4 where the claim is tight
+    (both rates have to err together), and at most 4e-5 by the white box.
 
     Args:
         mechanism: The mechanism, with a small `num_agents` and `dim` if time matters; empty
