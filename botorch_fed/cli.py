@@ -375,6 +375,9 @@ def _add_account(commands: Any) -> None:
     parser.add_argument(
         "--delta", type=float, required=True, metavar="D", help="far below one over the units"
     )
+    parser.add_argument(
+        "--units", type=_count(1), metavar="N", help="how many are protected: delta is below 1/N"
+    )
     _choice(parser, "--adjacency", ADJACENCIES)
     _choice(parser, "--unit", ("agent", "record"), "whose data are protected")
 
@@ -1026,8 +1029,9 @@ def _first_line(kind: type[Any]) -> str:
 
 
 def _account(arguments: argparse.Namespace) -> _Done:
-    from botorch_fed.privacy import Accountant, noise_multiplier_for
+    from botorch_fed.privacy import Accountant, check_promised_delta, noise_multiplier_for
 
+    check_promised_delta(arguments.delta, arguments.units, arguments.unit)
     settings = {
         "sampling_rate": arguments.sampling_rate,
         "delta": arguments.delta,
@@ -1043,10 +1047,12 @@ def _account(arguments: argparse.Namespace) -> _Done:
         f"{arguments.releases} releases, q = {arguments.sampling_rate:g}, z = {multiplier:.6g}: "
         f"epsilon at delta = {arguments.delta:g} per {arguments.unit}, {arguments.adjacency}"
     )
-    table = _table("accountant", "epsilon at most", "", title=title)
+    table = _table("accountant", "epsilon at most", "at least", "", title=title)
     for row in rows:
-        shown = "" if row["epsilon"] is None else f"{row['epsilon']:.6g}"
-        table.add_row(row["accountant"], shown, row["note"])
+        shown, least = (
+            "" if row[key] is None else f"{row[key]:.6g}" for key in ("epsilon", "at_least")
+        )
+        table.add_row(row["accountant"], shown, least, row["note"])
     _show(arguments, table)
     document = {
         "command": "account",
@@ -1067,8 +1073,9 @@ def _account(arguments: argparse.Namespace) -> _Done:
 def _accounted(arguments: argparse.Namespace, multiplier: float, name: Any) -> dict[str, Any]:
     from botorch.exceptions.errors import UnsupportedError
 
-    from botorch_fed.privacy import epsilon
+    from botorch_fed.privacy import Entry, Event, epsilon, optimistic_epsilon
 
+    least = None
     try:
         guarantee: Guarantee = epsilon(
             sampling_rate=arguments.sampling_rate,
@@ -1080,10 +1087,18 @@ def _accounted(arguments: argparse.Namespace, multiplier: float, name: Any) -> d
             unit=arguments.unit,
         )
     except UnsupportedError as error:
-        return {"accountant": name, "epsilon": None, "note": str(error)}
+        return {"accountant": name, "epsilon": None, "at_least": None, "note": str(error)}
+    if name == "pld":
+        event = Event(multiplier, arguments.sampling_rate)
+        least = optimistic_epsilon(
+            [Entry(event, arguments.releases, "")],
+            delta=arguments.delta,
+            adjacency=arguments.adjacency,
+        )
     return {
         "accountant": name,
         "epsilon": guarantee.epsilon,
+        "at_least": least,
         "note": "the default" if name == "pld" else "",
     }
 

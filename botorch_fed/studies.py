@@ -552,7 +552,8 @@ class DPFTSDE(Federation):
             that has data for some evaluates fewer.
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
-        delta: Beside `epsilon`; default ``N ** -1.1``.
+        delta: Beside `epsilon`, below one over the number of agents; default the smaller one of
+            0.01 and ``N ** -1.1``.
         trust: Who adds the noise: ``"central"``, a trusted server, or ``"distributed"``, each
             agent.
         channel: With ``trust="distributed"``, how messages reach their sum: ``"threshold"`` (the

@@ -100,7 +100,7 @@ from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
-from botorch.exceptions.errors import BotorchError
+from botorch.exceptions.errors import BotorchError, InputDataError
 from torch import Tensor
 
 from botorch_fed.acquisition import Constant, InverseSquare, MixingSchedule, Polynomial
@@ -790,7 +790,10 @@ def _epsilon_and_delta(table: _Table, keys: tuple[str, ...]) -> Budget:
             f"expected a number in (0, 1), far below one over the number "
             f"of agents, got {delta}. Write e.g. delta = 1e-5.",
         )
-    return Budget(epsilon, delta)
+    try:
+        return Budget(epsilon, delta)
+    except InputDataError as error:
+        raise table.error("delta", str(error)) from error
 
 
 def _ledger(top: _Table, protocol: str, path: Path) -> LedgerSettings | None:

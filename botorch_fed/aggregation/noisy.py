@@ -76,6 +76,7 @@ from botorch_fed.privacy import (
     Release,
     SignalWarning,
     WeightedGaussianSum,
+    check_promised_delta,
     clip,
     compose,
     noise_multiplier_for,
@@ -87,6 +88,7 @@ from botorch_fed.search.releases import Noisy
 
 logger = logging.getLogger(__name__)
 
+_USUAL_DELTA = 0.01
 MAX_NOISE = 1e100  # deviation of a release's noise: its square and their sums are finite
 NoiseKind = Literal["correlated", "tight", "paper", "none"]
 Sampling = PoissonSampling | FixedSizeSampling
@@ -130,7 +132,8 @@ class NoisySum(Aggregation):
             What comes after the last round but one is left out.
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, noise over the norm of one agent's contribution.
-        delta: Of the promise; default ``N ** -1.1``.
+        delta: Of the promise, below one over the number of agents; default the smaller one of 0.01
+            and ``N ** -1.1``.
         noise_kind: ``"correlated"``, ``"tight"`` for independent noise of the right size,
             ``"paper"`` for the published size, or ``"none"``: no privacy.
         sampling: Who takes part in a release.
@@ -187,6 +190,8 @@ class NoisySum(Aggregation):
                 "A trimmed mean has no privacy guarantee, the proof is about the clipped sum: "
                 'leave out trim, or the noise by noise_kind="none".'
             )
+        if self.delta is not None and self._noisy:
+            check_promised_delta(self.delta)
         if self.epsilon is not None and not isinstance(self.sampling, PoissonSampling):
             raise InputDataError(
                 "Samples of a fixed size have no calibration: give a noise_multiplier."
@@ -206,6 +211,9 @@ class NoisySum(Aggregation):
                 f"{name} says no norm that its messages are clipped to: give a clip_norm."
             )
         agents = terms.agents
+        if agents and self._noisy:
+            delta = default_delta(len(agents)) if self.delta is None else self.delta
+            check_promised_delta(delta, len(agents), "agent")
         if agents and not 0 <= 2 * self.trim < len(agents):
             raise InputDataError(
                 f"trim counts from 0, and less than half of the {len(agents)} agents can be left "
@@ -687,8 +695,11 @@ def _plan(terms: Terms) -> Plan:
 
 
 def default_delta(num_agents: int) -> float:
-    r"""The papers' :math:`\delta = N^{-1.1}`; large: look at :math:`10^{-5}` beside it."""
-    return float(max(num_agents, 2) ** -1.1)
+    r"""The papers' :math:`\delta = N^{-1.1}`, and 0.01 where that is larger, as of few agents.
+
+    Both are large: look at :math:`10^{-5}` beside it.
+    """
+    return min(float(max(num_agents, 2) ** -1.1), _USUAL_DELTA)
 
 
 def trimmed_means(vectors: Tensor, weights: Tensor, *, trim: int) -> Tensor:

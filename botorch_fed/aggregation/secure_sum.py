@@ -129,6 +129,7 @@ from botorch_fed.privacy import (
     Guarantee,
     SignalWarning,
     Unit,
+    check_promised_delta,
     compose,
     noise_multiplier_within,
 )
@@ -187,7 +188,8 @@ class SecureSum(Aggregation):
         precision: Of the public grid, relative to the largest contribution; default what the search
             says, or the finest at which sums are exact.
         run: The run's name: agents whose secrets outlive a run need another one for the next.
-        delta: Of the promise; None for ``N ** -1.1``.
+        delta: Of the promise, below one over the number of units; None for the smaller one of 0.01
+            and ``N ** -1.1``.
         rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
         opened_by: Who learns the sums of ``"threshold"``: the ``"agents"`` (default), or the
             ``"server"`` as well.
@@ -255,6 +257,8 @@ class SecureSum(Aggregation):
                 "A mechanism needs the most sums of the whole run, which its promise is for: give "
                 "sums."
             )
+        if self.noise_at != "none" and self.delta is not None:
+            check_promised_delta(self.delta)
         if not 0 < len(self.run) <= MAX_NAME:
             raise InputDataError(f"The name of a run has 1 to {MAX_NAME} characters.")
 
@@ -439,6 +443,9 @@ class SecureSum(Aggregation):
         mechanism, grid = self._made(terms)
         if isinstance(mechanism, DistributedRecordSum):
             self._check_records(terms, mechanism)
+        if mechanism is not None:
+            units = num_agents * (terms.budget if mechanism.unit == "record" else 1)
+            check_promised_delta(self.delta_of(terms), units, mechanism.unit)
         if num_agents > grid.num_agents:
             raise InputDataError(
                 f"There are {num_agents} agents, the grid of the channel is for {grid.num_agents}: "

@@ -99,6 +99,7 @@ from botorch_fed.privacy import (
     PrefixSum,
     RecordStatistic,
     Unit,
+    check_promised_delta,
     compose,
     noise_multiplier_for,
 )
@@ -547,7 +548,8 @@ class NoisyStream(Stream):
     Attributes:
         epsilon: What the whole run may reveal about one unit; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
-        delta: Beside `epsilon`, and of the promise. The paper's 0.1 is no :math:`\delta`.
+        delta: Beside `epsilon`, and of the promise: below one over the number of units. The
+            paper's 0.1 is no :math:`\delta`.
         adjacency: What a neighbouring world is.
         unit: Whose data are protected: a record, or all of an agent's.
     """
@@ -565,6 +567,7 @@ class NoisyStream(Stream):
                 "A private run needs epsilon or noise_multiplier, one of the two. One without "
                 'privacy is trust="none" and neither.'
             )
+        check_promised_delta(self.delta)
         if self.unit not in get_args(Unit) or self.adjacency not in get_args(Adjacency):
             raise InputDataError(
                 f"unit is one of {get_args(Unit)} and adjacency one of {get_args(Adjacency)}, got "
@@ -573,6 +576,10 @@ class NoisyStream(Stream):
 
     def _check_roster(self, terms: Terms) -> None:
         super()._check_roster(terms)
+        units = len(terms.agents)
+        if self.unit == "record":
+            units = self.rounds(terms) * self.per_round(terms)
+        check_promised_delta(self.delta, units, self.unit)
         self.mechanism(terms)  # refuses noise that there is not
 
     def mechanism(self, terms: Terms) -> Mechanism:
