@@ -1,0 +1,1 @@
+"""Attacks on sums under a joint key: what they once told, and what they tell now."""
