@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from botorch.exceptions.errors import BotorchError, InputDataError
@@ -48,7 +48,28 @@ from botorch_fed.wire.codec import content_hash, encode
 
 logger = logging.getLogger(__name__)
 
+ROUNDING = 1e-9  # of a number of a shared basis that another machine has computed
+ACCOUNTING = 1e-3  # likewise of an epsilon: a calibrated noise is found to so much
+T = TypeVar("T")
+
 MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows with the cube
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How often a hub has asked for first points, for queries, and for messages."""
+
+    first: int = 0
+    queries: int = 0
+    contributions: int = 0
+
+    def after(self, order: Order) -> Asked:
+        """With an order."""
+        return Asked(
+            self.first + (order.evaluate == "first"),
+            self.queries + (order.evaluate == "next"),
+            self.contributions + order.contribute,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -60,6 +81,8 @@ class AgentState:
         ahead: Evaluations that were made before a request asked for them.
         used: Evaluations that were told or have failed.
         first: How many of them were asked for together at the start.
+        asked: What was asked in the whole run, as `Limits` count it: first points, queries, and
+            messages.
         broadcasts: Hashes of the setup and of what was published with the last request.
         agreed: Hash of the setup without its roster; empty before the first request.
         roster: The agents that the last setup named.
@@ -75,6 +98,7 @@ class AgentState:
     ahead: int
     used: int
     first: int
+    asked: Asked
     broadcasts: tuple[str, ...]
     agreed: str
     roster: tuple[AgentId, ...]
@@ -125,6 +149,8 @@ class FederatedAgent:
             none, is refused.
         unit: What `require` is about: one of its records, or all of them.
         adjacency: What else they might be, as `require` means it.
+        roster: The agents that its own study names: a hub with others is refused, but that agents
+            may come after them where the study is open. Empty if it does not know them.
         resources: What it has and no other party knows.
         blobs: Where broadcasts lie.
     """
@@ -138,6 +164,7 @@ class FederatedAgent:
     require: Budget | None = None
     unit: Unit = "agent"
     adjacency: Adjacency = "zero-out"
+    roster: tuple[AgentId, ...] = ()
     resources: Resources = field(default_factory=Resources)
     blobs: Blobs = field(default_factory=MemoryBlobs)
 
@@ -198,7 +225,7 @@ class FederatedAgent:
         X, Y = public_data(self.space, self.data)
         party = Party(self.terms, self.name, self.resources)
         memory = self.terms.aggregation.begin(party)
-        state = self.state_type(0, 0, 0, 0, (), "", (), X, Y, X[:0], None, None, memory)
+        state = self.state_type(0, 0, 0, 0, Asked(), (), "", (), X, Y, X[:0], None, None, memory)
         state = replace(state, search=self.terms.search.start(self._local_view(state)))
         return self._grown(state)
 
@@ -210,7 +237,10 @@ class FederatedAgent:
         self._check_same(state, terms, broadcasts[0])
         if self.name not in terms.agents:
             raise MessageError(f"This site, {self.name!r}, is not among the hub's agents.")
+        check_roster(self.roster, terms)
+        self._check_promised(terms)
         check_promise(terms.promise, self.require, self.unit, self.adjacency)
+        self._check_limits(state, terms, request)
         published = self._published(terms, broadcasts)
         terms.aggregation.check_order(self._party(state, terms), request, published)
 
@@ -222,6 +252,7 @@ class FederatedAgent:
         state = self._forgetting(state)  # a value that came too late is in no message
         state = replace(state, order=request, broadcasts=broadcasts, aggregation=memory)
         state = replace(state, agreed=self._hash_agreed(broadcasts[0]), roster=terms.agents)
+        state = replace(state, asked=state.asked.after(request))
         if request.evaluate == "first":
             had = 0 if terms.search.begins_anyway else len(state.X)
             begins = terms.num_initial - had
@@ -436,7 +467,7 @@ class FederatedAgent:
     # -------------------------------------------------------------- what the hub says
 
     def _party(self, state: AgentState, terms: Terms) -> Party:
-        return Party(terms, self.name, self.resources, state.aggregation)
+        return Party(terms, self.name, self.resources, state.aggregation, last=state.order)
 
     def _terms(self, broadcasts: tuple[str, ...]) -> Terms:
         """The agreed terms; once for all agents of a process that have the same study."""
@@ -445,11 +476,44 @@ class FederatedAgent:
 
     def _agreed(self, digest: str) -> Terms:
         setup: Setup = self.blobs.load(digest, Setup)
-        if self.terms.basis is None:
+        mine = self.terms.basis
+        if mine is None:
+            if setup.basis:
+                raise MessageError("The search has no shared basis, the hub sends one.")
             return self.terms.agreed(setup, None)
         key = (self.blobs, digest, self.space)
         basis = remembered(key, lambda: received_basis(setup.basis, self.space))
+        check_basis(mine, basis)
         return self.terms.agreed(setup, basis)
+
+    def _check_promised(self, terms: Terms) -> None:
+        """Raise `MessageError` unless the hub's promise is what the terms come to."""
+
+        def check() -> bool:
+            check_promised(terms.promise, terms.aggregation.guaranteed(terms))
+            return True
+
+        remembered((terms, "promised"), check)
+
+    def _check_limits(self, state: AgentState, terms: Terms, order: Order) -> None:
+        """Raise `MessageError` if an order goes back, or asks for more than the terms have."""
+        limits, asked = terms.aggregation.limits(terms), state.asked.after(order)
+        last = -1 if state.order is None else state.order.t
+        if not 0 <= order.t <= limits.rounds:
+            raise MessageError(f"The rounds of the terms are 0..{limits.rounds}, got {order.t}.")
+        if order.t < last:
+            raise MessageError(f"Round {order.t} comes after round {last}.")
+        for name, words in (
+            ("first", "times first points"),
+            ("queries", "queries"),
+            ("contributions", "messages"),
+        ):
+            most, count = getattr(limits, name), getattr(asked, name)
+            if count > most and count > getattr(state.asked, name):
+                raise MessageError(
+                    f"This site's study has {most} {words} in a run, the hub asks for number "
+                    f"{count}. A run with more needs a larger budget in the site's study too."
+                )
 
     def _hash_agreed(self, digest: str) -> str:
         """Hash of a setup without its roster."""
@@ -516,6 +580,86 @@ def received_basis(features: Mapping[str, Tensor], space: SearchSpace) -> Featur
     except (BotorchError, FederatedError) as error:
         raise MessageError(f"The shared basis is no feature map: {error}") from error
     return phi
+
+
+def check_roster(roster: tuple[AgentId, ...], terms: Terms) -> None:
+    """Raise `MessageError` unless the hub's agents are those of a site's own study.
+
+    Where agents may join, one of the two lists goes on where the other one ends.
+
+    Args:
+        roster: The site's; empty if it does not know them.
+        terms: With the hub's.
+    """
+    if not roster or roster == terms.agents:
+        return
+    shorter = min(len(roster), len(terms.agents))
+    if terms.aggregation.opens and roster[:shorter] == terms.agents[:shorter]:
+        return
+    names = sorted({*roster} ^ {*terms.agents})
+    differ = f"they differ in {names[:4]}" if names else "their order differs"
+    raise MessageError(
+        f"The terms differ in agents: this site's study has {len(roster)}, {list(roster)[:4]}, "
+        f"the hub says {len(terms.agents)}, {list(terms.agents)[:4]}; {differ}. "
+        "Use the same study on both sides."
+    )
+
+
+def check_basis(mine: FeatureMap, theirs: FeatureMap) -> None:
+    """Raise `MessageError` unless a hub's basis is the site's own but for rounding."""
+    own, said = mine.to_tensors(), theirs.to_tensors()
+    differ = sorted({*own} ^ {*said})
+    if differ:
+        raise MessageError(
+            f"The terms differ in the shared basis: one side alone has {differ[:4]}."
+        )
+    for name, here in own.items():
+        there = said[name]
+        if here.shape != there.shape or here.dtype != there.dtype:
+            raise MessageError(
+                f"The terms differ in the shared basis, {name}: this site has shape "
+                f"{tuple(here.shape)}, the hub says {tuple(there.shape)}."
+            )
+        largest = float(here.double().abs().max()) if here.numel() else 0.0
+        off = (here.double() - there.double()).abs()
+        if not bool((off <= ROUNDING * max(largest, 1e-300)).all()):
+            where = int(off.flatten().nan_to_num(nan=torch.inf).argmax())
+            raise MessageError(
+                f"The terms differ in the shared basis, {name}: this site has "
+                f"{float(here.flatten()[where]):.12g} at place {where}, the hub says "
+                f"{float(there.flatten()[where]):.12g}. Use the same study on both sides."
+            )
+
+
+def check_promised(promise: Guarantee | None, own: Guarantee | None) -> None:
+    """Raise `MessageError` unless a hub promises what a site's own terms come to.
+
+    Args:
+        promise: The hub's.
+        own: The site's.
+    """
+    if promise is own:
+        return
+    if promise is None or own is None:
+        here, there = own or "no promise", promise or "no promise"
+        raise MessageError(f"The terms differ in promise: this site has {here}, the hub {there}.")
+    for name in ("unit", "adjacency", "releases", "delta", "accountant"):
+        here, there = getattr(own, name), getattr(promise, name)
+        if here != there:
+            raise MessageError(
+                f"The terms differ in promise.{name}: this site has {here!r}, the hub says "
+                f"{there!r}. Use the same study on both sides."
+            )
+    if not abs(promise.epsilon - own.epsilon) <= ACCOUNTING * own.epsilon:
+        raise MessageError(
+            f"The terms differ in promise.epsilon: this site's terms come to {own.epsilon:.6g}, "
+            f"the hub says {promise.epsilon:.6g}. Use the same study on both sides."
+        )
+
+
+def bound_to(agent: T, roster: tuple[AgentId, ...]) -> T:
+    """An agent of a study whose agents are known: it takes part with these alone."""
+    return replace(agent, roster=roster) if isinstance(agent, FederatedAgent) else agent
 
 
 def check_promise(

@@ -497,8 +497,8 @@ def _asked(frame: Any) -> list[Any]:
 
 
 def most_rounds(case: Case) -> int:
-    """The last round that the terms have."""
-    return int(case.study.budget)
+    """The last round that the terms have; a hub counts on where agents may join."""
+    return 10**8 if case.study.opens else int(case.study.budget)  # type: ignore[attr-defined]
 
 
 def judge(honest: Honest, lie: Lie, answer: bytes) -> Outcome:
@@ -544,8 +544,8 @@ def _judged_order(honest: Honest, lie: Lie, order: list[Any], blobs: list[Any]) 
     if name.startswith("ucb") and (evaluate, contribute) != ("next", True):
         return Outcome("BAD", bad + "no order of this protocol")
     if name.startswith("fed-gp") and kind_of(lie) == "SumOrder":
-        step, epoch, roster = order[3:6]
-        if epoch > 2 * len(NAMES):
+        epoch, roster = order[4:6]
+        if epoch > 3 * len(NAMES):
             return Outcome("BAD", bad + f"epoch {epoch}, more than agents can be lost and be back")
         if contribute and len(roster) < 2 and VICTIM in roster and "plain" not in name:
             return Outcome("BAD", bad + "a sum of one agent")
@@ -608,7 +608,7 @@ def most_contributions(case: Case) -> int:
     aggregation = case.study.make_aggregation()  # type: ignore[attr-defined]
     if isinstance(aggregation, Stream):
         return aggregation.horizon
-    again = 2 * len(NAMES) if isinstance(aggregation, SecureSum) else 0  # after losses
+    again = 3 * len(NAMES) if isinstance(aggregation, SecureSum) else 0  # after losses
     return int(case.study.budget) + 1 + again
 
 
