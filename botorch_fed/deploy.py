@@ -434,7 +434,7 @@ class SiteFolder:
         if keys is not None:
             _copy_keys(keys, secrets)
         protocol = with_stores(study.study(), study.agents, lambda _: secrets)
-        agent = make_agent(protocol, name, study.space, study.seed, blobs)
+        agent = make_agent(protocol, name, study.space, study.seed, blobs, study.agents)
         log = FileLog(home, SITE_EVENTS)
         try:
             return Site(name, agent, objective, run=study.fingerprint, log=log)

@@ -39,6 +39,7 @@ from torch import Tensor
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import Parallel
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.agent import bound_to
 from botorch_fed.federation.base import (
     Agent,
     AgentId,
@@ -714,7 +715,7 @@ def _make_site(
     raise_errors: bool,
     name: AgentId,
 ) -> Site:
-    agent = make_agent(protocol, name, space, seed, blobs)
+    agent = make_agent(protocol, name, space, seed, blobs, tuple(objectives))
     objective = objectives[name]
     common: dict[str, Any] = {"max_bytes": max_bytes, "raise_errors": raise_errors}
     if folder is None:
@@ -730,11 +731,26 @@ def _make_site(
 
 
 def make_agent(
-    protocol: Study, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs
+    protocol: Study,
+    name: AgentId,
+    space: SearchSpace,
+    seed: int,
+    blobs: Blobs,
+    roster: tuple[AgentId, ...] = (),
 ) -> Agent[Any]:
-    """The agent of a name in a run of this seed; a site elsewhere makes it in the same way."""
+    """The agent of a name in a run of this seed; a site elsewhere makes it in the same way.
+
+    Args:
+        protocol: The study.
+        name: The agent.
+        space: The search space.
+        seed: Of the run.
+        blobs: Where broadcasts lie.
+        roster: The study's agents, with whom alone the site takes part; empty if not known.
+    """
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return protocol.agent(name, space, int.from_bytes(digest[:6], "big"), blobs)
+    agent = protocol.agent(name, space, int.from_bytes(digest[:6], "big"), blobs)
+    return bound_to(agent, roster)
 
 
 # ------------------------------------------------------------------ rows and files

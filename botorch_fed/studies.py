@@ -685,6 +685,10 @@ class DPFTSDE(Federation):
         """Noise, and a ledger that other runs share."""
         return Resources(noise=self.noise, shared_ledger=self.books)
 
+    def site_resources(self, name: AgentId) -> Resources:
+        """No noise: that a site makes none is why it knows whether the study has a seed."""
+        return Resources(noise=self.noise)
+
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class PrivateUCB(Federation):

@@ -526,15 +526,17 @@ class SecureSum(Aggregation):
 
     def check_order(self, site: Party, order: SumOrder, published: tuple[Any, ...]) -> None:
         """Raise `MessageError` unless an order fits the terms, and what was asked before."""
-        most, last = EPOCHS * len(site.terms.agents), -1 if site.last is None else site.last.epoch
+        agents, last = site.terms.agents, -1 if site.last is None else site.last.epoch
+        most = self._most_epochs(site.terms)
         if order.epoch > most and order.epoch > last:
             raise MessageError(
-                f"{len(site.terms.agents)} agents need {most} new epochs at most, got epoch "
-                f"{order.epoch}."
+                f"{len(agents)} agents with channel={self.channel!r} need {most} new epochs at "
+                f"most, got epoch {order.epoch}."
             )
-        together = set(order.roster) & set(site.terms.agents)
-        if order.contribute and self.channel != "plain" and together == {site.name}:
+        if order.contribute and len(agents) > 1 and set(order.roster) == {site.name}:
             raise MessageError("A contribution is asked for a sum of this site alone.")
+        if order.contribute and not most and site.memory.drawn_t == order.t:
+            raise MessageError(f"This site has contributed to the sum of round {order.t}.")
         if self.releases is not None and order.contribute and order.t not in self.releases:
             raise MessageError(
                 f"Sums are of the rounds {self.releases}, a contribution is asked for in round "
@@ -554,7 +556,11 @@ class SecureSum(Aggregation):
         rounds = terms.queries
         sums = rounds + 1 if self.most_sums(terms) is None else self.most_sums(terms)
         assert sums is not None
-        return Limits(rounds, 1, rounds, sums + EPOCHS * len(terms.agents))
+        return Limits(rounds, 1, rounds, sums + self._most_epochs(terms))
+
+    def _most_epochs(self, terms: Terms) -> int:
+        """How many epochs follow the first, which a joint key alone has."""
+        return EPOCHS * len(terms.agents) if self.channel == "threshold" else 0
 
     def received(self, site: Party, order: SumOrder, published: tuple[Any, ...]) -> SumMemory:
         """The memory with the newest sum; keys of an epoch that is over are deleted."""

@@ -491,9 +491,15 @@ class FederatedAgent:
 
         def check() -> bool:
             check_promised(terms.promise, terms.aggregation.guaranteed(terms))
+            promise = terms.promise
+            if promise is not None and not promise.private and self.resources.noise.private:
+                raise MessageError(
+                    "The terms differ in promise.private: this site's study has secret noise, the "
+                    "hub says that its noise comes from a seed."
+                )
             return True
 
-        remembered((terms, "promised"), check)
+        remembered((terms, self.resources.noise.private, "promised"), check)
 
     def _check_limits(self, state: AgentState, terms: Terms, order: Order) -> None:
         """Raise `MessageError` if an order goes back, or asks for more than the terms have."""

@@ -547,7 +547,7 @@ def _judged_order(honest: Honest, lie: Lie, order: list[Any], blobs: list[Any]) 
         epoch, roster = order[4:6]
         if epoch > 3 * len(NAMES):
             return Outcome("BAD", bad + f"epoch {epoch}, more than agents can be lost and be back")
-        if contribute and len(roster) < 2 and VICTIM in roster and "plain" not in name:
+        if contribute and len(roster) < 2 and VICTIM in roster:
             return Outcome("BAD", bad + "a sum of one agent")
     for blob in blobs:
         kind, content = blob[1], blob[2]
