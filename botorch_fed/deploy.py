@@ -41,13 +41,23 @@ from botorch_fed.engines.flower import FlowerExchange
 from botorch_fed.engines.site_process import Background, SiteProcess, ask_site, is_listening
 from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.federation.agent import paying
+from botorch_fed.federation.anchors import Anchors, SiteBooks
 from botorch_fed.federation.base import AgentId, secrets_in, with_stores
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.run import RunResult, host, make_agent, site_result
 from botorch_fed.storage.log import FileLog
 from botorch_fed.storage.store import FileBlobs, FileStore
-from botorch_fed.study import BY_HAND, NamedObjective, StudyFile, open_books, read_study
+from botorch_fed.study import (
+    BY_HAND,
+    NamedObjective,
+    StudyFile,
+    check_site_budget,
+    open_books,
+    read_study,
+    site_books,
+)
 
 if TYPE_CHECKING:
     from flwr.serverapp import Grid
@@ -362,6 +372,7 @@ def serve(grid: Grid, config: Mapping[str, Any]) -> None:
                 pause=PAUSE,
                 quorum=int(config["quorum"]),
                 retries=int(config["retries"]),
+                anchors=Anchors(FileStore(Path(str(config["folder"])) / "ledgers")),
             )
     except Exception as failed:
         logger.exception("the run has stopped")
@@ -433,13 +444,29 @@ class SiteFolder:
         secrets = FileStore(home / "secrets")
         if keys is not None:
             _copy_keys(keys, secrets)
+        check_site_budget(study)
         protocol = with_stores(study.study(), study.agents, lambda _: secrets)
         agent = make_agent(protocol, name, study.space, study.seed, blobs, study.agents)
-        log = FileLog(home, SITE_EVENTS)
+        with contextlib.ExitStack() as opened:
+            log = FileLog(home, SITE_EVENTS)
+            opened.callback(log.close)
+            books = self._books(study, name)
+            if books is not None:
+                opened.callback(books.ledger.close)
+                agent = paying(agent, books.ledger, _payer(secrets))
+            site = Site(name, agent, objective, run=study.fingerprint, log=log, books=books)
+            opened.pop_all()
+        return site
+
+    def _books(self, study: StudyFile, name: AgentId) -> SiteBooks | None:
+        """The site's ledger; what others have seen of it lies in this folder, apart from it."""
+        ledger = site_books(study)
+        if ledger is None:
+            return None
         try:
-            return Site(name, agent, objective, run=study.fingerprint, log=log)
+            return SiteBooks(ledger, name, FileStore(self.folder / "ledgers"))
         except BaseException:
-            log.close()
+            ledger.close()
             raise
 
     def command(self, hub: str, certificates: str | Path, port: int) -> list[str]:
@@ -557,6 +584,13 @@ class SiteFolder:
             kind = type(study.study()).__name__
             seen = list(site.observations())
             return site_result(kind, study.space, study.seed, name, seen, budget=study.budget)
+
+
+def _payer(secrets: FileStore) -> str:
+    """What a site calls the payment of a run: a random name that is made once."""
+    if secrets.get("payer") is None:
+        secrets.put_new("payer", token_hex(16).encode())
+    return (secrets.get("payer") or b"").decode()
 
 
 def make_keys(study: StudyFile, folder: str | Path) -> None:

@@ -40,6 +40,7 @@ from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import Parallel
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.agent import bound_to
+from botorch_fed.federation.anchors import Anchors
 from botorch_fed.federation.base import (
     Agent,
     AgentId,
@@ -546,6 +547,7 @@ def host(
     pause: float = 1.0,
     max_bytes: int = MAX_BYTES,
     on_round: Callable[[Round], None] | None = None,
+    anchors: Anchors | None = None,
 ) -> RunResult:
     """The server's side of a run whose sites are elsewhere, see `make_agent` for theirs.
 
@@ -564,6 +566,7 @@ def host(
         pause: Seconds between two questions meanwhile.
         max_bytes: The longest message.
         on_round: Called after every round.
+        anchors: What this hub has seen of the sites' ledgers, in all of its runs.
 
     Returns:
         A result without observations: those are at the sites.
@@ -597,6 +600,7 @@ def host(
         idle=idle,
         pause=pause,
         max_bytes=max_bytes,
+        anchors=anchors,
     )
     if folder is not None:
         result.save(folder)

@@ -686,7 +686,7 @@ class DPFTSDE(Federation):
         return Resources(noise=self.noise, shared_ledger=self.books)
 
     def site_resources(self, name: AgentId) -> Resources:
-        """No noise: that a site makes none is why it knows whether the study has a seed."""
+        """The study's noise; a site makes none, and knows by it whether the hub's is secret."""
         return Resources(noise=self.noise)
 
 

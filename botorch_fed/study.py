@@ -705,6 +705,9 @@ def _agents(top: _Table) -> tuple[AgentId, ...]:
             "agents",
             f"expected different names, at least one, got {list(names)}. Write e.g. {example}.",
         )
+    strange = [name for name in names if not name.isprintable()]
+    if strange:
+        raise top.error("agents", f"names are printable characters, got {strange[0]!a}.")
     if any(len(name) > MAX_NAME for name in names):
         raise top.error("agents", f"names have at most {MAX_NAME} characters: shorten them.")
     return names
@@ -792,7 +795,8 @@ def _epsilon_and_delta(table: _Table, keys: tuple[str, ...]) -> Budget:
 def _ledger(top: _Table, protocol: str, path: Path) -> LedgerSettings | None:
     if "ledger" not in top.values:
         return None
-    if not _has(study_class(protocol), "books"):
+    kind = study_class(protocol)
+    if not any(_has(kind, name) for name in ("books", "epsilon", "mechanism")):
         raise top.error("ledger", f"{protocol} pays from no ledger on disk: leave it out.")
     table = top.table("ledger")
     budget = _epsilon_and_delta(table, ("path", "epsilon", "delta"))
@@ -1376,6 +1380,8 @@ def run_study(
         )
     objectives = study.objectives()
     books = open_books(study)
+    if books is None and study.ledger is not None and not resume:
+        _pay_alone(study)
     try:
         if out is not None:
             out.mkdir(parents=True, exist_ok=True)
@@ -1395,8 +1401,29 @@ def run_study(
             books.close()
 
 
+def _pay_alone(study: StudyFile) -> None:
+    """A run of all sites in one place is paid from the file's ledger, where each site would pay."""
+    _, _, price = _disclosed(study)
+    books = site_books(study)
+    assert price is not None
+    assert books is not None
+    with books:
+        books.spend(price.event, count=price.payments, note=f"run {study.fingerprint}")
+
+
 def open_books(study: StudyFile) -> SharedLedger | None:
-    """The ledger of a study file, from which its server pays; close it after the run."""
+    """The ledger of a study file, from which its hub pays; close it after the run.
+
+    None too where each site pays, from its own: see `site_books`.
+    """
+    _, _, price = _disclosed(study)
+    if study.ledger is None:
+        return None
+    return None if price is not None and price.paid_at == "site" else site_books(study)
+
+
+def site_books(study: StudyFile) -> SharedLedger | None:
+    """The ledger of a study file, whoever pays from it; close it after the run."""
     settings = study.ledger
     if settings is None:
         return None
@@ -1405,4 +1432,18 @@ def open_books(study: StudyFile) -> SharedLedger | None:
         raise study.text.error(("ledger",), "a run without noise spends nothing: leave it out.")
     return SharedLedger(
         settings.path, adjacency=price.adjacency, unit=price.unit, budget=settings.budget
+    )
+
+
+def check_site_budget(study: StudyFile) -> None:
+    """Raise `StudyError` where a study promises an epsilon that no budget of the site bounds."""
+    _, _, price = _disclosed(study)
+    if price is None or study.privacy is not None or study.ledger is not None:
+        return
+    raise study.text.error(
+        ("privacy",),
+        f"missing; a run reveals up to epsilon = {price.epsilon:.4g} at delta = "
+        f"{price.guarantee.delta:.3g}, and a site has to bound what it allows. Write [privacy] "
+        f"with epsilon = {math.ceil(price.epsilon * 100) / 100:g} and delta = "
+        f"{price.guarantee.delta:.3g}, or [ledger] with path, epsilon and delta.",
     )

@@ -40,7 +40,7 @@ from botorch_fed.federation.terms import (
     remembered,
 )
 from botorch_fed.models import FeatureMap, feature_map_from_tensors
-from botorch_fed.privacy import Adjacency, Budget, Guarantee, Unit
+from botorch_fed.privacy import Adjacency, Budget, Guarantee, SharedLedger, Unit
 from botorch_fed.rng import generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.storage.store import Blobs, MemoryBlobs
@@ -243,10 +243,12 @@ class FederatedAgent:
         self._check_limits(state, terms, request)
         published = self._published(terms, broadcasts)
         terms.aggregation.check_order(self._party(state, terms), request, published)
+        self._pay(state, terms, request, at_all=False)
 
     def receive(self, state: AgentState, request: Any, broadcasts: tuple[str, ...]) -> AgentState:
         """The state after a request: what to do, and where the broadcasts lie."""
         terms = self._terms(broadcasts)
+        self._pay(state, terms, request, at_all=True)
         party, published = self._party(state, terms), self._published(terms, broadcasts)
         memory = terms.aggregation.received(party, request, published)
         state = self._forgetting(state)  # a value that came too late is in no message
@@ -501,6 +503,31 @@ class FederatedAgent:
 
         remembered((terms, self.resources.noise.private, "promised"), check)
 
+    def _pay(self, state: AgentState, terms: Terms, order: Order, *, at_all: bool) -> None:
+        """Pay for a whole run when its first message is asked for, or see whether that can be done.
+
+        Raises:
+            BudgetExceeded: The site's ledger does not cover the run.
+            MessageError: It counts something else.
+        """
+        books, first = self.resources.shared_ledger, not state.asked.contributions
+        if books is None or not (order.contribute and first):
+            return
+        price = terms.aggregation.price(terms)
+        if price is None or not price.payments:
+            return
+        if (books.adjacency, books.unit) != (price.adjacency, price.guarantee.unit):
+            raise MessageError(
+                f"This site's ledger counts per {books.unit}, {books.adjacency}, the terms promise "
+                f"per {price.guarantee.unit}, {price.adjacency}: name another ledger for them."
+            )
+        private = terms.promise is not None and terms.promise.private
+        count, note = price.payments, self.resources.payer
+        if at_all:
+            books.spend_once(price.event, count=count, note=note, private=private)
+        elif not books.paid(note):  # a value: nothing is written
+            books.ledger.spend(price.event, count=count, note=note, private=private)
+
     def _check_limits(self, state: AgentState, terms: Terms, order: Order) -> None:
         """Raise `MessageError` if an order goes back, or asks for more than the terms have."""
         limits, asked = terms.aggregation.limits(terms), state.asked.after(order)
@@ -666,6 +693,20 @@ def check_promised(promise: Guarantee | None, own: Guarantee | None) -> None:
 def bound_to(agent: T, roster: tuple[AgentId, ...]) -> T:
     """An agent of a study whose agents are known: it takes part with these alone."""
     return replace(agent, roster=roster) if isinstance(agent, FederatedAgent) else agent
+
+
+def paying(agent: T, ledger: SharedLedger, payer: str) -> T:
+    """An agent that pays for a run in advance, once, from a durable ledger.
+
+    Args:
+        agent: The agent.
+        ledger: The site's own.
+        payer: What the payment is called: nobody else pays under this name.
+    """
+    if not isinstance(agent, FederatedAgent):
+        return agent
+    own = replace(agent.resources, shared_ledger=ledger, payer=payer)
+    return replace(agent, resources=own)
 
 
 def check_promise(

@@ -157,7 +157,8 @@ class Resources:
         noise: Where its noise and secret coins come from.
         secrets: Where its keys and its sums without noise lie.
         ledger: What it has paid before, and its budget; None for an empty one without a budget.
-        shared_ledger: A durable ledger that pays as well.
+        shared_ledger: A durable ledger that pays as well; at a site for a whole run in advance.
+        payer: At a site, what it calls that payment: of this name there is one.
         cache: What was worked out in this process; losing it costs time only.
     """
 
@@ -165,6 +166,7 @@ class Resources:
     secrets: Store = field(default_factory=MemoryStore)
     ledger: Ledger | None = None
     shared_ledger: SharedLedger | None = None
+    payer: str = ""
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
 
