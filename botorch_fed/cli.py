@@ -834,7 +834,7 @@ def _run(arguments: argparse.Namespace) -> _Done:
     study = read_study(arguments.study)
     out = arguments.out if arguments.out is not None else study.out
     if arguments.dry_run:
-        study.load()  # an objective that cannot be outline belongs to the plan
+        study.find()  # one that is missing belongs to the plan; nothing is imported
         outline = plan(study)
         _show_plan(arguments, study, outline, out)
         return _Done({"command": "run", "dry_run": True, "out": out, **asdict(outline)})

@@ -32,7 +32,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from botorch_fed.run import Record, RunResult
-    from botorch_fed.space import Parameter, SearchSpace
+    from botorch_fed.storage.store import write_own
+from botorch_fed.space import Parameter, SearchSpace
 
 _CLAIMED, _MEASURED, _BOUNDS, _FAILED = "#444444", "#0072b2", "#009e73", "#d55e00"
 _FARTHEST = 100.0  # times the limit; farther bars are cut there
@@ -157,8 +158,8 @@ def write_report(
         sections = [section for section in _sections(runs) if section.parts]
     page = _page(heading, sections)
     path = Path(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(page.encode("utf-8", "replace"))  # lone surrogates become question marks
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    write_own(path, page.encode("utf-8", "replace"))  # lone surrogates become question marks
     return path
 
 

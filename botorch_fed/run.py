@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import itertools
 import json
 import math
@@ -61,7 +62,7 @@ from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 from botorch_fed.storage.log import FileLog, Log
-from botorch_fed.storage.store import Blobs, MemoryBlobs
+from botorch_fed.storage.store import Blobs, MemoryBlobs, open_own, own_folder, write_all, write_own
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.wire.codec import MAX_BYTES
 
@@ -356,8 +357,7 @@ class RunResult:
 
     def save(self, folder: str | Path) -> None:
         """Write `result.json`, `records.jsonl`, `rounds.jsonl`, `given.jsonl` and `arrays.npz`."""
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
+        folder = own_folder(folder)
         head = {
             "format": FORMAT,
             "names": self.names,
@@ -381,9 +381,9 @@ class RunResult:
         for i, agent in enumerate(self.names):
             X, Y = self._history(rows[agent])
             arrays[f"X{i}"], arrays[f"Y{i}"] = X.numpy(), Y.numpy()
-        draft = folder / "arrays.draft.npz"
-        np.savez_compressed(draft, **arrays)  # type: ignore[arg-type]
-        draft.replace(folder / "arrays.npz")
+        packed = io.BytesIO()
+        np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
+        write_own(folder / "arrays.npz", packed.getvalue())
 
     @classmethod
     def load(cls, folder: str | Path) -> RunResult:
@@ -880,9 +880,8 @@ def _folder(out: str | Path | None, *, resume: bool) -> Path | None:
         if resume:
             raise InputDataError("resume=True needs the folder of the run: pass out=….")
         return None
-    folder = Path(out).resolve()
+    folder = own_folder(out)
     if not (folder / HEAD).exists():
-        folder.mkdir(parents=True, exist_ok=True)
         strange = {path.name for path in folder.iterdir()} - FILES
         if strange:
             raise ProtocolError(f"{folder} is not empty and holds no run: choose another folder.")
@@ -963,10 +962,12 @@ def _finished_rounds(path: Path, log: Log) -> list[Record]:
 
 
 def _append(path: Path, rows: list[Record]) -> None:
-    with path.open("a") as file:
-        file.write(_as_lines(rows))
-        file.flush()
-        os.fsync(file.fileno())
+    file = open_own(path, os.O_WRONLY | os.O_APPEND)
+    try:
+        write_all(file, _as_lines(rows).encode())
+        os.fsync(file)
+    finally:
+        os.close(file)
 
 
 def _as_lines(rows: list[Record]) -> str:
@@ -974,12 +975,7 @@ def _as_lines(rows: list[Record]) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    draft = path.with_name(path.name + ".draft")
-    with draft.open("w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    write_own(path, text.encode())
 
 
 def _lines(path: Path) -> list[Record]:

@@ -93,9 +93,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from botorch.exceptions.errors import BotorchError
@@ -140,6 +141,7 @@ from botorch_fed.run import RunResult, evaluations_of, run
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.transfer import LENGTHSCALE, TransferSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
+from botorch_fed.storage.store import own_folder
 from botorch_fed.studies import default_kernel
 
 KEYS = (
@@ -156,6 +158,7 @@ KEYS = (
     "privacy",
     "ledger",
 )
+OBJECTIVES = "botorch_fed.objectives"  # entry points of packages that a file may name
 BY_HAND = "ask"  # instead of an objective: a user answers the trials
 OWN_KEYS = {"objective", "workers", "out", "ledger"}  # each machine's own
 PARAMETER_KEYS = {
@@ -491,6 +494,7 @@ class StudyFile:
                 "`botorch-fed site tell`. Name a function to run the study here.",
             )
         module, _, name = self.objective.partition(":")
+        self.find()
         _look_beside(self.path)
         try:
             function = getattr(importlib.import_module(module), name)
@@ -502,13 +506,43 @@ class StudyFile:
             raise self._missing(f"importing {module!r} failed ({error!r})", module) from error
         if not callable(function):
             raise self._missing(f"{self.objective!r} is no function", module)
+        source = getattr(sys.modules[module], "__file__", None)
+        if not self._is_entry_point and not _below(source, self.path):
+            raise self._missing(f"the module {module!r} that is loaded is {source}", module)
         return function
+
+    def find(self) -> None:
+        """Raise `StudyError` unless the objective is one that a study file may name.
+
+        That is a function of a module below the file's folder, or an entry point of an installed
+        package in the group ``botorch_fed.objectives``. Nothing is imported.
+        """
+        if self.objective == BY_HAND or self._is_entry_point:
+            return
+        module, _, name = self.objective.partition(":")
+        place = self.path.resolve().parent.joinpath(*module.split("."))
+        files = [place.with_suffix(".py"), place / "__init__.py"]
+        source = next((one for one in files if one.is_file() and _below(one, self.path)), None)
+        if source is None:
+            raise self._missing(f"there is no module {module!r} below the file's folder", module)
+        try:
+            known = set(re.findall(r"\w+", source.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._missing(f"{source} cannot be read ({error})", module) from error
+        if name not in known:
+            raise self._missing(f"the module {module!r} has no {name!r}", module)
+
+    @property
+    def _is_entry_point(self) -> bool:
+        found = metadata.entry_points(group=OBJECTIVES)
+        return any(one.value == self.objective for one in found)
 
     def _missing(self, what: str, module: str) -> StudyError:
         return self.text.error(
             ("objective",),
             f"{what}. Put {module.split('.')[0]}.py beside {self.path.name}, with a function "
-            "score(agent: str, **parameters) -> float, or install the package.",
+            f"score(agent: str, **parameters) -> float, or install a package that names it as an "
+            f"entry point in the group {OBJECTIVES!r}.",
         )
 
     def objectives(self) -> dict[AgentId, Objective]:
@@ -523,6 +557,8 @@ class NamedObjective:
 
     study: StudyFile
     agent: AgentId
+
+    one_by_one: ClassVar[bool] = True  # an evaluation is expensive: none waits for the next
 
     def __call__(self, X: Tensor) -> Tensor:
         """Evaluate point by point."""
@@ -610,6 +646,11 @@ def _name(protocol: _Table) -> str:
     except FederatedError as error:
         raise protocol.error("name", str(error)) from error
     return str(name)
+
+
+def _below(source: str | Path | None, path: Path) -> bool:
+    """Whether a module's file lies below the folder of a study file."""
+    return source is not None and Path(source).resolve().is_relative_to(path.resolve().parent)
 
 
 def _look_beside(path: Path) -> None:
@@ -1384,7 +1425,7 @@ def run_study(
         _pay_alone(study)
     try:
         if out is not None:
-            out.mkdir(parents=True, exist_ok=True)
+            own_folder(out)
         return run(
             study.study(out=out, books=books),
             objectives,

@@ -196,6 +196,9 @@ class Site:
         with self._lock, one_thread() as self._threads:
             digest = content_hash(request)
             frame = None
+            renew = getattr(self.objective, "renew", None)
+            if renew is not None:
+                renew()
             try:
                 frame = self._frame(request)
                 return self._answer(frame, digest, defer)
@@ -575,6 +578,8 @@ class Site:
         free = [number for number in batch.open if number not in self._handed]
         if not free:
             return False
+        if getattr(self.objective, "one_by_one", False):  # each is in the log when it ends
+            return all(self._evaluate(batch, [trial]) for trial in free)
         return self._evaluate(batch, free)
 
     def _evaluate(self, batch: Batch, trials: list[int]) -> bool:
