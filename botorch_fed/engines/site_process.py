@@ -25,6 +25,7 @@ import socket
 import stat
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
