@@ -27,12 +27,12 @@ from scipy.special import stdtrit
 
 from botorch_fed.federation.disclosure import Sees, entries_of, first_payments
 from botorch_fed.privacy.audit import AuditReport, Check
+from botorch_fed.storage.store import write_own
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from botorch_fed.run import Record, RunResult
-    from botorch_fed.storage.store import write_own
 from botorch_fed.space import Parameter, SearchSpace
 
 _CLAIMED, _MEASURED, _BOUNDS, _FAILED = "#444444", "#0072b2", "#009e73", "#d55e00"

@@ -233,8 +233,10 @@ class FederatedAgent:
         """Raise `MessageError` unless the request and what it broadcasts fit."""
         if not broadcasts:
             raise MessageError("Expected the terms of the federation, got no broadcast.")
+        if state.agreed and state.agreed != self._hash_agreed(broadcasts[0]):
+            raise MessageError("The terms have changed during the run.")
         terms = self._terms(broadcasts)
-        self._check_same(state, terms, broadcasts[0])
+        self._check_grown(state, terms)
         if self.name not in terms.agents:
             raise MessageError(f"This site, {self.name!r}, is not among the hub's agents.")
         check_roster(self.roster, terms)
@@ -557,15 +559,13 @@ class FederatedAgent:
 
         return remembered((self.blobs, digest, "agreed"), made)
 
-    def _check_same(self, state: AgentState, terms: Terms, digest: str) -> None:
-        """Raise `MessageError` if the terms are not those of the last request.
+    def _check_grown(self, state: AgentState, terms: Terms) -> None:
+        """Raise `MessageError` if the roster is another than that of the last request.
 
-        Where agents may join while a study runs, the roster grows at its end.
+        Where agents may join while a study runs, it grows at its end.
         """
         if not state.agreed:
             return
-        if state.agreed != self._hash_agreed(digest):
-            raise MessageError("The terms have changed during the run.")
         before, now = state.roster, terms.agents
         if before == now:
             return
