@@ -512,7 +512,7 @@ def judge(honest: Honest, lie: Lie, answer: bytes) -> Outcome:
         if (
             changed == ["roster"]
             and name.startswith("fts")
-            and (now["roster"][: len(NAMES)] == honest.facts["roster"])
+            and _begins(now["roster"], honest.facts["roster"])
         ):
             return Outcome("harmless", "agents may join this study")
         return Outcome("BAD", f"{lie.where} {lie.said}: agreed to other {', '.join(changed)}")
@@ -528,6 +528,11 @@ def judge(honest: Honest, lie: Lie, answer: bytes) -> Outcome:
     order = _asked(read(lie.data))
     blobs = [read(data) for data in lie.blobs]
     return _judged_order(honest, lie, order, blobs)
+
+
+def _begins(one: tuple[str, ...], other: tuple[str, ...]) -> bool:
+    """Whether one roster goes on where the other one ends."""
+    return all(a == b for a, b in zip(one, other, strict=False))
 
 
 def _judged_order(honest: Honest, lie: Lie, order: list[Any], blobs: list[Any]) -> Outcome:

@@ -115,10 +115,8 @@ def test_an_older_copy_of_a_ledger_is_noticed(tmp_path: Path, keeper: str) -> No
         return
     shutil.rmtree(tmp_path / "bob site")  # the whole machine was restored
     shutil.copytree(tmp_path / "site before", tmp_path / "bob site")
-    if keeper == "peers":
-        seen = Anchors(MemoryStore())  # and the hub has lost its folder
-    else:
-        seen = Anchors(FileStore(tmp_path / "hub"))  # as another process finds it
+    lost = keeper == "peers"  # the hub too
+    seen = Anchors(MemoryStore() if lost else FileStore(tmp_path / "hub"))
     with ledger(tmp_path, "bob", WIDE) as books:
         before = len(books)
     failures = played(tmp_path, "third", seen, WIDE)
