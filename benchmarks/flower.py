@@ -8,9 +8,9 @@ Parts for ``--only``, and their keys of ``--json``:
                                   every round, over a hub and three sites on loopback with TLS and
                                   node keys, as `botorch-fed hub` and `botorch-fed site` set them
                                   up; the objective costs nothing. The median of the rounds
-              seconds_empty       the same three nodes answer an empty message, by a ClientApp
-                                  that does nothing else; awaited by the same loop. One after every
-                                  round of the first kind, in the same run
+              seconds_empty       the same three nodes answer a message that they refuse, so that
+                                  their sites have no part in it; awaited by the same loop. One
+                                  after every round of the first kind, in the same run
               ratio_vs_flower     the first / the second
     bytes     fts_bytes_ratio_up  bytes that a site sends in a round / 800, those of 100 numbers
               fts_bytes_ratio     bytes to and from all sites / those of the numbers in them (each
@@ -35,7 +35,6 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -51,7 +50,7 @@ from botorch_fed.run import host, run
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.studies import FTS, FedGP
-from botorch_fed.study import read_study
+from botorch_fed.study import StudyFile, read_study
 from botorch_fed.test_functions import SyntheticGPAgents
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -71,35 +70,13 @@ name = "fts"
 every = 1
 """
 OBJECTIVE = "def score(agent, x, y):\n    return 1 - (x - 0.3) ** 2 - (y - 0.6) ** 2\n"
-EMPTY = '''
-
-@app.query("empty")
-def empty(message: Message, context: Context) -> Message:
-    """Nothing."""
-    return Message(RecordDict({"reply": ConfigRecord({})}), reply_to=message)
-'''
-SERVER_APP = """
-from flwr.app import Context
-from flwr.serverapp import Grid, ServerApp
-
-app = ServerApp()
 
 
-@app.main()
-def main(grid: Grid, context: Context) -> None:
-    from benchmarks.flower import serve
-
-    serve(grid, context.run_config)
-"""
+# ------------------------------------------------------------------ the run
 
 
-# ------------------------------------------------------------------ in the ServerApp
-
-
-def serve(grid: Any, config: Mapping[str, Any]) -> None:
-    """Rounds of a study and empty rounds, one after the other."""
-    study = read_study(str(config["study"]))
-    nodes = Hub(Path(str(config["folder"]))).nodes(study.agents)
+def serve(grid: Any, nodes: dict[str, int], study: StudyFile) -> dict[str, list[float]]:
+    """Rounds of a study and empty rounds, one after the other: seconds of each."""
     engine = FlowerExchange(grid, nodes)
     times: dict[str, list[float]] = {"ours": [], "empty": []}
 
@@ -114,7 +91,7 @@ def serve(grid: Any, config: Mapping[str, Any]) -> None:
         return exchanged
 
     host(study.study(), study.space, study.agents, exchange, run=study.fingerprint, seed=0)
-    Path(str(config["out"]), "times.json").write_text(json.dumps(times))
+    return times
 
 
 def _empty(grid: Any, nodes: list[int]) -> None:
@@ -128,7 +105,7 @@ def _empty(grid: Any, nodes: list[int]) -> None:
     while waiting:
         for message in grid.pull_messages(list(waiting)):
             waiting.discard(message.metadata.reply_to_message_id)
-            assert not message.has_error()
+            assert message.error.reason.startswith("A site answers")
         time.sleep(POLL)
 
 
@@ -136,7 +113,7 @@ def _empty(grid: Any, nodes: list[int]) -> None:
 
 
 def measure_time(budget: int) -> dict[str, float]:
-    """Set up a federation, run the app, take it down."""
+    """Set up a federation, run the study, take it down."""
     home = Path(tempfile.mkdtemp())
     home.chmod(0o700)
     running: list[subprocess.Popen[bytes]] = []
@@ -164,12 +141,9 @@ def measure_time(budget: int) -> dict[str, float]:
                 *("--hub", f"localhost:{port}", "--ca", "hub/ca.crt"),
             )
         _until(lambda: set(hub.sites().values()) == {"online"})
-        app = _app(home)
-        config = {"folder": str(hub.folder), "study": str(home / "study.toml"), "out": str(home)}
-        pairs = " ".join(f"{key}={json.dumps(value)}" for key, value in config.items())
-        hub._flwr("run", str(app), deploy.CONNECTION, "-c", pairs, "--format", "json")
-        _until(lambda: (home / "times.json").exists(), 60.0 * budget)
-        times = json.loads((home / "times.json").read_text())
+        study = read_study(home / "study.toml")
+        with hub.control.driven(hub.control.begin()) as grid:
+            times = serve(grid, hub.nodes(study.agents), study)
     finally:
         for process in reversed(running):
             process.terminate()
@@ -183,16 +157,6 @@ def measure_time(budget: int) -> dict[str, float]:
         "ratio_vs_flower": ours / empty,
         "rounds": len(times["ours"]) - 1,
     }
-
-
-def _app(home: Path) -> Path:
-    """The shipped app, with a handler of empty messages."""
-    folder = home / "app"
-    shutil.copytree(deploy.APP, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    with (folder / "client_app.py").open("a") as file:
-        file.write(EMPTY)
-    (folder / "server_app.py").write_text(SERVER_APP)
-    return folder
 
 
 def _until(ready: Any, seconds: float = 180.0) -> None:

@@ -123,7 +123,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _notes(), _umask(getattr(arguments, "private", False)):
             done: _Done = arguments.command(arguments)
     except KeyboardInterrupt:
-        more = "; a run with a folder goes on with --resume" if arguments.command is _run else ""
+        resumes = arguments.command in (_run, _hub_run)
+        more = "; a run with a folder goes on with --resume" if resumes else ""
         _complain(f"interrupted{more}", as_json, INTERRUPTED)
         return INTERRUPTED
     except Exception as error:
@@ -1206,8 +1207,8 @@ def _add_hub(commands: Any) -> None:
         "--address", required=True, metavar="NAME", help="by which sites reach this machine"
     )
     _option(made, "--port", _count(1), 8000, "N")
-    start = verb("start", _hub_start, "run Flower's server, until it is stopped")
-    host = "address of this machine to listen on, 0.0.0.0 for all"
+    start = verb("start", _hub_start, "run the hub's process, until it is stopped")
+    host = "address of this machine for sites to reach, 0.0.0.0 for all"
     _option(start, "--host", str, "127.0.0.1", "IP", host)
     admit = verb("admit", _hub_admit, "let a site's node take part under a name")
     admit.add_argument("name", metavar="NAME", help="one of the study's agents")
@@ -1242,7 +1243,6 @@ def _hub_init(arguments: argparse.Namespace) -> _Done:
     folder = Hub.create(arguments.folder, arguments.address, arguments.port).folder
     _say(arguments, f"Made {folder}. Start it: {PROGRAM} hub start {folder}")
     _say(arguments, f"Give the sites {folder / 'ca.crt'} and the study file.")
-    _say(arguments, "Let nobody but yourself reach /v1/control on its port: see the documentation.")
     return _Done({"command": "hub init", "folder": folder})
 
 
@@ -1391,6 +1391,7 @@ def _add_site(commands: Any) -> None:
         return parser
 
     verb("init", "make a site's folder, with the key of its node", _site_init)
+    verb("identity", "the site's public key, for [identities] of a study", _site_identity)
     start = verb("start", "answer the hub's requests, until it is stopped", _site_start, study=True)
     start.add_argument("--hub", required=True, metavar="NAME:PORT", help="the hub's address")
     start.add_argument("--ca", required=True, type=Path, metavar="FILE", help="the hub's ca.crt")
@@ -1472,6 +1473,16 @@ def _site_init(arguments: argparse.Namespace) -> _Done:
     return _Done({"command": "site init", "folder": folder, "key": folder / "node.pub"})
 
 
+def _site_identity(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.deploy import DeployError, SiteFolder
+
+    folder = SiteFolder(arguments.folder)
+    if not folder.folder.is_dir():
+        raise DeployError(f"There is no site in {folder.folder}: make one with site init.")
+    _say(arguments, folder.identity)
+    return _Done({"command": "site identity", "folder": folder.folder, "key": folder.identity})
+
+
 def _site_keys(arguments: argparse.Namespace) -> _Done:
     from botorch_fed.deploy import make_keys
     from botorch_fed.study import read_study
@@ -1486,15 +1497,19 @@ def _site_start(arguments: argparse.Namespace) -> _Done:
 
     from botorch_fed.study import read_study
 
-    logging.getLogger("botorch_fed").addHandler(logging.StreamHandler())
-    _site(arguments).start(
-        read_study(arguments.study),
-        arguments.name,
-        hub=arguments.hub,
-        certificates=arguments.ca,
-        patience=arguments.patience,
-        keys=arguments.keys,
-    )
+    shown = logging.StreamHandler()
+    logging.getLogger("botorch_fed").addHandler(shown)
+    try:
+        _site(arguments).start(
+            read_study(arguments.study),
+            arguments.name,
+            hub=arguments.hub,
+            certificates=arguments.ca,
+            patience=arguments.patience,
+            keys=arguments.keys,
+        )
+    finally:
+        logging.getLogger("botorch_fed").removeHandler(shown)
     return _Done({"command": "site start", "site": arguments.name})
 
 

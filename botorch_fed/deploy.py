@@ -1,6 +1,6 @@
-r"""Studies across machines: a hub, its sites, and the Flower commands behind them.
+r"""Studies across machines: a hub, its sites, and the processes behind them.
 
-    hub     folder with certificates, Flower's database, the table of sites, and the runs' records
+    hub     folder with certificates, Flower's database, the roster of sites, and the runs' records
     site    folder with the node's key, and for every study the site's log and secrets
 
 A hub and a site read the same study file; a site's copy may name its own `objective`, everything
@@ -8,9 +8,9 @@ else must agree: both call the run by `StudyFile.fingerprint`, so that a site wi
 refuses. What a node may say is bound to its key: the hub's operator admits a public key under an
 agent's name, Flower authenticates the node, and the engine asks the node of that name only.
 
-Flower gives whoever can reach its control interface the right to run code on the machines of all
-sites, as the user that `flower-supernode` runs as. See the threat model in the documentation: let
-nobody but the hub's operator reach ``/v1/control``.
+What travels is data. The hub's port opens to certificates of its roster alone; what controls it is
+a Unix socket in its folder. No process of a hub or a site runs an app of Flower's: a site's node is
+``flower_app/node.py`` of the installed package, and a run is driven by ``hub run`` itself.
 """
 
 from __future__ import annotations
@@ -19,34 +19,43 @@ import contextlib
 import ctypes
 import datetime
 import fcntl
+import importlib.util
 import ipaddress
 import json
 import logging
 import math
 import os
-import shutil
 import signal
 import socket
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from botorch_fed.engines.flower import FlowerExchange
+from botorch_fed.engines.flower_control import Control, ControlRefused, HubLost
 from botorch_fed.engines.site_process import Background, SiteProcess, ask_site, is_listening
 from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import BudgetExceeded, FederatedError
 from botorch_fed.federation.agent import paying
 from botorch_fed.federation.anchors import Anchors, SiteBooks
 from botorch_fed.federation.base import AgentId, secrets_in, with_stores
+from botorch_fed.federation.drive import Round
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import SITE_EVENTS
-from botorch_fed.run import RunResult, host, make_agent, site_result
+from botorch_fed.privacy.channels import identity
+from botorch_fed.run import (
+    RunResult,
+    host,
+    make_agent,
+    open_private,
+    site_result,
+    write_private,
+)
 from botorch_fed.storage.log import FileLog
 from botorch_fed.storage.store import FileBlobs, FileStore
 from botorch_fed.study import (
@@ -59,19 +68,14 @@ from botorch_fed.study import (
     site_books,
 )
 
-if TYPE_CHECKING:
-    from flwr.serverapp import Grid
-
 logger = logging.getLogger(__name__)
 
 APP = Path(__file__).parent / "flower_app"
-CONNECTION = "hub"  # the name of the hub in Flower's configuration
 DAYS = 825  # that a hub's certificates are good for
+NODE_DAYS = 3650  # that a node's is: a hub forgets a node by name
 GRACE = 10.0  # seconds that a process has to end
-LOOK = 0.5  # seconds between two looks at a run
-MISSES = 5  # of these looks in a row that may fail
 PAUSE = 10.0  # seconds between two questions to sites that all evaluate
-PATIENCE = 120.0  # seconds that a command of Flower's may take
+REFUSED = 3  # the exit code of a node that the hub does not know
 
 
 class DeployError(FederatedError):
@@ -93,33 +97,32 @@ class Hub:
 
     @classmethod
     def create(cls, folder: str | Path, address: str, port: int = 8000) -> Hub:
-        """Make the folder: an authority of its own, the server's certificate, Flower's settings.
+        """Make the folder: an authority of its own, the server's certificate, an empty roster.
 
         Args:
             folder: A new folder.
             address: The name or IP address by which the sites reach this machine.
-            port: The one port that Flower listens on.
+            port: The one port that the hub listens on.
         """
         hub = cls(Path(folder).resolve())
+        if not 0 < port < 65536:
+            raise DeployError(f"A port is a number from 1 to 65535, got {port}.")
         _new_folder(hub.folder)
         _make_certificates(hub.folder, address)
-        home = hub.folder / "flower"
-        home.mkdir(mode=0o700)
-        (home / "config.toml").write_text(
-            f'[superlink]\ndefault = "{CONNECTION}"\n\n[superlink.{CONNECTION}]\n'
-            f'address = "127.0.0.1:{port}"\n'
-            f"root-certificates = {json.dumps(str(hub.folder / 'ca.crt'))}\n"
-        )
-        _write_private(
-            hub.folder / "hub.json", json.dumps({"address": address, "port": port, "sites": {}})
-        )
+        made = {"address": address, "port": port, "sites": {}, "certificates": {}}
+        _write_private(hub.folder / "hub.json", json.dumps(made))
         return hub
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Address, port, and the nodes of the sites."""
+        """Address, port, and the nodes of the sites with their certificates."""
         self._check_made()
         settings: dict[str, Any] = json.loads((self.folder / "hub.json").read_text())
+        if "certificates" not in settings:
+            raise DeployError(
+                f"{self.folder} is of an earlier version, whose sites had no certificates. Make a "
+                "new folder (hub init), and have every site make one (site init)."
+            )
         return settings
 
     def _check_made(self) -> None:
@@ -129,79 +132,78 @@ class Hub:
                 "--address NAME"
             )
 
-    def command(self, host: str = "127.0.0.1") -> list[str]:
-        """Flower's command for this hub, which listens on an address of this machine."""
-        return [
-            _program("flower-superlink"),
-            *("--host", host, "--port", str(self.settings["port"])),
-            *("--ssl-ca-certfile", str(self.folder / "ca.crt")),
-            *("--ssl-certfile", str(self.folder / "server.crt")),
-            *("--ssl-keyfile", str(self.folder / "server.key")),
-            "--enable-supernode-auth",
-            *("--database", str(self.folder / "flower.db")),
-        ]
-
     @property
-    def environment(self) -> dict[str, str]:
-        """Of Flower's commands: no telemetry, nothing fetched, settings in this folder."""
+    def control(self) -> Control:
+        """Calls to the hub's process, by its socket; they need the folder's own user."""
         self._check_made()
-        return _environment(self.folder / "flower")
+        return Control(self.folder / "control")
+
+    def command(self, host: str = "127.0.0.1") -> list[str]:
+        """The command of the hub's process.
+
+        Args:
+            host: The address of this machine for the public door. The private one has none.
+        """
+        port = str(self.settings["port"])
+        return [*_python("hub.py"), str(self.folder), "--host", host, "--port", port]
 
     def start(self, host: str = "127.0.0.1") -> NoReturn:
-        """Become Flower's server on an address of this machine, until it is stopped."""
-        command = self.command(host)
-        os.umask(0o077)
-        os.execve(command[0], command, self.environment)
+        """Become the hub's process, with its port on an address of this machine.
 
-    def admit(self, name: AgentId, public_key: str | Path) -> int:
-        """Register a site's node key under an agent's name; the hub must be running.
+        Raises:
+            DeployError: It runs already, or a path is too long for a socket.
+        """
+        command = self.command(host)
+        _check_path(self.folder / "control")
+        os.umask(0o077)
+        lock = open_private(self.folder / "start.lock", os.O_RDWR | os.O_CREAT)
+        _lock(lock, f"the hub in {self.folder}")
+        os.set_inheritable(lock, True)  # held by the process that this one becomes
+        os.execve(command[0], command, _environment(self.folder / "flower"))
+
+    def admit(self, name: AgentId, certificate: str | Path) -> int:
+        """Let a site in under an agent's name, by its ``node.pub``; the hub must be running.
 
         Returns:
             The node's number in Flower.
         """
+        text, public_key = _read_certificate(Path(certificate))
         with self._changed() as settings:
-            sites = settings["sites"]
-            if name in sites:
+            if name in settings["sites"]:
                 raise DeployError(f"There is a site {name!r} already: dismiss it first.")
-            words = ("supernode", "register", str(public_key), CONNECTION, "--format", "json")
-            try:
-                sites[name] = int(self._flwr(*words)["node-id"])
-            except DeployError as error:
-                if "already in use" not in str(error):
-                    raise
-                # Registered by a call that died before it could write it down?
-                left = [node for node in self._statuses() if node not in sites.values()]
-                if len(left) != 1:
-                    raise
-                (sites[name],) = left
-        return int(sites[name])
+            for other, held in settings["certificates"].items():
+                if held == text:
+                    raise DeployError(
+                        f"This key is that of site {other!r}: every site has its own."
+                    )
+            with _answered():
+                settings["sites"][name] = node = self.control.register(public_key)
+            settings["certificates"][name] = text
+        return node
 
     def dismiss(self, name: AgentId) -> None:
-        """Forget a site and its key."""
+        """Forget a site and its key: its next request is refused, and its connections."""
+        node = self.nodes([name])[name]
         with self._changed() as settings:
-            node = self.nodes([name])[name]
-            self._flwr("supernode", "unregister", str(node), CONNECTION, "--format", "json")
-            del settings["sites"][name]
+            del settings["sites"][name], settings["certificates"][name]
+        with contextlib.suppress(HubLost):  # it lets nobody in who is not in its settings
+            self.control.unregister(node)
 
     @contextlib.contextmanager
     def _changed(self) -> Iterator[dict[str, Any]]:
         """The settings, which are written when the body has changed them; one at a time."""
         self._check_made()
-        with (self.folder / "lock").open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with _locked(self.folder / "lock"):
             settings = self.settings
             yield settings
             _write_private(self.folder / "hub.json", json.dumps(settings))
 
-    def _statuses(self) -> dict[int, str]:
-        """What Flower says of its nodes."""
-        said = self._flwr("supernode", "list", CONNECTION, "--format", "json")
-        return {int(node["node-id"]): str(node["status"]) for node in said["nodes"]}
-
     def sites(self) -> dict[AgentId, str]:
         """The sites, and what Flower says of each one's node: ``"online"``, ``"offline"``, …"""
-        status = self._statuses()
-        return {name: status.get(node, "unknown") for name, node in self.settings["sites"].items()}
+        with _answered():
+            found = self.control.nodes()
+        known: dict[AgentId, int] = self.settings["sites"]
+        return {name: found.get(node, ("unknown", b""))[0] for name, node in known.items()}
 
     def nodes(self, names: Sequence[AgentId]) -> dict[AgentId, int]:
         """The nodes of some sites."""
@@ -228,7 +230,7 @@ class Hub:
         keys: str | Path | None = None,
         watch: Callable[[int], None] | None = None,
     ) -> RunResult:
-        """Run a study over the sites; it goes on in Flower's server if this process dies.
+        """Run a study over the sites. It ends with this process, and can be resumed.
 
         Args:
             study: The study file.
@@ -257,133 +259,61 @@ class Hub:
         path, folder = Path(study).resolve(), Path(out).resolve()
         self.nodes(read_study(path).agents)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        if keys is not None:
-            _copy_keys(keys, secrets_in(folder, None))
-        outcome = self.folder / f"outcome-{token_hex(8)}.json"  # of this call alone
-        config = {
-            "folder": str(self.folder),
-            "study": str(path),
-            "out": str(folder),
-            "outcome": str(outcome),
-            "resume": resume,
-            "deadline": float(deadline),
-            "absence": float(absence),
-            "idle": -1.0 if math.isinf(idle) else float(idle),
-            "quorum": quorum,
-            "retries": retries,
-        }
-        for value in map(str, config.values()):
-            if '"' in value or "\\" in value:
-                raise DeployError(f'A path with " or \\ cannot be told to Flower, got {value}.')
-        pairs = " ".join(
-            f"{key}={json.dumps(value, ensure_ascii=False)}" for key, value in config.items()
-        )
-        said = self._flwr("run", str(APP), CONNECTION, "-c", pairs, "--format", "json")
-        number = str(said["run-id"])
-        try:
-            self._wait(number, outcome, folder / "rounds.jsonl", watch)
-        except BaseException:
-            with contextlib.suppress(DeployError):  # it may be the hub that has gone
-                self._flwr("stop", number, CONNECTION, "--format", "json")
-            raise
-        if not outcome.exists():
-            raise DeployError(
-                f"The run's process has ended without a word, see `flwr log {number}` with "
-                f"FLWR_HOME={self.folder / 'flower'}. Go on with --resume."
-            )
-        ended = json.loads(outcome.read_text())
-        outcome.unlink()
-        if ended["error"] is not None:
-            raise (BudgetExceeded if ended["exhausted"] else DeployError)(ended["error"])
-        return RunResult.load(folder)
-
-    def _wait(
-        self, number: str, outcome: Path, log: Path, watch: Callable[[int], None] | None
-    ) -> None:
-        """Until Flower says that the run is over, or it has told its outcome."""
-        seen, looks, misses = -1, 0, 0
-        while not outcome.exists():
-            done = _evaluations(log)
-            if watch is not None and done != seen:
-                watch(done)
-                seen = done
-            looks += 1
-            if looks % 20 == 0:
+        with _locked(folder / "lock", f"the study in {folder}"), _ending():
+            if keys is not None:
+                _copy_keys(keys, secrets_in(folder, None))
+            read = read_study(path)
+            with contextlib.ExitStack() as open_:
+                books = open_books(read)
+                if books is not None:
+                    open_.callback(books.close)
                 try:
-                    said = self._flwr("list", CONNECTION, "--run-id", number, "--format", "json")
-                    misses = 0
-                except DeployError:  # a busy machine may miss one; a run may take days
-                    misses += 1
-                    if misses == MISSES:
-                        raise
-                    continue
-                if str(said["runs"][0]["status"]).startswith("finished"):
-                    time.sleep(LOOK)
-                    return
-            time.sleep(LOOK)
-
-    def _flwr(self, *arguments: str) -> dict[str, Any]:
-        """A command of Flower's, and what it says in JSON."""
-        try:
-            done = subprocess.run(
-                [_program("flwr"), *arguments],
-                env=self.environment,
-                capture_output=True,
-                text=True,
-                check=False,
-                timeout=PATIENCE,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise DeployError(f"`flwr {arguments[0]}` has not ended in {PATIENCE:g} s.") from error
-        with contextlib.suppress(json.JSONDecodeError):
-            said = json.loads(done.stdout[max(done.stdout.find("{"), 0) :])
-            if said.get("success") and done.returncode == 0:
-                return dict(said)
-            raise DeployError(
-                f"Flower refuses `flwr {arguments[0]}`: "
-                f"{said.get('error-message', done.stderr.strip())}. Is the hub running "
-                f"(botorch-fed hub start {self.folder})?"
-            )
-        words = (done.stderr or done.stdout).strip()[-500:]
-        raise DeployError(f"`flwr {' '.join(arguments[:2])}` failed: {words}")
+                    with _locked(self.folder / "lock"):
+                        token = self.control.begin()
+                    grid = open_.enter_context(self.control.driven(token))
+                    return host(
+                        read.study(books=books),
+                        read.space,
+                        read.agents,
+                        FlowerExchange(
+                            grid, self.nodes(read.agents), deadline=deadline, absence=absence
+                        ),
+                        run=read.fingerprint,
+                        seed=read.seed,
+                        out=folder,
+                        resume=resume,
+                        idle=idle,
+                        pause=PAUSE,
+                        quorum=quorum,
+                        retries=retries,
+                        on_round=None if watch is None else _Told(watch, folder / "rounds.jsonl"),
+                        anchors=Anchors(FileStore(self.folder / "ledgers")),
+                    )
+                except (BudgetExceeded, DeployError):
+                    raise
+                except Exception as failed:
+                    raise DeployError(str(failed) or type(failed).__name__) from failed
 
 
-def serve(grid: Grid, config: Mapping[str, Any]) -> None:
-    """The ServerApp: run a study to its end, and write down how it ended."""
-    out = Path(str(config["out"]))
-    error = books = None
-    exhausted = False
+@contextlib.contextmanager
+def _answered() -> Iterator[None]:
     try:
-        with _alone(out / "lock", f"the study in {out}"):
-            study = read_study(str(config["study"]))
-            books = open_books(study)
-            nodes = Hub(Path(str(config["folder"]))).nodes(study.agents)
-            deadline, absence = float(config["deadline"]), float(config["absence"])
-            host(
-                study.study(books=books),
-                study.space,
-                study.agents,
-                FlowerExchange(grid, nodes, deadline=deadline, absence=absence),
-                run=study.fingerprint,
-                seed=study.seed,
-                out=out,
-                resume=bool(config["resume"]),
-                idle=float(config["idle"]) if float(config["idle"]) >= 0 else math.inf,
-                pause=PAUSE,
-                quorum=int(config["quorum"]),
-                retries=int(config["retries"]),
-                anchors=Anchors(FileStore(Path(str(config["folder"])) / "ledgers")),
-            )
-    except Exception as failed:
-        logger.exception("the run has stopped")
-        error = str(failed) or type(failed).__name__
-        exhausted = isinstance(failed, BudgetExceeded)
-    finally:
-        if books is not None:
-            books.close()
-    _write_private(
-        Path(str(config["outcome"])), json.dumps({"error": error, "exhausted": exhausted})
-    )
+        yield
+    except (HubLost, ControlRefused) as error:
+        raise DeployError(str(error)) from error
+
+
+class _Told:
+    """Calls `watch` with the number of evaluations where a round has changed it."""
+
+    def __init__(self, watch: Callable[[int], None], path: Path) -> None:
+        self._watch, self._path, self._seen = watch, path, -1
+
+    def __call__(self, _: Round) -> None:
+        done = _evaluations(self._path)
+        if done != self._seen:
+            self._watch(done)
+            self._seen = done
 
 
 # ------------------------------------------------------------------ a site
@@ -401,24 +331,23 @@ class SiteFolder:
 
     @classmethod
     def create(cls, folder: str | Path) -> SiteFolder:
-        """Make the folder and the node's key; ``node.pub`` in it goes to the hub's operator."""
-        from cryptography.hazmat.primitives import serialization as forms
-        from cryptography.hazmat.primitives.asymmetric import ec
+        """Make the folder and the node's key; ``node.pub`` in it goes to the hub's operator.
 
+        ``node.pub`` is a certificate that the key has signed for itself.
+        """
         site = cls(Path(folder).resolve())
         _new_folder(site.folder)
-        key = ec.generate_private_key(ec.SECP384R1())
-        private = key.private_bytes(
-            forms.Encoding.PEM, forms.PrivateFormat.OpenSSH, forms.NoEncryption()
-        )
-        public = key.public_key().public_bytes(forms.Encoding.OpenSSH, forms.PublicFormat.OpenSSH)
-        _write_private(site.folder / "node", private.decode())
-        (site.folder / "node.pub").write_bytes(public + b"\n")
+        _make_node(site.folder)
         return site
 
     def home(self, study: StudyFile) -> Path:
         """Where the site keeps what belongs to a study."""
         return self.folder / study.fingerprint
+
+    @property
+    def identity(self) -> str:
+        """The site's public identity key under joint keys; it is made when it is first wanted."""
+        return identity(FileStore(self.folder / "identity"))
 
     def site(
         self,
@@ -445,6 +374,8 @@ class SiteFolder:
         if keys is not None:
             _copy_keys(keys, secrets)
         check_site_budget(study)
+        _ = self.identity
+        _copy_keys(self.folder / "identity", secrets)
         protocol = with_stores(study.study(), study.agents, lambda _: secrets)
         agent = make_agent(protocol, name, study.space, study.seed, blobs, study.agents)
         with contextlib.ExitStack() as opened:
@@ -469,15 +400,15 @@ class SiteFolder:
             ledger.close()
             raise
 
-    def command(self, hub: str, certificates: str | Path, port: int) -> list[str]:
-        """Flower's command for this site's node; `port` is for its own processes only."""
+    def command(self, hub: str, certificates: str | Path) -> list[str]:
+        """The command of this site's node."""
         return [
-            _program("flower-supernode"),
-            *("--superlink", hub),
-            *("--root-certificates", str(Path(certificates).resolve())),
-            *("--auth-supernode-private-key", str(self.folder / "node")),
-            *("--host", "127.0.0.1", "--port", str(port)),
-            *("--node-config", f"socket={json.dumps(str(self.folder / 'socket'))}"),
+            *_python("node.py"),
+            *("--hub", hub),
+            *("--ca", str(Path(certificates).resolve())),
+            *("--key", str(self.folder / "node")),
+            *("--certificate", str(self.folder / "node.pub")),
+            *("--socket", str(self.folder / "socket")),
         ]
 
     def start(
@@ -507,9 +438,11 @@ class SiteFolder:
                 "operator, by a way that you trust."
             )
         _check_address(hub)
+        if (self.folder / "node").exists():
+            _read_certificate(self.folder / "node.pub")
         ended = None
         with (
-            _alone(self.folder / "lock", f"the site in {self.folder}"),
+            _locked(self.folder / "lock", f"the site in {self.folder}"),
             self._remembered(study, name),
             SiteProcess(
                 self.site(study, name, patience=patience, keys=keys), self.folder / "socket"
@@ -517,7 +450,7 @@ class SiteFolder:
             _stopping(process),
         ):
             node = subprocess.Popen(
-                self.command(hub, certificates, free_port()),
+                self.command(hub, certificates),
                 env=_environment(self.folder / "flower"),
                 start_new_session=True,
                 preexec_fn=_end_with_parent,
@@ -531,8 +464,9 @@ class SiteFolder:
                 _end(node)
         if ended is not None:
             raise DeployError(
-                f"Flower's node has ended with code {ended}; its words stand above. 305 means that "
-                "the hub does not know this node's key: have node.pub admitted."
+                "The hub does not know this node's key: have node.pub admitted."
+                if ended == REFUSED
+                else f"The site's node has ended with code {ended}; its words stand above."
             )
 
     @contextlib.contextmanager
@@ -565,7 +499,7 @@ class SiteFolder:
         else:
             settings = json.loads(noted.read_text())
             with (
-                _alone(self.folder / "lock", f"the site in {self.folder}"),
+                _locked(self.folder / "lock", f"the site in {self.folder}"),
                 self.site(read_study(settings["study"]), settings["name"]) as site,
             ):
                 found = perform(site, verb, arguments)
@@ -627,27 +561,23 @@ def _copy_keys(keys: str | Path, store: FileStore) -> None:
 
 
 def _environment(home: Path) -> dict[str, str]:
-    inherited = {k: v for k, v in os.environ.items() if k not in ("FORCE_COLOR", "CLICOLOR_FORCE")}
+    """Of Flower's code: none of its settings but these; no telemetry, nothing fetched."""
     return {
-        **inherited,
-        "NO_COLOR": "1",  # Flower colours even its JSON where it is told to
+        **{key: value for key, value in os.environ.items() if not key.startswith("FLWR_")},
         "FLWR_HOME": str(home),
         "FLWR_TELEMETRY_ENABLED": "0",
         "FLWR_DISABLE_UPDATE_CHECK": "1",
         "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
-        "FLWR_SUPEREXEC_TASK_POLL_INTERVAL": "0.1",
-        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
     }
 
 
-def _program(name: str) -> str:
-    beside = Path(sys.executable).parent / name
-    found = str(beside) if beside.exists() else shutil.which(name)
-    if found is None:
+def _python(name: str) -> list[str]:
+    """The command that runs a file of this package, which imports nothing from its folder."""
+    if importlib.util.find_spec("flwr") is None:
         raise DeployError(
-            f"The command {name} is missing: pip install 'botorch_fed[flower]' in this environment."
+            "Flower is missing: pip install 'botorch_fed[flower]' in this environment."
         )
-    return found
+    return [sys.executable, "-P", str(APP / name)]
 
 
 def free_port() -> int:
@@ -659,20 +589,31 @@ def free_port() -> int:
 
 
 @contextlib.contextmanager
-def _stopping(process: SiteProcess) -> Iterator[None]:
-    """A signal to stop ends `serve`; an evaluation that is under way is begun again later."""
+def _ending() -> Iterator[None]:
+    """A signal to stop raises `SystemExit`, so that what is open is closed."""
 
-    def stop(*_: object) -> None:
-        raise SystemExit(0)
+    def stop(*_: object) -> NoReturn:
+        raise SystemExit(128 + signal.SIGTERM)
 
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     before = {number: signal.signal(number, stop) for number in (signal.SIGTERM, signal.SIGHUP)}
     try:
         yield
-    except SystemExit:
-        logger.info("site %r stops", process.site.name)
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def _stopping(process: SiteProcess) -> Iterator[None]:
+    """A signal to stop ends `serve`; an evaluation that is under way is begun again later."""
+    try:
+        with _ending():
+            yield
+    except SystemExit:
+        logger.info("site %r stops", process.site.name)
 
 
 def _close_after(node: subprocess.Popen[bytes], process: SiteProcess) -> None:
@@ -697,20 +638,37 @@ def _end(node: subprocess.Popen[bytes]) -> None:
 
 
 @contextlib.contextmanager
-def _alone(lock: Path, what: str) -> Iterator[None]:
-    """One process at a time has a folder."""
-    with lock.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise DeployError(f"Another process runs {what}: wait for it, or stop it.") from error
+def _locked(path: Path, what: str | None = None) -> Iterator[None]:
+    """One process at a time: the others wait, or are told `what` the first one runs."""
+    lock = open_private(path, os.O_RDWR | os.O_CREAT)
+    try:
+        if what is None:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+        else:
+            _lock(lock, what)
         yield
+    finally:
+        os.close(lock)
+
+
+def _lock(lock: int, what: str) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError as error:
+        raise DeployError(f"Another process runs {what}: wait for it, or stop it.") from error
 
 
 def _check_address(address: str) -> None:
     name, _, port = address.rpartition(":")
     if not name or not port.isdigit():
         raise DeployError(f"The hub's address is NAME:PORT, got {address!r}.")
+
+
+def _check_path(path: Path) -> None:
+    if len(str(path).encode()) > 100:
+        raise DeployError(
+            f"The path of a socket has at most 100 bytes, {path} has more: choose a shorter folder."
+        )
 
 
 def _evaluations(path: Path) -> int:
@@ -735,12 +693,62 @@ def _new_folder(folder: Path) -> None:
 
 
 def _write_private(path: Path, text: str) -> None:
-    draft = path.with_name(path.name + ".draft")
-    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    draft.replace(path)
+    write_private(path, text.encode())
+
+
+def _make_node(folder: Path) -> None:
+    """The key of a node, and a certificate that says nothing but its public key."""
+    from cryptography import x509
+    from cryptography.hazmat.primitives import hashes
+    from cryptography.hazmat.primitives import serialization as forms
+    from cryptography.hazmat.primitives.asymmetric import ec
+    from cryptography.x509.oid import ExtendedKeyUsageOID
+
+    now = datetime.datetime.now(datetime.UTC)
+    key = ec.generate_private_key(ec.SECP384R1())
+    name = f"botorch-fed site {token_hex(16)}"  # two nodes of one name could not be told apart
+    subject = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
+    made = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=NODE_DAYS))
+        .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
+        .add_extension(x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH]), critical=False)
+        .sign(key, hashes.SHA384())
+    )
+    text = key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
+    _write_private(folder / "node", text.decode())
+    _write_private(folder / "node.pub", made.public_bytes(forms.Encoding.PEM).decode())
+
+
+def _read_certificate(path: Path) -> tuple[str, bytes]:
+    """A ``node.pub`` in its one form, and the public key in it; refused if it is no such file."""
+    from cryptography import x509
+    from cryptography.exceptions import InvalidSignature
+    from cryptography.hazmat.primitives import serialization as forms
+    from cryptography.hazmat.primitives.asymmetric import ec
+
+    try:
+        found = x509.load_pem_x509_certificate(path.read_bytes())
+        key = found.public_key()
+        found.verify_directly_issued_by(found)
+        authority = found.extensions.get_extension_for_class(x509.BasicConstraints).value.ca
+    except (ValueError, TypeError, InvalidSignature, x509.ExtensionNotFound) as error:
+        raise DeployError(
+            f"Expected the node.pub of `botorch-fed site init` in {path}: a certificate signed by "
+            f"its own key. If it is of an earlier version, the site makes a new folder. ({error})"
+        ) from error
+    if authority or not isinstance(key, ec.EllipticCurvePublicKey):
+        raise DeployError(
+            f"Expected the node.pub of `botorch-fed site init` in {path}: a certificate of an EC "
+            "key, and of no authority."
+        )
+    public = key.public_bytes(forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo)
+    return found.public_bytes(forms.Encoding.PEM).decode(), public
 
 
 def _make_certificates(folder: Path, address: str) -> None:
@@ -793,10 +801,10 @@ def _make_certificates(folder: Path, address: str) -> None:
     )
     for name, made in (("ca.crt", root), ("server.crt", server)):
         signed = made.sign(authority, hashes.SHA384())
-        (folder / name).write_bytes(signed.public_bytes(forms.Encoding.PEM))
+        _write_private(folder / name, signed.public_bytes(forms.Encoding.PEM).decode())
     # The authority's key is not kept: nobody can make another certificate that sites believe.
     text = key.private_bytes(forms.Encoding.PEM, forms.PrivateFormat.PKCS8, forms.NoEncryption())
     _write_private(folder / "server.key", text.decode())
 
 
-__all__ = ["DeployError", "Hub", "SiteFolder", "make_keys", "serve"]
+__all__ = ["DeployError", "Hub", "SiteFolder", "make_keys"]

@@ -27,7 +27,7 @@ from scipy.special import stdtrit
 
 from botorch_fed.federation.disclosure import Sees, entries_of, first_payments
 from botorch_fed.privacy.audit import AuditReport, Check
-from botorch_fed.storage.store import write_own
+from botorch_fed.run import write_private
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -158,8 +158,8 @@ def write_report(
         sections = [section for section in _sections(runs) if section.parts]
     page = _page(heading, sections)
     path = Path(path)
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    write_own(path, page.encode("utf-8", "replace"))  # lone surrogates become question marks
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_private(path, page.encode("utf-8", "replace"))  # lone surrogates become question marks
     return path
 
 

@@ -15,8 +15,8 @@ and the points of later queries with them.
 from __future__ import annotations
 
 import contextlib
+import errno
 import hashlib
-import io
 import itertools
 import json
 import math
@@ -28,7 +28,7 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 
 import numpy as np
 import torch
@@ -62,7 +62,7 @@ from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 from botorch_fed.storage.log import FileLog, Log
-from botorch_fed.storage.store import Blobs, MemoryBlobs, open_own, own_folder, write_all, write_own
+from botorch_fed.storage.store import Blobs, MemoryBlobs, own_folder
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.wire.codec import MAX_BYTES
 
@@ -381,9 +381,8 @@ class RunResult:
         for i, agent in enumerate(self.names):
             X, Y = self._history(rows[agent])
             arrays[f"X{i}"], arrays[f"Y{i}"] = X.numpy(), Y.numpy()
-        packed = io.BytesIO()
-        np.savez_compressed(packed, **arrays)  # type: ignore[arg-type]
-        write_own(folder / "arrays.npz", packed.getvalue())
+        with _replaced(folder / "arrays.npz") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
 
     @classmethod
     def load(cls, folder: str | Path) -> RunResult:
@@ -962,12 +961,10 @@ def _finished_rounds(path: Path, log: Log) -> list[Record]:
 
 
 def _append(path: Path, rows: list[Record]) -> None:
-    file = open_own(path, os.O_WRONLY | os.O_APPEND)
-    try:
-        write_all(file, _as_lines(rows).encode())
-        os.fsync(file)
-    finally:
-        os.close(file)
+    with open(open_private(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND), "w") as file:
+        file.write(_as_lines(rows))
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _as_lines(rows: list[Record]) -> str:
@@ -975,7 +972,37 @@ def _as_lines(rows: list[Record]) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    write_own(path, text.encode())
+    write_private(path, text.encode())
+
+
+@contextlib.contextmanager
+def _replaced(path: Path) -> Iterator[BinaryIO]:
+    """A new file of this user alone, which takes the place of the old one when it is complete."""
+    draft = path.with_name(path.name + ".draft")
+    draft.unlink(missing_ok=True)
+    with open(open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
+    draft.replace(path)
+
+
+def write_private(path: Path, data: bytes) -> None:
+    """Write a file of this user alone, in one step; a symbolic link is replaced, not followed."""
+    with _replaced(path) as file:
+        file.write(data)
+
+
+def open_private(path: Path, flags: int) -> int:
+    """Open a file of this user alone; a symbolic link is refused."""
+    try:
+        return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        raise ProtocolError(
+            f"Expected a file of its own at {path}, found a symbolic link: remove the link."
+        ) from error
 
 
 def _lines(path: Path) -> list[Record]:

@@ -2,7 +2,8 @@ r"""Studies: constructors of terms, of a server and of agents.
 
 Federation   any search with any aggregation
 FTS          federated Thompson sampling; by default `TransferSearch` on relayed messages
-DPFTSDE      the same on noisy sums that a trusted server releases, differentially private
+DPFTSDE      the same on noisy sums, differentially private: a trusted server adds the noise, or
+             each agent its share
 FedGP        FBO-FedGP; by default `TransferSearch` on a sum of messages under a joint key
 PrivateUCB   private bandits: `BanditSearch` on sums of records
 """
@@ -12,7 +13,7 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
 from botorch.exceptions.errors import InputDataError
@@ -64,6 +65,7 @@ from botorch_fed.privacy import (
     Unit,
 )
 from botorch_fed.privacy.aggregation import NoiseAt
+from botorch_fed.privacy.channels import Opener
 from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.tree import Factorization
 from botorch_fed.rng import generator
@@ -136,6 +138,8 @@ class Federation(Budgeted):
     q: int = 1
     candidates: Tensor | None = None
     initial_design: Tensor | Mapping[AgentId, Tensor] | None = None
+    _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
+    _names: tuple[AgentId, ...] = field(default=(), repr=False)
     _made: dict[Any, Any] = field(init=False, default_factory=dict, repr=False)  # of these settings
 
     def __post_init__(self) -> None:
@@ -254,8 +258,25 @@ class Federation(Budgeted):
         terms: Terms = self._made[key]
         return terms
 
+    def _counted_terms(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Terms:
+        """The terms, for a hub whose aggregation counts rounds with how many there are."""
+        terms = Federation.terms(self, space, names)
+        if not names or not isinstance(terms.aggregation, NoisySum | SecureSum):
+            return terms
+        key = ("hub", space, names)
+        if key not in self._made:
+            counted = replace(terms.aggregation, rounds=self.rounds_for(names))
+            self._made[key] = replace(terms, aggregation=counted)
+        made: Terms = self._made[key]
+        return made
+
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
         """The server of a study."""
+        if self._names and self._names != names and self.make_aggregation().keeps_secrets:
+            raise InputDataError(
+                f"with_stores was told of other agents, {list(self._names)[:8]}, than the server, "
+                f"{list(names)[:8]}: name the same ones."
+            )
         unknown = sorted({*self.data, *self._named} - set(names))
         if unknown:
             raise InputDataError(f"Data or weights of agents that are no agents: {unknown[:8]}.")
@@ -286,13 +307,68 @@ class Federation(Budgeted):
         """What agents require: `require`, `unit` and `adjacency` of a `FederatedAgent`."""
         return {}
 
+    # -------------------------------------------------------------- what each party has
+
+    def with_stores(
+        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
+    ) -> Self:
+        """The study for these agents, with what must be kept in stores.
+
+        Args:
+            names: All agents, as the server names them.
+            stores: An agent's own store from its name, the server's from None; a process is asked
+                for none but those of the parts it plays.
+        """
+        return replace(self, _stores=stores, _names=tuple(names))
+
+    def provision(self, space: SearchSpace) -> None:
+        """Make the one key of ``"ckks"``, once: its public part into all stores, its secret one
+        into the agents'. The server's comes last, so that what a crash left behind is made anew.
+        """
+        if not self._has_one_key or self._stores is None:
+            return
+        server = self._store(None)
+        if server.get(CONTEXT) is None:
+            key = new_key()
+            for name in self._names:
+                key.provision(self._store(name))
+            server.put_new(CONTEXT, key.context)
+
+    def _store(self, name: AgentId | None) -> Store:
+        """An agent's own store, or for None the server's."""
+        if self._stores is None or not self.make_aggregation().keeps_secrets:
+            return MemoryStore()
+        return self._stores(name)
+
+    @property
+    def _has_one_key(self) -> bool:
+        return getattr(self.make_aggregation(), "channel", None) == "ckks"
+
+    @property
+    def _key(self) -> OneKey | None:
+        """The one key where one process plays all parts, made for all of them."""
+        if not self._has_one_key or self._stores is not None:
+            return None
+        if "key" not in self._made:
+            self._made["key"] = new_key()
+        key: OneKey = self._made["key"]
+        return key
+
     def hub_resources(self) -> Resources:
-        """What the hub has and no other party knows."""
-        return Resources()
+        """What the hub has and no other party knows: of the one key, if there is one, a part."""
+        store = self._store(None)
+        if self._key is not None:
+            store.put_new(CONTEXT, self._key.context)
+        return Resources(secrets=store)
 
     def site_resources(self, name: AgentId) -> Resources:
-        """What a site has and no other party knows."""
-        return Resources()
+        """What a site has and no other party knows: its keys."""
+        store = self._store(name)
+        if self._key is not None:
+            self._key.provision(store)
+        if self._has_one_key:
+            context_in(store)  # a missing key is named before the run begins
+        return Resources(secrets=store)
 
     def agent(self, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs) -> FederatedAgent:
         """An agent of a study."""
@@ -426,14 +502,49 @@ class FTS(Federation):
         return super().make_basis(space) if self._transfers else default_feature_map(space)
 
 
+DPTrust = Literal["central", "distributed"]
+_OF_AGENTS = {
+    "channel": "a trusted server reads every message.",
+    "colluding": "a trusted server adds all the noise.",
+    "dropping": "a trusted server adds all the noise.",
+    "opened_by": "a trusted server makes the releases.",
+    "identities": "a trusted server reads every message, and there is no joint key.",
+    "min_agents": "a trusted server adds all the noise, and there is no joint key.",
+}
+_OF_A_SERVER = {
+    "sampling": "a sample of the agents saves noise only while nobody knows who is in it, and each "
+    "agent knows whether it adds noise to a sum.",
+    "num_regions": "the server weighs each message by its agent's region, and reads it for that.",
+    "exploration": "the server weighs each message by its agent's region, and reads it for that.",
+    "noise_kind": "agents add one kind of noise, discrete Gaussian.",
+    "trim": "the server compares single messages, and a sum has none.",
+    "switch_to_local_after": "a site keeps the newest sum that it has read.",
+    "books": "each site pays from a ledger of its own.",
+}
+
+
 @dataclass(frozen=True, kw_only=True, eq=False)
 class DPFTSDE(Federation):
-    """Differentially private federated Thompson sampling: a trusted server releases noisy sums.
+    r"""Differentially private federated Thompson sampling: noisy sums of messages are released.
 
     By default agents average the releases and take them, as loud as they are reliable, as the prior
     of their own model (`search.noisy`). With ``strategy=Following()`` they follow releases greedily
     in their first queries and are alone afterwards, as published by regions (`search.released`).
-    `aggregation.noisy` has the guarantee.
+
+        trust           adds the noise         reads a message             pays
+        "central"       the server             the server                  the hub's ledger
+        "distributed"   each agent, a share    nobody, with a joint key    each site's ledger
+
+    The unit is an agent; the adjacency is zero-out, or replace-one. With ``trust="central"`` the
+    guarantee (`aggregation.noisy`) is against all other agents together, and the server is trusted.
+    With ``trust="distributed"`` (`aggregation.secure_sum`) nobody is trusted with a message: the
+    agents' own discrete Gaussian noise is in the sum before it is decrypted, and under a joint key
+    the guarantee is against the server together with up to `colluding` other agents. That costs
+    noise: :math:`\sqrt{N / (N - c - d)}` times as much for `c` colluding and `d` missing agents of
+    `N`, and some per cent for the RDP accountant. All but the colluding agents add their noise;
+    under a joint key the server may do what it likes. What needs single messages, or a sample that
+    is secret, goes with ``"central"`` only: `sampling`, `num_regions`, `trim`, and other kinds of
+    noise.
 
     Args:
         budget: How many evaluations each active agent makes, the initial ones included. The number
@@ -442,6 +553,15 @@ class DPFTSDE(Federation):
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
         delta: Beside `epsilon`; default ``N ** -1.1``.
+        trust: Who adds the noise: ``"central"``, a trusted server, or ``"distributed"``, each
+            agent.
+        channel: With ``trust="distributed"``, how messages reach their sum: ``"threshold"`` (the
+            default, a joint key), ``"ckks"`` (one key of all agents) or ``"plain"``.
+        colluding: With ``trust="distributed"``, how many agents may put their shares of noise
+            together; a single curious agent counts.
+        dropping: With ``trust="distributed"``, how many agents may be missing from a release: with
+            fewer, nothing more is released. Under a joint key a sum that a missing agent interrupts
+            is drawn and paid again, in the place of a later one.
         releases: After which rounds something is released; default 0 and 4, or 0 alone where
             `active` are newcomers to others who have finished; with `Following` 0, 1, 2 and 3.
             ``"all"`` for 0, …, T - 1.
@@ -479,8 +599,19 @@ class DPFTSDE(Federation):
         books: A durable ledger that pays as well, e.g. for pilot runs too.
         noise: Where noise and secret coins come from. The default is the operating system, so a run
             cannot be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
+        run: With ``trust="distributed"``, the run's name: agents whose `secrets` outlive a run need
+            another one for the next.
+        secrets: With ``trust="distributed"``, makes an agent's store of keys from its name; default
+            in memory, and with ``run(out=…)`` in the folder of the agent's site.
+        rejoin: With ``trust="distributed"``, whether an agent that was lost is taken into a new
+            joint key when it is back.
+        opened_by: With a joint key, who learns the releases: the ``"agents"`` (default), or the
+            ``"server"`` as well, which a report of their signal-to-noise needs.
+        identities: With a joint key, the agents' public identity keys by name
+            (`privacy.channels.identity`), for runs across machines.
+        min_agents: With a joint key, the fewest agents of a release; default half of all.
         search: Another search in the place of these settings.
-        aggregation: Another aggregation than `NoisySum`.
+        aggregation: Another aggregation than `NoisySum` or `SecureSum`.
         data: What agents have observed before, by name.
         q: Points per query.
         candidates: The only points that can be evaluated, `K x d`.
@@ -497,6 +628,10 @@ class DPFTSDE(Federation):
     epsilon: float | None = None
     noise_multiplier: float | None = None
     delta: float | None = None
+    trust: DPTrust = "central"
+    channel: ChannelKind | None = None
+    colluding: int = 1
+    dropping: int = 0
     releases: tuple[int, ...] | Literal["all"] | None = None
     num_regions: int = 1
     exploration: ExplorationSchedule = SoftmaxSchedule()  # noqa: RUF009 - frozen
@@ -515,11 +650,18 @@ class DPFTSDE(Federation):
     require: Budget | None = None
     books: SharedLedger | None = None
     noise: NoiseSource = field(default_factory=OSNoise)
+    run: str = "run"
+    secrets: Callable[[AgentId], Store] | None = None
+    rejoin: bool = True
+    opened_by: Opener | None = None
+    identities: Mapping[AgentId, str] = field(default_factory=dict, repr=False)
+    min_agents: int | None = None
 
     def __post_init__(self) -> None:
         self._check_budget()
         has_design = self.initial_design is not None
         check_start(self.default, transfers=self._transfers, has_design=has_design)
+        self._check_trust()
         _ = self.make_search(), self.make_aggregation()  # what they refuse is refused now
         if not self.data:  # with data it depends on who takes part, see `server`
             self._check_releases(())
@@ -551,6 +693,30 @@ class DPFTSDE(Federation):
             return self.initial
         counts = {name: len(X) for name, (X, _) in self.data.items()}
         return missing_points(self.initial, names, self.active, counts)
+
+    def _check_trust(self) -> None:
+        """Refuse settings that the other kind of trust has."""
+        if self.trust not in get_args(DPTrust):
+            raise InputDataError(f"trust is one of {get_args(DPTrust)}, got {self.trust!r}.")
+        others = _OF_AGENTS if self.trust == "central" else _OF_A_SERVER
+        usual = {item.name: item.default for item in fields(self)} | {"identities": {}}
+        for name, why in others.items():
+            value = getattr(self, name)
+            if value == usual[name] or (name, value) == ("noise_kind", "none"):
+                continue
+            other = "distributed" if self.trust == "central" else "central"
+            raise InputDataError(
+                f"{name} goes with trust={other!r} only: {why} Leave {name} out, or write "
+                f"trust={other!r}."
+            )
+        if self.trust == "central" or self.aggregation is not None:
+            return
+        noisy = self.epsilon is not None or self.noise_multiplier is not None
+        if noisy == (self.noise_kind == "none") and self._planned != ():
+            raise InputDataError(
+                "A private run needs epsilon or noise_multiplier. One without privacy (FTS-DE) is "
+                'noise_kind="none" and neither.'
+            )
 
     def _check_releases(self, names: tuple[AgentId, ...]) -> None:
         """Refuse a plan of which nothing is left; an empty one is the user's own."""
@@ -607,9 +773,25 @@ class DPFTSDE(Federation):
         )
 
     def make_aggregation(self) -> Aggregation:
-        """Noisy sums by a trusted server."""
+        """Noisy sums by a trusted server, or by the agents."""
         if self.aggregation is not None:
             return self.aggregation
+        if self.trust == "distributed":
+            return SecureSum(
+                channel=self.channel or "threshold",
+                epsilon=self.epsilon,
+                noise_multiplier=self.noise_multiplier,
+                delta=self.delta,
+                colluding=self.colluding,
+                dropping=self.dropping,
+                adjacency=self.adjacency,
+                releases=self._paid_releases,
+                run=self.run,
+                rejoin=self.rejoin,
+                opened_by=self.opened_by,
+                identities=tuple(sorted(self.identities.items())),
+                min_agents=self.min_agents,
+            )
         return NoisySum(
             releases=self._planned,
             epsilon=self.epsilon,
@@ -623,6 +805,13 @@ class DPFTSDE(Federation):
             adjacency=self.adjacency,
         )
 
+    @property
+    def _paid_releases(self) -> tuple[int, ...]:
+        """What agents add noise for: a word of the terms, which the data of a site are not."""
+        rounds = self.budget if self.data else self.rounds
+        planned = range(rounds) if self._planned == "all" else self._planned
+        return tuple(t for t in planned if t < rounds)
+
     def make_basis(self, space: SearchSpace) -> FeatureMap:
         """A small basis, for the default search on the scale of the own model."""
         phi = default_private_features(space)
@@ -630,14 +819,7 @@ class DPFTSDE(Federation):
 
     def terms(self, space: SearchSpace, names: tuple[AgentId, ...] = ()) -> Terms:
         """What all parties agree upon; with a roster also how many rounds there are."""
-        terms = super().terms(space, names)
-        if not names or not isinstance(terms.aggregation, NoisySum):
-            return terms
-        key = ("hub", space, names)
-        if key not in self._made:
-            counted = replace(terms.aggregation, rounds=self.rounds_for(names))
-            self._made[key] = replace(terms, aggregation=counted)
-        return self._made[key]
+        return self._counted_terms(space, names)
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
         """The server of a study."""
@@ -672,6 +854,13 @@ class DPFTSDE(Federation):
             noise_kind="none",
             epsilon=None,
             noise_multiplier=None,
+            trust="central",
+            channel=None,
+            colluding=1,
+            dropping=0,
+            opened_by=None,
+            identities={},
+            min_agents=None,
             require=None,
             books=None,
         )
@@ -681,13 +870,26 @@ class DPFTSDE(Federation):
         """What agents require of a promise for all that they send."""
         return {"require": self.require, "adjacency": self.adjacency}
 
+    def _store(self, name: AgentId | None) -> Store:
+        """An agent's own store, or for None the server's."""
+        if name is None or self.secrets is None:
+            return super()._store(name)
+        return self.secrets(name)
+
     def hub_resources(self) -> Resources:
         """Noise, and a ledger that other runs share."""
-        return Resources(noise=self.noise, shared_ledger=self.books)
+        return replace(super().hub_resources(), noise=self.noise, shared_ledger=self.books)
 
     def site_resources(self, name: AgentId) -> Resources:
-        """The study's noise; a site makes none, and knows by it whether the hub's is secret."""
-        return Resources(noise=self.noise)
+        """Keys, noise, and the ledger from which a site pays for the noise that it adds."""
+        resources = super().site_resources(name)
+        if self.trust == "central":
+            return resources
+        budget = self.require
+        if budget is None and self.epsilon is not None and self.delta is not None:
+            budget = Budget(self.epsilon, self.delta)
+        ledger = Ledger(self.adjacency, "agent", budget)
+        return replace(resources, noise=self.noise, ledger=ledger)
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -768,7 +970,6 @@ class PrivateUCB(Federation):
     most_per_block: int | None = None
     seed: int = 0
     final_release: bool = True
-    _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
 
     measure: ClassVar[Literal["cumulative"]] = "cumulative"
 
@@ -900,15 +1101,6 @@ class PrivateUCB(Federation):
         own: dict[str, Any] = {"books": books, "secrets": None, "_stores": None, "_made": {}}
         return {**self.__dict__, **own}
 
-    def with_stores(
-        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
-    ) -> Self:
-        """The study with its secrets in stores: of the server's part, asked for by None, alone."""
-        return replace(self, _stores=stores)
-
-    def provision(self, space: SearchSpace) -> None:
-        """Nothing has to be there before a run."""
-
     # -------------------------------------------------------------- what a reader needs
 
     def alone(self) -> FTS:
@@ -982,6 +1174,11 @@ class FedGP(Federation):
         secrets: Makes an agent's store of keys from its name; default in memory, and with
             ``run(out=…)`` in the folder of the agent's site.
         rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
+        opened_by: Who learns the sums of ``"threshold"``: the ``"agents"`` (default), or the
+            ``"server"`` as well.
+        identities: The agents' public identity keys by name (`privacy.channels.identity`), for
+            ``"threshold"`` across machines; without them agents take the first that they are told.
+        min_agents: The fewest agents under a joint key; default half of all.
 
     A process that plays one part says by `with_stores` who takes part and where its secrets lie.
     With ``"ckks"`` somebody whom all agents trust calls `provision` before, once: a machine that
@@ -1007,8 +1204,9 @@ class FedGP(Federation):
     noise: NoiseSource = field(default_factory=OSNoise)
     secrets: Callable[[AgentId], Store] | None = None
     rejoin: bool = True
-    _stores: Callable[[AgentId | None], Store] | None = field(default=None, repr=False)
-    _names: tuple[AgentId, ...] = field(default=(), repr=False)
+    opened_by: Opener | None = None
+    identities: Mapping[AgentId, str] = field(default_factory=dict, repr=False)
+    min_agents: int | None = None
 
     def __post_init__(self) -> None:
         self._check_budget()
@@ -1090,6 +1288,9 @@ class FedGP(Federation):
             run=self.run,
             delta=self.delta,
             rejoin=self.rejoin,
+            opened_by=self.opened_by,
+            identities=tuple(sorted(self.identities.items())),
+            min_agents=self.min_agents,
         )
 
     def alone(self) -> FedGP:
@@ -1101,6 +1302,9 @@ class FedGP(Federation):
             mechanism=None,
             noise_at="none",
             require=None,
+            opened_by=None,
+            identities={},
+            min_agents=None,
         )
 
     def sees(self, space: SearchSpace, names: tuple[AgentId, ...]) -> Sees:
@@ -1125,85 +1329,28 @@ class FedGP(Federation):
         """What all parties agree upon; with a roster also how many rounds there are."""
         with warnings.catch_warnings():  # a server warns
             warnings.simplefilter("ignore", SignalWarning)
-            terms = super().terms(space, names)
-            if not names or not isinstance(terms.aggregation, SecureSum):
-                return terms
-            key = ("hub", space, names)
-            if key not in self._made:
-                counted = replace(terms.aggregation, rounds=self.rounds_for(names))
-                self._made[key] = replace(terms, aggregation=counted)
-        counted_terms: Terms = self._made[key]
-        return counted_terms
+            return self._counted_terms(space, names)
 
-    # -------------------------------------------------------------- keys
+    # -------------------------------------------------------------- what each party has
 
-    def with_stores(
-        self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
-    ) -> FedGP:
-        """The study for these agents, with what must be kept in stores.
-
-        Args:
-            names: All agents, as the server names them.
-            stores: An agent's own store from its name, the server's from None; a process is asked
-                for none but those of the parts it plays.
-        """
-        return replace(self, _stores=stores, _names=tuple(names))
-
-    def provision(self, space: SearchSpace) -> None:
-        """Make the one key of ``"ckks"``, once: its public part into all stores, its secret one
-        into the agents'. The server's comes last, so that what a crash left behind is made anew.
-        """
-        if not self._has_one_key or self._stores is None:
-            return
-        server = self._stores(None)
-        if server.get(CONTEXT) is None:
-            key = new_key()
-            for name in self._names:
-                key.provision(self._agent_store(name))
-            server.put_new(CONTEXT, key.context)
-
-    @property
-    def _has_one_key(self) -> bool:
-        return getattr(self.make_aggregation(), "channel", None) == "ckks"
-
-    def _agent_store(self, name: AgentId) -> Store:
-        """An agent's own store."""
-        if self.secrets is not None:
-            return self.secrets(name)
-        return MemoryStore() if self._stores is None else self._stores(name)
-
-    @property
-    def _key(self) -> OneKey | None:
-        """The one key where one process plays all parts, made for all of them."""
-        if not self._has_one_key or self._stores is not None:
-            return None
-        if "key" not in self._made:
-            self._made["key"] = new_key()
-        key: OneKey = self._made["key"]
-        return key
+    def _store(self, name: AgentId | None) -> Store:
+        """An agent's own store, or for None the server's."""
+        if name is None or self.secrets is None:
+            return super()._store(name)
+        return self.secrets(name)
 
     def hub_resources(self) -> Resources:
         """The hub's store has the public part of the one key, if there is one."""
-        store = MemoryStore() if self._stores is None else self._stores(None)
-        if self._key is not None:
-            store.put_new(CONTEXT, self._key.context)
-        return Resources(noise=self.noise, secrets=store)
+        return replace(super().hub_resources(), noise=self.noise)
 
     def site_resources(self, name: AgentId) -> Resources:
         """A site's store has its keys."""
-        store = self._agent_store(name)
-        if self._key is not None:
-            self._key.provision(store)
-        if self._has_one_key:
-            context_in(store)  # a missing key is named before the run begins
-        return Resources(noise=self.noise, secrets=store)
+        return replace(super().site_resources(name), noise=self.noise)
 
     # -------------------------------------------------------------- who plays
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
         """The server of a study."""
-        if self._names and self._names != names:
-            raise InputDataError("with_stores was told of other agents than the server.")
         self._check_sums(names)
         terms = self.terms(space, names)
         mechanism = mechanism_of(terms)

@@ -27,11 +27,13 @@ r"""Study files: a run of any objective, written in TOML.
     epsilon = 2.0
     delta = 1e-5
 
-The other keys are `workers`, `out` (relative to the file), `channel` (of fed-gp: "threshold",
-"ckks" or "plain"), `[protocol.search]` (of fed-gp; its `kind` is "transfer", "support" or
-"region"), and `[ledger]` with `path`, `epsilon` and `delta`: a durable ledger from which several
-runs pay. A `schedule` is ``"inverse-square"`` or a table of kind ``"polynomial"`` with `c` or
-``"constant"`` with `p`. What else is no plain number:
+The other keys are `workers`, `out` (relative to the file), `channel` (of fed-gp, or dp-fts-de with
+trust = "distributed": "threshold", "ckks" or "plain"), `[identities]` (of both with "threshold",
+across machines: for every agent the key that `botorch-fed site identity` prints),
+`[protocol.search]` (of fed-gp; its `kind` is "transfer", "support" or "region"), and `[ledger]`
+with `path`, `epsilon` and `delta`: a durable ledger from which several runs pay. A `schedule` is
+``"inverse-square"`` or a table of kind ``"polynomial"`` with `c` or ``"constant"`` with `p`. What
+else is no plain number:
 
     [protocol]
     candidates = 500                # the only points: so many public Sobol points, or the name
@@ -136,6 +138,7 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
     noise_multiplier_within,
 )
+from botorch_fed.privacy.channels import check_identities
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, evaluations_of, run
 from botorch_fed.search.support import SupportSearch
@@ -152,6 +155,7 @@ KEYS = (
     "workers",
     "out",
     "channel",
+    "identities",
     "space",
     "outcome",
     "protocol",
@@ -171,7 +175,7 @@ PARTS = ("strategy", "search", "aggregation")
 OPEN: dict[type[Any], Mapping[str, str]] = {Search: SEARCHES, Aggregation: AGGREGATIONS}
 NESTED = (*PARTS, "candidates", "initial_design", "default", "feature_map", "mechanism")
 # Settings of a study that have their own place in a file, or none.
-ELSEWHERE = {"budget", "epsilon", "channel", "run", "noise_at", *PARTS}
+ELSEWHERE = {"budget", "epsilon", "channel", "identities", "run", "noise_at", *PARTS}
 IN_PYTHON = "cannot be written in a file: call botorch_fed.run.run from Python to set it."
 SCHEDULES: dict[str, tuple[Callable[..., MixingSchedule], tuple[str, ...]]] = {
     "polynomial": (Polynomial, ("c",)),
@@ -870,6 +874,7 @@ def _settings(
         "ones. Write budget = 12 before the first [table].",
         "budget": "belongs at the top of the file: write budget = 12 before the first [table].",
         "channel": 'belongs at the top of the file: write channel = "threshold".',
+        "identities": "is a table of its own: write [identities].",
         "epsilon": "belongs in [privacy].",
         "feature_map": 'this search makes its own basis. Write kind = "transfer" in '
         "[protocol.search], or leave it out.",
@@ -901,7 +906,7 @@ def _settings(
         given["default"] = _default(table, space, given, any_search)
     if "feature_map" in table.values:
         given["feature_map"] = _feature_map(table.table("feature_map"), space, transfers)
-    given |= _channel(top, kind, name)
+    given |= _channel(top, kind, name) | _identities(top, kind, name, agents)
     if "mechanism" in table.values:
 
         def payments(part: Mapping[str, Any]) -> int:
@@ -1194,8 +1199,27 @@ def _channel(top: _Table, kind: type[Any], name: str) -> dict[str, Any]:
             f"{name} sends its messages in the clear and has no channel: "
             f"leave it out, or write name = {_named_with('channel')} in [protocol].",
         )
-    usual = _default_of(kind, "channel")
-    return {"channel": top.get("channel", get_type_hints(kind)["channel"], f'channel = "{usual}"')}
+    hint = get_type_hints(kind)["channel"]
+    return {"channel": top.get("channel", hint, 'channel = "threshold"')}
+
+
+def _identities(top: _Table, kind: type[Any], name: str, agents: tuple[str, ...]) -> dict[str, Any]:
+    """The sites' public identity keys."""
+    if "identities" not in top.values:
+        return {}
+    if not _has(kind, "identities"):
+        raise top.error(
+            "identities",
+            f"{name} has no joint key: leave it out, or write name = "
+            f"{_named_with('identities')} in [protocol].",
+        )
+    table = top.table("identities")
+    table.only(agents)
+    example = f'{agents[0]} = "…", what botorch-fed site identity prints there'
+    found = {agent: table.get(agent, str, example) for agent in agents}
+    with top.blamed("identities"):
+        check_identities(tuple(found.items()))
+    return {"identities": found}
 
 
 def _without_noise(kind: type[Any]) -> list[str]:
@@ -1248,6 +1272,12 @@ def _check_together(top: _Table, protocol: _Table, study: StudyFile) -> Price | 
         _, _, price = _disclosed(study)
     if study.privacy is not None and price is not None:
         _check_budget(top, study, study.privacy, price)
+    if study.ledger is not None and price is not None and price.paid_at == "site":
+        raise top.error(
+            "ledger",
+            "a ledger on disk is the hub's, and in this study each site adds the noise and pays "
+            "from its own log: leave it out, or write a trust with which the server adds it.",
+        )
     return price
 
 
@@ -1271,6 +1301,7 @@ def _check_budget(top: _Table, study: StudyFile, privacy: Budget, price: Price) 
             delta=privacy.delta,
             sampling_rate=price.event.sampling_rate,
             num_releases=price.payments,
+            accountant="dp-accounting-rdp" if price.event.discrete else None,
             adjacency=price.adjacency,
         )
         wanted = f"noise_multiplier = {math.ceil(least * 1000) / 1000:g} or "

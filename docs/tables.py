@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import textwrap
 import warnings
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ AGENTS, BUDGET = 40, 12
 NAMES = tuple(f"site{n}" for n in range(AGENTS))
 SPACE = SearchSpace((Parameter.real("x", 0.0, 1.0), Parameter.real("y", 0.0, 1.0)))
 SUPPORT = SupportSearch(support_size=6)
+SHARED = DPFTSDE(budget=BUDGET, epsilon=2.0, delta=1e-3, trust="distributed")
 
 
 def _distributed(dim: int, num_agents: int) -> DistributedGaussianSum:
@@ -44,6 +46,13 @@ STUDIES: dict[str, Any] = {
         budget=BUDGET, message="summary", strategy=Strategy(transfer="rgpe"), every=1
     ),
     "DPFTSDE(budget=12, epsilon=2.0, delta=1e-3)": DPFTSDE(budget=BUDGET, epsilon=2.0, delta=1e-3),
+    'DPFTSDE(budget=12, epsilon=2.0, delta=1e-3, trust="distributed")': SHARED,
+    'DPFTSDE(budget=12, epsilon=2.0, delta=1e-3, trust="distributed", channel="ckks")': replace(
+        SHARED, channel="ckks"
+    ),
+    'DPFTSDE(budget=12, epsilon=2.0, delta=1e-3, trust="distributed", channel="plain")': replace(
+        SHARED, channel="plain"
+    ),
     'DPFTSDE(budget=12, noise_kind="none")': DPFTSDE(budget=BUDGET, noise_kind="none"),
     "FedGP(budget=12)": FedGP(budget=BUDGET),
     'FedGP(budget=12, channel="ckks")': FedGP(budget=BUDGET, channel="ckks"),

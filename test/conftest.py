@@ -2,22 +2,41 @@
 
 from __future__ import annotations
 
+import gc
 import zlib
+from collections.abc import Generator
 
 import pytest
 import torch
 from hypothesis import settings
 
+from botorch_fed.engines import parallel
+from test.processes import CONTEXT
+
 settings.register_profile("ci", derandomize=True, deadline=None, max_examples=30)
 settings.load_profile("ci")
 # Cholesky bits differ between one thread and two, and parallel test processes fight for cores.
 torch.set_num_threads(1)
+# Worker processes are forks of one that has imported the package; some tests spawn theirs.
+parallel.START = CONTEXT.get_start_method()
 
 
 @pytest.fixture(autouse=True)
 def _seed_of_global_generator() -> None:
     """BoTorch draws from PyTorch's global generator; its tests start from one state."""
     torch.manual_seed(0)
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """Modules and tests stay to the end: the collector of garbage need not read them again."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.collect()
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -34,9 +53,10 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     tenth = config.getoption("tenth")
     named = any("::" in argument for argument in config.args)
     if not (config.getoption("markexpr") or named):
-        left = [item for item in items if not (_nightly(item) and tenth != _number(item))]
-        config.hook.pytest_deselected(items=[item for item in items if item not in set(left)])
-        items[:] = left
+        out = [item for item in items if _nightly(item) and tenth != _number(item)]
+        config.hook.pytest_deselected(items=out)
+        without = set(out)
+        items[:] = [item for item in items if item not in without]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None and not _nightly(item))
 
 

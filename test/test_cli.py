@@ -220,8 +220,9 @@ def test_noise_that_drowns_everything_is_noted_once(folder: Path, capsys: Captur
     assert "epsilon <= 1 at delta = 0.001 per agent, zero-out" in out
 
 
-def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured) -> None:
-    plain = PRIVATE.split("[protocol.strategy]")[0]
+@pytest.mark.parametrize("trust", ["central", "distributed"])
+def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured, trust: str) -> None:
+    plain = PRIVATE.split("[protocol.strategy]")[0] + f'trust = "{trust}"\n'
     few = write(folder, plain + _privacy(1.0))
     found = document(capsys, 0, "run", few, "--dry-run")
     assert found["price"]["guarantee"]["epsilon"] == 0
@@ -234,6 +235,7 @@ def test_a_plan_says_what_signal_to_expect(folder: Path, capsys: Captured) -> No
     found = document(capsys, 0, "run", many, "--dry-run")
     assert found["price"]["guarantee"]["epsilon"] > 1.9
     assert found["signal"].startswith("With 40 agents")
+    assert found["price"]["paid_at"] == ("hub" if trust == "central" else "site")
     assert "alone" not in found["signal"]
 
 

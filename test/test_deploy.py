@@ -23,12 +23,16 @@ pytest.importorskip("flwr")
 
 import contextlib
 
+from botorch_fed import deploy, run
 from botorch_fed.cli import main
-from botorch_fed.deploy import DeployError, Hub, SiteFolder, free_port, make_keys
-from botorch_fed.engines.inprocess import refusal_code
+from botorch_fed.deploy import APP, DeployError, Hub, SiteFolder, free_port, make_keys
+from botorch_fed.engines.inprocess import InProcess, refusal_code
 from botorch_fed.engines.site_process import SiteProcess
+from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import Exchanged, Outgoing
-from botorch_fed.federation.drive import drive
+from botorch_fed.federation.drive import Round, drive
+from botorch_fed.privacy import Budget
+from botorch_fed.privacy.channels import IDENTITY, check_identities
 from botorch_fed.run import RunResult
 from botorch_fed.storage.store import FileStore
 from botorch_fed.study import StudyError, StudyFile, read_study, run_study
@@ -87,7 +91,7 @@ def write_study(folder: Path, text: str, name: str = "study.toml") -> StudyFile:
 
 def test_a_hub_has_certificates_and_nobody_else_can_read_its_key(tmp_path: Path) -> None:
     hub = Hub.create(tmp_path / "hub", "hub.example", 8123)
-    for name in ("server.key", "hub.json"):
+    for name in ("server.key", "hub.json", "ca.crt", "server.crt"):
         assert stat.S_IMODE((hub.folder / name).stat().st_mode) == 0o600
     assert stat.S_IMODE(hub.folder.stat().st_mode) == 0o700
     context = ssl.create_default_context(cafile=str(hub.folder / "ca.crt"))
@@ -113,10 +117,135 @@ def test_folders_are_made_once(tmp_path: Path) -> None:
 
 def test_a_site_has_a_key_of_its_own(tmp_path: Path) -> None:
     site = SiteFolder.create(tmp_path / "site")
-    assert stat.S_IMODE((site.folder / "node").stat().st_mode) == 0o600
-    assert (site.folder / "node.pub").read_text().startswith("ecdsa-sha2-nistp384 ")
+    for name in ("node", "node.pub"):
+        assert stat.S_IMODE((site.folder / name).stat().st_mode) == 0o600
+    assert (site.folder / "node.pub").read_text().startswith("-----BEGIN CERTIFICATE-----")
     other = SiteFolder.create(tmp_path / "other")
     assert (site.folder / "node").read_text() != (other.folder / "node").read_text()
+
+
+def test_only_a_nodes_own_certificate_is_admitted(tmp_path: Path) -> None:
+    """No key of an earlier version, no certificate of an authority, nobody's signature."""
+    hub = Hub.create(tmp_path / "hub", "localhost")
+    site = SiteFolder.create(tmp_path / "site")
+    (tmp_path / "old.pub").write_text("ecdsa-sha2-nistp384 AAAA\n")
+    (tmp_path / "torn.pub").write_text((site.folder / "node.pub").read_text()[:300])
+    for path in (
+        tmp_path / "old.pub",
+        tmp_path / "torn.pub",
+        site.folder / "node",
+        hub.folder / "server.crt",
+        hub.folder / "ca.crt",
+    ):
+        with pytest.raises(DeployError, match=r"Expected the node.pub of `botorch-fed site init`"):
+            hub.admit("north", path)
+    assert hub.settings["sites"] == hub.settings["certificates"] == {}
+
+
+def test_the_folder_of_an_earlier_version_is_refused(tmp_path: Path) -> None:
+    hub = Hub.create(tmp_path / "hub", "localhost")
+    settings = hub.settings
+    del settings["certificates"]
+    (hub.folder / "hub.json").write_text(json.dumps(settings))
+    with pytest.raises(DeployError, match="of an earlier version"):
+        hub.start()
+
+
+def test_commands_open_one_port_and_run_no_app(tmp_path: Path) -> None:
+    """What the processes are started with; `test/attacks` looks at what they then open."""
+    hub = Hub.create(tmp_path / "hub", "localhost", 8123)
+    command = hub.command("0.0.0.0")
+    assert command[:2] == [sys.executable, "-P"]
+    assert Path(command[2]) == APP / "hub.py"
+    assert command[3:] == [str(hub.folder), "--host", "0.0.0.0", "--port", "8123"]
+    site = SiteFolder.create(tmp_path / "site")
+    command = site.command("hub.example:8123", "ca.crt")
+    assert command[:2] == [sys.executable, "-P"]
+    assert Path(command[2]) == APP / "node.py"
+    words = ["--hub", "--ca", "--key", "--certificate", "--socket"]
+    assert [word for word in command if word.startswith("--")] == words
+    for name in ("hub.py", "node.py"):  # neither has an option that opens another door
+        said = subprocess.run(
+            [sys.executable, "-P", str(APP / name), "--help"],
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        options = {word.strip("[],") for word in said.split() if word.strip("[],").startswith("--")}
+        allowed = {"--help", "--host", "--port"} if name == "hub.py" else {"--help", *words}
+        assert options == allowed
+
+
+def test_settings_of_flower_do_not_get_in(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Such as those that open its older interfaces on ports of their own."""
+    monkeypatch.setenv("FLWR_INTERNAL_GRPC_CONTROL_API", "1")
+    monkeypatch.setenv("FLWR_HOME", "/elsewhere")
+    found = deploy._environment(tmp_path)
+    assert "FLWR_INTERNAL_GRPC_CONTROL_API" not in found
+    assert found["FLWR_HOME"] == str(tmp_path)
+    assert found["FLWR_TELEMETRY_ENABLED"] == "0"
+
+
+def test_no_link_is_followed(tmp_path: Path) -> None:
+    """Somebody who can write into a folder makes nobody overwrite a file of another one."""
+    hub = Hub.create(tmp_path / "hub", "localhost")
+    site = SiteFolder.create(tmp_path / "site")
+    study = write_study(tmp_path, FTS.format(budget=2))
+    precious = tmp_path / "precious"
+    precious.write_text("mine")
+    for link in ("lock", "start.lock", "hub.json.draft"):
+        (hub.folder / link).symlink_to(precious)
+    with pytest.raises(ProtocolError, match="lock, found a symbolic link"):
+        hub.admit("north", site.folder / "node.pub")
+    with pytest.raises(ProtocolError, match="lock, found a symbolic link"):
+        hub.start()
+    deploy._write_private(hub.folder / "hub.json", json.dumps(hub.settings))
+    (site.folder / "site.json.draft").symlink_to(precious)
+    with site._remembered(study, "north"):
+        pass
+    (site.folder / "lock").symlink_to(precious)
+    with pytest.raises(ProtocolError, match="lock, found a symbolic link"):
+        site.perform("status", {})
+    result = RunResult(("a",), study.space, 0, "FTS")
+    (tmp_path / "run").mkdir()
+    for name in ("result.json", "arrays.npz", "records.jsonl.draft", "arrays.npz.draft"):
+        (tmp_path / "run" / name).symlink_to(precious)
+    result.save(tmp_path / "run")
+    (tmp_path / "run" / "rounds.jsonl").unlink()
+    (tmp_path / "run" / "rounds.jsonl").symlink_to(precious)
+    with pytest.raises(ProtocolError, match=r"rounds.jsonl, found a symbolic link"):
+        run._append(tmp_path / "run" / "rounds.jsonl", [{"round": 1}])
+    assert precious.read_text() == "mine"
+    for path in (site.folder / "site.json", *(tmp_path / "run").glob("*.json")):
+        assert not path.is_symlink()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_a_hub_is_started_once(tmp_path: Path) -> None:
+    hub = Hub.create(tmp_path / "hub", "localhost")
+    with (
+        deploy._locked(hub.folder / "start.lock", "a test"),
+        pytest.raises(DeployError, match="Another process runs the hub in"),
+    ):
+        hub.start()
+
+
+def test_a_site_has_an_identity_of_its_own(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The same for all studies; the private part stays where nobody else can read."""
+    keys = []
+    for name in ("north", "south"):
+        site = SiteFolder.create(tmp_path / name)
+        assert main(["site", "identity", str(tmp_path / name)]) == 0
+        keys.append(capsys.readouterr().out.strip().splitlines()[-1])
+        assert keys[-1] == site.identity == SiteFolder(tmp_path / name).identity
+        check_identities(((name, keys[-1]),))
+        private = tmp_path / name / "identity" / IDENTITY
+        assert private.stat().st_mode & 0o777 == 0o600
+        assert bytes.fromhex(keys[-1]) not in private.read_bytes()
+    assert keys[0] != keys[1]
+    assert main(["site", "identity", str(tmp_path / "nowhere")]) == 1
 
 
 def test_what_is_missing_is_said(tmp_path: Path) -> None:
@@ -173,6 +302,61 @@ def test_the_one_key_of_ckks_goes_to_the_sites_only(tmp_path: Path) -> None:
         other.site(study, "south")
 
 
+DP_FTS_DE = """
+objective = "tuning:score"
+agents = ["north", "south", "west"]
+budget = 5
+seed = 4
+{channel}
+[space]
+x = {{ type = "real", lower = 0, upper = 1 }}
+y = {{ type = "real", lower = 0, upper = 1 }}
+[protocol]
+name = "dp-fts-de"
+trust = "distributed"
+min_reliability = 0.0
+releases = [0, 1]
+[privacy]
+epsilon = 20.0
+delta = 1e-3
+"""
+
+
+@pytest.mark.parametrize("channel", ["", 'channel = "ckks"'])
+def test_noise_without_a_trusted_server_from_folders_of_their_own(
+    tmp_path: Path, channel: str
+) -> None:
+    """Hub and sites as their machines have them; only requests, replies and broadcasts cross."""
+    sys.modules.pop("tuning", None)
+    study = write_study(tmp_path / "hub", DP_FTS_DE.format(channel=channel))
+    if channel:
+        make_keys(study, tmp_path / "keys")
+        shutil.copytree(tmp_path / "keys" / "hub", tmp_path / "out" / "server" / "secrets")
+        (tmp_path / "out" / "server").chmod(0o700)
+    hub = study.study(out=tmp_path / "out").server(study.space, study.agents)
+    with contextlib.ExitStack() as stack:
+        sites = []
+        for name in SITES:
+            own = write_study(tmp_path / name, DP_FTS_DE.format(channel=channel))
+            assert own.fingerprint == study.fingerprint
+            keys = tmp_path / "keys" / name if channel else None
+            folder = SiteFolder.create(tmp_path / f"{name}-site")
+            sites.append(stack.enter_context(folder.site(own, name, keys=keys)))
+        exchange = InProcess(sites, patience=60.0)
+        rounds: list[Round] = []
+        end = drive(hub, exchange, run=study.fingerprint, on_round=rounds.append)
+    assert not any(round_.exchanged.failures for round_ in rounds)
+    assert end.sums == 2
+    assert hub.price is not None
+    assert hub.price.epsilon <= 20
+    for site in sites:
+        ledger = site.state.aggregation.ledger
+        assert hub.price.spent(ledger) == hub.price.guarantee
+        assert ledger.budget == Budget(20.0, 1e-3)
+        assert len(site.state.X) == 5
+    sys.modules.pop("tuning", None)
+
+
 # ------------------------------------------------------------------ the command line
 
 
@@ -225,10 +409,11 @@ def test_mistakes_on_the_command_line(
 class Machines:
     """A hub and three sites on loopback, each in processes of its own."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, host: str = "127.0.0.1") -> None:
         self.folder = folder
+        self.host = host
         self.port = free_port()
-        self.hub = Hub.create(folder / "hub", "localhost", self.port)
+        self.hub = Hub.create(folder / "hub", host, self.port)
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.environment = {
             **os.environ,
@@ -248,14 +433,14 @@ class Machines:
             )
 
     def start_hub(self) -> None:
-        self.start("hub", "hub", "start", str(self.hub.folder), "--host", "127.0.0.1")
+        self.start("hub", "hub", "start", str(self.hub.folder), "--host", self.host)
         self.wait(lambda: self.hub.sites() is not None)
 
     def start_site(self, name: str, study: StudyFile) -> None:
         self.start(
             name,
             *("site", "start", name, str(study.path), "--name", name),
-            *("--hub", f"localhost:{self.port}", "--ca", str(self.hub.folder / "ca.crt")),
+            *("--hub", f"{self.host}:{self.port}", "--ca", str(self.hub.folder / "ca.crt")),
         )
 
     def wait(self, ready: Any, seconds: float = 120.0) -> None:
@@ -338,17 +523,24 @@ def _descendants(pid: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def machines(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+def hub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machines]:
+    """A hub that runs, and has admitted nobody."""
     made = Machines(tmp_path_factory.mktemp("machines"))
     try:
         made.start_hub()
-        for name in SITES:
-            site = SiteFolder.create(made.folder / name)
-            made.hub.admit(name, site.folder / "node.pub")
         yield made
     finally:
         for name in list(made.processes):
             made.kill(name)
+
+
+@pytest.fixture(scope="module")
+def machines(hub: Machines) -> Machines:
+    """A hub that has admitted all sites."""
+    for name in SITES:
+        site = SiteFolder.create(hub.folder / name)
+        hub.hub.admit(name, site.folder / "node.pub")
+    return hub
 
 
 def same_points(machines: Machines, study: StudyFile) -> None:
@@ -410,17 +602,17 @@ def test_a_site_that_is_killed_comes_back(machines: Machines) -> None:
         assert len(new) - len(made.records) <= (name == "south")  # the one that was cut short
 
 
-@pytest.mark.slow
-def test_a_node_that_nobody_admitted_is_refused(machines: Machines) -> None:
-    study = write_study(machines.folder, FTS.format(budget=2), "stranger.toml")
-    SiteFolder.create(machines.folder / "stranger")
-    machines.start(
+@pytest.mark.nightly
+def test_a_node_that_nobody_admitted_is_refused(hub: Machines) -> None:
+    study = write_study(hub.folder, FTS.format(budget=2), "stranger.toml")
+    SiteFolder.create(hub.folder / "stranger")
+    hub.start(
         "stranger",
         *("site", "start", "stranger", str(study.path), "--name", "north"),
-        *("--hub", f"localhost:{machines.port}", "--ca", str(machines.hub.folder / "ca.crt")),
+        *("--hub", f"localhost:{hub.port}", "--ca", str(hub.hub.folder / "ca.crt")),
     )
-    assert machines.processes.pop("stranger").wait(60) == 1
-    assert "have node.pub admitted" in (machines.folder / "stranger.log").read_text()
+    assert hub.processes.pop("stranger").wait(60) == 1
+    assert "have node.pub admitted" in (hub.folder / "stranger.log").read_text()
 
 
 def script(name: str, folder: Path) -> subprocess.CompletedProcess[str]:
@@ -451,6 +643,24 @@ def test_the_script_of_three_labs(tmp_path: Path) -> None:
         assert [trial["id"] for trial in trials] == [0, 1, 2, 3]
         assert sum(trial["status"] == "failed" for trial in trials) == (site == "south")
         assert len({tuple(trial["parameters"].values()) for trial in trials}) == 4
+
+
+@pytest.mark.nightly
+@pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
+def test_the_script_of_a_late_site(tmp_path: Path) -> None:
+    """East joins in the exchange after the one that the hub was stopped in, and ends as all do."""
+    script("late_site.sh", tmp_path)
+    here = tmp_path / "here"
+    rows = [json.loads(line) for line in (here / "run" / "rounds.jsonl").read_text().splitlines()]
+    first = {name: min(r["round"] for r in rows if r["agent"] == name) for name in (*SITES, "east")}
+    assert [first[name] for name in SITES] == [1, 1, 1]
+    last = max(row["round"] for row in rows if row["agent"] == "north")
+    assert 4 < first["east"] <= last  # while the others search
+    assert all(row["replied"] for row in rows)
+    study = read_study(here / "with-east.toml")
+    for name in (*SITES, "east"):
+        assert len(SiteFolder(here / name).result(study, name).records) == 8
+    sys.modules.pop("tuning", None)
 
 
 @pytest.mark.nightly

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import math
 import re
 import subprocess
 import sys
@@ -88,8 +89,8 @@ ROOMS: dict[str, set[str]] = {
         "search",
         "studies",
     },
-    "deploy": {"errors", "engines", "storage", "federation", "run", "study"},
-    "flower_app": {"deploy"},
+    "deploy": {"errors", "engines", "storage", "federation", "privacy", "run", "study"},
+    "flower_app": set(),
     "cli": {
         "errors",
         "federation",
@@ -112,11 +113,16 @@ OWNERS: dict[str, set[str]] = {
     "dp_accounting": {"botorch_fed/privacy/accounting.py"},
     "flwr": {
         "botorch_fed/engines/flower.py",
-        "botorch_fed/flower_app/client_app.py",
-        "botorch_fed/flower_app/server_app.py",
-        "botorch_fed/deploy.py",  # a type only
+        "botorch_fed/engines/flower_control.py",
+        "botorch_fed/flower_app/hub.py",
+        "botorch_fed/flower_app/node.py",
     },
-    "cryptography": {"botorch_fed/deploy.py"},
+    "cryptography": {
+        "botorch_fed/deploy.py",
+        "botorch_fed/flower_app/hub.py",
+        "botorch_fed/flower_app/node.py",
+        "botorch_fed/privacy/hazmat/keys.py",
+    },
     "ax": {"botorch_fed/ax_adapter.py"},
     "matplotlib": {"botorch_fed/report.py"},
     "msgpack": {"botorch_fed/wire/codec.py"},
@@ -223,12 +229,14 @@ print(json.dumps({"extra": extra, "loaded": sorted({m.split(".")[0] for m in sys
 
 
 def test_import_budget() -> None:
-    runs = []
+    best = math.inf
     for _ in range(5):  # the best of five is the package's own cost
         out = subprocess.run(
             [sys.executable, "-c", _MEASURE], capture_output=True, text=True, check=True, cwd=ROOT
         )
-        runs.append(json.loads(out.stdout))
-    assert not set(HEAVY) & set(runs[0]["loaded"])
-    best = min(run["extra"] for run in runs)
+        run = json.loads(out.stdout)
+        assert not set(HEAVY) & set(run["loaded"])
+        best = min(best, run["extra"])
+        if best <= IMPORT_BUDGET:
+            break
     assert best <= IMPORT_BUDGET, f"import botorch_fed.models adds {best:.2f} s to import botorch"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-import subprocess
+import runpy
 import sys
 from pathlib import Path
 from typing import Any
@@ -116,17 +116,16 @@ def test_links_point_at_files() -> None:
             assert (ROOT / link).is_file(), f"{name} links {link}"
 
 
-def test_the_quickstart_shows_that_summaries_help() -> None:
-    out = subprocess.run(
-        [sys.executable, "tutorials/quickstart.py", "--queries", "5", "--seed", "1"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    rows = [line for line in out.stdout.splitlines() if "GP)" in line]
+def test_the_quickstart_shows_that_summaries_help(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    script = ROOT / "tutorials" / "quickstart.py"
+    monkeypatch.setattr(sys, "argv", [script.name, "--queries", "5", "--seed", "1"])
+    runpy.run_path(str(script), run_name="__main__")
+    out = capsys.readouterr()
+    rows = [line for line in out.out.splitlines() if "GP)" in line]
     alone, helped = ([float(v) for v in re.findall(r"\d+\.\d+", row)] for row in rows)
     assert helped[1] < 0.5 < alone[1]
-    assert "not a privacy guarantee" in out.stdout
-    assert not out.stderr
+    assert "not a privacy guarantee" in out.out
+    assert not out.err
     assert torch.isfinite(torch.tensor(helped)).all()

@@ -11,6 +11,7 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -144,9 +145,13 @@ def _bandit(trust: Trust = "joint") -> RunResult:
     return run(PrivateUCB(budget=6, trust=trust, **options), problem, seed=0, progress=False)
 
 
+# Of what several tests look at, one run and one page are made.
+_shared_fts, _shared_private = cache(_fts), cache(_de)
+
+
 @pytest.fixture(scope="module")
 def fts() -> RunResult:
-    return _fts()
+    return _shared_fts()
 
 
 @pytest.fixture(scope="module")
@@ -156,12 +161,27 @@ def tiny() -> RunResult:
 
 @pytest.fixture(scope="module")
 def private() -> RunResult:
-    return _de()
+    return _shared_private()
+
+
+@pytest.fixture(scope="module")
+def seeded() -> RunResult:
+    return _de(seeded=True)
 
 
 @pytest.fixture(scope="module")
 def looser() -> RunResult:
     return _de(8.0)
+
+
+@pytest.fixture(scope="module")
+def fts_page(fts: RunResult, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return _page(fts, tmp_path_factory.mktemp("fts"))
+
+
+@pytest.fixture(scope="module")
+def tiny_page(tiny: RunResult, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    return _page(tiny, tmp_path_factory.mktemp("tiny"))
 
 
 class Page(HTMLParser):
@@ -245,8 +265,11 @@ def _check_accessible(page: Page) -> None:
 
 
 RUNS: dict[str, tuple[Callable[[], RunResult], list[str]]] = {
-    "fts": (_fts, ["No privacy guarantee", "all agents are trusted with every message"]),
-    "private": (_de, ["ε ≤ 2 and δ = 0.001, per agent", "zero-out", "not against the server"]),
+    "fts": (_shared_fts, ["No privacy guarantee", "all agents are trusted with every message"]),
+    "private": (
+        _shared_private,
+        ["ε ≤ 2 and δ = 0.001, per agent", "zero-out", "not against the server"],
+    ),
     "sums": (_fed, ["No privacy guarantee", "The server reads each agent's contribution"]),
     "noisy sums": (
         lambda: _fed(
@@ -337,8 +360,10 @@ def test_tables_are_what_the_result_says(fts: RunResult, tmp_path: Path) -> None
         assert f"± {width:.2g} (3)" in cell
 
 
-def test_contributions_and_the_budget_are_told(fts: RunResult, tmp_path: Path) -> None:
-    page = _page(fts, tmp_path)
+def test_contributions_and_the_budget_are_told(
+    fts: RunResult, fts_page: Page, tmp_path: Path
+) -> None:
+    page = fts_page
     assert "6 evaluations of each agent, initial ones included" in page.words
     rows, _ = page.table("What each agent has sent and received")
     assert rows[0][1:3] == ["Messages sent", "Messages received"]
@@ -361,24 +386,24 @@ def test_intervals_need_two_values_and_cover_as_often_as_they_say() -> None:
     assert abs(hits / 2000 - 0.95) < 4.5 * (0.95 * 0.05 / 2000) ** 0.5  # false alarm 7e-6
 
 
-def test_a_report_is_a_function_of_the_result(tmp_path: Path) -> None:
+def test_a_report_is_a_function_of_the_result(seeded: RunResult, tmp_path: Path) -> None:
     pages = []
-    for _ in range(2):
-        result = _de(seeded=True)
-        result.versions = {}
-        result.rounds = [{**row, "cpu_seconds": 0.0} for row in result.rounds]
-        pages.append(_page(result, tmp_path).text)
+    for result in (seeded, _de(seeded=True)):
+        rounds = [{**row, "cpu_seconds": 0.0} for row in result.rounds]
+        pages.append(_page(replace(result, versions={}, rounds=rounds), tmp_path).text)
     assert pages[0] == pages[1]
 
 
-def test_a_report_of_a_loaded_result_is_the_same(tiny: RunResult, tmp_path: Path) -> None:
+def test_a_report_of_a_loaded_result_is_the_same(
+    tiny: RunResult, tiny_page: Page, tmp_path: Path
+) -> None:
     tiny.save(tmp_path / "run")
     loaded = RunResult.load(tmp_path / "run")
-    assert _page(loaded, tmp_path).text == _page(tiny, tmp_path).text
+    assert _page(loaded, tmp_path).text == tiny_page.text
 
 
-def test_seeded_noise_is_not_private_in_red(tmp_path: Path) -> None:
-    page = _page(_de(seeded=True), tmp_path)
+def test_seeded_noise_is_not_private_in_red(seeded: RunResult, tmp_path: Path) -> None:
+    page = _page(seeded, tmp_path)
     (banner,) = [a for a in page.all("p") if "banner" in str(a.get("class"))]
     assert banner["class"] == "banner bad"
     assert "Not private: the noise was seeded." in page.words
@@ -428,10 +453,10 @@ def test_releases_stand_at_their_rounds_where_they_are_told(
 
 
 def test_privacy_against_utility_needs_another_epsilon(
-    private: RunResult, looser: RunResult, tmp_path: Path
+    private: RunResult, looser: RunResult, seeded: RunResult, tmp_path: Path
 ) -> None:
     assert "Privacy and utility" not in _page(private, tmp_path).titles
-    others = {"looser": looser, "seeded": _de(1.0, seeded=True)}
+    others = {"looser": looser, "seeded": seeded}
     page = _page(private, tmp_path, others=others)
     assert "Privacy and utility" in page.titles
     assert "seeded, seeded noise" in page.words
@@ -449,8 +474,8 @@ def test_absences_are_told(tmp_path: Path) -> None:
     assert "(2)" in rows[1][2]  # at query 5 only two agents count
 
 
-def test_points_are_in_own_units(fts: RunResult, tmp_path: Path) -> None:
-    page = _page(fts, tmp_path)
+def test_points_are_in_own_units(fts_page: Page) -> None:
+    page = fts_page
     (label,) = [a["aria-label"] for a in page.all("svg") if "diagonal" in str(a.get("aria-label"))]
     assert label is not None
     assert "rate, depth, kernel" in label
@@ -504,13 +529,15 @@ def test_runs_must_go_the_same_way(fts: RunResult, private: RunResult, tmp_path:
     assert not (tmp_path / "report.html").exists()
 
 
-def test_own_matplotlib_settings_stay_as_they_were(tiny: RunResult, tmp_path: Path) -> None:
+def test_own_matplotlib_settings_stay_as_they_were(
+    tiny: RunResult, tiny_page: Page, tmp_path: Path
+) -> None:
     import matplotlib as mpl
 
     with mpl.rc_context({"text.color": "red", "font.size": 30.0}):
         page = _page(tiny, tmp_path)
         assert mpl.rcParams["font.size"] == 30.0
-    assert page.text == _page(tiny, tmp_path).text
+    assert page.text == tiny_page.text
 
 
 @pytest.mark.parametrize("module", ["matplotlib", "matplotlib.style"])

@@ -10,8 +10,7 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -46,10 +45,10 @@ from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.storage.log import FileLog
 from botorch_fed.storage.store import FileStore, MemoryBlobs
 from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB
+from test.processes import exit_code
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
 
-ROOT = Path(__file__).parent.parent
 NAMES = ("ann", "bob", "cem")
 SPACE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
 SEEDED = InsecureSeededNoise(7)
@@ -180,6 +179,8 @@ def forked(work: Callable[[], None]) -> int:
 
 def kill_at(case: str, folder: Path, shares: Sequence[float]) -> None:
     """In a process of its own: a whole run, and runs that are killed at shares of its steps."""
+    torch.set_num_threads(1)
+    warnings.simplefilter("ignore")
     reader, writer = os.pipe()
 
     def whole() -> None:
@@ -199,23 +200,11 @@ def kill_at(case: str, folder: Path, shares: Sequence[float]) -> None:
 
 
 SHARES = (0.02, 0.35, 0.8)  # of the writes of a run
-SCRIPT = """
-import sys, warnings
-from pathlib import Path
-import torch
-from test.test_resume import SHARES, kill_at
-warnings.simplefilter("ignore")
-torch.set_num_threads(1)
-kill_at(sys.argv[1], Path(sys.argv[2]), SHARES)
-"""
 
 
 def killed_runs(case: str, folder: Path) -> list[Path]:
     """The folders of runs that were killed."""
-    command = [sys.executable, "-W", "ignore", "-c", SCRIPT, case, str(folder)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, env=environment, check=False, capture_output=True, timeout=300)
-    assert done.returncode == 0, done.stderr.decode()
+    assert exit_code(kill_at, case, folder, SHARES) == 0
     return [folder / f"{share}" for share in SHARES]
 
 

@@ -437,6 +437,28 @@ def test_what_fed_gp_needs_for_a_budget(folder: Path) -> None:
         read(folder, noisy.replace("num_initial = 2", "feature_map = { kind = 'rff' }"))
 
 
+def test_identities_are_a_table(folder: Path) -> None:
+    agents = read(folder, FED_GP).agents
+    keys = [
+        f"{name} = {place:064x}".replace("= ", '= "') + '"' for place, name in enumerate(agents)
+    ]
+    table = "\n[identities]\n" + "\n".join(keys) + "\n"
+    joint = FED_GP.replace('channel = "plain"', 'channel = "threshold"')
+    study = read(folder, joint + table)
+    made = study.study().make_aggregation()
+    assert dict(made.identities) == {name: f"{i:064x}" for i, name in enumerate(agents)}
+    assert study.fingerprint != read(folder, joint).fingerprint
+    for text, words in (
+        (FED_GP + table, r'identities are for channel="threshold"'),
+        (joint + table.replace(keys[1], ""), r"identities.*missing"),
+        (joint + table.replace(keys[1], keys[1] + '\nzoe = "00"'), "unknown key"),
+        (joint + table.replace("0000", "zz00"), "64 digits"),
+        (joint + table.replace(keys[1], keys[1].replace("1", "0")), "one key twice"),
+    ):
+        with pytest.raises(StudyError, match=words):
+            read(folder, text)
+
+
 def test_every_simple_setting_of_every_study_is_known() -> None:
     assert {"every", "message", "q", "noise_var", "active"} <= set(simple_settings(FTS))
     assert {"trust", "batch", "psd", "inflate"} <= set(simple_settings(PrivateUCB))
@@ -687,6 +709,91 @@ def test_plans_of_private_runs(folder: Path) -> None:
     found = plan(read(folder, STUDY.replace('"north", "south"', many)))
     assert found.bytes_per_round is None
     assert "grow with the number of agents" in found.bytes_note
+
+
+SHARED = PRIVATE.replace('"dp-fts-de"', '"dp-fts-de"\ntrust = "distributed"') + PRIVACY
+
+
+@pytest.mark.parametrize("channel", [None, "plain", "ckks"])
+def test_noise_without_a_trusted_server(folder: Path, channel: str | None) -> None:
+    text = SHARED if channel is None else f'channel = "{channel}"\n{SHARED}'
+    study = read(folder, text)
+    made = study.study()
+    assert isinstance(made, DPFTSDE)
+    assert (made.trust, made.channel, made.epsilon, made.delta) == (
+        "distributed",
+        channel,
+        200.0,
+        1e-3,
+    )
+    found = plan(study)
+    assert found.price is not None
+    assert found.price.paid_at == "site"
+    assert found.price.mechanism == "DistributedGaussianSum"
+    assert 190 < found.price.epsilon <= 200
+    assert "agents add the noise" in found.sees.trust
+    result = run_study(study, out=folder / "run", progress=False)
+    assert result.privacy is not None
+    assert result.privacy["sums"] == result.privacy["releases"] == 1
+    assert result.privacy["epsilon"] == found.price.epsilon
+    assert len(result.records) == 8
+
+
+def test_the_parts_of_noise_without_a_trusted_server(folder: Path) -> None:
+    """A search and an aggregation by name: the same as the study that has one."""
+    parts = """[protocol]
+name = "federation"
+num_initial = 2
+[protocol.search]
+kind = "botorch_fed.search.released:ReleaseSearch"
+[protocol.search.strategy]
+num_raw = 32
+num_restarts = 2
+num_features = 32
+[protocol.aggregation]
+kind = "botorch_fed.aggregation.secure_sum:SecureSum"
+channel = "plain"
+epsilon = 200.0
+delta = 1e-3
+releases = [0]
+"""
+    made = read(folder, WITH_STARTS.split("[protocol]")[0] + parts)
+    named = read(folder, 'channel = "plain"\n' + SHARED)
+    one, other = plan(made), plan(named)
+    assert one.price is not None
+    assert other.price is not None
+    assert one.price.guarantee == other.price.guarantee  # of another basis: other noise
+    assert one.sees.trust == other.sees.trust
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "said"),
+    [
+        ('channel = "plain"\n' + PRIVATE + PRIVACY, 26, "a trusted server reads every message"),
+        (SHARED.replace("[0]", "[0]\nsampling_rate = 0.5"), 27, "nobody knows who is in it"),
+        (SHARED.replace("[0]", "[0]\nnum_regions = 2"), 27, "weighs each message by its agent"),
+        (SHARED.replace('"distributed"', '"nobody"'), 17, 'one of "central", "distributed"'),
+        (
+            SHARED + '[ledger]\npath = "books"\nepsilon = 250.0\ndelta = 1e-3\n',
+            29,
+            "ledger: .* each site adds the noise and pays from its own log",
+        ),
+        ('channel = "post"\n' + SHARED, 1, 'expected one of "plain", "ckks", "threshold"'),
+    ],
+)
+def test_settings_of_the_other_trust(folder: Path, text: str, line: int, said: str) -> None:
+    with pytest.raises(StudyError, match=rf"study\.toml:{line}: .*{said}"):
+        read(folder, text)
+
+
+@pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
+def test_noise_of_agents_that_cannot_keep_a_budget_says_how_much_does(folder: Path) -> None:
+    text = SHARED.replace("num_initial = 2", "noise_multiplier = 0.4\nnum_initial = 2")
+    text = text.replace("200.0", "2.0")
+    with pytest.raises(StudyError, match="cannot be kept") as caught:
+        read(folder, text)
+    needed = str(caught.value).split("noise_multiplier = ")[2].split()[0]
+    assert read(folder, text.replace("= 0.4", f"= {needed}")).study().epsilon is None
 
 
 @pytest.mark.parametrize("channel", ["plain", "ckks", "threshold"])

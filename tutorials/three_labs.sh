@@ -30,10 +30,13 @@ END
 
 # ---- at the hub
 botorch-fed hub init hub --address localhost --port "$port"
-start_hub() { botorch-fed hub start hub --host 127.0.0.1 >> hub.log 2>&1 & hub=$!; }
+start_hub() {
+  botorch-fed hub start hub --host 127.0.0.1 >> hub.log 2>&1 & hub=$!
+  until botorch-fed hub sites hub > /dev/null 2>&1; do sleep 1; done
+}
 start_hub
 for site in north south west; do botorch-fed site init "$site"; done
-until botorch-fed hub admit hub north north/node.pub 2>/dev/null; do sleep 1; done
+botorch-fed hub admit hub north north/node.pub
 botorch-fed hub admit hub south south/node.pub
 botorch-fed hub admit hub west west/node.pub
 
@@ -76,7 +79,6 @@ for again in "" --resume; do
   kill -9 "$running" "$hub" 2>/dev/null || true
   sleep 3
   start_hub
-  sleep 8
 done
 run --resume
 

@@ -1063,10 +1063,17 @@ JSON: dict[str, Callable[[], dict[str, Any]]] = {
 # ------------------------------------------------------------------ the command
 
 
-def smoke(entry: str, work: Callable[..., Line], rows: Sequence[str], rounds: int) -> None:
-    """Every row for a few rounds, nothing kept."""
+def smoke(
+    entry: str,
+    work: Callable[..., Line],
+    rows: Sequence[str],
+    rounds: int,
+    *,
+    designs: int | None = None,
+) -> None:
+    """Every row for a few rounds from so many of its first designs, nothing kept."""
     task: Task | Continuous = (TASKS | CONTINUOUS)[entry]  # type: ignore[operator]
-    for starts, row in itertools.product(task.starts, rows):
+    for starts, row in itertools.product(task.starts[:designs], rows):
         began = time.perf_counter()
         line = work(row, starts, 0, rounds=rounds)
         curve = line["best"] if task.loss != "regret" else line["regret"]
@@ -1083,7 +1090,8 @@ def smoke_without_data(rounds: int) -> None:
     torch.set_num_threads(1)
     made_up = Continuous(partial(SklearnTuning, 3), continuous_rows(), starts=(2,))
     with patch.dict(CONTINUOUS, {"made-up": made_up}):
-        smoke("synthetic-few", partial(table_run, "synthetic-few"), list(few_rows()), rounds)
+        work = partial(table_run, "synthetic-few")
+        smoke("synthetic-few", work, list(few_rows()), rounds, designs=1)
         smoke("made-up", partial(continuous_run, "made-up"), list(made_up.rows), rounds)
 
 

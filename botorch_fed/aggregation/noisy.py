@@ -38,7 +38,7 @@ import contextlib
 import logging
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any, Literal, get_args
@@ -61,6 +61,7 @@ from botorch_fed.federation.terms import (
     Party,
     Setup,
     Terms,
+    check_ahead,
 )
 from botorch_fed.privacy import (
     Adjacency,
@@ -81,7 +82,7 @@ from botorch_fed.privacy import (
     noise_multiplier_for,
 )
 from botorch_fed.search.messages import RowSearch
-from botorch_fed.search.noisy import NoisyTransfer, Outlook
+from botorch_fed.search.noisy import Forecast, NoisyTransfer, Outlook, VectorSearch
 from botorch_fed.search.released import ReleaseSearch, regions_of
 from botorch_fed.search.releases import Noisy
 
@@ -90,12 +91,6 @@ logger = logging.getLogger(__name__)
 MAX_NOISE = 1e100  # deviation of a release's noise: its square and their sums are finite
 NoiseKind = Literal["correlated", "tight", "paper", "none"]
 Sampling = PoissonSampling | FixedSizeSampling
-_SAID = {
-    "own_mean": "the mean function of its own model",
-    "gain": "the expected improvement under its own model",
-    "mean": "the mean of a model over the shared basis",
-    "sample": "a sample of a model over the shared basis",
-}
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,6 +104,7 @@ class NoisyState:
         signal: The signal-to-noise ratio of every release and region, as the release itself shows
             it; one row per release.
         exhausted: Whether a budget has run out: nothing more is released.
+        rounds: How many rounds followed the first points when this one was asked.
     """
 
     t: int
@@ -116,6 +112,7 @@ class NoisyState:
     ledger: Ledger
     signal: Tensor
     exhausted: bool
+    rounds: int
 
 
 @dataclass(frozen=True, eq=False)
@@ -335,9 +332,9 @@ class NoisySum(Aggregation):
         if not plan.releases:
             reply = Row.of(Contribution, "agent", "an acknowledgement without data", ("server",))
             return Sees((*asked, reply), "Nothing is released: no party has to be trusted.")
-        kind = search.messages.kind if isinstance(search, ReleaseSearch) else "own_mean"
+        said = getattr(search, "adds", VectorSearch.adds)
         M, P = search.size(terms), plan.num_regions
-        content = f"each agent's message: {_SAID[kind]}, {M} numbers without noise"
+        content = f"each agent's message: {said}, {M} numbers without noise"
         sums = "sum" if P == 1 else f"sums, one for each of {P} regions,"
         released = f"the {'noisy ' if self._noisy else ''}weighted {sums} of clipped messages"
         if self._noisy:
@@ -362,12 +359,19 @@ class NoisySum(Aggregation):
     def start(self, hub: Party) -> NoisyState:
         """The state before the start."""
         signal = torch.zeros(0, self.plan(hub.terms).num_regions).double()
-        return NoisyState(0, None, self._ledger(hub), signal, False)
+        rounds = self.plan(hub.terms).rounds
+        return NoisyState(0, None, self._ledger(hub), signal, False, rounds)
+
+    def resumed(self, hub: Party, state: NoisyState) -> NoisyState:
+        """The state with the rounds of now, once those of before are over."""
+        rounds = self.plan(hub.terms).rounds
+        over = state.t > state.rounds
+        return replace(state, rounds=rounds) if over and rounds > state.rounds else state
 
     def orders(self, hub: Party, state: NoisyState) -> Mapping[AgentId, Order] | None:
         """The start, then one query per active agent and round; contributions of all."""
         terms, t = hub.terms, state.t
-        if t > self.plan(terms).rounds:
+        if t > state.rounds:
             return None
         contribute = self._contributing(hub, state)
         order = Order(t, "first" if t == 0 else "next", contribute)
@@ -378,7 +382,8 @@ class NoisySum(Aggregation):
         return orders
 
     def _contributing(self, hub: Party, state: NoisyState) -> bool:
-        return state.t in self.plan(hub.terms).releases and not state.exhausted
+        planned = self.plan(hub.terms).planned_for(state.rounds)
+        return state.t in planned and not state.exhausted
 
     def broadcasts(self, hub: Party, state: NoisyState) -> tuple[Any, ...]:
         """The newest release, while agents listen."""
@@ -391,7 +396,7 @@ class NoisySum(Aggregation):
         self, hub: Party, state: NoisyState, inbox: Mapping[AgentId, Contribution]
     ) -> NoisyState:
         """Release, if the round says so; an absent agent counts as a zero contribution."""
-        after = replace(state, t=state.t + 1)
+        after = replace(state, t=state.t + 1, rounds=self.plan(hub.terms).rounds)
         if not self._contributing(hub, state):
             return after
         given = {
@@ -463,6 +468,7 @@ class NoisySum(Aggregation):
             raise MessageError(
                 f"Expected an order of a round after {site.memory.t}, got round {order.t}."
             )
+        check_ahead(order.t, site.memory.t)
         if (order.evaluate == "first") > (order.t == 0):
             raise MessageError(f"First points are asked for in round 0, not in round {order.t}.")
         for release in published:
@@ -550,22 +556,26 @@ class Plan:
     @cached_property
     def planned(self) -> tuple[int, ...]:
         """After which rounds something is released, if it is worth it."""
-        releases = self.aggregation.releases
-        if releases == "all":
-            return tuple(range(self.rounds))
-        return tuple(t for t in releases if t < self.rounds)
+        return tuple(self._after(self.rounds))
 
     @cached_property
     def releases(self) -> tuple[int, ...]:
         """After which rounds something is released."""
         return () if self._withheld else self.planned
 
-    @cached_property
+    def planned_for(self, rounds: int) -> Collection[int]:
+        """The same in a run of so many rounds."""
+        return () if self._withheld else self._after(rounds)
+
+    def _after(self, rounds: int) -> Collection[int]:
+        releases = self.aggregation.releases
+        if releases == "all":
+            return range(rounds)
+        return tuple(t for t in releases if t < rounds)
+
+    @property
     def _withheld(self) -> bool:
-        search, outlook = self.terms.search, self.outlook
-        if outlook is None or not isinstance(search, NoisyTransfer):
-            return False
-        return outlook.reliability(search.agreement(self.terms)) < search.min_reliability
+        return self.forecast is not None and self.forecast.withheld
 
     @cached_property
     def num_regions(self) -> int:
@@ -623,12 +633,12 @@ class Plan:
         return compose(events, delta=self.delta, adjacency=self.aggregation.adjacency, unit="agent")
 
     @cached_property
-    def outlook(self) -> Outlook | None:
-        """How much signal to expect in what is planned; None if the search cannot say."""
+    def forecast(self) -> Forecast | None:
+        """What to expect of what is planned; None if the search cannot say."""
         search = self.terms.search
         if self.multiplier is None or not self.planned or not isinstance(search, NoisyTransfer):
             return None
-        return search.outlook(
+        return search.forecast(
             self.terms,
             self.planned,
             num_agents=self.aggregation.num_agents(self.terms),
@@ -636,15 +646,14 @@ class Plan:
         )
 
     @property
+    def outlook(self) -> Outlook | None:
+        """How much signal to expect in what is planned; None if the search cannot say."""
+        return None if self.forecast is None else self.forecast.outlook
+
+    @property
     def signal_words(self) -> str:
         """What a plan says of signal and noise; empty if there is nothing to say."""
-        if self.outlook is None:
-            return ""
-        search = self.terms.search
-        if not self._withheld or not isinstance(search, NoisyTransfer):
-            return self.outlook.words
-        why = self.outlook.advice(search.min_reliability, search.agreement(self.terms))
-        return f"{self.outlook.words} {why}"
+        return "" if self.forecast is None else self.forecast.words
 
     def warn(self) -> None:
         """Warn of releases that are withheld, or all noise."""

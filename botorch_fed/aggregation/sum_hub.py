@@ -29,6 +29,7 @@ from botorch_fed.aggregation.sum_messages import (
     SumState,
     Upload,
 )
+from botorch_fed.aggregation.sum_site import noise_std_of
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
 from botorch_fed.federation.base import AgentId
 from botorch_fed.federation.terms import Party, Terms
@@ -103,6 +104,7 @@ class SumHub:
             epoch=0,
             roster=self._terms.agents,
             keys=(),
+            identities={},
             interrupted=False,
             closed=None,
             last=None,
@@ -112,14 +114,21 @@ class SumHub:
             back=(),
             returned=(),
             sums=0,
+            signal=(),
             asked=0,
             rekeys=0,
+            rounds=self.rounds,
             ledger=ledger,
         )
 
+    def resumed(self, state: SumState) -> SumState:
+        """The state with the rounds of now, once those of before are over."""
+        over = state.t > state.rounds
+        return replace(state, rounds=self.rounds) if over and self.rounds > state.rounds else state
+
     def orders(self, state: SumState) -> Mapping[AgentId, SumOrder] | None:
         """A part of the set-up, a query for everybody, or an opening."""
-        if state.t > self.rounds:
+        if state.t > state.rounds:
             return None
         common: dict[str, Any] = {"epoch": state.epoch, "roster": state.roster}
         if state.stage == "key":
@@ -162,7 +171,7 @@ class SumHub:
 
     def _adding(self, state: SumState) -> bool:
         """Whether this round's contributions may be added."""
-        if self.private_sum is None or state.t >= self.rounds or not self._affordable(state):
+        if self.private_sum is None or state.t >= state.rounds or not self._affordable(state):
             return False
         if self.releases is not None and state.t not in self.releases:
             return False
@@ -247,8 +256,8 @@ class SumHub:
         if state.stage not in ("query", "resend"):
             return state
         if state.last is not None and self.every_sum:
-            reached = {**state.reached, **dict.fromkeys(inbox, state.last.t)}
-            state = replace(state, reached=reached)
+            read = [a for a, said in inbox.items() if isinstance(said, Upload) and said.read]
+            state = replace(state, reached={**state.reached, **dict.fromkeys(read, state.last.t)})
         if state.stage == "query" and self._together:
             able = {a for a, said in inbox.items() if isinstance(said, Upload) and said.able}
             able -= {*state.roster, *(set(state.returned) & set(state.lost))}
@@ -259,7 +268,7 @@ class SumHub:
     def _next(self, state: SumState) -> SumState:
         """The next round: a query, after a new epoch if somebody is back for its sum."""
         after = replace(state, t=state.t + 1, stage="query", closed=None, interrupted=False)
-        return self._taken_back(after)
+        return self._taken_back(replace(after, rounds=self.rounds))
 
     def _taken_back(self, state: SumState) -> SumState:
         """A new epoch with those who are back, if the next round has a sum for them."""
@@ -292,16 +301,35 @@ class SumHub:
         return state.rekeys < 3 * len(self._terms.agents)
 
     def _prepared(self, state: SumState, parts: dict[AgentId, bytes]) -> SumState:
-        keys = (*state.keys, parts)
-        if len(keys) < self._channel.setup_phases:
-            return replace(state, keys=keys)
-        keyed = replace(state, keys=keys, stage="resend" if state.interrupted else "query")
+        channel, epoch = self._channel, self._epoch(state)
+        if not state.keys:
+            identities = channel.identities_of(parts)
+            known = self._known(state, identities)
+            if len(known) < len(state.roster):
+                logger.warning("identity keys of %d agent(s) have changed", len(parts) - len(known))
+                return self._renewed(state, known)
+            state = replace(state, identities={**state.identities, **identities})
         try:
-            self._joint_key(keyed, self._epoch(state))
+            keys = (*state.keys, channel.gather(parts, epoch=epoch, heard=state.keys))
+            if len(keys) < channel.setup_phases:
+                return replace(state, keys=keys)
+            keyed = replace(state, keys=keys, stage="resend" if state.interrupted else "query")
+            self._joint_key(keyed, epoch)
         except (MessageError, ProtocolError) as error:
             logger.warning("the joint key of epoch %d does not fit: %s", state.epoch, error)
             return self._renewed(state, state.roster)
         return keyed
+
+    def _known(self, state: SumState, identities: Mapping[AgentId, bytes]) -> tuple[AgentId, ...]:
+        """The larger part of a roster, of those whose identity keys are as before or are others.
+
+        Agents refuse keys that have changed: both in one roster would end it for all.
+        """
+        changed = {
+            name for name, key in identities.items() if state.identities.get(name, key) != key
+        }
+        most = 2 * len(changed) > len(state.roster)
+        return tuple(name for name in state.roster if (name in changed) == most)
 
     def _without(
         self, state: SumState, parts: dict[AgentId, bytes], inbox: Mapping[AgentId, Reply]
@@ -315,13 +343,19 @@ class SumHub:
     def _renewed(self, state: SumState, roster: tuple[AgentId, ...]) -> SumState:
         lost = tuple(name for name in state.roster if name not in roster)
         logger.warning("epoch %d ends, %d agent(s) were lost", state.epoch, len(lost))
-        interrupted = state.interrupted or state.stage != "key"
+        interrupted = state.interrupted or state.stage == "query" or state.stage == "resend"
+        t = state.t
+        if state.stage == "share":
+            # Who has sent a share of the round adds to no other sum of it.
+            logger.warning("round %d opens no sum", t)
+            t, interrupted = t + 1, False
         state = replace(
-            state, keys=(), closed=None, epoch=state.epoch + 1, lost=(*state.lost, *lost)
+            state, t=t, keys=(), closed=None, epoch=state.epoch + 1, lost=(*state.lost, *lost)
         )
-        if not self._enough(state, roster) or not self._affordable(state):
+        over = t >= self.rounds  # the last sum is the one that was lost
+        if over or not self._enough(state, roster) or not self._affordable(state):
             logger.warning("no sum: too few agents are left, too many keys or sums were made")
-            state = replace(state, roster=(), stage="query")
+            state = replace(state, roster=(), stage="query", interrupted=False)
             return self._next(state) if interrupted else state
         return replace(
             state, roster=roster, stage="key", interrupted=interrupted, rekeys=state.rekeys + 1
@@ -340,10 +374,10 @@ class SumHub:
             logger.warning("round %d can not be added: %s", state.t, error)
             return self._renewed(state, state.roster) if self._together else self._next(state)
         closed = Sealed(state.t, state.epoch, total, tuple(parts), _round_of(state.last))
-        if channel.opened_by == "agents":
-            return self._kept(state, closed)
         if channel.open_phases:
             return replace(state, closed=closed, stage="share")
+        if channel.opened_by == "agents":
+            return self._kept(state, closed)
         integers = channel.open(total, {}, epoch=epoch, round=state.t)
         return self._opened(state, integers, tuple(parts))
 
@@ -365,11 +399,14 @@ class SumHub:
         return self._kept(replace(state, ledger=ledger), opened)
 
     def _shared(self, state: SumState, parts: dict[AgentId, bytes]) -> SumState:
-        assert state.closed is not None
+        closed, channel = state.closed, self._channel
+        assert closed is not None
+        at: Any = {"epoch": self._epoch(state), "round": state.t}
         try:
-            integers = self._channel.open(
-                state.closed.total, parts, epoch=self._epoch(state), round=state.t
-            )
+            if channel.opened_by == "agents":
+                fused = channel.fuse(closed.total, parts, **at)
+                return self._kept(state, replace(closed, total=fused))
+            integers = channel.open(closed.total, parts, **at)
         except (MessageError, ProtocolError) as error:
             logger.warning("the sum of round %d does not open: %s", state.t, error)
             return self._renewed(state, state.roster)
@@ -382,7 +419,17 @@ class SumHub:
     def _kept(self, state: SumState, found: Opened | Sealed) -> SumState:
         """With a sum that was opened, or that agents can open."""
         missed = self._unread(state) if self.every_sum else ()
-        return self._next(replace(state, sums=state.sums + 1, last=found, missed=missed))
+        signal = (*state.signal, *self._signal(found))
+        after = replace(state, sums=state.sums + 1, signal=signal, last=found, missed=missed)
+        return self._next(after)
+
+    def _signal(self, found: Opened | Sealed) -> tuple[float, ...]:
+        """The signal-to-noise ratio of a noisy sum that can be read here, as `Release` has it."""
+        std = noise_std_of(self._sum.mechanism, self._sum.noise_at, len(found.members))
+        if not std or isinstance(found, Sealed):
+            return ()
+        noise = std**2 * found.total.numel()
+        return (max(float(found.total.square().sum()) / noise - 1, 0.0) ** 0.5,)
 
     def _unread(self, state: SumState) -> tuple[Opened | Sealed, ...]:
         """Earlier sums that an agent may want when it is back: the newest, as far as they fit.

@@ -18,6 +18,7 @@ MAX_KEY_BYTES = 2**24
 MAX_ROUNDS = 2 * 10**6
 MIN_TOGETHER = 2  # agents under a joint key: alone one would open one's own contribution
 MAX_EPOCH = 2**63
+EPOCHS_PER_AGENT = 8  # at most: each may be lost, be taken back, and be lost again
 BACKLOG = 16  # sums that the hub keeps for agents that do not answer,
 BACKLOG_BYTES = 2**23  # and how large they are together
 
@@ -64,7 +65,7 @@ class SumOrder(Order):
 
 @dataclass(frozen=True, eq=False)
 class Keys:
-    """Everybody's messages of the set-up of an epoch, one mapping per phase."""
+    """What the hub has gathered in the set-up of an epoch, one mapping per phase."""
 
     epoch: int
     messages: tuple[Mapping[AgentId, bytes], ...] = field(repr=False)
@@ -114,11 +115,13 @@ class Upload:
     """A protected contribution, and whether the agent wants the sum for its next query.
 
     `able` is for who is not on the roster: whether it could contribute if it were taken back in.
+    `read` is whether it has the key to the sums that it was sent.
     """
 
     data: bytes | None = field(repr=False)
     wanted: bool
     able: bool = True
+    read: bool = True
 
 
 Reply = KeyMessage | DecryptionShare | Upload
@@ -141,6 +144,8 @@ class SumMemory:
         drawn_t: its round.
         draws: How many contributions it has made.
         ledger: What this site has paid; None before it has paid anything.
+        shared_t: The last round whose sum it has helped to open; -1 before the first.
+        shared: How many sums it has helped to open.
     """
 
     order: SumOrder | None
@@ -151,6 +156,8 @@ class SumMemory:
     drawn_t: int
     draws: int
     ledger: Ledger | None
+    shared_t: int = -1
+    shared: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,7 +170,8 @@ class SumState:
             contribute what they have, in ``"resend"`` nobody evaluates.
         epoch: The number of the epoch.
         roster: Who takes part in it; empty when sums are over.
-        keys: The messages of its set-up so far.
+        keys: What was gathered in its set-up so far.
+        identities: The identity keys that agents have announced.
         interrupted: Whether the set-up interrupted a round.
         closed: The sum that is to be opened together.
         last: The newest sum; sealed if agents open it themselves.
@@ -174,8 +182,11 @@ class SumState:
         back: Who answered the last query, is able to contribute, and is not on the roster.
         returned: Who was lost and has been taken back in: once lost again, it is not.
         sums: How many sums were opened.
+        signal: The signal-to-noise ratio of every noisy sum that the hub has opened, as the sum
+            itself shows it.
         asked: How often contributions were asked for.
         rekeys: How many epochs followed the first.
+        rounds: After how many queries of each agent the run ended when the round was asked.
         ledger: What noise at the hub has cost.
     """
 
@@ -184,6 +195,7 @@ class SumState:
     epoch: int
     roster: tuple[AgentId, ...]
     keys: tuple[Mapping[AgentId, bytes], ...] = field(repr=False)
+    identities: Mapping[AgentId, bytes] = field(repr=False)
     interrupted: bool
     closed: Sealed | None
     last: Opened | Sealed | None
@@ -193,6 +205,8 @@ class SumState:
     back: tuple[AgentId, ...]
     returned: tuple[AgentId, ...]
     sums: int
+    signal: tuple[float, ...]
     asked: int
     rekeys: int
+    rounds: int
     ledger: Ledger | None

@@ -2,6 +2,7 @@ r"""A site's side of sums, see `secure_sum`: what it accepts, what it pays, and 
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import logging
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ from torch import Tensor
 
 from botorch_fed.aggregation.sum_messages import (
     BACKLOG,
+    EPOCHS_PER_AGENT,
     MAX_EPOCH,
     MAX_ROUNDS,
     DecryptionShare,
@@ -28,7 +30,7 @@ from botorch_fed.aggregation.sum_messages import (
 )
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
 from botorch_fed.federation.base import AgentId
-from botorch_fed.federation.terms import Party
+from botorch_fed.federation.terms import Party, check_ahead
 from botorch_fed.privacy import GaussianSum, Ledger
 from botorch_fed.privacy.aggregation import NoiseAt, PrivateSum
 from botorch_fed.privacy.channels import Channel, Epoch, Secrets
@@ -36,6 +38,8 @@ from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.search.releases import Sum, Sums
 
 logger = logging.getLogger(__name__)
+
+_FARTHEST = 40.0  # deviations from zero that a hub's noise never has
 
 
 # ------------------------------------------------------------------ what is public
@@ -112,6 +116,10 @@ def _key_messages(published: tuple[Any, ...]) -> tuple[Mapping[AgentId, bytes], 
 class SumSite:
     """A site's view of its sums.
 
+    Where contributions are hidden, a site adds to one sum of each round: a share in its opening
+    ends the round for it. It adds to a round once it was queried in it, so that two sums of the
+    same data do not follow each other, and never to a sum of too few.
+
     Attributes:
         party: The site.
         run: The name of the run.
@@ -119,6 +127,7 @@ class SumSite:
         noise_at: Who adds the noise.
         most: The most contributions with noise that the site makes; None for no limit.
         every_sum: Whether a sum can be read only by who has read those before.
+        least: The fewest agents on the roster of a joint key.
     """
 
     party: Party
@@ -127,6 +136,7 @@ class SumSite:
     noise_at: NoiseAt
     most: int | None
     every_sum: bool
+    least: int
 
     @property
     def _name(self) -> AgentId:
@@ -176,6 +186,7 @@ class SumSite:
                 raise MessageError("There are no sums in this run, one is asked for.")
             return
         self._check_roster(order)
+        self._check_once(order)
         setup: SumSetup = _of(SumSetup, published)[0]
         if setup.fingerprint != self._channel.fingerprint.hex():
             raise MessageError(
@@ -195,6 +206,10 @@ class SumSite:
     def _check_progress(self, order: SumOrder) -> None:
         """Rounds and epochs never go back, and nobody is queried twice in one."""
         last = self._memory.order
+        check_ahead(order.t, -1 if last is None else last.t)
+        most = EPOCHS_PER_AGENT * len(self.party.terms.agents)
+        if order.epoch > most:
+            raise MessageError(f"Expected at most {most} epochs, got epoch {order.epoch}.")
         if last is None:
             return
         if order.t < last.t or order.epoch < last.epoch:
@@ -215,6 +230,42 @@ class SumSite:
             )
         if order.step != "sum" and self._name not in order.roster:
             raise MessageError("This site is not on the roster of the epoch.")
+        if self._together and self._name in order.roster and len(order.roster) < self.least:
+            raise MessageError(
+                f"This site adds to sums of {self.least} agents or more, the roster of epoch "
+                f"{order.epoch} has {len(order.roster)}."
+            )
+
+    @property
+    def _together(self) -> bool:
+        """Whether all of a roster must take part in a sum."""
+        return self._channel.setup_phases > 0
+
+    def _check_once(self, order: SumOrder) -> None:
+        """Raise `MessageError` for another sum of data that a site has helped to open a sum of."""
+        memory = self._memory
+        if not self._together or self._name not in order.roster or order.step == "key":
+            return
+        if order.step == "share":
+            if order.t < memory.shared_t:
+                raise MessageError(
+                    f"A share is asked for in round {order.t}, this site has helped to open the "
+                    f"sum of round {memory.shared_t}."
+                )
+            return
+        if not order.contribute:
+            return
+        if order.t <= memory.shared_t:
+            raise MessageError(
+                f"Another contribution to round {order.t} is asked for, this site has helped to "
+                f"open the sum of round {memory.shared_t}."
+            )
+        queried = order.t if order.evaluate != "nothing" else memory.queried_t
+        if self._name in self.party.terms.evaluating and queried < order.t:
+            raise MessageError(
+                f"A contribution to round {order.t} is asked for, in which this site was asked "
+                "for no evaluation."
+            )
 
     def _check_received(self, order: SumOrder, found: Opened | Sealed) -> None:
         """A sealed sum comes to be opened together, or to who can open it; others are over."""
@@ -238,11 +289,21 @@ class SumSite:
         memory, last = self._memory, self._memory.order
         if last is not None and last.epoch < order.epoch and self._name in last.roster:
             self._forget(Epoch(self.run, last.epoch, last.roster))
+            if self._name not in order.roster:
+                logger.warning(
+                    "agent %r was left out of epoch %d by the hub, as if it had not answered",
+                    self._name,
+                    order.epoch,
+                )
         queried = memory.queried_t if order.evaluate == "nothing" else order.t
         memory = replace(memory, order=order, queried_t=queried)
         if order.step != "sum":
             return memory
-        for found in _sums(published):
+        if self.private_sum is not None and self._together and self._name in order.roster:
+            # The key to sums that came before may be among those of this epoch.
+            with contextlib.suppress(MessageError, ProtocolError):  # and is missed when it is used
+                self._joint_key(Epoch(self.run, order.epoch, order.roster), published)
+        for found in self._readable(published):
             if self.every_sum:
                 if found.t > memory.read_t and found.previous == memory.read_t:
                     memory = replace(memory, read_t=found.t)
@@ -266,7 +327,20 @@ class SumSite:
             return convert(self.party.terms, memory.newest)
         if memory.order is None or memory.order.step != "sum":
             return None
-        return Sums(tuple(map(self._opened, _sums(published))))
+        return Sums(tuple(map(self._opened, self._readable(published))))
+
+    def _readable(self, published: tuple[Any, ...]) -> list[Opened | Sealed]:
+        """The sums that came and that the site has the key to, by their rounds."""
+        return [
+            found
+            for found in _sums(published)
+            if isinstance(found, Opened)
+            or self._channel.can_open(self._epoch_of(found), self._name, self._secrets)
+        ]
+
+    def _epoch_of(self, found: Sealed) -> Epoch:
+        roster = found.members if self._together else self.party.terms.agents
+        return Epoch(self.run, found.epoch, roster)
 
     def _opened(self, found: Opened | Sealed) -> Sum:
         """A sum as searches read it."""
@@ -275,7 +349,23 @@ class SumSite:
             mine = self._channel.grid.to_values(memory.drawn)
         noise_std = noise_std_of(self._sum.mechanism, self.noise_at, count)
         total = found.total if isinstance(found, Opened) else self._decrypted(found)
+        if total is not None and not self._possible(total, count, noise_std):
+            logger.warning(
+                "agent %r leaves the sum of round %d out: no %d contributions have it",
+                self._name,
+                found.t,
+                count,
+            )
+            total = None
         return Sum(found.t, found.previous, count, total, mine, noise_std)
+
+    def _possible(self, total: Tensor, count: int, noise_std: float) -> bool:
+        """Whether contributions on the grid, and the hub's noise, have such a sum."""
+        grid = self._channel.grid
+        most = count * grid.largest * grid.step
+        if self.noise_at == "server":
+            most += _FARTHEST * noise_std
+        return bool(total.abs().max() <= most)
 
     def _decrypted(self, found: Sealed) -> Tensor | None:
         """A sum that agents open, once; None if an agent has spoilt it."""
@@ -284,13 +374,13 @@ class SumSite:
         if key not in cache:
             while len(cache) > BACKLOG:
                 cache.pop(next(iter(cache)))
-            epoch = Epoch(self.run, found.epoch, self.party.terms.agents)
+            epoch = self._epoch_of(found)
             try:
                 integers = self._channel.open(
                     found.total, {}, epoch=epoch, round=found.t, secrets=self._secrets
                 )
                 cache[key] = self._channel.grid.to_values(integers)
-            except MessageError as error:
+            except (MessageError, ProtocolError) as error:
                 logger.warning(
                     "agent %r can not open the sum of round %d: %s", self._name, found.t, error
                 )
@@ -307,13 +397,19 @@ class SumSite:
         if self.private_sum is None:
             return memory, nothing
         if self._name not in order.roster:
-            return memory, replace(nothing, able=self._able)
+            published = self.party.published
+            read = len(self._readable(published)) == len(_sums(published))
+            return memory, replace(nothing, able=self._able, read=read)
         if order.step != "sum":
-            return memory, self._helped(order)
+            return self._after(order), self._helped(order)
         if not order.contribute or not self._in_step:
             return memory, nothing
         if self._sum.mechanism is not None and not self._may_draw:
             logger.warning("agent %r has made the %d draws of the promise", self._name, self.most)
+            return memory, nothing
+        most = self._channel.most_sums
+        if most is not None and memory.shared >= most:
+            logger.warning("agent %r has helped to open %d sums, the most", self._name, most)
             return memory, nothing
         memory = self._drawn(order, message())
         try:
@@ -323,7 +419,7 @@ class SumSite:
                 epoch=epoch,
                 round=order.t,
                 me=self._name,
-                key=self._joint_key(epoch),
+                key=self._joint_key(epoch, self.party.published),
                 secrets=self._secrets,
             )
         except (MessageError, ProtocolError) as error:
@@ -332,6 +428,13 @@ class SumSite:
             )
             return memory, nothing
         return memory, replace(nothing, data=data)
+
+    def _after(self, order: SumOrder) -> SumMemory:
+        """The memory after a part in an opening: whether it could be made or not."""
+        memory = self._memory
+        if order.step != "share" or order.t <= memory.shared_t:
+            return memory
+        return replace(memory, shared_t=order.t, shared=memory.shared + 1)
 
     def _helped(self, order: SumOrder) -> KeyMessage | DecryptionShare:
         """A part of the joint key or of an opening; None in it if the agent has lost its key."""
@@ -369,12 +472,23 @@ class SumSite:
         """Whether the site could contribute: it has missed no sum that it needs, and can pay."""
         mechanism = self._sum.mechanism
         if mechanism is None or self.noise_at != "agent":
-            return self._in_step
+            return self._has_all
         try:
             self._ledger.spend(mechanism.event)
         except BudgetExceeded:
             return False
-        return self._in_step and self._may_draw
+        return self._has_all and self._may_draw
+
+    @property
+    def _has_all(self) -> bool:
+        """Whether the site has received all sums that it needs; it may lack the key to some."""
+        read_t = self._memory.read_t
+        for found in _sums(self.party.published):
+            if found.previous == read_t:
+                read_t = found.t
+            elif self.every_sum and found.t > read_t:
+                return False
+        return True
 
     @property
     def _ledger(self) -> Ledger:
@@ -386,9 +500,9 @@ class SumSite:
             return Ledger()
         return Ledger(adjacency=mechanism.adjacency, unit=mechanism.unit)
 
-    def _joint_key(self, epoch: Epoch) -> bytes:
+    def _joint_key(self, epoch: Epoch, published: tuple[Any, ...]) -> bytes:
         """The key of the epoch, worked out once."""
-        messages = _key_messages(self.party.published)
+        messages = _key_messages(published)
         if not messages:
             return b""
         cache = self.party.resources.cache

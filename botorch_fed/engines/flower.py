@@ -1,8 +1,8 @@
 r"""Agents on other machines, by Flower: an `Exchange` over its `Grid`.
 
 A round costs one exchange: requests leave together, each with the broadcasts that its site has not
-got yet, and answers are taken as they come, by the message that they reply to. Flower starts a
-process per message and asks for work every few seconds, so that an exchange takes seconds; the
+got yet, and answers are taken as they come, by the message that they reply to. Nodes ask for work
+every third of a second to every three seconds, the less often the longer there has been none; the
 engine adds a poll of a tenth of a second to that.
 
     busy (`Background`)                          asked again until the deadline
@@ -11,6 +11,7 @@ engine adds a poll of a tenth of a second to that.
     silent until the deadline                    Failure("absent")
     its process reports an error                 Failure("failed")
     its reply cannot be read                     Failure("malformed")
+    the hub's own server does not answer         HubLost: the run stops, and can be resumed
 
 A message that is late is never read: it expires with the round's deadline. What a site observes
 meanwhile is in its log, and it takes part in the next round.
@@ -27,6 +28,7 @@ from typing import TYPE_CHECKING
 
 from botorch.exceptions.errors import InputDataError
 
+from botorch_fed.engines.flower_control import ControlRefused, HubLost
 from botorch_fed.engines.inprocess import refusal_code
 from botorch_fed.federation.base import AgentId, Exchanged, Failure, Outgoing
 from botorch_fed.federation.site import FRAME_BYTES
@@ -41,6 +43,7 @@ logger = logging.getLogger(__name__)
 POLL = 0.1  # seconds between two looks for replies
 PAUSE = 1.0  # seconds before a site is asked again, at first; then doubled up to a minute
 LONGEST_PAUSE = 60.0
+LEAST = 1.0  # seconds before the deadline: after it nobody is asked again
 STUCK = 5.0  # seconds after which others need not wait for a reply that Flower is still reading
 
 
@@ -136,11 +139,19 @@ class _Round:
     def ask(self, seconds: float) -> None:
         """Send what is due, all at once."""
         now = time.monotonic()
-        names = [name for name, when in self._due.items() if when <= now]
+        names = [
+            name
+            for name, when in self._due.items()
+            if when <= now and (seconds >= LEAST or name not in self._last)
+        ]
         if not names:
             return
         messages = [self._message(name, seconds) for name in names]
-        ids = dict(zip(names, self._engine.grid.push_messages(messages), strict=False))
+        ids: dict[AgentId, str | None] = {}
+        try:
+            ids = dict(zip(names, self._engine.grid.push_messages(messages), strict=False))
+        except ControlRefused as error:  # such as one that expires before the hub reads it
+            logger.warning("Requests to %s were not sent: %s", names, error)
         for name in names:
             del self._due[name]
             sent = ids.get(name)
@@ -183,6 +194,8 @@ class _Round:
             self._sweeps.append(_Sweep(self._engine.grid, ids))
         self._sweeps[-1].join(POLL)
         for sweep in self._sweeps:
+            if sweep.lost is not None:
+                raise sweep.lost
             while sweep.found:
                 sent, message = sweep.found.pop()
                 name = self._waiting.pop(sent, None)
@@ -255,6 +268,7 @@ class _Sweep(threading.Thread):
         self.at: str | None = None
         self.over = False  # after the reply that it is at
         self.found: list[tuple[str, Message | Exception]] = []
+        self.lost: HubLost | None = None
         self._grid = grid
         self._ids = tuple(ids)
         self._since = time.monotonic()
@@ -273,5 +287,8 @@ class _Sweep(threading.Thread):
             self.at, self._since = sent, time.monotonic()
             try:
                 self.found += [(sent, message) for message in self._grid.pull_messages([sent])]
+            except HubLost as error:
+                self.lost = error
+                return
             except Exception as error:  # of one reply
                 self.found.append((sent, error))

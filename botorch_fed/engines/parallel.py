@@ -34,6 +34,7 @@ from botorch_fed.wire.codec import decode, encode
 
 CHUNK = 2000  # observations of one message between processes
 GRACE = 5.0  # seconds that workers have to end
+START = "spawn"  # how `multiprocessing` starts them
 SiteMaker = Callable[[AgentId], Site]
 Pipe = Connection  # of bytes
 
@@ -122,7 +123,7 @@ class Parallel:
         ending = self._processes, self._pipes, os.getpid()
         self.close = weakref.finalize(self, _end, *ending)
         multiprocessing.util.Finalize(None, _end, ending, exitpriority=10)  # before Python waits
-        context = multiprocessing.get_context("spawn")
+        context: Any = multiprocessing.get_context(START)  # typed without Process
         for i in range(min(workers, len(names))):
             ours, theirs = context.Pipe()
             self._pipes.append(ours)

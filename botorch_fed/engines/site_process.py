@@ -92,6 +92,8 @@ class SiteProcess:
                     self._answer(connection)
                 except (OSError, MessageError) as error:
                     logger.warning("site %r: a request was given up: %s", self.site.name, error)
+                except Exception:  # one message must not end the process
+                    logger.exception("site %r: a request was given up", self.site.name)
 
     def _answer(self, connection: socket.socket) -> None:
         parts = receive(connection, MAX_BROADCASTS + 2, 2 * self._max_bytes + FRAME_BYTES)

@@ -12,6 +12,7 @@ An answer has the key ``error`` with the reason, or ``trials`` and what the verb
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import json
 import logging
 from collections.abc import Callable, Mapping
@@ -83,11 +84,13 @@ def perform(site: Site, verb: str, arguments: Mapping[str, Any]) -> dict[str, An
     if verb not in VERBS:
         return {"error": f"Expected one of the verbs {', '.join(VERBS)}, got {verb!r}."}
     try:
+        inspect.signature(VERBS[verb]).bind(site, **arguments)
+    except TypeError as error:
+        return {"error": f"The verb {verb!r} does not take these arguments: {error}."}
+    try:
         return VERBS[verb](site, **arguments)
     except (FederatedError, BotorchError, InputDataError) as error:
         return {"error": str(error)}
-    except TypeError as error:
-        return {"error": f"The verb {verb!r} does not take these arguments: {error}."}
 
 
 def perform_json(site: Site, data: bytes) -> bytes:
@@ -95,7 +98,7 @@ def perform_json(site: Site, data: bytes) -> bytes:
     try:
         fields = json.loads(data)
         verb = fields.pop("verb")
-    except (ValueError, KeyError, AttributeError, TypeError):
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
         return _json({"error": 'Expected a JSON object with the key "verb".'})
     try:
         return _json(perform(site, str(verb), fields))

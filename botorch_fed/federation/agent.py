@@ -78,6 +78,7 @@ class AgentState:
 
     Attributes:
         asking: How many evaluations the last request still waits for.
+        late: Evaluations that an earlier request asked for and that were not made before the next.
         ahead: Evaluations that were made before a request asked for them.
         used: Evaluations that were told or have failed.
         first: How many of them were asked for together at the start.
@@ -95,6 +96,7 @@ class AgentState:
     """
 
     asking: int
+    late: int
     ahead: int
     used: int
     first: int
@@ -225,7 +227,7 @@ class FederatedAgent:
         X, Y = public_data(self.space, self.data)
         party = Party(self.terms, self.name, self.resources)
         memory = self.terms.aggregation.begin(party)
-        state = self.state_type(0, 0, 0, 0, Asked(), (), "", (), X, Y, X[:0], None, None, memory)
+        state = self.state_type(0, 0, 0, 0, 0, Asked(), (), "", (), X, Y, X[:0], None, None, memory)
         state = replace(state, search=self.terms.search.start(self._local_view(state)))
         return self._grown(state)
 
@@ -257,12 +259,15 @@ class FederatedAgent:
         state = replace(state, order=request, broadcasts=broadcasts, aggregation=memory)
         state = replace(state, agreed=self._hash_agreed(broadcasts[0]), roster=terms.agents)
         state = replace(state, asked=state.asked.after(request))
+        state = replace(state, late=state.late + state.asking)
         if request.evaluate == "first":
-            had = 0 if terms.search.begins_anyway else len(state.X)
-            begins = terms.num_initial - had
+            evaluated = state.used - len(state.failed)  # of the points that it has
+            had = 0 if terms.search.begins_anyway else max(len(state.X) - evaluated, 0)
+            begins = max(terms.num_initial - had, 0)
             if self.initial_design is not None:
-                begins = len(self.initial_design) - state.used
-            state = replace(state, asking=max(begins, 0), first=max(begins, 0))
+                begins = len(self.initial_design)
+            done = min(state.ahead, begins)
+            state = replace(state, asking=begins - done, ahead=state.ahead - done, first=begins)
         else:
             wanted = terms.q if request.evaluate == "next" else 0
             done = min(state.ahead, wanted)
@@ -421,11 +426,13 @@ class FederatedAgent:
 
     def _answered(self, state: AgentState, count: int) -> AgentState:
         """The state after so many evaluations were told or have failed."""
+        more = max(count - state.asking, 0)
         state = replace(
             state,
             used=state.used + count,
             asking=max(state.asking - count, 0),
-            ahead=state.ahead + max(count - state.asking, 0),
+            late=max(state.late - more, 0),
+            ahead=state.ahead + max(more - state.late, 0),
         )
         memory = self.terms.search.answered(self._local_view(state))
         return replace(state, search=memory)

@@ -90,7 +90,8 @@ class Agent(Protocol[A]):
     def ask(self, state: A, pending: Tensor | None = None) -> Tensor | Pending | None:
         """Points to evaluate next, `q x d`; `Pending`; or None if there are none to evaluate.
 
-        `pending` are points `k x d` that were asked for and have no answer yet.
+        `pending` are points `k x d` that were asked for and not told yet: open trials, and answered
+        ones whose batch has open trials.
         """
 
     def left(self, state: A, pending: int) -> int:
@@ -126,6 +127,10 @@ class Server(Protocol[S]):
         state_type: The frozen dataclass of its state.
         accepts: The messages it may receive.
         fingerprint: Hash of its settings; a stored state is not continued under others.
+
+    A server whose settings may change between two parts of a run has `resumed` as well: from the
+    state in which a run was stopped to the one with which it goes on, often the same object. What
+    a round asks depends on its state alone, so that it can be asked again as it was.
     """
 
     @property

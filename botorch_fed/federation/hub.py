@@ -2,6 +2,7 @@ r"""The hub's log, and what follows from it.
 
     Started    a start of a run: its name, its key, the state before the first round
     Stepped    a round is finished: who was asked, who has replied, the state after it
+    Resumed    the run goes on with another state: with agents who join, or a larger budget
 
 An event refers to a snapshot of the state. Whatever is large in a state and does not change from
 one round to the next is written once, see `storage.snapshots`.
@@ -83,7 +84,20 @@ class Stepped:
     ledger: Anchor | None
 
 
-HUB_EVENTS = (Started, Stepped)
+@dataclass(frozen=True)
+class Resumed:
+    """The run goes on with another state, before a round depends on it.
+
+    Attributes:
+        state: Hash of the snapshot of the server's state.
+        ledger: How the ledger on disk was seen, if there is one.
+    """
+
+    state: str
+    ledger: Anchor | None
+
+
+HUB_EVENTS = (Started, Stepped, Resumed)
 
 
 @dataclass(frozen=True)
@@ -113,7 +127,7 @@ class HubRecord:
         for event in events:
             if record is None and isinstance(event, Started):
                 record = cls(event, 0, {}, {}, event.state, event.ledger)
-            elif record is not None and isinstance(event, Stepped):
+            elif record is not None and isinstance(event, Stepped | Resumed):
                 record = record.after(event)
             else:
                 raise ProtocolError(
@@ -122,8 +136,10 @@ class HubRecord:
                 )
         return record
 
-    def after(self, event: Stepped) -> Self:
+    def after(self, event: Stepped | Resumed) -> Self:
         """The record with one event more."""
+        if isinstance(event, Resumed):
+            return replace(self, state=event.state, ledger=event.ledger)
         return replace(
             self,
             serial=event.serial,
@@ -181,6 +197,7 @@ class HubLog:
             self.record = found
             self._check(run)
             self.state = self._loaded(found.state)
+            self._resume()
 
     def step(
         self, serial: int, asked: Iterable[AgentId], replied: Iterable[AgentId], state: Any
@@ -191,7 +208,15 @@ class HubLog:
         self._append(event)
         self.record, self.state = self.record.after(event), state
 
-    def _append(self, event: Started | Stepped) -> None:
+    def _resume(self) -> None:
+        state = getattr(self._server, "resumed", lambda before: before)(self.state)
+        if state is self.state:
+            return
+        event = Resumed(self._snapshot(state), self._anchor())
+        self._append(event)
+        self.record, self.state = self.record.after(event), state
+
+    def _append(self, event: Started | Stepped | Resumed) -> None:
         if self._log is not None:
             self._log.append(event)
             self._log.keep([event.state])

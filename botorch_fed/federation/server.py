@@ -157,6 +157,11 @@ class FederatedServer:
         """The state before the first round."""
         return self.terms.aggregation.start(self.hub)
 
+    def resumed(self, state: Any) -> Any:
+        """The state with those who join and with a larger budget, if its rounds are over."""
+        state = self.terms.aggregation.resumed(self.hub, state)
+        return self._current(state).state
+
     def outbox(self, state: Any) -> Outbox | None:
         """The orders of the round, with the terms and what was released; None at the end."""
         now = self._current(state)

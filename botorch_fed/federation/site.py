@@ -18,6 +18,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import math
+import operator
 import secrets
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -121,10 +122,12 @@ class Site:
         self._max_bytes = max_bytes
         self._lock = threading.RLock()
         self._request: Requested | None = None
-        self._replied: Replied | None = None
+        self._replied: Replied | None = None  # to the last request
+        self._last_reply = 0  # the round of the last reply
         self._state: Any = None
         self._batches: list[Batch] = []  # that are not answered yet
         self._handed: set[int] = set()
+        self._running: tuple[int, ...] = ()  # trials whose objective has answered `Pending()`
         self._answers: list[Observation] = []  # in the order in which they came
         self._count = 0  # of trials
         self._queries = 0  # of batches
@@ -236,8 +239,8 @@ class Site:
                 raise _Refused("stale")  # the server does not remember the last round
             if frame.serial == last.serial and self._replied is not None:
                 return self._go_on(last, defer)
-        if frame.heard > self.serial:
-            raise _Refused("behind")
+        if frame.heard > self._last_reply:
+            raise _Refused("behind")  # a reply that the hub has got is not in the log
         if not all(self.agent.blobs.has(blob) for blob in frame.broadcasts):
             raise _Refused("missing")
         if self.books is not None:
@@ -321,7 +324,8 @@ class Site:
         snapshot, reply = self._snapshot(state), self.log.snapshot(data)
         event = Replied(last.serial, last.request, reply, snapshot)
         self._append(event)
-        self._replied, self._state = event, self._loaded(snapshot)
+        self._replied, self._last_reply = event, last.serial
+        self._state = self._loaded(snapshot)
         self.log.keep([snapshot, reply])
 
     def _refusal(self, frame: Request | None, digest: str, code: RefusalCode) -> bytes:
@@ -341,12 +345,14 @@ class Site:
         A trial that is open already is not given out again: `pending` lists those. Points differ
         from all that are open.
         """
+        n = _whole(n, "n")
         if n < 1:
             raise InputDataError(f"Expected n >= 1 trials, got {n}.")
         with self._lock, one_thread() as self._threads:
             self._check_asked()
-            while len(self._free()) < n and self._chosen() is not None:
-                pass
+            with contextlib.suppress(_Refused):  # an agent that is not ready to choose
+                while len(self._free()) < n and self._chosen() is not None:
+                    pass
             trials = tuple(self._free()[:n])
             if trials:
                 self._hand(trials)
@@ -366,14 +372,10 @@ class Site:
             sem: The standard error of the value, in the same form. It is kept with the trial; the
                 models learn the noise from the outcomes.
         """
-        number, error = self._outcome(value, "value"), None
-        if sem is not None:
-            error = self._outcome(sem, "sem")
-            if error < 0:
-                raise InputDataError(f"Expected sem >= 0, got {error}.")
+        id, number, error = _whole(id, "id"), self._outcome(value, "value"), self._error(sem)
         with self._lock, one_thread() as self._threads:
             self._check_open(id)
-            self._observe((id,), _column([number]), None if error is None else _column([error]))
+            self._observe((id,), _column([number]), error)
             return self._trial(self._answers[-1])
 
     def fail(self, id: int, reason: str = "") -> Trial:
@@ -383,6 +385,7 @@ class Site:
             id: The trial's number.
             reason: Why, for the site's own report.
         """
+        id = _whole(id, "id")
         with self._lock, one_thread() as self._threads:
             self._check_open(id)
             self._fail((id,), reason)
@@ -404,21 +407,17 @@ class Site:
             sem: As in `tell`.
             label: A name for it. A result of a name that is there already is not added again.
         """
-        known = next((a for a in self._answers if label and a.label == label), None)
-        if known is not None:
-            return self._trial(known)
-        if isinstance(parameters, Tensor):
-            X = parameters.double()
-        else:
-            X = self.space.to_unit([parameters])
-        if X.shape != (1, self.space.dim) or not bool(((X >= 0) & (X <= 1)).all()):
+        if not isinstance(label, str) or len(label) > MAX_REASON or not _printable(label) == label:
             raise InputDataError(
-                f"Expected one point of the unit cube, `1 x {self.space.dim}`, got shape "
-                f"{tuple(X.shape)}."
+                f"Expected a label of at most {MAX_REASON} printable characters, got "
+                f"{_printable(repr(label))[:60]}."
             )
-        number = self._outcome(value, "value")
-        error = None if sem is None else _column([self._outcome(sem, "sem")])
+        X, number = self._one_point(parameters), self._outcome(value, "value")
+        error = self._error(sem)
         with self._lock, one_thread() as self._threads:
+            known = next((a for a in self._answers if label and a.label == label), None)
+            if known is not None:
+                return self._trial(known)
             event = Attached(self._count, X, _column([number]), error, label)
             state = self.agent.attach(self._state, X.clone(), event.Y.clone())
             self._append(event)
@@ -449,18 +448,20 @@ class Site:
 
     def point(self, id: int) -> Tensor:
         """The point of an open trial in the unit cube, `1 x d`."""
-        self._check_open(id)
-        return self._batch_of(id).points([id])
+        with self._lock:
+            self._check_open(id)
+            return self._batch_of(id).points([id])
 
     @property
     def left(self) -> int:
         """How many trials can be chosen now beside those that are open, at least."""
         if self._request is None:
             return 0
-        return self.agent.left(self._state, sum(len(batch.open) for batch in self._batches))
+        return self.agent.left(self._state, sum(len(batch.X) for batch in self._batches))
 
     def take(self, id: int) -> None:
         """Note that an open trial was given to somebody, who will answer it."""
+        id = _whole(id, "id")
         with self._lock:
             self._check_open(id)
             if id not in self._handed:
@@ -498,9 +499,16 @@ class Site:
                     f"Expected {what} of the one outcome {name!r}, got {sorted(map(str, value))}."
                 )
             value = value[name]
+        if isinstance(value, Tensor | np.ndarray | np.generic):
+            with contextlib.suppress(ValueError, RuntimeError):  # several numbers: refused below
+                value = value.item()
         try:
+            if isinstance(value, str | bytes | bool):
+                raise TypeError
             number = float(value)  # type: ignore[arg-type]
-        except (TypeError, ValueError):
+        except OverflowError:
+            number = math.inf
+        except (TypeError, ValueError, RuntimeError):
             raise InputDataError(
                 f"Expected {what} as a number or as {{{name!r}: number}}, got "
                 f"{type(value).__name__}."
@@ -511,6 +519,39 @@ class Site:
                 "value is answered by `fail`."
             )
         return number
+
+    def _error(self, sem: object) -> Tensor | None:
+        """A standard error as a column, None if there is none."""
+        if sem is None:
+            return None
+        error = self._outcome(sem, "sem")
+        if error < 0:
+            raise InputDataError(f"Expected sem >= 0, got {error}.")
+        return _column([error])
+
+    def _one_point(self, parameters: object) -> Tensor:
+        """The point `1 x d` of a result that exists."""
+        d = self.space.dim
+        if isinstance(parameters, Mapping):
+            try:
+                return self.space.to_unit([parameters])
+            except (TypeError, ValueError, RuntimeError) as error:  # a value that is no number
+                raise InputDataError(
+                    f"Expected a value for each of the parameters {list(self.space.names)}, got "
+                    f"{_printable(repr(dict(parameters)))[:200]}: {error}."
+                ) from None
+        if not isinstance(parameters, Tensor):
+            raise InputDataError(
+                f"Expected named parameters, or a tensor `1 x {d}` in the unit cube, got "
+                f"{type(parameters).__name__}."
+            )
+        X = parameters.detach()
+        if X.shape != (1, d) or X.is_complex() or not bool(((X >= 0) & (X <= 1)).all()):
+            raise InputDataError(
+                f"Expected one point of the unit cube, `1 x {d}`, got {X.dtype} of shape "
+                f"{tuple(X.shape)}, or numbers beyond 0 and 1."
+            )
+        return X.double().cpu()
 
     def _trial(self, answer: Observation) -> Trial:
         parameters = self._parameters(answer.X)
@@ -533,16 +574,14 @@ class Site:
     # -------------------------------------------------------------- choosing and answering
 
     def _free(self) -> list[int]:
-        """Open trials that were not given to anybody."""
-        return [
-            number for batch in self._batches for number in batch.open if number not in self._handed
-        ]
+        """Open trials that were not given to anybody, and are not being evaluated here."""
+        taken = {*self._handed, *self._running}
+        return [number for batch in self._batches for number in batch.open if number not in taken]
 
     def _chosen(self) -> Batch | None:
         """A new batch, None if there is nothing to evaluate."""
-        pending = [batch.points(batch.open) for batch in self._batches]
         empty = torch.zeros(0, self.space.dim, dtype=torch.float64)
-        X = self.agent.ask(self._state, torch.cat([empty, *pending]))
+        X = self.agent.ask(self._state, torch.cat([empty, *(b.X for b in self._batches)]))
         if isinstance(X, Pending):
             raise _Refused("busy")
         if X is None:
@@ -571,28 +610,40 @@ class Site:
                 return
 
     def _evaluated(self, batch: Batch) -> bool:
-        """Have the objective answer the free trials of a batch; False while it is running.
+        """Have the objective answer the free trials of a batch; whether none is open then.
 
         A batch in which somebody has trials in hand waits for that answer.
         """
-        free = [number for number in batch.open if number not in self._handed]
-        if not free:
-            return False
-        if getattr(self.objective, "one_by_one", False):  # each is in the log when it ends
-            return all(self._evaluate(batch, [trial]) for trial in free)
-        return self._evaluate(batch, free)
+        while trials := self._due(batch):
+            if not self._evaluate(batch, trials):
+                return False
+        return batch.answered
+
+    def _due(self, batch: Batch) -> list[int]:
+        """The trials that the objective evaluates next: those that it has begun, if any is open."""
+        still_open = set(batch.open)
+        if still_open.intersection(self._running):
+            return list(self._running)
+        free = [trial for trial in batch.open if trial not in self._handed]
+        alone = getattr(self.objective, "one_by_one", False)  # each is in the log when it ends
+        return free if batch.together and not alone else free[:1]
 
     def _evaluate(self, batch: Batch, trials: list[int]) -> bool:
+        """Call the objective and note what it says; False while it is running."""
         assert self.objective is not None
         X = batch.points(trials)
+        self._running = ()
         try:
             with threads(self._threads):
                 answer = self.objective(X.clone())
+            if self._has_worked and not isinstance(answer, Pending):
+                checked_values(X, answer)  # of another shape than before: a failure of this point
         except Exception as error:
             if self._raises:
                 raise
             if len(trials) > 1:  # one of them at a time: the others may have values
-                return all(self._evaluate(batch, [trial]) for trial in trials)
+                batch.together = False
+                return True
             self._check_hope(error)
             reason = f"{type(error).__name__}: {error}"
             logger.warning("site %r: an evaluation has failed: %s", self.name, reason)
@@ -600,23 +651,31 @@ class Site:
             self._fail(tuple(trials), reason)
             return True
         if isinstance(answer, Pending):
+            self._running = tuple(trials)
             return False
         Y = checked_values(X, answer)
+        still_open = set(batch.open)  # somebody may have answered a trial meanwhile
+        rows = [row for row, trial in enumerate(trials) if trial in still_open]
         good = (Y.abs() <= MAX_VALUE).flatten().tolist()  # false for NaN
-        bad = [trial for trial, fine in zip(trials, good, strict=True) if not fine]
-        if len(bad) < len(trials):
-            fine = [trial for trial in trials if trial not in bad]
-            self._observe(tuple(fine), Y[[trial not in bad for trial in trials]], None)
+        fine = [row for row in rows if good[row]]
+        bad = [trials[row] for row in rows if not good[row]]
+        if fine:
+            self._observe(tuple(trials[row] for row in fine), Y[fine], None)
         if bad:
             strange = ValueError(f"the value is NaN, infinite or beyond {MAX_VALUE:g}")
             self._check_hope(strange)
             self._fail(tuple(bad), str(strange))
         return True
 
+    @property
+    def _has_worked(self) -> bool:
+        """Whether an evaluation has a value."""
+        return any(answer.status == "completed" for answer in self._answers)
+
     def _check_hope(self, error: Exception) -> None:
         """Raise if an objective has failed from the first evaluation on: it is broken."""
         failed = [answer for answer in self._answers if answer.status == "failed"]
-        if len(failed) < HOPELESS - 1 or any(a.status == "completed" for a in self._answers):
+        if len(failed) < HOPELESS - 1 or self._has_worked:
             return
         last = f"{type(error).__name__}: {error}".rstrip(".")
         raise ObjectiveError(
@@ -631,7 +690,7 @@ class Site:
         self._answered(event)
 
     def _fail(self, trials: tuple[int, ...], reason: str) -> None:
-        event = Failed(trials, "".join(filter(str.isprintable, str(reason)))[:MAX_REASON])
+        event = Failed(trials, _printable(str(reason))[:MAX_REASON])
         self._append(event)
         self._answered(event)
 
@@ -675,7 +734,7 @@ class Site:
             case Requested():
                 self._request, self._replied = event, None
             case Replied():
-                self._replied = event
+                self._replied, self._last_reply = event, event.serial
             case Asked():
                 self._asked(event)
             case Handed():
@@ -754,6 +813,22 @@ class Site:
             ) from error
 
 
+def _whole(value: object, what: str) -> int:
+    """A whole number, also numpy's."""
+    try:
+        if isinstance(value, bool):
+            raise TypeError
+        return operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        raise InputDataError(
+            f"Expected {what} as a whole number, got {_printable(repr(value))[:40]}."
+        ) from None
+
+
+def _printable(text: str) -> str:
+    return "".join(filter(str.isprintable, text))
+
+
 def _column(values: Sequence[float]) -> Tensor:
     return torch.tensor(values, dtype=torch.float64).reshape(-1, 1)
 
@@ -791,6 +866,8 @@ def one_thread() -> contextlib.AbstractContextManager[int]:
 def checked_values(X: Tensor, Y: object) -> Tensor:
     """An objective's answer as a `q x 1` float64 tensor, or `ProtocolError`."""
     shapes = ((len(X),), (len(X), 1)) if len(X) > 1 else ((), (1,), (1, 1))
+    if isinstance(Y, np.ndarray | np.number) and np.iscomplexobj(Y):
+        Y = torch.as_tensor(Y)  # numpy would drop a part
     if isinstance(Y, float | np.ndarray | np.number) or type(Y) is int:
         with contextlib.suppress(OverflowError, ValueError, TypeError):  # then it is refused below
             Y = torch.as_tensor(np.asarray(Y, dtype=np.float64))

@@ -43,6 +43,7 @@ from botorch_fed.storage.store import MemoryStore, Store
 MAX_WEIGHT = 1e6  # of a number in a message: larger ones are no functions of scaled outcomes
 MAX_INITIAL = 10_000  # evaluations of a site before its own search begins
 MAX_EVALUATIONS = 10**8
+MAX_AHEAD = 10_000  # rounds in a row that a site may miss
 _DIGITS = 12  # of a number in words: other machines may compute other last digits
 _REMEMBERED = 16
 _PACKAGE = __name__.partition(".")[0]
@@ -382,6 +383,7 @@ class Aggregation:
     reply_types: ClassVar[tuple[type, ...]] = (Contribution,)
     broadcast_types: ClassVar[tuple[type, ...]] = ()  # beside the setup
     opens: ClassVar[bool] = False
+    keeps_secrets: ClassVar[bool] = False  # whether parties have keys that a crash must not lose
     why_closed: ClassVar[str] = "its promise and its keys are for the agents that it began with"
 
     def check_terms(self, terms: Terms) -> None:
@@ -400,6 +402,15 @@ class Aggregation:
     def broadcasts(self, hub: Party, state: Any) -> tuple[Any, ...]:
         """What all agents are told beside the setup."""
         raise NotImplementedError
+
+    def resumed(self, hub: Party, state: Any) -> Any:
+        """The state with which a run goes on that was stopped in this one.
+
+        The budget may have grown. Where what is asked depends on it beside who is asked, the state
+        says with which budget its round was asked, and only one whose rounds are over takes over
+        the new one.
+        """
+        return state
 
     def check(self, hub: Party, state: Any, sender: AgentId, reply: Any, order: Any) -> None:
         """Raise `MessageError` unless a reply to an order can be combined."""
@@ -641,9 +652,16 @@ def check_words(mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
     for name in sorted({*mine, *theirs}):
         if mine.get(name) != theirs.get(name):
             here, there = mine.get(name, "nothing"), theirs.get(name, "nothing")
+            first = theirs.get("num_initial", "0")
+            fix = "Use the same study on both sides."
+            if mine.get("num_initial") != first:
+                fix = (
+                    f"Write num_initial = {first[:20]} in the study of this site: it differs too, "
+                    "and its default may depend on the data that a study has."
+                )
             raise MessageError(
                 f"The terms differ in {name}: this site has {here[:80]}, the hub says "
-                f"{there[:80]}. Use the same study on both sides."
+                f"{there[:80]}. {fix}"
             )
 
 
@@ -744,6 +762,19 @@ def _word(value: Any) -> str:
 
 
 # ------------------------------------------------------------------ helpers of parts
+
+
+def check_ahead(t: int, last: int) -> None:
+    """Raise `MessageError` if a round is so late that no site can have missed all before.
+
+    Args:
+        t: The round of an order.
+        last: The round of the one before, -1 for none.
+    """
+    if t > last + MAX_AHEAD:
+        raise MessageError(
+            f"Expected a round of at most {MAX_AHEAD:,} after the last one, {last}, got round {t}."
+        )
 
 
 def check_vector(values: Tensor, size: int, what: str, most: float = MAX_WEIGHT) -> None:

@@ -200,12 +200,16 @@ class Batch:
     Args:
         asked: The event.
         number: How many batches there are with it.
+
+    Attributes:
+        together: Whether an objective gets its points at once; one at a time after a failure.
     """
 
     def __init__(self, asked: Asked, number: int) -> None:
         self.number = number
         self.first, self.serial, self.X = asked.first, asked.serial, asked.X
         self.Y = torch.full((len(asked.X), 1), math.nan, dtype=torch.float64)
+        self.together = True
         self._open = set(range(asked.first, asked.first + len(asked.X)))
 
     @property

@@ -351,6 +351,8 @@ class PrivateSum:
         if self.channel.server_sees_contributions:
             noised = " with its own share of noise only" if self.noise_at == "agent" else ""
             return f"the server reads every contribution{noised}, all agents learn the sum"
+        if self.channel.opened_by == "agents" and self.channel.open_phases:
+            return "all agents learn the sum, the server does not, contributions open to nobody"
         if self.channel.opened_by == "agents":
             return (
                 "every agent opens the sum, the server can not unless an agent lends it the key, "
@@ -405,10 +407,11 @@ class _Exchange:
                 name: channel.prepare(phase, epoch, name, heard, self.secrets[name])
                 for name in self.sent
             }
-            heard = (*heard, self._counted(messages))
+            self._counted(messages)
+            heard = (*heard, channel.gather(messages, epoch=epoch, heard=heard))
         payloads = {}
         for name, own in integers.items():
-            key = channel.joint_key(epoch, heard, me=name)
+            key = channel.joint_key(epoch, heard, me=name, secrets=self.secrets[name])
             payloads[name] = channel.protect(
                 own, epoch=epoch, round=round, me=name, key=key, secrets=self.secrets[name]
             )

@@ -3,8 +3,8 @@ r"""Channels: how the sum of the agents' integers reaches whoever may learn it.
     channel               the server sees            the sum is opened by
     PlainChannel          every contribution         the server
     CKKSChannel           nothing but sizes          the agents, who share one key
-    ThresholdCKKSChannel  the sum, when all agents   the server, with a share of every agent
-                          have helped to open it
+    ThresholdCKKSChannel  nothing but sizes          the agents, when all have helped; or, if that
+                                                     is asked for, the server
 
 All add the same integers on a `PublicGrid` and open the same sum, exactly. A channel is public
 settings and pure functions over bytes; secrets stay in the agent's own store and are read from
@@ -14,46 +14,84 @@ down to the last word for ThresholdCKKSChannel; sizes, version and scale for CKK
 ciphertexts are compressed and whose words SEAL checks itself. `MessageError` is the only answer to
 bytes that do not fit.
 
-**The threshold protocol** (`n`-of-`n`; arithmetic in `hazmat.ckks`). Set-up, once for each epoch:
+**The threshold protocol** (`n`-of-`n`; arithmetic in `hazmat.ckks`, keys in `hazmat.keys`). Every
+agent has an identity key (Ed25519), which the study lists or others accept at first use. Set-up,
+once for each epoch:
 
-0. Everybody commits to 32 secret bytes by their hash. The common polynomial `a` is expanded from
-   the hash of run, roster, epoch and all commitments.
-1. Everybody draws a secret :math:`s_i` and commits to the key share :math:`b_i` by its hash.
-2. Everybody reveals :math:`b_i`. The joint key is their sum, checked against the commitments.
+0. Every agent announces a fresh key of an exchange (X25519), signed over run, epoch, roster and
+   channel, in less than 250 bytes. Everybody gets all announcements and checks all signatures.
+   The *transcript* :math:`\tau` is the hash of all of them. The common polynomial `a` is expanded
+   from it: a hash has no trapdoor, whoever speaks last. Each pair has a key
+   :math:`k_{ij} = \mathrm{HKDF}(\mathrm{X25519}(i, j), \tau)`.
+1. Every agent draws a secret :math:`s_i` and sends its key share :math:`b_i` to the server, which
+   adds them and tells all the sum `b`. One agent, which makes the *group key* `K` or has it from
+   an earlier epoch, also sends `K` to each other agent, sealed under :math:`k_{ij}`.
 
-For each sum: encrypt under the joint key (`protect`), add, answer with a share of the sum
-(`share`), open. An agent that is lost in between stalls the round: start an epoch without it.
+For each sum, on the `D` coefficients that carry numbers (64 at least), modulo each prime:
 
-**Trust.** The server and any coalition that lacks one agent of the roster learn nothing about that
-agent's contribution but what the sum and their own contributions say: 128 bits of computational
-security for ciphertexts and keys; the noise in a share is `2^flooding_bits` times what it hides.
-With two agents each learns the other's contribution; sums over changing rosters can be subtracted.
-Noise that is added before encryption limits that, encryption does not.
+.. math::
 
-Server and agents follow the protocol ("semi-honest"). The commitments prevent that somebody chooses
-a key share after seeing the others': who subtracts them from the public part of a key of their own
-would hold the joint key. An agent settles for the first messages of an epoch's set-up that it
-answers and refuses others, for two shares of one secret give it away. Messages are not
-authenticated: names are as good as the transport, and a server that invents messages of agents
-reads what is encrypted under its key.
+   \text{contribution}\quad & c_{0,i} + z_i + \sum_{j > i} P(k_{ij}, t) - \sum_{j < i} P(k_{ij}, t)
+       \ [{} + P(K, \tau, t)] \quad\text{and}\quad c_{1,i} \\
+   \text{share}\quad & c_1 s_i + f_i - z_i
+       + \sum_{j > i} P(k_{ij}, t, c_1) - \sum_{j < i} P(k_{ij}, t, c_1)
 
-An agent can not see what it helps to open. A server that hands out one agent's ciphertext as "the
-sum" has it opened; one that asks for shares of a polynomial of its own choice learns the secrets of
-the epoch, and with them every contribution to it; so does a curious server together with an agent
-that adds to its ciphertext what no encryption has. What an agent does is answer one sum for each
-epoch and round and refuse a second one; in a new epoch it answers for the same round again. A
-dishonest agent can spoil a sum and is not named.
+with :math:`(c_{0,i}, c_{1,i})` an encryption under `(b, a)`, `P` uniform streams (ChaCha20),
+:math:`z_i` a fresh mask of the agent's own, :math:`f_i` the flooding, :math:`c_1` what the server
+has sent as :math:`\sum_i c_{1,i}`. Masks of pairs cancel in the sum of all contributions of one
+transcript and round, and in that of all shares of one transcript, round and :math:`c_1`;
+:math:`z_i` cancels between the two. What the server then has is the encoded sum plus
+:math:`P(K, \tau, t)`, which it hands out and the agents take away. The one agent that gives `K`
+adds that term. With ``opened_by="server"`` there is no `K`.
+
+An agent that is lost in between stalls the round: start an epoch without it. An agent answers the
+first announcements of an epoch and refuses others, shares one polynomial for each epoch and round,
+and adds nothing to a round in whose opening it has shared.
+
+**What holds**, for server and agents that deviate at will, a set `H` of two or more honest agents,
+authentic identities, and 128 bits of computational security (Diffie-Hellman in X25519, HKDF,
+ChaCha20, BLAKE2b, Ed25519):
+
+1. *Contributions.* The view of all others of one round can be simulated from
+   :math:`\sum_{i \in H} (c_{0,i} + c_1^* s_i + f_i)`, for one polynomial :math:`c_1^*` of their
+   choice, and from nothing at all unless every agent of `H` shares. For any two honest agents
+   their streams are uniform to all others, so that first parts are uniform but for
+   their sum; that sum is uniform too, by :math:`z_i`, until the shares, which are uniform
+   but for theirs. Agents that were sent different polynomials, announcements, rosters or rounds use
+   different streams: nothing cancels. With :math:`c_1^* = \sum_i c_{1,i}` the sum
+   above is that of honest contributions, up to the flooding.
+2. *Keys.* No share of a key is visible alone. A :math:`c_1^*` of another's choice, or an agent
+   whose :math:`c_{1,i}` is no encryption, has a multiple of :math:`\sum_{i \in H} s_i` opened
+   beside the sum, and so the key of the epoch. Commitments to ciphertexts do not prevent that. It
+   is worth nothing: what the key decrypts is masked, in this round and all others. Nor is a false
+   `b` worth anything: an agent need not verify it.
+3. *The server does not learn the sum*, as long as no agent gives it `K`: what it has is uniform. It
+   can hand out another one, though.
+4. *Without the masks* the scheme is what it was: against a server and agents who follow the
+   protocol, contributions are hidden by RLWE alone, also from a quantum computer that later reads
+   all that was sent. The total variation of what the shares tell beside the sums is
+   `2^-distance_bits` (`hazmat.ckks`), for the sums that the channel is made for.
+
+**What does not hold.** With two agents each learns the other's contribution: all but one always do,
+by subtraction. Sums over changing rosters can be subtracted. Noise that is added before encryption
+limits that, encryption does not. Anybody can spoil a sum, or move it by adding to it what
+fits the grid, and is not named: contributions and shares need no signatures of their own, since
+who is none of a pair cannot make them, and who is may send what it likes. The server can
+leave agents out, and give any of them nothing. Identity keys that are accepted at first use are as
+good as the transport was then: the safety number in the logs is for comparison by another way.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
+from itertools import chain
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -63,21 +101,34 @@ from torch import Tensor
 
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.privacy.grid import PublicGrid
-from botorch_fed.privacy.hazmat import ckks
+from botorch_fed.privacy.hazmat import ckks, keys
 
-Heard = tuple[Mapping[str, bytes], ...]  # of every set-up phase so far: sender -> message
+logger = logging.getLogger(__name__)
+
+Heard = tuple[Mapping[str, bytes], ...]  # of every set-up phase so far: what `gather` made of it
+Opener = Literal["server", "agents"]
+
+IDENTITY = "identity"  # the name of an agent's identity key in its own store
+FLOODED_SUMS = 1024  # the sums that the flooding is made for where nobody says how many there are
+DISTANCE_BITS = 40  # the least: flooding hides all sums to a total variation of 2 to minus that
 
 _Bytes = bytes | memoryview
-_MAGIC = b"bofedch\x01"  # with the format version
+_MAGIC = b"bofedch\x02"  # with the format version
 # magic, kind, digest of channel and epoch, round, digest of sender, size and SHA-256 of the body
 _HEADER = struct.Struct("<8sB32sQ16sQ32s")
 # Kinds; set-up phase i is _SETUP + i.
-_CONTRIBUTION, _TOTAL, _REQUEST, _SHARE, _KEY, _SETUP = range(6)
-_KINDS = ("contribution", "sum", "request", "share", "joint key")
+_CONTRIBUTION, _TOTAL, _REQUEST, _SHARE, _KEY, _GATHERED, _FUSED, _SETUP = range(8)
+_KINDS = (
+    *("contribution", "sum", "request", "share", "joint key", "sum of key shares"),
+    "sum with all shares",
+)
 _NOBODY = ""  # the sender of a sum
 _MAX_ROUND = 2**63 - 1
-_LEAST_FLOODING = 40
+_LEAST_NUMBERS = 64  # coefficients that travel: garbage passes as noise in each with chance 1/2
 _COINS = 32
+_HOLDS = 16  # bytes that stand for the group key that an agent has
+_SEALED = keys.KEY_BYTES + keys.TAG_BYTES
+_ANNOUNCED = 2 * keys.KEY_BYTES + _HOLDS  # identity, exchange and group key
 _LARGEST_NOISE = 0.25  # of a step, in an opened sum; see Ring.choose
 _PART = struct.Struct("<I")
 
@@ -138,16 +189,23 @@ class Channel(ABC):
         grid: The public grid whose integers are added.
         setup_phases: Exchanges before an epoch's first sum.
         open_phases: Exchanges between a sum and its opening.
-        opened_by: Who learns the sum first: the server, which then tells all, or the agents, each
-            for itself.
         server_sees_contributions: Whether the server can read what one agent contributes.
     """
 
     grid: PublicGrid
     setup_phases: ClassVar[int] = 0
     open_phases: ClassVar[int] = 0
-    opened_by: ClassVar[Literal["server", "agents"]] = "server"
     server_sees_contributions: ClassVar[bool] = False
+
+    @property
+    def opened_by(self) -> Opener:
+        """Who learns the sum: the server, which then tells all, or the agents, each for itself."""
+        return "server"
+
+    @property
+    def most_sums(self) -> int | None:
+        """How many sums an agent helps to open at most; None for no limit."""
+        return None
 
     # ---- agents
 
@@ -158,7 +216,7 @@ class Channel(ABC):
             phase: Which phase, from 0.
             epoch: The epoch to prepare.
             me: One's own name in its roster.
-            heard: Everybody's messages of the phases before, one's own among them.
+            heard: What `gather` made of the phases before.
             secrets: One's own store.
         """
         raise ProtocolError(f"{type(self).__name__} has no set-up phase, got phase {phase}.")
@@ -175,7 +233,7 @@ class Channel(ABC):
 
         Args:
             epoch: The epoch.
-            heard: Everybody's messages, one mapping per phase.
+            heard: What `gather` made of all phases, one mapping each.
             me: One's own name and
             secrets: one's own store: an agent passes both, and finds its own messages unchanged.
 
@@ -230,9 +288,25 @@ class Channel(ABC):
             payload: The message.
             epoch: The epoch.
             sender: Who delivers it.
-            heard: Everybody's messages of the phases before.
+            heard: What `gather` made of the phases before.
         """
         raise MessageError(f"{type(self).__name__} has no set-up.")
+
+    def gather(
+        self, messages: Mapping[str, bytes], *, epoch: Epoch, heard: Heard
+    ) -> Mapping[str, bytes]:
+        """What all agents are told of the next set-up phase, from everybody's messages.
+
+        Args:
+            messages: The messages by sender, checked.
+            epoch: The epoch.
+            heard: What `gather` made of the phases before.
+        """
+        return dict(messages)
+
+    def identities_of(self, announced: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """The identity keys in checked messages of the first set-up phase."""
+        return {}
 
     @abstractmethod
     def check(
@@ -264,7 +338,20 @@ class Channel(ABC):
         """Raise `MessageError` unless a share can help to open a sum, this one if it is given."""
         raise MessageError(f"{type(self).__name__} opens sums without shares.")
 
+    def fuse(self, total: bytes, shares: Mapping[str, bytes], *, epoch: Epoch, round: int) -> bytes:
+        """A sum with all shares in its opening, for the agents to open.
+
+        Raises:
+            MessageError: A share does not fit.
+            ProtocolError: A share is missing.
+        """
+        raise ProtocolError(f"{type(self).__name__} opens sums without shares.")
+
     # ---- whoever opens
+
+    def can_open(self, epoch: Epoch, me: str, secrets: Secrets) -> bool:
+        """Whether an agent has the key to sums of an epoch, which need not be its own."""
+        return True
 
     @abstractmethod
     def open(
@@ -279,7 +366,7 @@ class Channel(ABC):
         """The sum.
 
         Args:
-            total: What `add` returned.
+            total: What `add` returned; without shares, where there are some, what `fuse` did.
             shares: Everybody's shares; empty where there are none.
             epoch: The epoch.
             round: Which sum.
@@ -427,10 +514,14 @@ class CKKSChannel(Channel):
 
     grid: PublicGrid
     context: bytes = field(repr=False)
-    opened_by: ClassVar[Literal["server", "agents"]] = "agents"
 
     def __post_init__(self) -> None:
         ckks.check_public(self.context)
+
+    @property
+    def opened_by(self) -> Opener:
+        """See `Channel`."""
+        return "agents"
 
     @classmethod
     def generate(cls, grid: PublicGrid) -> tuple[CKKSChannel, bytes]:
@@ -524,63 +615,103 @@ class CKKSChannel(Channel):
 
 @dataclass(frozen=True)
 class ThresholdCKKSChannel(Channel):
-    """Multiparty CKKS on SEAL: the key that opens a sum is nobody's, all of the roster share it.
+    """Multiparty CKKS on SEAL under pairwise masks: a sum opens once, with a share of every agent.
 
     See the module for the protocol and for who must be trusted with what, and
     `botorch_fed.privacy.hazmat.ckks` for the arithmetic and its security.
 
     Attributes:
         grid: The public grid.
-        flooding_bits: How much larger the noise in a share is than what it hides, 40 at least.
+        flooding_bits: How much larger the noise in a share is than what it hides; default what
+            `sums` need.
+        sums: How many sums an agent helps to open at most; flooding hides all of them to a total
+            variation of `2^-40` or less.
+        identities: The agents' public identity keys in hexadecimal digits, by name (`identity`).
+            Without them an agent takes the first key that it is told of each other one.
+        opened_by: Who learns the sum. By default the server does not.
 
     Raises:
         InputDataError: Less flooding, or no ring with 128 bits of security holds the sums.
 
     Example:
-        >>> channel = ThresholdCKKSChannel(PublicGrid(dim=560, bound=1e4, num_agents=50))
+        >>> channel = ThresholdCKKSChannel(PublicGrid(dim=560, bound=1e4, num_agents=10), sums=100)
         >>> channel.ring
-        Ring(degree=8192, low=2, high=2)
+        Ring(degree=8192, low=2, high=2, shift=23)
     """
 
     grid: PublicGrid
-    flooding_bits: int = 40
-    setup_phases: ClassVar[int] = 3
+    flooding_bits: int | None = None
+    sums: int = FLOODED_SUMS
+    identities: tuple[tuple[str, str], ...] = field(default=(), repr=False)
+    opened_by: Opener = "agents"
+    setup_phases: ClassVar[int] = 2
     open_phases: ClassVar[int] = 1
 
     def __post_init__(self) -> None:
-        bits = self.flooding_bits
-        if isinstance(bits, bool) or not isinstance(bits, int) or bits < _LEAST_FLOODING:
+        bits, sums, least = self.flooding_bits, self.sums, self._least_flooding
+        if isinstance(sums, bool) or not isinstance(sums, int) or sums < 1:
+            raise InputDataError(f"Expected sums >= 1, how many are opened, got {sums!r}.")
+        if bits is not None and (isinstance(bits, bool) or not isinstance(bits, int)):
+            raise InputDataError(f"flooding_bits is a whole number, got {bits!r}.")
+        if bits is not None and bits < least:
             raise InputDataError(
-                f"Flooding needs at least {_LEAST_FLOODING} bits, got {bits!r}: shares without it "
-                "give the secret keys away."
+                f"Flooding of {bits} bits hides {sums} sums of {self._count} numbers to a total "
+                f"variation of 2^-{ckks.distance_bits(bits, sums, self._count):.1f}, 2^-"
+                f"{DISTANCE_BITS} is the most: shares with less give the secret keys away. Leave "
+                f"flooding_bits out, or write flooding_bits = {least}."
             )
+        check_identities(self.identities)
         _ = self.ring
+
+    @property
+    def _least_flooding(self) -> int:
+        return ckks.flooding_for(DISTANCE_BITS, max(int(self.sums), 1), self._count)
+
+    @property
+    def flooding(self) -> int:
+        """The bits of the flooding."""
+        return self._least_flooding if self.flooding_bits is None else self.flooding_bits
+
+    @property
+    def distance_bits(self) -> float:
+        """What all shares tell beside the sums: a total variation of 2 to minus that."""
+        return ckks.distance_bits(self.flooding, self.sums, self._count)
+
+    @property
+    def most_sums(self) -> int | None:
+        """See `Channel`."""
+        return self.sums
 
     @cached_property
     def ring(self) -> ckks.Ring:
         """The parameters, chosen for the grid, the number of agents and the flooding."""
         largest = self.grid.num_agents * self.grid.largest
-        return ckks.Ring.choose(largest, self.grid.num_agents, self.flooding_bits)
+        return ckks.Ring.choose(largest, self.grid.num_agents, self.flooding)
+
+    @cached_property
+    def fingerprint(self) -> bytes:
+        """32 bytes that stand for the channel's public settings."""
+        named = [part.encode() for pair in sorted(self.identities) for part in pair]
+        return _hash(b"channel", repr(self).encode(), *named)
 
     # ---- agents
 
     def prepare(self, phase: int, epoch: Epoch, me: str, heard: Heard, secrets: Secrets) -> bytes:
-        """See `Channel`: a commitment to fresh coins, one to the key share, the key share."""
+        """See `Channel`: an announcement, then a key share, and from one agent the group key."""
         self._check_epoch(epoch)
         _check_member(me, epoch)
         if phase not in range(self.setup_phases) or len(heard) != phase:
             raise ProtocolError(
-                f"Set-up has phases 0, 1 and 2, each after the messages of those before; got phase "
+                f"Set-up has phases 0 and 1, each after the messages of those before; got phase "
                 f"{phase} and {len(heard)} before."
             )
-        if phase == 0 and secrets.get(self.handle(epoch, me)) is None:
-            parts = (ckks.words_to_bytes(part) for part in ckks.generate_secret(self.ring))
-            record = b"".join([self._address(epoch), os.urandom(_COINS), *parts])
-            secrets.put_new(self.handle(epoch, me), record)
-        bodies = [self._set_up(number, epoch, messages) for number, messages in enumerate(heard)]
-        own = self._own_bodies(epoch, me, bodies, secrets)
-        self._settle(epoch, me, bodies, secrets)
-        return self._frame(_SETUP + phase, own[phase], epoch, 0, me)
+        if phase == 0:
+            if secrets.get(self.handle(epoch, me)) is None:
+                secrets.put_new(self.handle(epoch, me), self._new_record(epoch, secrets))
+            own = self._announcement(epoch, me, secrets)
+        else:
+            own = self._key_message(epoch, me, self._agreed(epoch, me, heard[0], secrets), secrets)
+        return self._frame(_SETUP + phase, own, epoch, 0, me)
 
     def joint_key(
         self,
@@ -590,36 +721,47 @@ class ThresholdCKKSChannel(Channel):
         me: str | None = None,
         secrets: Secrets | None = None,
     ) -> bytes:
-        """See `Channel`."""
+        """See `Channel`: nobody can check the sum of the key shares, nor need anybody."""
         self._check_epoch(epoch)
         if len(heard) != self.setup_phases:
-            raise ProtocolError(f"A joint key needs 3 set-up phases, got {len(heard)}.")
-        bodies = [self._set_up(phase, epoch, messages) for phase, messages in enumerate(heard)]
-        seed = self._common_seed(epoch, bodies[0])
-        shares = []
-        for name in epoch.roster:
-            body = bodies[2][name]
-            digest = _body_digest(heard[2][name])
-            if bodies[1][name] != self._commitment(epoch, name, seed, digest):
-                raise MessageError("A key share is not what its sender has committed itself to.")
-            shares.append(self._words(body, 1, keys=True))
-        if me is not None and secrets is not None:
+            raise ProtocolError(f"A joint key needs 2 set-up phases, got {len(heard)}.")
+        if me is None or secrets is None:
+            announced = self._announced(epoch, heard[0])
+        else:
             _check_member(me, epoch)
-            self._settle(epoch, me, bodies[:2], secrets)
-        joint = ckks.words_to_bytes(ckks.sum_words(self.ring, shares))
-        return self._frame(_KEY, seed + joint, epoch, 0, _NOBODY)
+            announced = self._agreed(epoch, me, heard[0], secrets)
+        if set(heard[1]) != {_NOBODY}:
+            raise MessageError("Expected one sum of key shares, from the server.")
+        body = self._body(heard[1][_NOBODY], _GATHERED, epoch, 0, _NOBODY)
+        giver = self._giver(announced)
+        if len(body) != self._key_bytes + self._sealed_bytes(epoch):
+            raise MessageError(f"A sum of key shares has other than {len(body):,} bytes.")
+        self._words(body[: self._key_bytes], 1, key_level=True)
+        if me is not None and secrets is not None and self._masked and me != giver:
+            sealed = body[self._key_bytes :]
+            self._take_group_key(epoch, me, giver, announced, bytes(sealed), secrets)
+        joint = bytes(body[: self._key_bytes])
+        return self._frame(_KEY, self._transcript(epoch, announced) + joint, epoch, 0, _NOBODY)
 
     def protect(
         self, integers: Tensor, *, epoch: Epoch, round: int, me: str, key: bytes, secrets: Secrets
     ) -> bytes:
-        """See `Channel`."""
+        """See `Channel`: under a fresh mask of one's own, which `share` takes away."""
         self._check_epoch(epoch)
         _check_member(me, epoch)
         self.grid.check_integers(integers)
         body = bytes(self._body(key, _KEY, epoch, 0, _NOBODY))
-        encryptor = ckks.encryptor(self.ring, body[:32], body[32:])
-        words = ckks.encrypt_integers(self.ring, integers.numpy(), encryptor)
-        data = _body_digest(key) + ckks.words_to_bytes(words.swapaxes(0, 1))
+        transcript = body[:32]
+        if secrets.get(f"{self.handle(epoch, me)}-{round}") is not None:
+            raise ProtocolError(f"The sum of round {round} was opened: it takes nothing more.")
+        encryptor = ckks.encryptor(self.ring, _common_seed(transcript), body[32:])
+        c0, c1 = ckks.encrypt_integers(self.ring, integers.numpy(), encryptor, self._count)
+        plus, minus = self._pair_masks(epoch, me, secrets, b"contribution", round)
+        own = [self._mask(self._new_own_key(epoch, me, round, secrets))]
+        if self._gives(epoch, me, secrets):
+            own.append(self._group_mask(epoch, me, transcript, round, secrets))
+        rows = ckks.add_masks(self.ring, c0, chain(own, plus), minus)
+        data = transcript + ckks.words_to_bytes(rows) + ckks.words_to_bytes(c1)
         return self._frame(_CONTRIBUTION, data, epoch, round, me)
 
     def share(self, total: bytes, *, epoch: Epoch, round: int, me: str, secrets: Secrets) -> bytes:
@@ -631,6 +773,9 @@ class ThresholdCKKSChannel(Channel):
             total = self.request(total)
         body = self._body(total, _REQUEST, epoch, round, _NOBODY)
         c1, digest = self._words(body, self._chunks), _body_digest(total)
+        own = secrets.get(self._own_key_name(epoch, me, round))
+        if own is None:
+            raise ProtocolError(f"This agent has nothing in the sum of round {round}.")
         name = f"{self.handle(epoch, me)}-{round}"
         answered = secrets.get(name)
         if answered is None:
@@ -641,10 +786,13 @@ class ThresholdCKKSChannel(Channel):
                 f"Another sum of round {round} was answered before: a second one could tell what a "
                 "single agent contributed."
             )
-        std = ckks.flooding_std(self.ring.degree, self.grid.num_agents, self.flooding_bits)
-        flooding = ckks.flooding_words(self.ring, std, self._chunks, answered[32:])
+        std = ckks.flooding_std(self.ring.degree, self.grid.num_agents, self.flooding)
+        flooding = ckks.flooding_words(self.ring, std, self._count, answered[32:])
         words = ckks.partial_decryption(self.ring, c1, secret, flooding)
-        return self._frame(_SHARE, digest + ckks.words_to_bytes(words), epoch, round, me)
+        # With the sum that is opened in their keys: shares of different ones do not add up.
+        plus, minus = self._pair_masks(epoch, me, secrets, b"share" + digest, round)
+        rows = ckks.add_masks(self.ring, words, plus, chain(minus, [self._mask(own)]))
+        return self._frame(_SHARE, digest + ckks.words_to_bytes(rows), epoch, round, me)
 
     def forget(self, epoch: Epoch, me: str, secrets: Secrets) -> None:
         """See `Channel`. That the epoch was used is forgotten as well: count on."""
@@ -662,50 +810,74 @@ class ThresholdCKKSChannel(Channel):
     # ---- the server
 
     def check_prepared(self, payload: bytes, *, epoch: Epoch, sender: str, heard: Heard) -> None:
-        """See `Channel`: a key share must be what its sender has committed itself to."""
+        """See `Channel`: an announcement needs its sender's signature."""
         self._check_epoch(epoch)
         phase = len(heard)
         if phase not in range(self.setup_phases):
-            raise MessageError(f"Set-up has phases 0, 1 and 2, got phase {phase}.")
-        body = self._set_up_body(phase, epoch, sender, payload)
+            raise MessageError(f"Set-up has phases 0 and 1, got phase {phase}.")
+        body = self._body(payload, _SETUP + phase, epoch, 0, sender)
         if phase == 0:
+            self._check_announcement(epoch, sender, body, None)
+            keys.check_exchange(bytes(body[keys.KEY_BYTES : 2 * keys.KEY_BYTES]))
             return
-        seed = self._common_seed(epoch, self._set_up(0, epoch, heard[0]))
-        if phase == 1:
-            if body[:32] != seed:
-                raise MessageError("A commitment to a key share under another polynomial.")
-            return
-        digest = _body_digest(payload)
-        committed = self._body(heard[1][sender], _SETUP + 1, epoch, 0, sender)
-        if committed != self._commitment(epoch, sender, seed, digest):
-            raise MessageError("A key share is not what its sender has committed itself to.")
-        self._words(body, 1, keys=True)
+        giver = self._giver(self._announced(epoch, heard[0], verify=False))
+        expected = self._key_bytes + (self._sealed_bytes(epoch) if sender == giver else 0)
+        if len(body) != expected:
+            raise MessageError(f"A key share has {expected:,} bytes, got {len(body):,}.")
+        self._words(body[: self._key_bytes], 1, key_level=True)
+
+    def gather(
+        self, messages: Mapping[str, bytes], *, epoch: Epoch, heard: Heard
+    ) -> Mapping[str, bytes]:
+        """See `Channel`: all announcements; then the sum of the key shares, and the group key."""
+        self._check_epoch(epoch)
+        phase = len(heard)
+        _check_complete(messages, epoch, f"message of set-up phase {phase}")
+        bodies = self._bodies(messages, _SETUP + phase, epoch, 0)
+        if phase == 0:
+            return dict(messages)
+        giver = self._giver(self._announced(epoch, heard[0], verify=False))
+        shares = [
+            self._words(body[: self._key_bytes], 1, key_level=True) for body in bodies.values()
+        ]
+        joint = ckks.words_to_bytes(ckks.sum_words(self.ring, shares))
+        sealed = bytes(bodies[giver][self._key_bytes :])
+        return {_NOBODY: self._frame(_GATHERED, joint + sealed, epoch, 0, _NOBODY)}
+
+    def identities_of(self, announced: Mapping[str, bytes]) -> Mapping[str, bytes]:
+        """See `Channel`."""
+        start, end = _HEADER.size, _HEADER.size + keys.KEY_BYTES
+        return {name: bytes(data[start:end]) for name, data in announced.items()}
 
     def check(
         self, payload: bytes, *, epoch: Epoch, round: int, sender: str, key: bytes = b""
     ) -> None:
         """See `Channel`."""
         body = self._body(payload, _CONTRIBUTION, epoch, round, sender)
-        if key and body[:32] != _body_digest(key):
-            raise MessageError("A contribution is encrypted under another joint key.")
-        self._contribution(body)
+        if key and body[:32] != key[_HEADER.size : _HEADER.size + 32]:
+            raise MessageError("A contribution belongs to another set-up of the joint key.")
+        self._parts(body)
 
     def add(self, payloads: Mapping[str, bytes], *, epoch: Epoch, round: int) -> bytes:
         """See `Channel`; all of the roster."""
         self._check_epoch(epoch)
         _check_complete(payloads, epoch, "contribution")
         bodies = self._bodies(payloads, _CONTRIBUTION, epoch, round).values()
-        if len({bytes(body[:32]) for body in bodies}) != 1:
-            raise MessageError("Contributions are encrypted under different joint keys.")
-        total = ckks.sum_words(self.ring, [self._contribution(body) for body in bodies])
-        return self._frame(_TOTAL, ckks.words_to_bytes(total), epoch, round, _NOBODY)
+        transcripts = {bytes(body[:32]) for body in bodies}
+        if len(transcripts) != 1:
+            raise MessageError("Contributions belong to different set-ups of the joint key.")
+        parts = [self._parts(body) for body in bodies]
+        c0 = ckks.words_to_bytes(ckks.sum_words(self.ring, [first for first, _ in parts]))
+        c1 = ckks.words_to_bytes(ckks.sum_words(self.ring, [second for _, second in parts]))
+        return self._frame(_TOTAL, transcripts.pop() + c0 + c1, epoch, round, _NOBODY)
 
     def request(self, total: bytes) -> bytes:
-        """See `Channel`: half of the sum."""
-        if len(total) != _HEADER.size + 2 * self._half or total[8] != _TOTAL:
+        """See `Channel`: the second part of the sum."""
+        start = _HEADER.size + 32 + self._row_bytes
+        if len(total) != start + self._polynomial_bytes or total[8] != _TOTAL:
             raise MessageError("No sum of this channel: another size or kind.")
         fields = list(_HEADER.unpack_from(total))
-        body = memoryview(total)[_HEADER.size + self._half :]
+        body = memoryview(total)[start:]
         fields[1], fields[5], fields[6] = _REQUEST, len(body), hashlib.sha256(body).digest()
         return _HEADER.pack(*fields) + body
 
@@ -713,13 +885,20 @@ class ThresholdCKKSChannel(Channel):
         self, payload: bytes, *, epoch: Epoch, round: int, sender: str, total: bytes | None = None
     ) -> None:
         """See `Channel`."""
-        digest = None
-        if total is not None:
-            c1 = self._body(total, _TOTAL, epoch, round, _NOBODY)[self._half :]
-            digest = hashlib.sha256(c1).digest()
+        digest = None if total is None else self._requested(total, epoch, round)
         self._share(self._body(payload, _SHARE, epoch, round, sender), digest)
 
+    def fuse(self, total: bytes, shares: Mapping[str, bytes], *, epoch: Epoch, round: int) -> bytes:
+        """See `Channel`; all shares of the roster, none of which says anything alone."""
+        self._check_epoch(epoch)
+        _check_complete(shares, epoch, "share")
+        return self._fused(total, shares, epoch, round)
+
     # ---- whoever opens
+
+    def can_open(self, epoch: Epoch, me: str, secrets: Secrets) -> bool:
+        """See `Channel`."""
+        return not self._masked or secrets.get(self._group_name(epoch)) is not None
 
     def open(
         self,
@@ -732,39 +911,327 @@ class ThresholdCKKSChannel(Channel):
     ) -> Tensor:
         """See `Channel`; all shares of the roster."""
         self._check_epoch(epoch)
-        _check_complete(shares, epoch, "share")
-        integers, noise = self._fuse(total, shares, epoch, round)
+        fused = self.fuse(total, shares, epoch=epoch, round=round) if shares else total
+        integers, noise = self._decoded(fused, epoch, round, secrets)
         dim = self.grid.dim
         if not float(np.abs(noise).max()) < _LARGEST_NOISE or integers[dim:].any():
             raise _no_sum()
         return _checked_sum(torch.from_numpy(integers[:dim]), self.grid, len(epoch.roster))
 
-    def _fuse(
-        self, total: bytes, shares: Mapping[str, bytes], epoch: Epoch, round: int
+    def _decoded(
+        self, fused: bytes, epoch: Epoch, round: int, secrets: Secrets | None
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Integers and their noise in steps, of all coefficients, whoever is missing."""
-        return ckks.decode(self.ring, self._fused(total, shares, epoch, round))
+        """Integers and their noise in steps, of all coefficients that travel."""
+        body = self._body(fused, _FUSED, epoch, round, _NOBODY)
+        transcript, rows = bytes(body[:32]), self._rows(body[32:]).astype(np.uint64)
+        if self._masked:
+            if secrets is None:
+                raise ProtocolError("Agents open sums of this channel, the server cannot.")
+            mask = self._group_mask(epoch, None, transcript, round, secrets)
+            rows = ckks.add_masks(self.ring, rows, [], [mask])
+        return ckks.decode(self.ring, rows)
 
-    def _fused(
-        self, total: bytes, shares: Mapping[str, bytes], epoch: Epoch, round: int
-    ) -> ckks.Words:
+    def _fused(self, total: bytes, shares: Mapping[str, bytes], epoch: Epoch, round: int) -> bytes:
+        """The first part of the sum with shares, whoever is missing."""
+        digest = self._requested(total, epoch, round)
         body = self._body(total, _TOTAL, epoch, round, _NOBODY)
-        terms = [self._words(body[: self._half], self._chunks)]
-        digest = hashlib.sha256(body[self._half :]).digest()
+        terms = [self._rows(body[32 : 32 + self._row_bytes])]
         for share in self._bodies(shares, _SHARE, epoch, round).values():
             terms.append(self._share(share, digest))
-        return ckks.sum_words(self.ring, terms)
+        rows = ckks.words_to_bytes(ckks.sum_words(self.ring, terms))
+        return self._frame(_FUSED, bytes(body[:32]) + rows, epoch, round, _NOBODY)
+
+    # ---- masks
+
+    @property
+    def _masked(self) -> bool:
+        """Whether what all shares open is masked by a key that the agents have."""
+        return self.opened_by == "agents"
+
+    def _mask(self, key: bytes) -> ckks.Received:
+        return ckks.mask_words(self.ring, partial(keys.stream, key), self._count)
+
+    def _pair_masks(
+        self, epoch: Epoch, me: str, secrets: Secrets, purpose: bytes, round: int
+    ) -> tuple[Iterator[ckks.Received], Iterator[ckks.Received]]:
+        """Masks to add and to take away: of every pair one agent does the one, one the other."""
+        record = secrets.get(f"{self.handle(epoch, me)}-pairs")
+        others = [name for name in sorted(epoch.roster) if name != me]
+        if record is None or len(record) != keys.KEY_BYTES * len(others):
+            raise ProtocolError("There are no keys of this epoch in the store: start a new one.")
+
+        def masks(added: bool) -> Iterator[ckks.Received]:
+            for place, other in enumerate(others):
+                if (me < other) == added:
+                    key = record[keys.KEY_BYTES * place : keys.KEY_BYTES * (place + 1)]
+                    yield self._mask(keys.derived(key, purpose, round.to_bytes(8, "little")))
+
+        return masks(True), masks(False)
+
+    def _own_key_name(self, epoch: Epoch, me: str, round: int) -> str:
+        return f"{self.handle(epoch, me)}-own{round}"
+
+    def _new_own_key(self, epoch: Epoch, me: str, round: int, secrets: Secrets) -> bytes:
+        """The key of the mask of one's own; those of contributions before are deleted."""
+        start = f"{self.handle(epoch, me)}-own"
+        for name in secrets.names():
+            if name.startswith(start):
+                secrets.delete(name)
+        key = os.urandom(keys.KEY_BYTES)
+        secrets.put_new(self._own_key_name(epoch, me, round), key)
+        return key
+
+    def _gives(self, epoch: Epoch, me: str, secrets: Secrets) -> bool:
+        """Whether an agent gives the key to the sums of an epoch, and masks them."""
+        settled = secrets.get(f"{self.handle(epoch, me)}-heard")
+        return settled is not None and settled[32:] == b"\1"
+
+    def _group_name(self, epoch: Epoch) -> str:
+        """The name of the key that the agents of a run have in common."""
+        return f"he-{_hash(b'run', epoch.run.encode()).hex()[:40]}-group"
+
+    def _group_mask(
+        self, epoch: Epoch, me: str | None, transcript: bytes, round: int, secrets: Secrets
+    ) -> ckks.Received:
+        key = secrets.get(self._group_name(epoch))
+        if key is None:
+            raise ProtocolError(
+                "The key to the sums of this run is not in the store: an agent has it from the "
+                "first joint key of which it has a part."
+            )
+        return self._mask(keys.derived(key, b"sum", transcript, round.to_bytes(8, "little")))
+
+    # ---- set-up
+
+    def _new_record(self, epoch: Epoch, secrets: Secrets) -> bytes:
+        """One's own secrets of an epoch as they are stored, and which group key one has."""
+        parts = (ckks.words_to_bytes(part) for part in ckks.generate_secret(self.ring))
+        held = secrets.get(self._group_name(epoch))
+        holds = bytes(_HOLDS) if held is None else _hash(b"group", held)[:_HOLDS]
+        return b"".join([self._address(epoch), keys.new_exchange(), holds, *parts])
+
+    @cached_property
+    def _listed(self) -> dict[str, str]:
+        """The identity keys by name."""
+        return dict(self.identities)
+
+    def _announcement(self, epoch: Epoch, me: str, secrets: Secrets) -> bytes:
+        """One's own identity, key of an exchange, group key and signature."""
+        record, private = self._record(epoch, me, secrets), _identity(secrets)
+        own = keys.public_identity(private)
+        expected = self._listed.get(me)
+        if expected is not None and expected != own.hex():
+            raise ProtocolError(
+                f"The identity key in this store is {own.hex()}, the study says {expected} for "
+                f"agent {me!r}: restore the store, or have the study changed everywhere."
+            )
+        exchange = keys.public_exchange(record[32 : 32 + keys.KEY_BYTES])
+        holds = record[32 + keys.KEY_BYTES :][:_HOLDS]
+        said = own + exchange + holds
+        return said + keys.sign(private, self._signed_text(epoch, me, said))
+
+    def _signed_text(self, epoch: Epoch, name: str, said: _Bytes) -> bytes:
+        return _hash(b"announcement", self._address(epoch), name.encode(), said)
+
+    def _check_announcement(
+        self, epoch: Epoch, name: str, body: memoryview, identity: bytes | None
+    ) -> None:
+        if len(body) != _ANNOUNCED + keys.SIGNATURE_BYTES:
+            raise MessageError(f"An announcement has other than {len(body)} bytes.")
+        public = bytes(body[: keys.KEY_BYTES])
+        if self.identities:
+            identity = bytes.fromhex(self._listed.get(name, ""))
+        if identity is not None and identity != public:
+            raise MessageError(f"Agent {name!r} has another identity key than the known one.")
+        text = self._signed_text(epoch, name, body[:_ANNOUNCED])
+        if not keys.is_signed(public, bytes(body[_ANNOUNCED:]), text):
+            raise MessageError(f"The announcement of agent {name!r} is not signed by its key.")
+
+    def _announced(
+        self,
+        epoch: Epoch,
+        messages: Mapping[str, bytes],
+        known: Mapping[bytes, bytes] | None = None,
+        *,
+        verify: bool = True,
+    ) -> dict[str, memoryview]:
+        """The bodies of all announcements, with valid signatures, by sorted names."""
+        _check_complete(messages, epoch, "announcement")
+        bodies = self._bodies(messages, _SETUP, epoch, 0)
+        known = {} if known is None else known
+        for name, body in bodies.items():
+            if verify:
+                self._check_announcement(epoch, name, body, known.get(_name_digest(name)))
+            elif len(body) != _ANNOUNCED + keys.SIGNATURE_BYTES:
+                raise MessageError(f"An announcement has other than {len(body)} bytes.")
+        return {name: bodies[name] for name in sorted(bodies)}
+
+    def _transcript(self, epoch: Epoch, announced: Mapping[str, memoryview]) -> bytes:
+        named: list[_Bytes] = []
+        for name in sorted(announced):
+            named += [name.encode(), announced[name][:_ANNOUNCED]]
+        return _hash(b"transcript", self._address(epoch), *named)
+
+    def _giver(self, announced: Mapping[str, memoryview]) -> str:
+        """Who sends the group key: the first that has one, or the first of all, who makes it."""
+        names = sorted(announced)
+        start = 2 * keys.KEY_BYTES
+        having = (n for n in names if any(announced[n][start : start + _HOLDS]))
+        return next(having, names[0])
+
+    def _agreed(
+        self, epoch: Epoch, me: str, messages: Mapping[str, bytes], secrets: Secrets
+    ) -> dict[str, memoryview]:
+        """All announcements, the first that came, with one's own unchanged; the keys are stored."""
+        record = self._record(epoch, me, secrets)
+        announced = self._announced(epoch, messages, verify=False)
+        transcript = self._transcript(epoch, announced)
+        settled = f"{self.handle(epoch, me)}-heard"
+        before = secrets.get(settled)
+        gives = bytes([self._masked and self._giver(announced) == me])
+        if before is None:
+            self._announced(epoch, messages, self._known(epoch, secrets))
+            if bytes(announced[me]) != self._announcement(epoch, me, secrets):
+                raise MessageError("One's own announcement was changed.")
+            private = record[32 : 32 + keys.KEY_BYTES]
+            pairs = [
+                self._pair_key(private, me, name, body, transcript)
+                for name, body in announced.items()
+                if name != me
+            ]
+            self._remember(epoch, messages, secrets)
+            name = f"{self.handle(epoch, me)}-pairs"
+            secrets.delete(name)  # of a process that ended here
+            secrets.put_new(name, b"".join(pairs))
+            secrets.put_new(settled, transcript + gives)
+        elif before != transcript + gives:
+            raise ProtocolError(
+                "Other announcements of this epoch were answered before: start a new epoch."
+            )
+        return announced
+
+    def _pair_key(
+        self, private: bytes, me: str, other: str, body: memoryview, transcript: bytes
+    ) -> bytes:
+        public = bytes(body[keys.KEY_BYTES : 2 * keys.KEY_BYTES])
+        purpose = _hash(b"pair", *(name.encode() for name in sorted((me, other))))
+        return keys.pair_key(private, public, salt=transcript, purpose=purpose)
+
+    def _known(self, epoch: Epoch, secrets: Secrets) -> dict[bytes, bytes]:
+        """The identity keys of first use, by the digests of names."""
+        if self.identities:
+            return {}
+        known: dict[bytes, bytes] = {}
+        for name in secrets.names():
+            if name.startswith(self._known_name(epoch)):
+                data = secrets.get(name) or b""
+                size = 16 + keys.KEY_BYTES
+                for start in range(0, len(data) - size + 1, size):
+                    known[data[start : start + 16]] = data[start + 16 : start + size]
+        return known
+
+    def _known_name(self, epoch: Epoch) -> str:
+        return f"he-{_hash(b'run', epoch.run.encode()).hex()[:40]}-known-"
+
+    def _remember(self, epoch: Epoch, messages: Mapping[str, bytes], secrets: Secrets) -> None:
+        """Keep the identity keys of names that are new."""
+        if self.identities:
+            return
+        known, identities = self._known(epoch, secrets), self.identities_of(messages)
+        new = {name: key for name, key in identities.items() if _name_digest(name) not in known}
+        if not new:
+            return
+        pairs = (_name_digest(name) + new[name] for name in sorted(new))
+        secrets.put_new(f"{self._known_name(epoch)}{epoch.number}", b"".join(pairs))
+        number = safety_number({name: key.hex() for name, key in identities.items()})
+        logger.info(
+            "identity keys of %d agents were accepted at first use; safety number, to be compared "
+            "by another way: %s",
+            len(new),
+            number,
+        )
+
+    def _key_message(
+        self, epoch: Epoch, me: str, announced: Mapping[str, memoryview], secrets: Secrets
+    ) -> bytes:
+        """One's own key share, and from who gives it the group key for each of the others."""
+        transcript = self._transcript(epoch, announced)
+        secret, error = self._secret(epoch, me, secrets)
+        common = ckks.uniform_words(self.ring, _common_seed(transcript))
+        share = ckks.words_to_bytes(ckks.key_share(self.ring, common, secret, error))
+        if not self._masked or self._giver(announced) != me:
+            return share
+        name = self._group_name(epoch)
+        group = secrets.get(name)
+        if group is None:
+            if any(announced[me][2 * keys.KEY_BYTES : _ANNOUNCED]):
+                raise ProtocolError("The key to the sums of this run was lost from the store.")
+            group = os.urandom(keys.KEY_BYTES)
+            secrets.put_new(name, group)
+        pairs = secrets.get(f"{self.handle(epoch, me)}-pairs") or b""
+        return share + b"".join(
+            keys.seal(keys.derived(pairs[start : start + 32], b"group"), group, transcript)
+            for start in range(0, len(pairs), 32)
+        )
+
+    def _take_group_key(
+        self,
+        epoch: Epoch,
+        me: str,
+        giver: str,
+        announced: Mapping[str, memoryview],
+        sealed: bytes,
+        secrets: Secrets,
+    ) -> None:
+        """Read the group key and keep it, in the place of another one.
+
+        Without it an agent adds to sums all the same, and cannot read them: who gives the key must
+        not be able to have others left out.
+        """
+        start = _SEALED * [name for name in announced if name != giver].index(me)
+        place = 32 * [name for name in announced if name != me].index(giver)
+        pairs = secrets.get(f"{self.handle(epoch, me)}-pairs") or b""
+        key = keys.derived(pairs[place : place + 32], b"group")
+        text = sealed[start : start + _SEALED]
+        try:
+            group = keys.unseal(key, text, self._transcript(epoch, announced))
+        except MessageError:
+            logger.warning(
+                "agent %r has no key to sums of epoch %d from %r", me, epoch.number, giver
+            )
+            return
+        name = self._group_name(epoch)
+        if secrets.get(name) != group:
+            secrets.delete(name)
+            secrets.put_new(name, group)
 
     # ---- parts
 
     @property
-    def _chunks(self) -> int:
-        return self.ring.polynomials(self.grid.dim)
+    def _count(self) -> int:
+        """How many coefficients travel."""
+        return max(self.grid.dim, _LEAST_NUMBERS)
 
     @property
-    def _half(self) -> int:
-        """The bytes of one part of a ciphertext, all chunks together."""
+    def _chunks(self) -> int:
+        return self.ring.polynomials(self._count)
+
+    @property
+    def _row_bytes(self) -> int:
+        """The bytes of the coefficients that travel."""
+        return 4 * self.ring.num_primes * self._count
+
+    @property
+    def _polynomial_bytes(self) -> int:
+        """The bytes of the second part of a ciphertext, all chunks together."""
         return 4 * self._chunks * self.ring.num_primes * self.ring.degree
+
+    @property
+    def _key_bytes(self) -> int:
+        return 4 * len(self.ring.primes) * self.ring.degree
+
+    def _sealed_bytes(self, epoch: Epoch) -> int:
+        return _SEALED * (len(epoch.roster) - 1) if self._masked else 0
 
     def _check_epoch(self, epoch: Epoch) -> None:
         if not 2 <= len(epoch.roster) <= self.grid.num_agents:
@@ -773,81 +1240,30 @@ class ThresholdCKKSChannel(Channel):
                 "sum of one is its contribution, and the grid holds no more."
             )
 
-    def _words(self, body: _Bytes, polynomials: int, *, keys: bool = False) -> ckks.Received:
-        primes = self.ring.num_primes + keys
+    def _words(self, body: _Bytes, polynomials: int, *, key_level: bool = False) -> ckks.Received:
+        primes = self.ring.num_primes + key_level
         return ckks.words_from_bytes(self.ring, body, polynomials, primes)
 
-    def _contribution(self, body: memoryview) -> ckks.Received:
-        return self._words(body[32:], 2 * self._chunks)
+    def _rows(self, body: _Bytes) -> ckks.Received:
+        return ckks.rows_from_bytes(self.ring, body, self._count)
+
+    def _parts(self, body: memoryview) -> tuple[ckks.Received, ckks.Received]:
+        """Both parts of a contribution."""
+        end = 32 + self._row_bytes
+        return self._rows(body[32:end]), self._words(body[end:], self._chunks)
+
+    def _requested(self, total: bytes, epoch: Epoch, round: int) -> bytes:
+        """The digest of what agents are sent of a sum."""
+        body = self._body(total, _TOTAL, epoch, round, _NOBODY)
+        return hashlib.sha256(body[32 + self._row_bytes :]).digest()
 
     def _share(self, body: memoryview, digest: bytes | None) -> ckks.Received:
         if digest is not None and body[:32] != digest:
             raise MessageError("A share of another sum.")
-        return self._words(body[32:], self._chunks)
-
-    def _set_up(
-        self, phase: int, epoch: Epoch, messages: Mapping[str, bytes]
-    ) -> dict[str, memoryview]:
-        _check_complete(messages, epoch, f"message of set-up phase {phase}")
-        self._bodies(messages, _SETUP + phase, epoch, 0)
-        return {
-            name: self._set_up_body(phase, epoch, name, data) for name, data in messages.items()
-        }
-
-    def _set_up_body(self, phase: int, epoch: Epoch, sender: str, payload: bytes) -> memoryview:
-        body = self._body(payload, _SETUP + phase, epoch, 0, sender)
-        size = (32, 64, 4 * len(self.ring.primes) * self.ring.degree)[phase]
-        if len(body) != size:
-            raise MessageError(f"A message of set-up phase {phase} has {size} bytes.")
-        return body
-
-    def _own_bodies(
-        self, epoch: Epoch, me: str, heard: Sequence[Mapping[str, memoryview]], secrets: Secrets
-    ) -> list[bytes]:
-        """One's own messages up to the next phase; those that were heard must be the same."""
-        coins = self._record(epoch, me, secrets)[32 : 32 + _COINS]
-        own = [_hash(b"coins", self._address(epoch), me.encode(), coins)]
-        if heard:
-            seed = self._common_seed(epoch, heard[0])
-            secret, error = self._secret(epoch, me, secrets)
-            common = ckks.uniform_words(self.ring, seed)
-            share = ckks.words_to_bytes(ckks.key_share(self.ring, common, secret, error))
-            digest = hashlib.sha256(share).digest()
-            own += [self._commitment(epoch, me, seed, digest), share]
-        for phase, bodies in enumerate(heard):
-            if bodies[me] != own[phase]:
-                raise MessageError(f"One's own message of set-up phase {phase} was changed.")
-        return own
-
-    def _settle(
-        self, epoch: Epoch, me: str, heard: Sequence[Mapping[str, memoryview]], secrets: Secrets
-    ) -> None:
-        """Answer to one set of messages only: two shares of one secret would give it away."""
-        self._record(epoch, me, secrets)
-        for phase, bodies in enumerate(heard):
-            parts = [part for who in sorted(bodies) for part in (who.encode(), bodies[who])]
-            digest = _hash(b"heard", *parts)
-            name = f"{self.handle(epoch, me)}-heard{phase}"
-            known = secrets.get(name)
-            if known is None:
-                secrets.put_new(name, digest)
-            elif known != digest:
-                raise ProtocolError(
-                    f"Other messages of set-up phase {phase} were answered before: start a new "
-                    "epoch."
-                )
-
-    def _common_seed(self, epoch: Epoch, coins: Mapping[str, memoryview]) -> bytes:
-        named: list[_Bytes] = [
-            part for name in sorted(coins) for part in (name.encode(), coins[name])
-        ]
-        return _hash(b"common polynomial", self._address(epoch), *named)
-
-    def _commitment(self, epoch: Epoch, name: str, seed: bytes, digest: bytes) -> bytes:
-        return seed + _hash(b"key share", self._address(epoch), name.encode(), seed, digest)
+        return self._rows(body[32:])
 
     def _record(self, epoch: Epoch, me: str, secrets: Secrets) -> bytes:
-        """One's own secret as it is stored: address, coins, secret, negative of the error."""
+        """One's own secrets: address, exchange, group key's digest, secret, negative error."""
         record = secrets.get(self.handle(epoch, me))
         if record is None:
             raise ProtocolError("There is no secret of this epoch in the store: start a new one.")
@@ -861,9 +1277,57 @@ class ThresholdCKKSChannel(Channel):
         """One's own secret and the negative of its error."""
         record = memoryview(self._record(epoch, me, secrets))
         try:
-            return self._words(record[32 + _COINS :], 2, keys=True)
+            return self._words(record[32 + keys.KEY_BYTES + _HOLDS :], 2, key_level=True)
         except MessageError:
             raise ProtocolError("The secret of this epoch is damaged: start a new one.") from None
+
+
+# ------------------------------------------------------------------ identities
+
+
+def identity(secrets: Secrets) -> str:
+    """An agent's public identity key in hexadecimal digits; it is made when it is first wanted."""
+    return keys.public_identity(_identity(secrets)).hex()
+
+
+def safety_number(identities: Mapping[str, str]) -> str:
+    """Sixty digits that stand for all identity keys, for comparison by another way, e.g. by phone.
+
+    Args:
+        identities: Public keys in hexadecimal digits, by name.
+    """
+    named = [part.encode() for name in sorted(identities) for part in (name, identities[name])]
+    digest = hashlib.sha512(_hash(b"safety number", *named)).digest()
+    digits = f"{int.from_bytes(digest, 'little') % 10**60:060d}"
+    return " ".join(digits[start : start + 5] for start in range(0, 60, 5))
+
+
+def check_identities(identities: Sequence[tuple[str, str]]) -> None:
+    """Raise `InputDataError` unless every name has one key of its own."""
+    for name, key in identities:
+        good = isinstance(key, str) and len(key) == 2 * keys.KEY_BYTES
+        if not good or set(key) - set("0123456789abcdef"):
+            raise InputDataError(
+                f"An identity key has {2 * keys.KEY_BYTES} digits of 0-9 and a-f, got {key!r} for "
+                f"agent {name!r}."
+            )
+    for what, found in zip(("name", "key"), zip(*identities, strict=True), strict=False):
+        if len(set(found)) < len(found):
+            raise InputDataError(f"Identities give one {what} twice: every agent has its own.")
+
+
+def _identity(secrets: Secrets) -> bytes:
+    private = secrets.get(IDENTITY)
+    if private is None:
+        private = keys.new_identity()
+        secrets.put_new(IDENTITY, private)
+    if len(private) != keys.KEY_BYTES:
+        raise ProtocolError("The identity key in the store is damaged: restore it from a copy.")
+    return private
+
+
+def _common_seed(transcript: bytes) -> bytes:
+    return _hash(b"common polynomial", transcript)
 
 
 # ------------------------------------------------------------------ parts

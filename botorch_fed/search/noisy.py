@@ -245,6 +245,33 @@ class Outlook:
         )
 
 
+@dataclass(frozen=True)
+class Forecast:
+    """An outlook, and what follows from it before anything is spent.
+
+    Attributes:
+        outlook: How much signal to expect.
+        least: The share of agreement below which no site listens.
+        agreement: The correlation of messages to expect.
+    """
+
+    outlook: Outlook
+    least: float
+    agreement: float
+
+    @property
+    def withheld(self) -> bool:
+        """Whether no site is expected to listen, so that nothing is released."""
+        return self.outlook.reliability(self.agreement) < self.least
+
+    @property
+    def words(self) -> str:
+        """What a plan says of signal and noise, and why releases are withheld."""
+        if not self.withheld:
+            return self.outlook.words
+        return f"{self.outlook.words} {self.outlook.advice(self.least, self.agreement)}"
+
+
 # ------------------------------------------------------------------ the search
 
 
@@ -252,6 +279,7 @@ class VectorSearch(Search):
     """A search whose messages are vectors over the shared basis, to be clipped and added up."""
 
     num_regions: int = 1  # a release has a row for each
+    adds: str = "a message"  # in words
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` for an aggregation that adds nothing up."""
@@ -292,6 +320,7 @@ class NoisyTransfer(VectorSearch):
     strategy: TransferSearch = field(default=TransferSearch(), metadata=OWN)
 
     memory_type = Average
+    adds = "the mean function of its own model"
 
     def __post_init__(self) -> None:
         check_norm(self.clip_norm)
@@ -359,27 +388,28 @@ class NoisyTransfer(VectorSearch):
 
     # -------------------------------------------------------------- before anything is spent
 
-    def outlook(
+    def forecast(
         self, terms: Terms, made: Sequence[int], *, num_agents: float, noise_std: float
-    ) -> Outlook:
-        """How much signal to expect in what is planned.
+    ) -> Forecast:
+        """How much signal to expect in what is planned, and whether a site would listen.
 
         Args:
             terms: The terms, with a roster.
-            made: The rounds after which something is released.
+            made: The rounds after which something is released, one at least.
             num_agents: How many agents are expected to be in a release.
             noise_std: The deviation of the noise in an entry of a release.
         """
         silent = 0  # sites that begin without points have nothing to say
         if terms.active is not None and terms.num_initial < MIN_OWN:
             silent = len(terms.active)
-        return Outlook(
+        outlook = Outlook(
             num_agents,
             self.size(terms),
             noise_std / self.clip_norm,
             tuple(share_of(terms.q * t, terms.num_initial) for t in made),
             1 - silent / len(terms.agents),
         )
+        return Forecast(outlook, self.min_reliability, self.agreement(terms))
 
     def agreement(self, terms: Terms) -> float:
         """The correlation of messages to expect of related sites in the first release."""

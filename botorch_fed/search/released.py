@@ -43,6 +43,11 @@ from botorch_fed.space import SearchSpace
 REDRAWS = 100  # of first points that snapping moved out of their region
 RIDGE = 1e-3  # of the projection of a gain
 ReleaseKind = Literal["gain", "mean", "sample"]
+_SAID: dict[str, str] = {
+    "gain": "the expected improvement under its own model",
+    "mean": "the mean of a model over the shared basis",
+    "sample": "a sample of a model over the shared basis",
+}
 
 
 # ------------------------------------------------------------------ strategies
@@ -298,6 +303,11 @@ class ReleaseSearch(VectorSearch):
         sends = getattr(terms.aggregation, "releases", None) != ()
         if sends and self.messages.kind == "gain" and self.strategy.own == "random":
             raise InputDataError('Gains need an own model: own must not be "random".')
+
+    @property
+    def adds(self) -> str:  # type: ignore[override]
+        """What a message is, in words."""
+        return _SAID[self.messages.kind]
 
     def norm(self, terms: Terms) -> float:
         """That of its messages."""

@@ -10,7 +10,6 @@ The classes with files need a POSIX system.
 
 from __future__ import annotations
 
-import errno
 import hashlib
 import os
 import re
@@ -309,35 +308,8 @@ def read_all(file: int) -> bytes:
         return reader.read()
 
 
-def open_own(path: Path, flags: int) -> int:
-    """A file of mode 0600, whatever it was before; `ProtocolError` where there is a link."""
-    try:
-        file = os.open(path, flags | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    except OSError as error:
-        if error.errno in (errno.ELOOP, errno.EMLINK):
-            raise ProtocolError(
-                f"{path} is a symbolic link: remove it, or choose another place."
-            ) from error
-        raise
-    os.fchmod(file, 0o600)
-    return file
-
-
-def write_own(path: Path, data: bytes) -> None:
-    """Put bytes in the place of a file, all or none, readable by nobody else; never by a link."""
-    draft = path.with_name(path.name + ".draft")
-    draft.unlink(missing_ok=True)
-    file = open_own(draft, os.O_WRONLY | os.O_EXCL)
-    try:
-        write_all(file, data)
-        os.fsync(file)
-    finally:
-        os.close(file)
-    draft.replace(path)
-
-
 def own_folder(folder: str | Path) -> Path:
-    """The absolute path of a folder, created with mode 0700 if there is none; never a link."""
+    """The absolute path of a folder, never a link; it and its parents are made with mode 0700."""
     path = Path(folder).absolute()
     if path.is_symlink():
         raise ProtocolError(f"{path} is a symbolic link: name the folder itself.")

@@ -311,6 +311,7 @@ def test_orders_that_a_site_refuses() -> None:
     state = agent.receive(agent.start(), Order(0, "first", True), blobs)
     for order, why in (
         (Order(0, "first", True), "a round after 0, got round 0"),
+        (Order(10_001, "next", False), "at most 10,000 after the last one, 0, got round 10001"),
         (Order(1, "first", False), "First points are asked for in round 0"),
         (Order(1, "next", True), r"in the rounds \(0, 2\), got an order for round 1"),
     ):

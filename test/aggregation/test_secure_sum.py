@@ -38,6 +38,7 @@ from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.base import Outbox
 from botorch_fed.federation.points import spread_design
+from botorch_fed.federation.terms import MAX_AHEAD
 from botorch_fed.privacy import Budget, GaussianSum, Ledger, compose
 from botorch_fed.privacy.channels import CKKSChannel, Epoch
 from botorch_fed.privacy.distributed import DistributedGaussianSum, DistributedRecordSum
@@ -163,7 +164,9 @@ def test_a_run_goes_on_after_a_crash(which: str, channel: Any, lost: bool, tmp_p
     def stopped(name: str, serial: int) -> bool:
         nonlocal calls
         calls += 1
-        if calls > len(NAMES) * (6 if channel == "threshold" else 3):
+        # With their secrets sites lose the key to a sum that they have not read: before the first.
+        exchanges = {"threshold": 2 if lost else 6}.get(channel, 3)
+        if calls > len(NAMES) * exchanges:
             raise RuntimeError("the plug")
         return False
 
@@ -193,8 +196,8 @@ def test_one_sum_a_round_at_most() -> None:
     assert [state.t for state in opened] == [0, 1, 2, 3]
     assert federation.end.sums == 4
     assert federation.end.rekeys == 0
-    # Three exchanges for the key, two for each round with a sum, one for the last.
-    assert len(federation.rounds) == 3 + 2 * 4 + 1
+    # Two exchanges for the key, two for each round with a sum, one for the last.
+    assert len(federation.rounds) == 2 + 2 * 4 + 1
 
 
 def test_own_models_need_no_sum() -> None:
@@ -214,7 +217,7 @@ def test_fewer_sums_than_rounds(which: str) -> None:
 
 # ------------------------------------------------------------------ lost agents
 
-STEPS = ("key0", "key1", "key2", "start", "share", "query", "resend")
+STEPS = ("key0", "key1", "start", "share", "query", "resend")
 
 
 @pytest.mark.parametrize("which", LOSSES)
@@ -223,7 +226,7 @@ def test_a_lost_agent_costs_a_key_and_not_the_run(which: str, when: str) -> None
     lost: list[str] = []
 
     def absent(name: str, order: SumOrder) -> bool:
-        if when == "resend" and name == "ann" and not lost and order.step == "share":
+        if when == "resend" and name == "ann" and not lost and named(order) == "query":
             lost.append("ann")
             return True
         if name == "bob" and named(order) == when and "bob" not in lost:
@@ -238,9 +241,10 @@ def test_a_lost_agent_costs_a_key_and_not_the_run(which: str, when: str) -> None
     assert federation.end.rekeys == len(lost)
     assert federation.end.epoch == len(lost)
     assert set(federation.end.roster) == set(names) - set(lost)
-    assert federation.end.sums == 3  # the interrupted round goes on
+    # The interrupted round goes on, unless shares in its opening have been sent.
+    assert federation.end.sums == (2 if when == "share" else 3)
     counts = federation.counts()
-    assert all(counts[name] == 6 for name in set(names) - {"bob"})
+    assert all(counts[name] == 6 for name in set(names) - set(lost))
     # Whoever is lost goes on alone: it misses one request, at most.
     assert counts["bob"] == {"start": 3, "query": 5}.get(when, 6)
     numbers = [number for number, _ in federation.epochs()]
@@ -382,7 +386,7 @@ def test_a_lost_agent_is_taken_back_in(which: str, when: str) -> None:
     assert federation.end.roster == NAMES
     assert federation.end.returned == ("bob",)
     assert federation.end.rekeys == 2
-    assert federation.end.sums == 5
+    assert federation.end.sums == (4 if when == "share" else 5)
     assert len({state.epoch for state in federation.server.states}) == 3
     last = [state for state in federation.server.states if state.stage == "share"][-1]
     assert last.roster == NAMES
@@ -399,7 +403,7 @@ def test_an_agent_is_taken_back_in_once() -> None:
     )
     assert federation.end.rekeys == 3
     assert federation.end.roster == ("ann", "cem")
-    assert federation.end.sums == 9
+    assert federation.end.sums == 7  # two of the rounds were lost with bob's shares
     assert federation.counts() == dict.fromkeys(NAMES, 12)
 
 
@@ -437,7 +441,7 @@ def test_who_was_never_lost_keeps_its_chance(noise: bool) -> None:
 def test_the_limit_of_new_keys_holds(lost: bool) -> None:
     """Nobody opens a sum, and bob may be lost with the last key."""
     federation = finished(
-        study(GLOBAL, channel="threshold", rounds=3),
+        study(GLOBAL, channel="threshold", rounds=9),
         names=NAMES[:2],
         tamper=lambda name, order, said: DecryptionShare(None) if order.step == "share" else said,
         absent=lambda name, order: (
@@ -449,7 +453,7 @@ def test_the_limit_of_new_keys_holds(lost: bool) -> None:
     assert federation.end.rekeys == 6
     assert federation.end.asked == 7
     assert federation.end.lost == (("bob",) if lost else ())
-    assert federation.counts() == dict.fromkeys(NAMES[:2], 6)
+    assert federation.counts() == dict.fromkeys(NAMES[:2], 12)
 
 
 def test_who_has_missed_too_much_is_not_taken_back_in(monkeypatch: Any) -> None:
@@ -498,13 +502,13 @@ def test_coming_back_costs_no_noise() -> None:
             mechanism=lambda dim, num_agents: gaussian(dim, num_agents, dropping=1),
             noise_at="agent",
         ),
-        absent=lambda name, order: name == "bob" and order.step == "share" and order.t == 1,
+        absent=lambda name, order: name == "bob" and named(order) == "query" and order.t == 1,
     )
     assert federation.end.rekeys == 2
     assert federation.end.asked == 7  # one sum was interrupted by the loss, none by the return
     assert federation.draws() == {
         "ann": 7,
-        "bob": 5,  # not in the repeated round, nor in the next
+        "bob": 4,  # not in the round that it has missed, nor in the next
         "cem": 7,
     }
     assert {name: federation.releases(name) for name in NAMES} == federation.draws()
@@ -594,8 +598,16 @@ def test_secrets_stay_in_the_stores(channel: Any) -> None:
         for name in store.names()
         if "-" not in name[3:] and (data := store.get(name)) is not None
         for at in ((len(data) // 3, len(data) // 2) if channel == "ckks" else (32, 600, 900))
+        if len(data) > 1000
     }
-    assert len(secrets) >= 2
+    ends = ("identity", "-group", "-pairs", "-own2")
+    secrets |= {
+        (store.get(name) or b"")[:24]
+        for store in federation.stores.values()
+        for name in store.names()
+        if channel == "threshold" and name.endswith(ends)
+    }
+    assert len(secrets) >= (2 if channel == "ckks" else 18)
     kept = [
         *federation.traffic,
         *federation.log.bytes(),
@@ -733,7 +745,7 @@ def test_nobody_pays_more_than_the_promise() -> None:
     lost: list[str] = []
 
     def absent(name: str, order: SumOrder) -> bool:
-        gone = name == "bob" and order.step == "share" and not lost
+        gone = name == "bob" and named(order) == "start" and not lost
         lost.extend(["bob"] if gone else [])
         return gone
 
@@ -905,7 +917,7 @@ def test_contributions_of_another_round_epoch_or_sender(channel: Any) -> None:
 
 
 @pytest.mark.parametrize("how", ["garbage", "longer", "another's"])
-@pytest.mark.parametrize("phase", [0, 1, 2])
+@pytest.mark.parametrize("phase", [0, 1])
 def test_whose_key_does_not_fit_is_left_out(how: str, phase: int) -> None:
     def tamper(name: str, order: SumOrder, said: Any) -> Any:
         if name != "bob" or order.step != "key" or order.phase != phase:
@@ -914,15 +926,16 @@ def test_whose_key_does_not_fit_is_left_out(how: str, phase: int) -> None:
             return KeyMessage(b"garbage" if how == "garbage" else said.data + b"more")
         channel = federation.server.private_sum.channel
         name_of_run = federation.server.aggregation.run
-        epoch, kind = Epoch(name_of_run, order.epoch, order.roster), 5 + order.phase
+        epoch, kind = Epoch(name_of_run, order.epoch, order.roster), 7 + order.phase
         body = bytes(channel._body(said.data, kind, epoch, 0, name))
         return KeyMessage(channel._frame(kind, bytes(len(body)), epoch, 0, name))
 
     federation = Federation(study(channel="threshold", rounds=2), tamper=tamper)
     federation.drive()
-    if (how, phase) == ("another's", 0):  # others' coins are as good: it no longer knows its own
+    if (how, phase) == ("another's", 1):  # nobody can tell it from an honest one
         assert federation.codes("bob") == set()
-        assert federation.end.sums == 2
+        assert all(federation.sites[name].state.search.seen is None for name in NAMES)
+        assert federation.counts() == dict.fromkeys(NAMES, 5)
         return
     assert federation.codes("bob") == {"malformed"}
     assert federation.end.t == 3
@@ -970,6 +983,8 @@ LIES: dict[str, Callable[[Outbox], Outbox]] = {
     "twice": lambda box: orders(box, roster=("ann", "bob", "cem", "ann")),
     "epoch": lambda box: orders(box, epoch=-1),
     "late": lambda box: orders(box, t=MAX_ROUNDS + 1),
+    "far ahead": lambda box: orders(box, t=MAX_AHEAD + 3),
+    "epochs": lambda box: orders(box, epoch=25),
     "early": lambda box: orders(box, t=-1),
     "start": lambda box: orders(box, evaluate="first"),
     "query with a key": lambda box: orders(box, step="key"),

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 import pytest
 
 from benchmarks import encryption
 from botorch_fed.privacy.hazmat import ckks
+from test.privacy.hazmat.encoding import encoded, real_flooding
 
 
 def test_costs_of_a_small_sum() -> None:
     costs = encryption.our_costs(2, 8, repeats=1)
     assert all(value > 0 for value in costs.values())
-    assert costs["error"] < 1e-14
-    # A contribution is two polynomials, a share is one, of 4 primes of 4 bytes; headers beside.
-    assert costs["round_kb"] == pytest.approx(3 * 4 * 4 * 8.192, rel=0.01)
-    assert costs["setup_kb"] == pytest.approx(5 * 4 * 8.192, rel=0.01)
+    assert costs["error"] < 1e-12
+    # Twice the numbers in use and one polynomial, of 3 primes of 4 bytes; headers beside.
+    assert costs["round_kb"] == pytest.approx(3 * 4 * (8.192 + 2 * 0.064), rel=0.01)
+    assert costs["setup_kb"] == pytest.approx(4 * 4 * 8.192, rel=0.01)
+    assert costs["setup_received_kb"] == pytest.approx(4 * 4 * 8.192, rel=0.01)
+
+
+def test_costs_of_a_set_up_of_many() -> None:
+    costs = encryption.setup_of_many(30, 8)
+    assert 0 < costs["cpu_s"] < 10
+    # A key share there and one back, an announcement of each and a sealed key for each.
+    assert costs["mb"] == pytest.approx(2 * 5 * 4 * 8.192e-3 + 30 * (249 + 2 * 48) / 1e6, rel=0.02)
 
 
 @pytest.mark.parametrize("usual", [False, True])
@@ -31,21 +38,14 @@ def test_slots_are_those_of_the_encoder() -> None:
     ring = ckks.Ring(8192, 2, 2)
     rng = np.random.default_rng(0)
     wide, narrow = 2.0**30 * rng.standard_normal((2, ring.degree // 2)) * [[1.0], [0.25]]
-    words = ckks._encoded(ring, wide, narrow)[None]
-    _, noise = ckks.decode(ring, words)
+    _, noise = ckks.decode(ring, encoded(ring, wide, narrow))
     found = encryption.slot_deviations(noise * float(ring.delta))
     assert found == pytest.approx((wide.std(), narrow.std()), rel=0.01)
 
 
 def test_flooding_of_real_slots_only_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     assert encryption.flooding_bits() >= 40
-
-    def real_only(ring: ckks.Ring, std: float, polynomials: int, seed: bytes) -> ckks.Words:
-        rng = np.random.default_rng(int.from_bytes(seed, "little"))
-        real = rng.standard_normal(ring.degree // 2) * std * math.sqrt(ring.degree)
-        return ckks._encoded(ring, real, np.zeros(ring.degree // 2))[None]
-
-    monkeypatch.setattr(ckks, "flooding_words", real_only)
+    monkeypatch.setattr(ckks, "flooding_words", real_flooding)
     assert encryption.flooding_bits() < 20
 
 

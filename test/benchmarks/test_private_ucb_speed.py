@@ -127,6 +127,7 @@ def test_errors_of_the_private_mean(drawn: bool) -> None:
         assert error == pytest.approx(plain, rel=1e-2)
 
 
+@pytest.mark.nightly
 def test_private_mean_against_published_constants() -> None:
     figures, _ = private_ucb.errors(quick=True)
     # One draw's error has a deviation of 0.034: three of the mean of four. Published noise leaves

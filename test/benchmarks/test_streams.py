@@ -46,7 +46,11 @@ def _named(pairs: list[tuple[Mutant, str]]) -> list[Any]:
     return [pytest.param(mutant, case, id=f"{mutant.name}-{case}") for mutant, case in pairs]
 
 
-@pytest.mark.parametrize("case", STREAM_CASES)
+# Twelve thousand runs; "local" is the same program with other bounds.
+LONG = pytest.param("local, alpha = 10", marks=pytest.mark.nightly)
+
+
+@pytest.mark.parametrize("case", [LONG if c == LONG.values[0] else c for c in STREAM_CASES])
 def test_healthy_streams_pass(case: str) -> None:
     report = audited_stream(case)
     assert report.passed, str(report)

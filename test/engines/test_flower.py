@@ -1,4 +1,4 @@
-"""The Flower engine: real messages, the shipped ClientApp and site processes behind sockets.
+"""The Flower engine: real messages, the shipped node and site processes behind sockets.
 
 Only Flower's network is left out, by a grid in this process; `test/test_deploy.py` has that too.
 """
@@ -6,9 +6,9 @@ Only Flower's network is left out, by a grid in this process; `test/test_deploy.
 from __future__ import annotations
 
 import importlib.util
+import re
 import threading
 import time
-import tomllib
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +20,14 @@ from torch import Tensor
 
 pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord, Context, Error, Message, Metadata, RecordDict
+from flwr.app import ConfigRecord, Error, Message, Metadata, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.task_identity import TaskIdentity
 
 import botorch_fed
 from botorch_fed.engines import flower
 from botorch_fed.engines.flower import FlowerExchange
+from botorch_fed.engines.flower_control import ControlRefused, HubLost
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.site_process import Background, SiteProcess
 from botorch_fed.federation.base import Outgoing
@@ -48,20 +49,22 @@ def bowl(X: Tensor) -> Tensor:
     return -(X - 0.3).square().sum(dim=-1, keepdim=True)
 
 
-def client_app() -> Any:
-    spec = importlib.util.spec_from_file_location("client_app", APP / "client_app.py")
+def node() -> Any:
+    spec = importlib.util.spec_from_file_location("flower_node", APP / "node.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    return module.app
+    return module
+
+
+NODE = node()
 
 
 class LoopGrid(Grid):
-    """Every message is handled by the ClientApp at once; `fault` may change or lose its reply."""
+    """Every message is answered as by a node at once; `fault` may change or lose its reply."""
 
     def __init__(self, sockets: dict[int, Path]) -> None:
-        self.app = client_app()
         self.sockets = sockets
         self.sent: list[Message] = []
         self.replies: dict[str, Message] = {}
@@ -78,8 +81,7 @@ class LoopGrid(Grid):
             self.sent.append(message)
             name = f"message-{len(self.sent)}"
             message.metadata.__dict__["_message_id"] = name
-            context = Context(1, node, {"socket": str(self.sockets[node])}, RecordDict(), {})
-            reply = self.fault(self.app(message, context))
+            reply = self.fault(NODE.answer(message, self.sockets[node]))
             if reply is not None:
                 self.replies[name] = reply
             ids.append(name)
@@ -398,8 +400,75 @@ def test_settings_are_checked(machines: Machines) -> None:
         FlowerExchange(machines.grid, {"a": 1, "b": 1})
 
 
-def test_the_app_imports_nothing_that_is_slow() -> None:
-    text = (APP / "client_app.py").read_text()
-    assert "botorch" not in text.replace("`botorch", "").split('"""', 2)[2]
-    settings = tomllib.loads((APP / "pyproject.toml").read_text())
-    assert settings["project"]["dependencies"] == []
+def test_a_node_answers_requests_and_nothing_else(machines: Machines) -> None:
+    for kind in ("query.evil", "train", "query"):
+        message = Message(RecordDict({"request": ConfigRecord({})}), NODES["a"], kind)
+        reply = NODE.answer(message, machines.grid.sockets[NODES["a"]])
+        assert reply.has_error()
+        assert reply.error.reason == 'A site answers "query.respond" and nothing else.'
+
+
+def test_a_request_without_its_fields_is_answered_by_a_word(machines: Machines) -> None:
+    fields = ConfigRecord({"body": "text", "blobs": [b"a"], "seconds": 1.0, "defer": False})
+    for content in (RecordDict(), RecordDict({"request": fields})):
+        message = Message(content, NODES["a"], "query.respond")
+        reply = NODE.answer(message, machines.grid.sockets[NODES["a"]])
+        assert dict(reply.content["reply"]) == {"code": "absent"}
+
+
+@pytest.mark.parametrize("at", ["push_messages", "pull_messages"])
+def test_a_hub_that_is_lost_ends_the_run(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    """And is nobody's failure: no site is blamed for it in the record."""
+
+    def lost(*_: object) -> Any:
+        raise HubLost("The hub does not answer.")
+
+    monkeypatch.setattr(machines.grid, at, lost)
+    rounds: list[Round] = []
+    with pytest.raises(HubLost, match="does not answer"):
+        drive(SERVER, exchange(machines), on_round=rounds.append)
+    assert rounds == []
+
+
+def test_messages_that_the_hub_does_not_take_are_their_sites_absence(
+    machines: Machines, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as those that expire on their way; the round goes on, and the run."""
+    push, tries = machines.grid.push_messages, []
+
+    def refusing(messages: Iterable[Message]) -> Iterable[str | None]:
+        tries.append(len(list(messages)))
+        if len(tries) == 1:
+            raise ControlRefused("Message TTL has expired")
+        return push(messages)
+
+    monkeypatch.setattr(machines.grid, "push_messages", refusing)
+    rounds: list[Round] = []
+    engine = exchange(machines, absence=10.0, deadline=20.0)
+    drive(BoxServer(NAMES, rounds=1), engine, on_round=rounds.append)
+    assert tries == [3, 3]
+    assert rounds[0].replied == NAMES
+
+
+def test_nobody_is_asked_again_at_the_deadline(machines: Machines) -> None:
+    """A message would expire before its node has it."""
+    machines.stop("b")
+    rounds: list[Round] = []
+    engine = exchange(machines, absence=10.0, deadline=2.4)
+    drive(BoxServer(NAMES, rounds=1), engine, on_round=rounds.append)
+    assert rounds[0].replied == ("a", "c")
+    asked = [m.metadata.ttl for m in machines.grid.sent if m.metadata.dst_node_id == NODES["b"]]
+    assert len(asked) == 2
+    assert min(asked) >= 1.0
+
+
+@pytest.mark.parametrize("name", ["node.py", "hub.py"])
+def test_processes_that_stand_alone(name: str) -> None:
+    """They run by their path, with nothing of this package, and nothing that runs an app."""
+    text = (APP / name).read_text()
+    assert not re.search(r"^\s*(from|import) (botorch|torch)", text, re.MULTILINE)
+    for word in ("install_from_fab", "get_fab", "GetFab", "superexec", "load_app", "subprocess"):
+        assert word not in text.replace("superexec_auth_secret=None", "")
+    assert {path.name for path in APP.iterdir() if path.is_file()} == {"node.py", "hub.py"}

@@ -108,7 +108,8 @@ def test_names_must_differ() -> None:
         InProcess([make_site("a"), make_site("a")])
 
 
-def test_several_processes_give_identical_results() -> None:
+def test_several_processes_give_identical_results(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parallel, "START", "spawn")  # as users have it
     rounds: list[Round] = []
     alone = InProcess([make_site(n) for n in NAMES])
     expected = drive(SERVER, alone)

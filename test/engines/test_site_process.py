@@ -174,6 +174,19 @@ def test_broken_connections_cost_nothing(tmp_path: Path) -> None:
         assert drive(SERVER, OverSocket(path)).t == 3
 
 
+def test_a_message_that_nobody_can_answer_does_not_end_the_process(tmp_path: Path) -> None:
+    path = tmp_path / "a" / "socket"
+    with running(site_in(tmp_path / "a"), path):
+        said = json.loads(ask(path, [b"verb", b"[" * 100_000]))
+        assert "JSON object" in said["error"]
+        (tmp_path / "a" / "blobs").rename(tmp_path / "moved")
+        with connected(path) as connection:
+            send(connection, [b"wait", b"no request"])
+            assert connection.recv(1) == b""
+        (tmp_path / "moved").rename(tmp_path / "a" / "blobs")
+        assert drive(SERVER, OverSocket(path)).t == 3
+
+
 def test_sizes_are_refused_before_memory_is_taken() -> None:
     ours, theirs = socket.socketpair()
     with ours, theirs:

@@ -27,12 +27,13 @@ from typing import Any
 import msgpack
 import numpy as np
 
-from botorch_fed.aggregation.sum_messages import MAX_ROUNDS
+from botorch_fed.aggregation.sum_messages import EPOCHS_PER_AGENT, MAX_ROUNDS
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.base import Exchanged, Outgoing, Reply, Request
 from botorch_fed.federation.drive import _exchange, drive
 from botorch_fed.federation.hub import HUB_EVENTS, HubRecord
 from botorch_fed.federation.site import Site, _Refused
+from botorch_fed.federation.terms import MAX_AHEAD
 from botorch_fed.federation.trial import SITE_EVENTS, Requested
 from botorch_fed.models import FeatureMap
 from botorch_fed.rng import generator
@@ -670,7 +671,8 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
             return "broadcast of a round that there is not, or of nobody"
     if one.case.startswith("dp-fts-de"):
         t, evaluate, _ = fields
-        if t <= (-1 if one.last is None else one.last[2][0]):
+        before = -1 if one.last is None else one.last[2][0]
+        if not before < t <= before + MAX_AHEAD:
             return "stale round"
         if evaluate == "first" and t > 0:
             return "a start that is too late"
@@ -703,6 +705,9 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
                 return "stale round"
             if epoch < one.last[2][4]:
                 return "stale epoch"
+        before = -1 if one.last is None else one.last[2][0]
+        if t > before + MAX_AHEAD or epoch > EPOCHS_PER_AGENT * len(NAMES):
+            return "round or epoch that cannot be"
         if answer is not None:  # what it was given has been used
             for blob in blobs:
                 if blob[1] == "Keys" and blob[2][0] != epoch:

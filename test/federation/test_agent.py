@@ -24,7 +24,7 @@ from botorch_fed.search.thompson import Strategy
 from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.storage.store import MemoryBlobs
-from botorch_fed.studies import FTS
+from botorch_fed.studies import FTS, FedGP
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, random_fourier, uniform
 
@@ -289,6 +289,28 @@ def test_words_leave_out_last_digits_and_name_functions() -> None:
     assert in_words(Part(0.3, secret=4), "part", with_own=True)["part.secret"] == "4"
     with pytest.raises(MessageError, match=r"part\.0\.number"):
         check_words(said, in_words((Part(0.31),), "part"))
+
+
+def test_a_site_whose_study_alone_has_data_is_told_what_to_write() -> None:
+    X = uniform(5, 2)
+    data = {"ann": (X, hill(X))}
+
+    def first(**options: Any) -> Desk:
+        desk = Desk.__new__(Desk)
+        desk.server = FedGP(budget=8, channel="plain").server(SQUARE, NAMES)
+        mine = FedGP(budget=8, channel="plain", data=data, **options)
+        desk.agent = mine.agent("ann", SQUARE, 3, MemoryBlobs())
+        box = desk.server.outbox(desk.server.start())
+        assert box is not None
+        desk.broadcasts = tuple(desk.agent.blobs.put(encode(said)) for said in box.broadcasts)
+        desk.order = box.messages["ann"]
+        return desk
+
+    desk = first()
+    with pytest.raises(MessageError, match=r"Write num_initial = 3 in the study of this site"):
+        desk.asked(desk.agent.start())
+    desk = first(num_initial=3)
+    assert desk.asked(desk.agent.start()).asking == 0
 
 
 def test_bad_terms() -> None:

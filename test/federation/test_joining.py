@@ -28,7 +28,7 @@ from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.storage.log import FileLog
 from botorch_fed.storage.store import MemoryBlobs
-from botorch_fed.studies import FTS, Federation, FedGP
+from botorch_fed.studies import DPFTSDE, FTS, Federation, FedGP
 from botorch_fed.study import read_study
 from botorch_fed.wire.codec import encode
 from test.cases import random_fourier, uniform
@@ -54,9 +54,15 @@ def study(**options: Any) -> FTS:
 
 
 def go(
-    names: tuple[str, ...], out: Path | None, made: Any = None, *, stops: int = 0, **options: Any
+    names: tuple[str, ...],
+    out: Path | None,
+    made: Any = None,
+    *,
+    stops: int = 0,
+    who: str = "bob",
+    **options: Any,
 ) -> RunResult:
-    """A run, or a part of it: bob's machine fails in its evaluation number `stops`."""
+    """A run, or a part of it: a machine fails in its evaluation number `stops`."""
     objectives: dict[AgentId, Objective] = dict.fromkeys(names, hill)
     calls = [0]
 
@@ -67,7 +73,7 @@ def go(
         return hill(X)
 
     if stops:
-        objectives["bob"] = fatal
+        objectives[who] = fatal
     given = {"resume": out is not None, "space": SPACE, "seed": 1, "progress": False, **options}
     return run(study() if made is None else made, objectives, out=out, **given)
 
@@ -169,6 +175,42 @@ def test_budget_and_roster_grow_at_once(tmp_path: Path) -> None:
     for name in OLD:
         assert torch.equal(result.history(name)[0][:3], short.history(name)[0])
     assert counts(go((*ALL, "dan", "eva"), tmp_path, study(budget=6)))["eva"] == 6
+
+
+@pytest.mark.parametrize(
+    ("first", "last"),
+    [((ALL, 3), (ALL, 6)), ((ALL, 3), ((*ALL, "dan"), 3)), ((ALL, 6), ((*ALL, "dan"), 8))],
+    ids=["budget", "roster", "both"],
+)
+def test_settings_grow_again_after_a_resume_that_was_interrupted(
+    first: tuple[tuple[str, ...], int], last: tuple[tuple[str, ...], int], tmp_path: Path
+) -> None:
+    go(OLD, tmp_path, study(budget=3))
+    for who in ("cem", "cem"):  # in the first round that asks cem
+        with pytest.raises(Stopped):
+            go(first[0], tmp_path, study(budget=first[1]), stops=1, who=who)
+    names, budget = last
+    assert counts(go(names, tmp_path, study(budget=budget))) == dict.fromkeys(names, budget)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        FedGP(budget=5, channel="plain"),
+        FedGP(budget=5, channel="threshold"),
+        DPFTSDE(budget=5, noise_kind="none", num_initial=3, releases="all", feature_map=PHI),
+    ],
+    ids=["plain", "threshold", "no-noise"],
+)
+def test_the_budget_grows_after_a_stop_in_the_last_round(made: Any, tmp_path: Path) -> None:
+    with pytest.raises(Stopped):  # a round without a sum, until the budget has grown
+        go(OLD, tmp_path, made, stops=3)
+    for budget in (7, 6, 9):
+        with pytest.raises(Stopped):
+            go(OLD, tmp_path, replace(made, budget=budget), stops=1)
+    result = go(OLD, tmp_path, replace(made, budget=8))
+    assert counts(result) == dict.fromkeys(OLD, 8)
+    assert {row["failure"] for row in result.rounds} == {None}
 
 
 def test_two_join_one_after_the_other_with_workers(tmp_path: Path) -> None:

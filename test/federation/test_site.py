@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable
+from copy import deepcopy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.engines.inprocess import refusal_code
 from botorch_fed.errors import BudgetExceeded, ProtocolError
 from botorch_fed.federation.base import Pending, Refusal, Reply, Request
 from botorch_fed.federation.site import Site, checked_values
@@ -223,6 +225,26 @@ def test_a_lost_snapshot_is_noticed(tmp_path: Path) -> None:
 def test_a_site_that_has_lost_everything_is_noticed_by_what_the_server_has_heard() -> None:
     home = Home()
     assert code(home.site().respond(home.request(4, heard=3))) == "behind"
+
+
+def test_a_site_that_has_lost_a_reply_that_arrived_says_so() -> None:
+    home = Home()
+    site = home.site(BoxAgent(seed=1, per_round=1), "none")
+    assert code(site.respond(home.request(1))) == "busy"
+    (trial,) = site.ask()
+    copy = deepcopy(home.log)
+    site.tell(trial.id, 0.5)
+    body(site.respond(home.request(1)))
+    home.log = copy
+    site = home.site(BoxAgent(seed=1, per_round=1), "none")
+    assert code(site.respond(home.request(2, heard=1))) == "behind"
+    assert code(site.respond(home.request(2, heard=0))) == "busy"
+    home = Home()
+    site = home.site(BoxAgent(seed=1, busy_rounds=(2,)))
+    site.respond(home.request(1))
+    for serial in (2, 3):  # it has got round 2 and not replied: nothing is lost
+        answer = site.respond(home.request(serial, heard=1))
+        assert refusal_code(answer) == ("busy" if serial == 2 else None)
     body(home.site().respond(home.request(4, heard=0)))
 
 
@@ -524,6 +546,7 @@ def test_a_record_of_other_settings_is_refused() -> None:
         torch.zeros(2),
         torch.zeros(3, 2),
         torch.zeros(3, dtype=torch.complex128),
+        np.zeros(3, dtype=np.complex128),
         np.array(["a", "b", "c"]),
         [1.0, 2.0, 3.0],
     ],

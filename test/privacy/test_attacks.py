@@ -17,7 +17,13 @@ from torch import Tensor
 
 from botorch_fed.models import FeatureMap, InducingFeatures, Summary, summarize
 from botorch_fed.privacy.aggregation import PrivateSum
-from botorch_fed.privacy.channels import Epoch, PlainChannel, ThresholdCKKSChannel
+from botorch_fed.privacy.channels import (
+    _HEADER,
+    Epoch,
+    Heard,
+    PlainChannel,
+    ThresholdCKKSChannel,
+)
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
@@ -28,6 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.mechanisms.
 NOISE_VAR = 1e-2
 RECORDS, FAR = 4, 0.02
 NAMES = ("a", "b", "c")
+HEADER = _HEADER.size
 
 
 def features() -> FeatureMap:
@@ -152,13 +159,13 @@ def test_the_attack_fails_on_the_sum_of_three() -> None:
 def test_the_attack_fails_on_ciphertexts() -> None:
     channel, epoch = ThresholdCKKSChannel(grid()), Epoch("run", 0, NAMES)
     stores = {name: MemoryStore() for name in NAMES}
-    heard: tuple[dict[str, bytes], ...] = ()
+    heard: Heard = ()
     for phase in range(channel.setup_phases):
         messages = {n: channel.prepare(phase, epoch, n, heard, stores[n]) for n in NAMES}
-        heard = (*heard, messages)
+        heard = (*heard, channel.gather(messages, epoch=epoch, heard=heard))
 
     def sent(values: Tensor, round: int) -> bytes:
-        key = channel.joint_key(epoch, heard, me="a")
+        key = channel.joint_key(epoch, heard, me="a", secrets=stores["a"])
         integers = grid().to_integers(values)
         return channel.protect(
             integers, epoch=epoch, round=round, me="a", key=key, secrets=stores["a"]
@@ -172,7 +179,8 @@ def test_the_attack_fails_on_ciphertexts() -> None:
         bits = np.unpackbits(np.frombuffer(payload[-100_000:], dtype=np.uint8))
         assert abs(bits.mean() - 0.5) < 2.5 / np.sqrt(len(bits)) + 0.002
     # The numbers that stand where a plaintext would have them lead nowhere.
-    words = np.frombuffer(first[-8 * 44 :], dtype="<i8").astype(np.float64) / 2.0**63
+    start = HEADER + 32
+    words = np.frombuffer(first[start : start + 8 * 44], "<i8").astype(np.float64) / 2.0**63
     gram = Summary.unpack(torch.from_numpy(words), basis="").gram
     assert distance(reconstruct(features(), gram), data(1)[0]) > FAR
     correlation = np.corrcoef(words, truth.numpy())[0, 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import math
 import pickle
 import struct
 from collections.abc import Mapping
@@ -22,14 +23,17 @@ from torch import Tensor
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.privacy import channels as channels_module
 from botorch_fed.privacy.channels import (
+    IDENTITY,
     Channel,
     CKKSChannel,
     Epoch,
     PlainChannel,
     ThresholdCKKSChannel,
+    identity,
+    safety_number,
 )
 from botorch_fed.privacy.grid import PublicGrid
-from botorch_fed.privacy.hazmat import ckks
+from botorch_fed.privacy.hazmat import ckks, keys
 from botorch_fed.rng import generator
 from botorch_fed.storage.store import FileStore, MemoryStore
 
@@ -48,9 +52,12 @@ def set_up(channel: Channel, epoch: Epoch, stores: Stores | None = None) -> Any:
         messages = {
             name: channel.prepare(phase, epoch, name, heard, stores[name]) for name in epoch.roster
         }
-        heard = (*heard, messages)
-    me = epoch.roster[0]
-    return stores, heard, channel.joint_key(epoch, heard, me=me, secrets=stores[me])
+        for name, message in messages.items():
+            channel.check_prepared(message, epoch=epoch, sender=name, heard=heard)
+        heard = (*heard, dict(channel.gather(messages, epoch=epoch, heard=heard)))
+    made = {channel.joint_key(epoch, heard, me=name, secrets=stores[name]) for name in epoch.roster}
+    assert made == {channel.joint_key(epoch, heard)}
+    return stores, heard, made.pop()
 
 
 def protect_all(
@@ -79,7 +86,7 @@ def opened(channel: Channel, rows: Tensor, stores: Stores | None = None, round: 
     stores, _, key = set_up(channel, epoch, stores)
     payloads = protect_all(channel, epoch, round, rows, stores, key)
     for name, payload in payloads.items():
-        channel.check(payload, epoch=epoch, round=round, sender=name)
+        channel.check(payload, epoch=epoch, round=round, sender=name, key=key)
     total = channel.add(payloads, epoch=epoch, round=round)
     shares = share_all(channel, epoch, round, total, stores)
     for name, share in shares.items():
@@ -176,9 +183,11 @@ def test_threshold_sums_are_exact_and_nearly_so_before_snapping(num_agents: int)
     total = channel.add(payloads, epoch=epoch, round=0)
     shares = share_all(channel, epoch, 0, total, stores)
     expected = rows.sum(dim=0)
-    assert torch.equal(channel.open(total, shares, epoch=epoch, round=0), expected)
-    _, noise = channel._fuse(total, shares, epoch, 0)
-    assert np.abs(noise).max() / int(expected.abs().max()) <= 1e-14
+    last = stores[epoch.roster[-1]]
+    fused = channel.fuse(total, shares, epoch=epoch, round=0)
+    assert torch.equal(channel.open(fused, {}, epoch=epoch, round=0, secrets=last), expected)
+    _, noise = channel._decoded(fused, epoch, 0, last)
+    assert np.abs(noise).max() / int(expected.abs().max()) <= 1e-12  # a step is 7e-12
 
 
 @pytest.mark.parametrize("dim", [4096, 4097, 8192, 8193])
@@ -234,25 +243,51 @@ def test_the_server_cannot_open_what_agents_open() -> None:
 
 
 def test_parameters_are_chosen_or_refused() -> None:
-    def ring(agents: int, bits: int = 40, precision: float = 2.0**-36) -> Any:
+    def made(agents: int, bits: int | None = None, **options: Any) -> ThresholdCKKSChannel:
+        precision = options.pop("precision", 2.0**-36)
         grid = PublicGrid(dim=1, bound=1.0, num_agents=agents, precision=precision)
-        return ThresholdCKKSChannel(grid, flooding_bits=bits).ring
+        return ThresholdCKKSChannel(grid, flooding_bits=bits, **options)
 
-    assert (ring(50).degree, ring(50).num_primes) == (8192, 4)
-    assert ring(50, precision=2.0**-20).num_primes == 3  # a coarse grid needs less
-    assert ring(5000, precision=2.0**-30).low > ring(50).low
-    assert ring(50, 100).degree == 16384
-    with pytest.raises(InputDataError, match="at least 40 bits"):
-        ring(2, 39)
-    for wrong in (True, 40.0):
-        with pytest.raises(InputDataError, match="at least 40 bits"):
-            ring(2, wrong)  # type: ignore[arg-type]
+    ring = made(50, sums=1).ring
+    assert (ring.degree, ring.num_primes) == (8192, 4)
+    assert made(50).ring.num_primes == 4  # what the second high prime has left is room for noise
+    assert made(50, sums=1, precision=2.0**-20).ring.num_primes == 3  # a coarse grid needs less
+    assert made(50, 75).ring.low > ring.low
+    assert made(50, 100).ring.degree == 16384
+    for wrong in (True, 48.0):
+        with pytest.raises(InputDataError, match="whole number"):
+            made(2, wrong)  # type: ignore[arg-type]
+    for wrong in (0, True, 2.0):
+        with pytest.raises(InputDataError, match="sums >= 1"):
+            made(2, sums=wrong)
     with pytest.raises(InputDataError, match="at most") as caught:
-        ring(50, 5000)
+        made(50, 5000)
     fitting = int(str(caught.value).split("at most ")[1].split(" ")[0])
-    assert ring(50, fitting).degree == 16384
+    assert made(50, fitting).ring.degree == 16384
     with pytest.raises(InputDataError, match=f"at most {fitting} bits"):
-        ring(50, fitting + 1)
+        made(50, fitting + 1)
+
+
+@pytest.mark.parametrize(("sums", "dim"), [(1, 1), (10, 64), (1000, 560), (10**6, 8192)])
+def test_flooding_hides_all_sums_together(sums: int, dim: int) -> None:
+    """Of Gaussians, exactly: erf of half the distance of the means over the deviation and √2."""
+    channel = ThresholdCKKSChannel(PublicGrid(dim=dim, bound=1.0, num_agents=10), sums=sums)
+    count = max(dim, 64)
+    assert 40 <= channel.distance_bits < 41
+    assert channel.distance_bits == pytest.approx(
+        channel.flooding - math.log2(math.sqrt(sums * count) / 2)
+    )
+    # A coefficient of a share is shifted by the noise of the ciphertexts, which it must hide.
+    ring = channel.ring
+    shift = ckks.noise_std(ring.degree, 10) * math.sqrt(sums * count)
+    std = ckks.flooding_std(ring.degree, 10, channel.flooding)
+    assert math.erf(shift / std / math.sqrt(8)) <= 2.0**-channel.distance_bits <= 2.0**-40
+    least = channel.flooding
+    with pytest.raises(InputDataError, match=f"write flooding_bits = {least}"):
+        ThresholdCKKSChannel(channel.grid, flooding_bits=least - 1, sums=sums)
+    more = ThresholdCKKSChannel(channel.grid, flooding_bits=least + 1, sums=sums)
+    assert more.distance_bits == channel.distance_bits + 1
+    assert more.fingerprint != channel.fingerprint
 
 
 def test_the_larger_ring_works() -> None:
@@ -262,18 +297,57 @@ def test_the_larger_ring_works() -> None:
     assert torch.equal(opened(channel, rows), rows.sum(dim=0))
 
 
+def test_the_server_opens_sums_where_it_may() -> None:
+    grid = PublicGrid(dim=10, bound=1.0, num_agents=3)
+    channel, epoch, rows = ThresholdCKKSChannel(grid, opened_by="server"), epoch_of(3), None
+    rows = random_rows(grid, 3)
+    stores, _, key = set_up(channel, epoch)
+    payloads = protect_all(channel, epoch, 0, rows, stores, key)
+    total = channel.add(payloads, epoch=epoch, round=0)
+    shares = share_all(channel, epoch, 0, total, stores)
+    assert torch.equal(channel.open(total, shares, epoch=epoch, round=0), rows.sum(dim=0))
+    assert channel.fingerprint != ThresholdCKKSChannel(grid).fingerprint
+    assert not any("group" in name for store in stores.values() for name in store.names())
+
+
 # ------------------------------------------------------------------ who takes part
 
 
+def garbage(channel: ThresholdCKKSChannel, fused: bytes, world: World) -> float:
+    """How far what opens is from the sum, in the middle."""
+    integers, noise = channel._decoded(fused, world.epoch, 1, world.stores["agent0"])
+    assert np.abs(noise).max() > 0.4
+    return float(np.median(np.abs(integers[:20] - world.rows.sum(dim=0).numpy())))
+
+
 def test_a_share_is_missing(world: World) -> None:
+    channel, epoch = world.channel, world.epoch
     del world.shares["agent1"]
     with pytest.raises(ProtocolError, match="1 missing"):
-        world.channel.open(world.total, world.shares, epoch=world.epoch, round=1)
-    integers, noise = world.channel._fuse(world.total, world.shares, world.epoch, 1)
-    expected = world.rows.sum(dim=0).numpy()
-    # garbage: spread over the whole ring, many orders beyond any sum
-    assert np.median(np.abs(integers[:20] - expected)) > 1e13
-    assert np.abs(noise).max() > 0.4
+        channel.fuse(world.total, world.shares, epoch=epoch, round=1)
+    fused = channel._fused(world.total, world.shares, epoch, 1)
+    assert garbage(channel, fused, world) > 1e9  # spread over the whole ring
+    with pytest.raises(MessageError, match="no sum on the grid"):
+        channel.open(fused, {}, epoch=epoch, round=1, secrets=world.stores["agent0"])
+
+
+def test_the_server_has_garbage(world: World) -> None:
+    """Without the key that the agents have in common, or with one of its own."""
+    channel, epoch = world.channel, world.epoch
+    fused = channel.fuse(world.total, world.shares, epoch=epoch, round=1)
+    with pytest.raises(ProtocolError, match="the server cannot"):
+        channel.open(fused, {}, epoch=epoch, round=1)
+    with pytest.raises(ProtocolError, match="not in the store"):
+        channel.open(fused, {}, epoch=epoch, round=1, secrets=MemoryStore())
+    own = MemoryStore()
+    own.put(channel._group_name(epoch), bytes(32))
+    assert not channel.can_open(epoch, "agent0", MemoryStore())
+    assert channel.can_open(epoch, "agent0", own)
+    with pytest.raises(MessageError, match="no sum on the grid"):
+        channel.open(fused, {}, epoch=epoch, round=1, secrets=own)
+    for store in world.stores.values():
+        expected = world.rows.sum(dim=0)
+        assert torch.equal(channel.open(fused, {}, epoch=epoch, round=1, secrets=store), expected)
 
 
 def test_all_of_the_roster_contribute(world: World) -> None:
@@ -281,10 +355,10 @@ def test_all_of_the_roster_contribute(world: World) -> None:
     with pytest.raises(ProtocolError, match="1 missing"):
         world.channel.add(world.payloads, epoch=world.epoch, round=1)
     heard = ({k: v for k, v in world.heard[0].items() if k != "agent0"}, *world.heard[1:])
-    with pytest.raises(ProtocolError, match="phase 0 of a roster of 3"):
+    with pytest.raises(ProtocolError, match="announcement of a roster of 3"):
         world.channel.joint_key(world.epoch, heard)
-    with pytest.raises(ProtocolError, match="3 set-up phases"):
-        world.channel.joint_key(world.epoch, world.heard[:2])
+    with pytest.raises(ProtocolError, match="2 set-up phases"):
+        world.channel.joint_key(world.epoch, world.heard[:1])
 
 
 def test_strangers_are_refused(world: World) -> None:
@@ -325,92 +399,183 @@ def test_an_epoch_is_not_used_with_another_roster(world: World) -> None:
     other = Epoch("run", 0, ("agent0", "agent1"))
     with pytest.raises(ProtocolError, match="another roster"):
         world.channel.prepare(0, other, "agent0", (), store)
-    flooded = ThresholdCKKSChannel(world.channel.grid, flooding_bits=41)
+    more = ThresholdCKKSChannel(world.channel.grid, sums=2048)
     with pytest.raises(ProtocolError, match="another roster or channel"):
-        flooded.prepare(0, world.epoch, "agent0", (), store)
+        more.prepare(0, world.epoch, "agent0", (), store)
 
 
-def test_messages_of_set_up_are_the_same_if_asked_again(world: World) -> None:
-    for phase in range(3):
-        again = world.channel.prepare(
-            phase, world.epoch, "agent0", world.heard[:phase], world.stores["agent0"]
-        )
-        assert again == world.heard[phase]["agent0"]
-    fresh = world.channel.prepare(0, world.epoch, "agent0", (), MemoryStore())
-    assert fresh != world.heard[0]["agent0"]
-    for phase, heard in [(1, ()), (0, world.heard[:1]), (3, world.heard)]:
-        with pytest.raises(ProtocolError, match="phases 0, 1 and 2"):
-            world.channel.prepare(phase, world.epoch, "agent0", heard, world.stores["agent0"])
+def test_messages_of_set_up_are_the_same_if_asked_again() -> None:
+    channel = ThresholdCKKSChannel(PublicGrid(dim=20, bound=100.0, num_agents=3))
+    epoch = epoch_of(3)
+    stores = {name: MemoryStore() for name in epoch.roster}
+    first = {name: channel.prepare(0, epoch, name, (), stores[name]) for name in epoch.roster}
+    assert all(len(message) < 250 for message in first.values())
+    second = {n: channel.prepare(1, epoch, n, (first,), stores[n]) for n in epoch.roster}
+    heard = (first, channel.gather(second, epoch=epoch, heard=(first,)))
+    channel.joint_key(epoch, heard, me="agent1", secrets=stores["agent1"])  # the group key is here
+    for name in epoch.roster:
+        assert channel.prepare(0, epoch, name, (), stores[name]) == first[name]
+        assert channel.prepare(1, epoch, name, (first,), stores[name]) == second[name]
+    assert channel.prepare(0, epoch, "agent0", (), MemoryStore()) != first["agent0"]
+    for phase, before in [(1, ()), (0, heard[:1]), (2, heard)]:
+        with pytest.raises(ProtocolError, match="phases 0 and 1"):
+            channel.prepare(phase, epoch, "agent0", before, stores["agent0"])
 
 
-def test_a_key_share_that_was_not_committed_to_is_refused(world: World) -> None:
-    revealed = dict(world.heard[2])
-    # the attack: after seeing the others, a share that makes the sum a key of one's own
-    revealed["agent2"] = resealed(revealed["agent2"], 0, b"\1\0\0\0")
-    with pytest.raises(MessageError, match="has committed itself"):
-        world.channel.joint_key(world.epoch, (*world.heard[:2], revealed))
+def prepared(channel: ThresholdCKKSChannel, epoch: Epoch) -> tuple[Stores, dict[str, bytes]]:
+    """Announcements of fresh agents, before anybody has answered them."""
+    stores = {name: MemoryStore() for name in epoch.roster}
+    return stores, {name: channel.prepare(0, epoch, name, (), stores[name]) for name in stores}
 
 
-def test_one_s_own_messages_come_back_unchanged(world: World) -> None:
-    channel, epoch, store = world.channel, world.epoch, world.stores["agent0"]
-    for phase in range(3):
-        changed = dict(world.heard[phase])
-        changed["agent0"] = resealed(changed["agent0"], 0, b"\1\0\0\0")
-        heard = (*world.heard[:phase], changed, *world.heard[phase + 1 :])
-        with pytest.raises(MessageError, match=r"was changed|has committed"):
-            channel.joint_key(epoch, heard, me="agent0", secrets=store)
-        if phase < 2:
-            with pytest.raises(MessageError, match=f"phase {phase} was changed"):
-                channel.prepare(phase + 1, epoch, "agent0", heard[: phase + 1], store)
+def test_announcements_are_signed() -> None:
+    channel, epoch = ThresholdCKKSChannel(PublicGrid(20, 100.0, 3)), epoch_of(3)
+    stores, first = prepared(channel, epoch)
+    good = first["agent1"]
+    for position in (0, 31, 32, 64, 79, 80, 143):  # identity, exchange, group key, signature
+        byte = bytes([good[HEADER.size + position] ^ 1])
+        bad = resealed(good, position, byte)
+        with pytest.raises(MessageError, match="not signed"):
+            channel.check_prepared(bad, epoch=epoch, sender="agent1", heard=())
+        told = {**first, "agent1": bad}
+        with pytest.raises(MessageError, match="not signed"):
+            channel.prepare(1, epoch, "agent0", (told,), stores["agent0"])
+        with pytest.raises(MessageError, match="not signed"):
+            channel.joint_key(epoch, (told, {}))
+    # A point of small order agrees with everybody on nothing, whoever signs it.
+    small = resealed(good, 32, bytes(32))
+    with pytest.raises(MessageError, match="not signed"):
+        channel.check_prepared(small, epoch=epoch, sender="agent1", heard=())
+    private = keys.new_identity()
+    said = keys.public_identity(private) + bytes(48)
+    said += keys.sign(private, channel._signed_text(epoch, "agent1", said))
+    small = channel._frame(HEADER.unpack_from(good)[1], said, epoch, 0, "agent1")
+    with pytest.raises(MessageError, match="agrees with nobody"):
+        channel.check_prepared(small, epoch=epoch, sender="agent1", heard=())
+    # One's own comes back unchanged, or somebody speaks in one's name.
+    other = channel.prepare(0, epoch, "agent0", (), MemoryStore())
+    with pytest.raises(MessageError, match="was changed"):
+        channel.prepare(1, epoch, "agent0", ({**first, "agent0": other},), stores["agent0"])
+    # A signature is for one epoch and one roster.
+    later = Epoch("run", 1, epoch.roster)
+    moved = channel._frame(HEADER.unpack_from(good)[1], good[HEADER.size :], later, 0, "agent1")
+    with pytest.raises(MessageError, match="not signed"):
+        channel.check_prepared(moved, epoch=later, sender="agent1", heard=())
 
 
-def test_a_server_that_tells_agents_different_commitments_is_noticed(world: World) -> None:
-    coins = dict(world.heard[0])
-    coins["agent2"] = resealed(coins["agent2"], 0, b"other")
-    heard = (coins, *world.heard[1:])
-    with pytest.raises(MessageError, match=r"has committed|was changed"):
-        world.channel.joint_key(world.epoch, heard)
-
-
-def test_a_secret_makes_one_key_share(world: World) -> None:
-    channel, epoch, names = world.channel, epoch_of(3, number=5), world.epoch.roster
-    stores = {name: MemoryStore() for name in names}
-    first = {name: channel.prepare(0, epoch, name, (), stores[name]) for name in names}
+def test_a_secret_makes_one_key_share() -> None:
+    channel, epoch = ThresholdCKKSChannel(PublicGrid(20, 100.0, 3)), epoch_of(3)
+    stores, first = prepared(channel, epoch)
     channel.prepare(1, epoch, "agent0", (first,), stores["agent0"])
-    # agent2 lost its store, or somebody says so: another common polynomial, the same secret
-    again = {**first, "agent2": channel.prepare(0, epoch, "agent2", (), MemoryStore())}
-    with pytest.raises(ProtocolError, match="phase 0 were answered before"):
+    # agent2 lost its keys, or the server tells agents different announcements
+    lost = MemoryStore()
+    lost.put(IDENTITY, stores["agent2"].get(IDENTITY) or b"")
+    again = {**first, "agent2": channel.prepare(0, epoch, "agent2", (), lost)}
+    with pytest.raises(ProtocolError, match="answered before"):
         channel.prepare(1, epoch, "agent0", (again,), stores["agent0"])
 
 
-def test_nobody_commits_again_after_seeing_key_shares(world: World) -> None:
-    channel, epoch, names = world.channel, epoch_of(3, number=6), world.epoch.roster
-    stores, heard, _ = set_up(channel, epoch)
-    # agent2, with the server, takes another share in the light of the others'
-    ring, header = channel.ring, HEADER.size
-    words = np.frombuffer(heard[2]["agent2"][header:], "<u4").reshape(-1, ring.degree)
-    primes = np.array(ring.primes, dtype="<u4")[:, None]
-    other = ((words.astype(np.uint64) + 1) % primes).astype("<u4").tobytes()
-    seed = heard[1]["agent2"][header : header + 32]
-    digest = hashlib.sha256(other).digest()
-    commitment = channel._commitment(epoch, "agent2", seed, digest)
-    heard = (
-        heard[0],
-        {**heard[1], "agent2": resealed(heard[1]["agent2"], 0, commitment)},
-        {**heard[2], "agent2": resealed(heard[2]["agent2"], 0, other)},
-    )
-    channel.joint_key(epoch, heard)  # consistent by itself
-    for name in names[:2]:
-        with pytest.raises(ProtocolError, match="phase 1 were answered before"):
-            channel.joint_key(epoch, heard, me=name, secrets=stores[name])
-        with pytest.raises(ProtocolError, match="phase 1 were answered before"):
-            channel.prepare(2, epoch, name, heard[:2], stores[name])
+def test_identities_are_those_of_first_use_or_of_the_study() -> None:
+    grid = PublicGrid(20, 100.0, 3)
+    channel, epoch = ThresholdCKKSChannel(grid), epoch_of(3)
+    stores, first = prepared(channel, epoch)
+    channel.prepare(1, epoch, "agent0", (first,), stores["agent0"])
+    later = Epoch("run", 1, epoch.roster)
+    second = {name: channel.prepare(0, later, name, (), stores[name]) for name in stores}
+    channel.prepare(1, later, "agent0", (second,), stores["agent0"])
+    third = Epoch("run", 2, epoch.roster)
+    announced = {name: channel.prepare(0, third, name, (), stores[name]) for name in stores}
+    announced["agent2"] = channel.prepare(0, third, "agent2", (), MemoryStore())  # an impostor
+    with pytest.raises(MessageError, match="another identity key"):
+        channel.prepare(1, third, "agent0", (announced,), stores["agent0"])
+
+    names = {name: identity(store) for name, store in stores.items()}
+    fixed = ThresholdCKKSChannel(grid, identities=tuple(names.items()))
+    assert fixed.fingerprint != channel.fingerprint
+    for name in epoch.roster:
+        channel.forget(epoch, name, stores[name])
+    assert torch.equal(opened(fixed, random_rows(grid, 3), stores, 7), random_rows(grid, 3).sum(0))
+    with pytest.raises(ProtocolError, match="restore the store"):
+        fixed.prepare(0, third, "agent1", (), MemoryStore())
+    stranger = announced["agent2"]
+    said = stranger[HEADER.size :]
+    private = keys.new_identity()
+    said = keys.public_identity(private) + said[32:80]
+    said += keys.sign(private, fixed._signed_text(third, "agent2", said))
+    forged = fixed._frame(HEADER.unpack_from(stranger)[1], said, third, 0, "agent2")
+    with pytest.raises(MessageError, match="another identity key"):
+        fixed.check_prepared(forged, epoch=third, sender="agent2", heard=())
 
 
-def test_contributions_under_different_keys_are_not_added(world: World) -> None:
+@pytest.mark.parametrize(
+    ("identities", "words"),
+    [
+        ((("a", "00"),), "64 digits"),
+        ((("a", "G" * 64),), "64 digits"),
+        ((("a", "A" * 64),), "64 digits"),
+        ((("a", "0" * 64), ("b", "0" * 64)), "one key twice"),
+        ((("a", "0" * 64), ("a", "1" * 64)), "one name twice"),
+    ],
+)
+def test_identities_that_are_none(identities: tuple[tuple[str, str], ...], words: str) -> None:
+    with pytest.raises(InputDataError, match=words):
+        ThresholdCKKSChannel(PublicGrid(2, 1.0, 3), identities=identities)
+
+
+def test_a_safety_number_stands_for_all_keys() -> None:
+    first = {"a": "0" * 64, "b": "1" * 64}
+    number = safety_number(first)
+    assert len(number.split()) == 12
+    assert all(len(part) == 5 and part.isdigit() for part in number.split())
+    assert number == safety_number(dict(reversed(first.items())))
+    others = [{**first, "b": "2" * 64}, {"a": first["b"], "b": first["a"]}, {"a": "0" * 64}]
+    assert len({number, *map(safety_number, others)}) == 4
+
+
+def test_a_group_key_for_somebody_else_is_not_taken(world: World, caplog: Any) -> None:
+    channel, epoch = world.channel, world.epoch
+    gathered = world.heard[1][""]
+    size = len(gathered) - HEADER.size
+    for position in (size - 96, size - 80, size - 1):
+        byte = bytes([gathered[HEADER.size + position] ^ 1])
+        heard = (world.heard[0], {"": resealed(gathered, position, byte)})
+        reader = "agent1" if position < size - 48 else "agent2"
+        store = MemoryStore()
+        for name in set(world.stores[reader].names()) - {channel._group_name(epoch)}:
+            store.put(name, world.stores[reader].get(name) or b"")
+        # It can add to sums, and cannot read them.
+        assert channel.joint_key(epoch, heard, me=reader, secrets=store) == world.key
+        assert f"agent {reader!r} has no key to sums of epoch 0 from 'agent0'" in caplog.text
+        assert not channel.can_open(epoch, reader, store)
+        caplog.clear()
+    for second in ({}, {"": gathered, "agent0": gathered}, {"agent0": gathered}):
+        with pytest.raises(MessageError, match="one sum of key shares"):
+            channel.joint_key(epoch, (world.heard[0], second))
+
+
+def test_who_comes_back_has_the_key_to_earlier_sums() -> None:
+    """The first by name was away: another one makes the key, and who has one gives it on."""
+    grid = PublicGrid(20, 100.0, 3)
+    channel, rows = ThresholdCKKSChannel(grid), random_rows(grid, 3)
+    stores = {name: MemoryStore() for name in epoch_of(3).roster}
+    two = Epoch("run", 0, ("agent1", "agent2"))
+    _, _, key = set_up(channel, two, stores)
+    payloads = protect_all(channel, two, 0, rows[1:], stores, key)
+    total = channel.add(payloads, epoch=two, round=0)
+    fused = channel.fuse(total, share_all(channel, two, 0, total, stores), epoch=two, round=0)
+    assert not channel.can_open(two, "agent0", stores["agent0"])
+    set_up(channel, Epoch("run", 1, epoch_of(3).roster), stores)
+    result = channel.open(fused, {}, epoch=two, round=0, secrets=stores["agent0"])
+    assert torch.equal(result, rows[1:].sum(dim=0))
+
+
+def test_contributions_of_different_set_ups_are_not_added(world: World) -> None:
     world.payloads["agent0"] = resealed(world.payloads["agent0"], 0, bytes(32))
-    with pytest.raises(MessageError, match="different joint keys"):
+    with pytest.raises(MessageError, match="different set-ups"):
         world.channel.add(world.payloads, epoch=world.epoch, round=1)
+    at: Mapping[str, Any] = {"epoch": world.epoch, "round": 1, "sender": "agent0"}
+    with pytest.raises(MessageError, match="another set-up"):
+        world.channel.check(world.payloads["agent0"], **at, key=world.key)
 
 
 def test_a_forgotten_epoch_opens_nothing_more() -> None:
@@ -422,7 +587,10 @@ def test_a_forgotten_epoch_opens_nothing_more() -> None:
     share_all(channel, epoch, 0, total, stores)
     stores["agent0"].put("unrelated", b"kept")
     channel.forget(epoch, "agent0", stores["agent0"])
-    assert stores["agent0"].names() == ["unrelated"]
+    kept = set(stores["agent0"].names())  # what the run needs: who is who, and the sums so far
+    assert {"unrelated", IDENTITY, channel._group_name(epoch)} < kept
+    assert len(kept) == 4
+    assert not any(name.startswith(channel.handle(epoch, "agent0")) for name in kept)
     with pytest.raises(ProtocolError, match="no secret of this epoch"):
         channel.share(total, epoch=epoch, round=0, me="agent0", secrets=stores["agent0"])
 
@@ -444,11 +612,11 @@ def test_one_sum_for_each_round(world: World) -> None:
     assert channel.share(channel.request(world.total), **answer) == world.shares["agent0"]
     assert channel.share(world.total, **answer) == world.shares["agent0"]
     payload = world.payloads["agent1"]
-    single = resealed(world.total, 0, payload[HEADER.size + 32 :])  # one agent's, as "the sum"
+    single = resealed(world.total, 0, payload[HEADER.size :])  # one agent's, as "the sum"
     with pytest.raises(ProtocolError, match="Another sum of round 1"):
         channel.share(channel.request(single), **answer)
     with pytest.raises(MessageError, match="another sum"):
-        channel.open(single, world.shares, epoch=epoch, round=1)
+        channel.fuse(single, world.shares, epoch=epoch, round=1)
     share = world.shares["agent0"]
     with pytest.raises(MessageError, match="another sum"):
         channel.check_share(share, epoch=epoch, round=1, sender="agent0", total=single)
@@ -467,7 +635,7 @@ def test_shares_of_another_epoch_round_or_sender_are_refused(world: World) -> No
         channel.check_share(shares["agent0"], epoch=epoch, round=1, sender="agent1")
     doubled = {**shares, "agent1": shares["agent0"]}
     with pytest.raises(MessageError, match="another sender"):
-        channel.open(world.total, doubled, epoch=epoch, round=1)
+        channel.fuse(world.total, doubled, epoch=epoch, round=1)
     twice = {**world.payloads, "agent1": world.payloads["agent0"]}
     with pytest.raises(MessageError, match="another sender"):
         channel.add(twice, epoch=epoch, round=1)
@@ -476,12 +644,47 @@ def test_shares_of_another_epoch_round_or_sender_are_refused(world: World) -> No
 
 
 def test_a_share_that_is_wrong_spoils_the_sum_and_is_noticed(world: World) -> None:
-    words = generator(1).uniform(100).numpy() * 2.0**31
+    words = generator(1).uniform(20).numpy() * 2.0**31
     noise = words.astype("<u4").tobytes()
-    for position in (32, 5000):
+    for position in (32, 600):
         shares = {**world.shares, "agent2": resealed(world.shares["agent2"], position, noise)}
+        at: Mapping[str, Any] = {"epoch": world.epoch, "round": 1}
         with pytest.raises(MessageError, match="no sum on the grid"):
-            world.channel.open(world.total, shares, epoch=world.epoch, round=1)
+            world.channel.open(world.total, shares, **at, secrets=world.stores["agent0"])
+
+
+def test_nothing_is_added_to_a_round_that_was_opened(world: World) -> None:
+    channel, store = world.channel, world.stores["agent0"]
+    at: Any = {"epoch": world.epoch, "me": "agent0", "secrets": store}
+    with pytest.raises(ProtocolError, match="takes nothing more"):
+        channel.protect(world.rows[0], round=1, key=world.key, **at)
+    request = bytes(channel._body(channel.request(world.total), 2, world.epoch, 1, ""))
+    later = channel._frame(2, request, world.epoch, 2, "")
+    with pytest.raises(ProtocolError, match="nothing in the sum of round 2"):
+        channel.share(later, round=2, **at)
+
+
+def test_a_contribution_that_was_made_again_opens_in_its_last_form() -> None:
+    """As after a crash: under the same masks of pairs, and another of its own."""
+    grid = PublicGrid(20, 100.0, 2)
+    channel, epoch, rows = ThresholdCKKSChannel(grid), epoch_of(2), random_rows(grid, 2)
+    stores, _, key = set_up(channel, epoch)
+    first = protect_all(channel, epoch, 0, rows, stores, key)
+    at: Any = {"epoch": epoch, "round": 0}
+    own: Any = {"me": "agent0", "secrets": stores["agent0"]}
+    again = {**first, "agent0": channel.protect(rows[1], key=key, **at, **own)}
+    total = channel.add(again, **at)
+    fused = channel.fuse(total, share_all(channel, epoch, 0, total, stores), **at)
+    assert torch.equal(channel.open(fused, {}, **at, secrets=stores["agent1"]), 2 * rows[1])
+    # Of the first form nothing opens: the mask of its own is gone.
+    stores, _, key = set_up(channel, epoch)
+    first = protect_all(channel, epoch, 0, rows, stores, key)
+    own["secrets"] = stores["agent0"]
+    channel.protect(rows[1], key=key, **at, **own)
+    total = channel.add(first, **at)
+    fused = channel.fuse(total, share_all(channel, epoch, 0, total, stores), **at)
+    with pytest.raises(MessageError, match="no sum on the grid"):
+        channel.open(fused, {}, **at, secrets=stores["agent1"])
 
 
 # ------------------------------------------------------------------ foreign bytes
@@ -499,25 +702,28 @@ def test_a_corrupted_ciphertext_is_refused(world: World) -> None:
 
 def test_words_are_below_their_prime(world: World) -> None:
     channel, epoch = world.channel, world.epoch
-    ring = channel.ring
+    ring, rows = channel.ring, channel._row_bytes
+    at: Any = {"epoch": epoch, "round": 1, "sender": "agent0"}
+
+    def refused(action: Any, good: bool) -> None:
+        if good:
+            action()
+            return
+        with pytest.raises(MessageError, match="below their prime"):
+            action()
+
     for place, prime in enumerate(ring.primes[: ring.num_primes]):
-        position = 32 + 4 * ring.degree * place + 4 * 77
+        head = 32 + 4 * 64 * place + 4 * 7
+        tail = 32 + rows + 4 * ring.degree * place + 4 * 77
         for word, good in ((prime - 1, True), (prime, False), (2**32 - 1, False)):
             data = word.to_bytes(4, "little")
-            payload = resealed(world.payloads["agent0"], position, data)
-            share = resealed(world.shares["agent0"], position, data)
-            if good:
-                channel.check(payload, epoch=epoch, round=1, sender="agent0")
-                channel.check_share(share, epoch=epoch, round=1, sender="agent0")
-                continue
-            with pytest.raises(MessageError, match="below their prime"):
-                channel.check(payload, epoch=epoch, round=1, sender="agent0")
-            with pytest.raises(MessageError, match="below their prime"):
-                channel.check_share(share, epoch=epoch, round=1, sender="agent0")
-    key = dict(world.heard[2])
-    key["agent0"] = resealed(key["agent0"], 0, b"\xff" * 4)
-    with pytest.raises(MessageError):
-        channel.joint_key(epoch, (*world.heard[:2], key))
+            for position in (head, tail):
+                payload = resealed(world.payloads["agent0"], position, data)
+                refused(lambda payload=payload: channel.check(payload, **at), good)
+            share = resealed(world.shares["agent0"], head, data)
+            refused(lambda share=share: channel.check_share(share, **at), good)
+    bad = resealed(world.heard[1][""], 0, b"\xff" * 4)
+    refused(lambda: channel.joint_key(epoch, (world.heard[0], {"": bad})), False)
 
 
 def mutated(payload: bytes, trial: int) -> bytes:
@@ -557,7 +763,9 @@ def test_fuzzed_bytes_raise_message_errors_only(world: World) -> None:
     channel, epoch = world.channel, world.epoch
     at: Mapping[str, Any] = {"epoch": epoch, "round": 1}
     share, payload = world.shares["agent0"], world.payloads["agent0"]
-    answer = {**at, "me": "agent0"}
+    reader: Any = {"secrets": world.stores["agent2"]}
+    fused = channel.fuse(world.total, world.shares, **at)
+    fresh, first = prepared(channel, epoch)
     passed = 0
     for trial in range(60):
         bad = mutated(payload, trial)
@@ -567,21 +775,40 @@ def test_fuzzed_bytes_raise_message_errors_only(world: World) -> None:
         bad = mutated(share, trial)
         if survives(lambda bad=bad: channel.check_share(bad, **at, sender="agent0")):
             shares = {**world.shares, "agent0": bad}
-            survives(lambda shares=shares: channel.open(world.total, shares, **at))
+            survives(lambda shares=shares: channel.open(world.total, shares, **at, **reader))
         bad = mutated(world.total, trial)
-        survives(lambda bad=bad: channel.open(bad, world.shares, **at))
-        bad = mutated(world.heard[trial % 3]["agent1"], trial)
-        heard = list(world.heard)
-        heard[trial % 3] = {**heard[trial % 3], "agent1": bad}
-        survives(lambda heard=heard: channel.joint_key(epoch, tuple(heard)))
-        if HEADER.unpack_from(bad.ljust(HEADER.size))[0] != HEADER.unpack_from(payload)[0]:
-            continue
+        survives(lambda bad=bad: channel.fuse(bad, world.shares, **at))
+        bad = mutated(fused, trial)
+        survives(lambda bad=bad: channel.open(bad, {}, **at, **reader))
         bad = mutated(channel.request(world.total), trial)
         store = MemoryStore()  # of an agent who has not answered yet
-        handle = channel.handle(epoch, "agent0")
-        store.put(handle, world.stores["agent0"].get(handle) or b"")
-        survives(lambda bad=bad, store=store: channel.share(bad, **answer, secrets=store))
+        for name in world.stores["agent0"].names():
+            if not name.endswith("-1"):
+                store.put(name, world.stores["agent0"].get(name) or b"")
+        survives(lambda bad=bad, s=store: channel.share(bad, **at, me="agent0", secrets=s))
     assert 0 < passed < 60  # other words below their primes are a ciphertext like any other
+    for trial in range(300):
+        bad = mutated(world.heard[0]["agent1"], trial)
+        who: Any = {"epoch": epoch, "sender": "agent1", "heard": ()}
+        assert not survives(lambda bad=bad, who=who: channel.check_prepared(bad, **who))
+        told = {**first, "agent1": mutated(first["agent1"], trial)}
+        store = MemoryStore()
+        for name in fresh["agent0"].names():
+            store.put(name, fresh["agent0"].get(name) or b"")
+        answer: Any = {"me": "agent0", "secrets": store}
+        assert not survives(
+            lambda told=told, answer=answer: channel.prepare(1, epoch, heard=(told,), **answer)
+        )
+        heard = ({**world.heard[0], "agent1": bad}, world.heard[1])
+        assert not survives(lambda heard=heard: channel.joint_key(epoch, heard))
+    for trial in range(40):
+        heard = (world.heard[0], {"": mutated(world.heard[1][""], trial)})
+        survives(lambda heard=heard: channel.joint_key(epoch, heard))
+        mine: Any = {"me": "agent1", "secrets": world.stores["agent1"]}
+        survives(lambda heard=heard, mine=mine: channel.joint_key(epoch, heard, **mine))
+        bad = mutated(channel._frame(8, world.heard[1][""][HEADER.size :], epoch, 0, "x"), trial)
+        who = {"epoch": epoch, "sender": "agent1", "heard": world.heard[:1]}
+        survives(lambda bad=bad, who=who: channel.check_prepared(bad, **who))
 
 
 @pytest.mark.parametrize("kind", ["plain", "single key"])
@@ -685,6 +912,12 @@ def test_no_object_shows_or_keeps_a_secret(world: World, capfd: Any) -> None:
         if start > 0
     ]
     assert len(secret_parts) > 10
+    for store in world.stores.values():
+        short = {name: store.get(name) or b"" for name in store.names()}
+        ends = ("-pairs", "-group", "-own1", "-1", IDENTITY)
+        found = [data[-16:] for name, data in short.items() if name.endswith(ends)]
+        assert len(found) == 5
+        secret_parts += found
     public = [world.key, world.total, *world.payloads.values(), *world.shares.values()]
     public += [message for messages in world.heard for message in messages.values()]
     # an object's own state is public settings: pickled here to see all of it

@@ -14,7 +14,7 @@ from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.aggregation.secure_sum import SecureSum
-from botorch_fed.aggregation.sum_messages import Opened, SumOrder
+from botorch_fed.aggregation.sum_messages import Opened, Sealed, SumOrder
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.points import (
     dealt_design,
@@ -305,10 +305,7 @@ def test_an_old_sum_is_without_what_one_has_put_into_it() -> None:
 
 
 def test_who_lost_its_place_under_a_joint_key_hears_the_others() -> None:
-    federation = Federation(
-        study(ONE, channel="threshold", rejoin=False),
-        absent=lambda name, order: name == "bob" and order.step == "share" and order.t == 1,
-    )
+    federation = Federation(study(ONE, channel="threshold", rejoin=False), tamper=refused)
     heard = listening(federation)
     federation.drive()
     ann, _, cem = (federation.sites[name] for name in NAMES)
@@ -434,10 +431,19 @@ def test_a_site_with_data_is_dealt_what_is_missing() -> None:
 
 def test_sites_with_too_little_to_say_do_not_count() -> None:
     federation = finished(study(ONE, num_initial=1, rounds=2, channel="threshold"))
-    opened = federation.end.last
-    assert isinstance(opened, Opened)
-    assert not bool(opened.total.count_nonzero())
-    assert opened.members == NAMES
+    assert isinstance(federation.end.last, Sealed)  # which the hub cannot open
+    assert federation.end.last.members == NAMES
+    for name in NAMES:
+        newest = federation.memory(name).newest
+        assert newest is not None
+        assert newest.t == federation.end.last.t
+        assert newest.total is not None
+        assert not bool(newest.total.count_nonzero())
+    opening = finished(
+        study(ONE, num_initial=1, rounds=2, aggregation=SecureSum(opened_by="server"))
+    )
+    assert isinstance(opening.end.last, Opened)
+    assert not bool(opening.end.last.total.count_nonzero())
     assert federation.counts() == dict.fromkeys(NAMES, 3)
 
 

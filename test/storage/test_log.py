@@ -132,6 +132,13 @@ def test_snapshots_are_found_by_their_hash_until_they_are_dropped(log: Log) -> N
 # ------------------------------------------------------------------ logs on disk
 
 
+def test_a_snapshot_may_come_before_the_first_event(folder: Path) -> None:
+    with open_log(folder) as log:
+        digest = log.snapshot(b"state")
+    with open_log(folder) as log:
+        assert log.load(digest) == b"state"
+
+
 def test_an_empty_file_beside_snapshots_is_damage(folder: Path) -> None:
     with open_log(folder) as log:
         log.append(seen(0))

@@ -17,12 +17,17 @@ pointwise products of words are numpy's [Mouchet2020]_:
    d_i = c_1 s_i + f_i, \qquad c_0 + \sum_i d_i = \Delta \sum_i k_i + E.
 
 **Encoding.** Numbers are the *coefficients* of the plaintext, not SEAL's slots: `N` integers fit
-one ciphertext, and :math:`\Delta`, the product of the low primes, makes encoding exact and linear.
+one ciphertext, and :math:`\Delta`, the product of the low primes times a power of two, makes
+encoding exact and linear.
 In slots the encoder rounds :math:`\Delta` times an embedding in float64; for integers of 37 bits
 that error lies less than ten bits below the flooding of 50 agents, depends on each agent's own
 numbers and would be part of what is opened. Here the view of whoever opens depends on the numbers
 through their sum alone, up to the flooding. The mixed-radix digits of a sum give :math:`E` (low
 primes) and :math:`\sum k_i` (the others) without a rounding error.
+
+Ciphertexts travel transformed in their second part alone. Of the first part, and of shares, only
+the coefficients that carry numbers are used: the others never leave an agent, so that a share is
+flooded in what travels of it. Masks are added to these coefficients (`mask_words`).
 
 **Noise.** SEAL encrypts with one prime more and divides by it: a coefficient of a fresh ciphertext
 under a key :math:`s = \sum_{i \le n} s_i` of ternary parts has the rounding error of
@@ -31,11 +36,11 @@ under a key :math:`s = \sum_{i \le n} s_i` of ternary parts has the rounding err
 .. math:: \sigma_n^2 = n\,(1/12 + nN/18 + \text{what the division leaves}).
 
 **Flooding.** :math:`f_i` has independent Gaussian coefficients of deviation
-:math:`1.25 \cdot 2^\lambda \sigma_n`: SEAL encodes a vector of *complex* Gaussians, for a real one
-would flood half of the coefficients' space only. Published shares without it give the keys away
-[Li2021]_. What `T` sums of `C` ciphertexts tell beside the integers is within
-:math:`2^{-\lambda}\sqrt{TCN}/2` of nothing in total variation, if all encrypt as written:
-:math:`2^{-29}` for a thousand sums at :math:`\lambda = 40`.
+:math:`1.25 \cdot 2^\lambda \sigma_n`. Published shares without it give the keys away [Li2021]_.
+What `T` sums of `D` coefficients tell beside the integers is within
+:math:`2^{-\lambda}\sqrt{TD}/2` of nothing in total variation, if all encrypt as written and a
+single one of them floods (`distance_bits`); `flooding_for` takes the :math:`\lambda` that makes it
+:math:`2^{-40}`.
 Beyond :math:`2^{53}` the low bits of a float64 are zero, and those of the ciphertext noise would
 show: further terms, each :math:`2^{40}` times narrower, fill them.
 
@@ -60,7 +65,7 @@ import math
 import os
 import struct
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -73,6 +78,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.privacy.hazmat import keys
 from botorch_fed.privacy.hazmat.noise import Path, normal
 
 # Residues; the last two axes are the primes and the coefficients. As received, they have 32 bits.
@@ -101,11 +107,14 @@ class Ring:
         degree: `N`, the coefficients of one polynomial.
         low: How many primes make up the factor between an integer and its encoding.
         high: How many more hold the sum; one further prime is used in keys only.
+        shift: By how many bits integers are shifted up, beside that factor: what the high primes
+            hold more than the sum is room for noise.
     """
 
     degree: int
     low: int
     high: int
+    shift: int = 0
 
     @classmethod
     def choose(cls, largest_sum: int, num_agents: int, flooding_bits: int) -> Ring:
@@ -115,15 +124,21 @@ class Ring:
             InputDataError: None does.
         """
         bits = PRIME_BITS - 0.01  # SEAL's primes lie just below a power of two
-        high = math.ceil(math.log2(2 * largest_sum + 2) / bits)
+        held = math.log2(2 * largest_sum + 2)
+        least = math.ceil(held / bits)
+        spare = {high: math.floor(high * bits - held) for high in range(least, max(least, 2) + 1)}
         most = -math.inf
         for degree, allowed in _MAX_PRIMES.items():
             deviation = math.sqrt(num_agents) * flooding_std(degree, num_agents, 0)
             needed = math.log2(_TAIL * deviation / _ROOM)  # bits beside the flooding's
-            low = math.ceil((needed + flooding_bits) / bits)
-            if low + high + 1 <= allowed:
-                return cls(degree, low, high)
-            most = (allowed - high - 1) * bits - needed
+            lows = {
+                high: max(math.ceil((needed + flooding_bits - shift) / bits), 1)
+                for high, shift in spare.items()
+            }
+            high = min(lows, key=lambda high: (lows[high] + high, high))
+            if lows[high] + high + 1 <= allowed:
+                return cls(degree, lows[high], high, spare[high])
+            most = max((allowed - h - 1) * bits + shift - needed for h, shift in spare.items())
         raise InputDataError(
             f"No ring with 128 bits of security holds sums of {num_agents} contributions up to "
             f"{largest_sum:.3g} under flooding of {flooding_bits} bits: at most "
@@ -142,8 +157,13 @@ class Ring:
 
     @property
     def delta(self) -> int:
-        """What an integer is multiplied with, the product of the low primes."""
+        """What a shifted integer is multiplied with, the product of the low primes."""
         return math.prod(self.primes[self.high : self.num_primes])
+
+    @property
+    def step(self) -> int:
+        """The encoding of one."""
+        return self.delta << self.shift
 
     def polynomials(self, numbers: int) -> int:
         """How many plaintexts carry so many numbers."""
@@ -156,6 +176,22 @@ def noise_std(degree: int, num_agents: int) -> float:
     # e u + e_0 + e_1 s of the key level, before it is divided by a prime of 32 bits
     divided = _ERROR_STD**2 * (1 + 4 * num_agents * degree / 3) / 4.0 ** (PRIME_BITS - 1)
     return math.sqrt(num_agents * (rounding + divided))
+
+
+def distance_bits(flooding_bits: int, sums: int, count: int) -> float:
+    """By how many bits the flooding hides so many sums: their total variation is 2 to minus that.
+
+    Args:
+        flooding_bits: The flooding.
+        sums: How many sums are opened.
+        count: How many coefficients each of them has.
+    """
+    return flooding_bits + 1 - math.log2(max(sums, 1) * count) / 2
+
+
+def flooding_for(bits: int, sums: int, count: int) -> int:
+    """The flooding whose `distance_bits` are at least so many."""
+    return math.ceil(bits - distance_bits(0, sums, count))
 
 
 def flooding_std(degree: int, num_agents: int, bits: int) -> float:
@@ -171,6 +207,15 @@ def words_to_bytes(words: Words) -> bytes:
     return words.astype(_WORD, order="C").tobytes()
 
 
+def rows_from_bytes(ring: Ring, data: bytes | memoryview, count: int) -> Received:
+    """An `L x count` array of coefficients, every word below its prime.
+
+    Raises:
+        MessageError: Another length, or a word that is not.
+    """
+    return _checked_words(ring, data, (1, ring.num_primes, count))[0]
+
+
 def words_from_bytes(
     ring: Ring, data: bytes | memoryview, polynomials: int, primes: int
 ) -> Received:
@@ -179,12 +224,17 @@ def words_from_bytes(
     Raises:
         MessageError: Another length, or a word that is not.
     """
-    size = polynomials * primes * ring.degree * _WORD.itemsize
+    return _checked_words(ring, data, (polynomials, primes, ring.degree))
+
+
+def _checked_words(ring: Ring, data: _Buffer, shape: tuple[int, int, int]) -> Received:
+    size = math.prod(shape) * _WORD.itemsize
     if len(data) != size:
         raise MessageError(f"Expected {size:,} bytes of words, got {len(data):,}.")
-    words = np.frombuffer(data, dtype=_WORD).reshape(polynomials, primes, ring.degree)
+    words = np.frombuffer(data, dtype=_WORD).reshape(shape)
+    primes = shape[1]
     limits = np.array(ring.primes[:primes], dtype=_WORD)
-    beyond = int(np.count_nonzero(words.max(axis=(0, 2)) >= limits)) if polynomials else 0
+    beyond = int(np.count_nonzero(words.max(axis=(0, 2)) >= limits)) if words.size else 0
     if beyond:
         raise MessageError(f"Words are not below their prime, for {beyond} of {primes} primes.")
     return words
@@ -277,69 +327,140 @@ def encryptor(ring: Ring, seed: bytes, joint: bytes) -> Any:
 # ------------------------------------------------------------------ sums
 
 
-def encrypt_integers(ring: Ring, integers: NDArray[np.int64], key: Any) -> Words:
-    """Fresh ciphertexts of integers, `C x 2 x L x N` for the `C` polynomials they need.
+def encrypt_integers(
+    ring: Ring, integers: NDArray[np.int64], key: Any, count: int
+) -> tuple[Words, Words]:
+    """Fresh ciphertexts of integers: the first `count` coefficients of c0, and all of c1.
 
     Args:
         ring: The ring.
-        integers: A vector.
+        integers: A vector of at most `count` numbers.
         key: What `encryptor` returned.
+        count: How many coefficients are used.
+
+    Returns:
+        `L x count` coefficients, and `C x L x N` words, transformed, for the `C` polynomials.
     """
     seal = _seal(ring)
-    C, L, N = ring.polynomials(len(integers)), ring.num_primes, ring.degree
+    C, L, N = ring.polynomials(count), ring.num_primes, ring.degree
     words = np.empty((C, 2, L, N), dtype=np.uint64)
     for c in range(C):
         zero = seal.api.Ciphertext()
         key.encrypt_zero(seal.ids[L], zero)
         words[c] = _read(zero.dyn_array(), 2 * L * N).reshape(2, L, N)
+    c0 = coefficients(ring, words[:, 0], count)
     # Δ k is zero modulo the low primes.
     moduli = _moduli(ring, ring.high)
     factor = np.array([[ring.delta % int(p)] for (p,) in moduli], dtype=np.uint64)
-    residues = (integers % moduli.astype(np.int64)).astype(np.uint64) * factor % moduli
-    plain = np.zeros((ring.high, C * N), dtype=np.uint64)
-    plain[:, : len(integers)] = residues
-    high = words[:, 0, : ring.high]
-    high += transform(ring, plain.reshape(ring.high, C, N).swapaxes(0, 1))
-    high %= moduli
-    return words
+    shifted = integers << ring.shift
+    residues = (shifted % moduli.astype(np.int64)).astype(np.uint64) * factor
+    residues += c0[: ring.high, : len(integers)]
+    c0[: ring.high, : len(integers)] = residues % moduli
+    return c0, words[:, 1]
+
+
+def coefficients(ring: Ring, words: Words, count: int) -> Words:
+    """The first `count` coefficients, `L x count`, of transformed polynomials, `C x L x N`."""
+    plain = transform(ring, words, back=True)
+    rows: Words = plain.swapaxes(0, 1).reshape(plain.shape[1], -1)[:, :count].copy()
+    return rows
 
 
 def partial_decryption(ring: Ring, c1: Received, secret: Received, flooding: Words) -> Words:
-    """One's share :math:`c_1 s_i + f_i`, `C x L x N`."""
-    moduli = _moduli(ring, ring.num_primes)
+    """One's share :math:`c_1 s_i + f_i`: as many coefficients as the flooding has, `L x count`."""
     product = c1.astype(np.uint64) * secret[: ring.num_primes]
-    product += flooding  # (2^32 - 1)^2 + 2^32 - 1 is below 2^64
-    product %= moduli
-    return product
+    product %= _moduli(ring, ring.num_primes)
+    rows = coefficients(ring, product, flooding.shape[-1])
+    rows += flooding
+    rows %= _moduli(ring, ring.num_primes)
+    return rows
 
 
-def flooding_words(ring: Ring, std: float, polynomials: int, seed: bytes) -> Words:
-    """Gaussian polynomials with coefficients of a deviation, `C x L x N`, transformed.
+def flooding_words(ring: Ring, std: float, count: int, seed: bytes) -> Words:
+    """Independent Gaussian coefficients of a deviation, `L x count`.
 
     Args:
         ring: The ring.
         std: The deviation; see the module for the terms that a large one is made of.
-        polynomials: How many.
+        count: How many.
         seed: Secret, of the operating system, and used once.
     """
     stds = [std]
     while 16 * stds[-1] > 2.0**53:
         stds.append(stds[-1] * _NARROWER)
-    shape = (polynomials, len(stds), 2, ring.degree // 2)
-    draws = normal(_Expanded(seed), *shape, path=()).numpy()
-    # The inverse embedding of N/2 complex numbers divides deviations of their parts by √(N/2).
-    draws *= np.array(stds)[:, None, None] * math.sqrt(ring.degree / 2)
-    return np.stack([sum_words(ring, [_encoded(ring, *z) for z in terms]) for terms in draws])
+    draws = normal(_Expanded(seed), len(stds), count, path=()).numpy()
+    draws *= np.array(stds)[:, None]
+    terms = [_residues(ring, np.rint(row)) for row in draws]
+    return sum_words(ring, terms)
 
 
-def _encoded(ring: Ring, real: NDArray[np.float64], imaginary: NDArray[np.float64]) -> Words:
-    """SEAL's encoding of complex slots at scale one, `L x N`."""
-    seal = _seal(ring)
-    plain = seal.api.Plaintext()
-    values = (real + 1j * imaginary).tolist()
-    seal.encoder.encode(values, seal.ids[ring.num_primes], 1.0, plain)
-    count = ring.num_primes * ring.degree
-    return _read(plain.dyn_array(), count).reshape(ring.num_primes, ring.degree)
+def _residues(ring: Ring, integers: NDArray[np.float64]) -> Words:
+    """Integers of any size that float64 holds, modulo each prime, `L x count`."""
+    moduli = np.array(ring.primes[: ring.num_primes], dtype=np.int64)[:, None]
+    mantissas, exponents = np.frexp(integers)
+    shifts = exponents.astype(np.int64) - 53
+    # An integer below 2^53 has as many trailing zeros as its mantissa is shifted too far.
+    whole = np.ldexp(mantissas, 53).astype(np.int64) >> np.maximum(-shifts, 0)
+    largest = max(int(shifts.max(initial=0)), 0)
+    powers = np.array(
+        [[pow(2, e, int(p)) for e in range(largest + 1)] for (p,) in moduli], dtype=np.uint64
+    )
+    residues = (whole % moduli).astype(np.uint64) * powers[:, np.maximum(shifts, 0)]
+    residues %= _moduli(ring, ring.num_primes)
+    return residues
+
+
+# ------------------------------------------------------------------ masks
+
+
+def mask_words(ring: Ring, stream: Callable[[int], bytearray], count: int) -> Received:
+    """Uniform coefficients from a stream, `L x count`.
+
+    A word that is not below its prime is replaced by the next of the spare words behind that is.
+
+    Args:
+        ring: The ring.
+        stream: So many bytes of a stream, which are used up; a longer output begins with the
+            shorter one.
+        count: How many coefficients.
+    """
+    primes = ring.primes[: ring.num_primes]
+    size, spare = ring.num_primes * count, 8 + ring.num_primes * count // 256
+    while True:
+        words = np.frombuffer(stream(4 * (size + spare)), dtype=_WORD)
+        drawn, rest = words[:size], iter(words[size:].tolist())
+        places = np.flatnonzero(drawn >= np.uint32(min(primes))).tolist()
+        beyond = [place for place in places if int(drawn[place]) >= primes[place // count]]
+        if not beyond:
+            return drawn.reshape(-1, count)
+        for place in beyond:
+            prime = primes[place // count]
+            word = next((word for word in rest if word < prime), None)
+            if word is None:
+                break
+            drawn[place] = word
+        else:
+            return drawn.reshape(-1, count)
+        spare *= 2
+
+
+def add_masks(
+    ring: Ring, rows: Words, plus: Iterable[Received], minus: Iterable[Received]
+) -> Words:
+    """Coefficients `L x count` with some masks added and others taken away."""
+    moduli = _moduli(ring, ring.num_primes)
+    total = rows.copy()
+    for mask in plus:  # words have 32 bits: 2^32 terms fit
+        total += mask
+    taken = np.zeros_like(total)
+    for mask in minus:
+        taken += mask
+    total += moduli - taken % moduli
+    total %= moduli
+    return total
+
+
+# ------------------------------------------------------------------ secret numbers
 
 
 class _Expanded:
@@ -352,7 +473,7 @@ class _Expanded:
 
     def uniform(self, *shape: int, path: Path) -> Tensor:
         count = math.prod(shape)
-        stream = hashlib.shake_256(self._seed + repr(path).encode()).digest(8 * count)
+        stream = keys.stream(keys.derived(self._seed, repr(path).encode()), 8 * count)
         words = np.frombuffer(stream, dtype="<u8") >> np.uint64(11)
         values = (words.astype(np.float64) + 0.5) * 2.0**-53
         np.minimum(values, np.nextafter(1.0, 0.0), out=values)
@@ -363,16 +484,15 @@ class _Expanded:
 
 
 def decode(ring: Ring, words: Words) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
-    r"""The integers of an opened sum, and its noise in steps, both of `C N` numbers.
+    r"""The integers of an opened sum, and its noise in steps, one of each for every coefficient.
 
     Args:
         ring: The ring.
-        words: :math:`\Delta k + E`, `C x L x N`, transformed.
+        words: The coefficients of :math:`\Delta k + E`, `L x count`.
     """
     order = [*range(ring.high, ring.num_primes), *range(ring.high)]  # low primes first
     moduli = [ring.primes[place] for place in order]
-    residues = transform(ring, words, back=True)
-    rows = [np.ascontiguousarray(residues[:, place]) for place in order]
+    rows = [np.ascontiguousarray(words[place], dtype=np.uint64) for place in order]
     digits: list[Words] = []
     for prime, row in zip(moduli, rows, strict=True):
         p = np.uint64(prime)
@@ -391,7 +511,12 @@ def decode(ring: Ring, words: Words) -> tuple[NDArray[np.int64], NDArray[np.floa
         radix *= prime
     negative = value > np.uint64(radix // 2)
     magnitude = np.where(negative, np.uint64(radix) - value, value).astype(np.int64)
-    return np.where(negative, -magnitude, magnitude).ravel(), np.where(up, -rest, part).ravel()
+    shifted, noise = np.where(negative, -magnitude, magnitude), np.where(up, -rest, part)
+    half = 1 << ring.shift >> 1
+    integers = (shifted + half) >> ring.shift
+    noise = shifted - (integers << ring.shift) + noise
+    below = (noise < -half) & (half > 0)
+    return integers - below, noise / 2.0**ring.shift + below
 
 
 def transform(ring: Ring, polynomials: Words, *, back: bool = False) -> Words:
@@ -425,7 +550,6 @@ def transform(ring: Ring, polynomials: Words, *, back: bool = False) -> Words:
 class _Seal:
     api: Any
     context: Any
-    encoder: Any
     evaluator: Any
     primes: tuple[int, ...]
     ids: dict[int, tuple[int, ...]]  # of parameters, by their number of primes
@@ -451,7 +575,6 @@ def _seal(ring: Ring) -> _Seal:
     seal = _Seal(
         api=api,
         context=context,
-        encoder=api.CKKSEncoder(context),
         evaluator=api.Evaluator(context),
         primes=tuple(m.value() for m in parameters.coeff_modulus()),
         ids=ids,

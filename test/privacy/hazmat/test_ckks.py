@@ -13,8 +13,9 @@ from scipy.stats import chi2, kstest
 from tenseal import sealapi as api
 
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.privacy.hazmat import ckks
+from botorch_fed.privacy.hazmat import ckks, keys
 from botorch_fed.privacy.hazmat.ckks import Ring, Words
+from test.privacy.hazmat.encoding import real_flooding
 
 RING = Ring(8192, 2, 2)
 AGENTS = 4
@@ -40,21 +41,24 @@ class Party:
         self.joint = ckks.sum_words(RING, shares)
         self.key = ckks.encryptor(RING, seed, ckks.words_to_bytes(self.joint))
 
-    def sum(self, rows: np.ndarray) -> Words:
-        return ckks.sum_words(RING, [ckks.encrypt_integers(RING, row, self.key) for row in rows])
+    def sum(self, rows: np.ndarray, count: int = RING.degree) -> tuple[Words, Words]:
+        """Coefficients of the first part, and the second part."""
+        sent = [ckks.encrypt_integers(RING, row, self.key, count) for row in rows]
+        first = ckks.sum_words(RING, [c0 for c0, _ in sent])
+        return first, ckks.sum_words(RING, [c1 for _, c1 in sent])
 
-    def fuse(self, total: Words, flood: Flood, std: float) -> Words:
-        c1 = total[:, 1].astype(np.uint32)
+    def fuse(self, total: tuple[Words, Words], flood: Flood, std: float) -> Words:
+        first, second = total
+        c1, count = second.astype(np.uint32), first.shape[-1]
         shares = [
-            ckks.partial_decryption(RING, c1, secret, flood(RING, std, len(total), os.urandom(32)))
+            ckks.partial_decryption(RING, c1, secret, flood(RING, std, count, os.urandom(32)))
             for secret in self.secrets
         ]
-        return ckks.sum_words(RING, [total[:, 0], *shares])
+        return ckks.sum_words(RING, [first, *shares])
 
-    def decrypt(self, total: Words) -> Words:
+    def decrypt(self, total: tuple[Words, Words]) -> Words:
         """What the secret keys alone would give."""
-        product = ckks.sum_words(RING, self.secrets)[: RING.num_primes] * total[:, 1] % moduli()
-        return ckks.sum_words(RING, [total[:, 0], product])
+        return self.fuse(total, no_flood, 0.0)
 
 
 @pytest.fixture(scope="module")
@@ -62,30 +66,16 @@ def party() -> Party:
     return Party()
 
 
-def no_flood(ring: Ring, std: float, polynomials: int, seed: bytes) -> Words:
-    return np.zeros((polynomials, ring.num_primes, ring.degree), dtype=np.uint64)
+def no_flood(ring: Ring, std: float, count: int, seed: bytes) -> Words:
+    return np.zeros((ring.num_primes, count), dtype=np.uint64)
 
 
-def real_flood(ring: Ring, std: float, polynomials: int, seed: bytes) -> Words:
-    """The flaw: SEAL encodes a vector of real numbers."""
-    rng = np.random.default_rng(int.from_bytes(seed[:8], "little"))
-    real = rng.standard_normal(ring.degree // 2) * std * math.sqrt(ring.degree)
-    return ckks._encoded(ring, real, np.zeros(ring.degree // 2))[None]
-
-
-def slots(words: Words) -> np.ndarray:
-    """SEAL's slots of one plaintext at scale one."""
-    seal = ckks._seal(RING)
-    plain = api.Plaintext()
-    body = words.astype("<u8").tobytes()
-    head = np.array(seal.ids[RING.num_primes], dtype="<u8").tobytes()
-    head += np.array([words.size], dtype="<u8").tobytes() + np.array([1.0]).tobytes()
-    array = ckks._header(seal.version, 24 + len(body))
-    array += np.array([words.size], dtype="<u8").tobytes()
-    size = 16 + len(head) + len(array) + len(body)
-    with ckks._file(ckks._header(seal.version, size) + head + array + body) as name:
-        plain.load(seal.context, name)
-    return np.array(seal.encoder.decode_complex(plain))
+def slots(residues: Words) -> np.ndarray:
+    """The values of small polynomials at the odd roots of one: SEAL's slots, at scale one."""
+    _, noise = ckks.decode(RING, residues)
+    values = noise * float(RING.delta)
+    N = len(values)
+    return np.fft.fft(values * np.exp(1j * np.pi * np.arange(N) / N))
 
 
 # ------------------------------------------------------------------ flooding
@@ -95,8 +85,8 @@ def flooding_bits(party: Party, flood: Flood, bits: int = 40) -> tuple[float, fl
     """How many bits larger the noise of an opened zero is than the ciphertexts' own, by part."""
     total = party.sum(np.zeros((AGENTS, 10), dtype=np.int64))
     std = ckks.flooding_std(RING.degree, AGENTS, bits)
-    opened = slots(party.fuse(total, flood, std)[0])
-    own = slots(party.decrypt(total)[0])
+    opened = slots(party.fuse(total, flood, std))
+    own = slots(party.decrypt(total))
     # all agents flood; one alone must hide the noise from the others: hence √n
     return (
         float(np.log2(opened.real.std() / own.real.std() / math.sqrt(AGENTS))),
@@ -118,7 +108,7 @@ def test_the_measurement_sees_that_flooding_is_missing_or_real_only(party: Party
     without = flooding_bits(party, no_flood)
     assert max(without) < 1
     assert not hides(without)
-    real, imaginary = flooding_bits(party, real_flood)
+    real, imaginary = flooding_bits(party, real_flooding)
     assert real > 40 - math.log2(1.1)
     assert imaginary < 1
     assert not hides((real, imaginary))
@@ -127,11 +117,10 @@ def test_the_measurement_sees_that_flooding_is_missing_or_real_only(party: Party
 @pytest.mark.parametrize("std", [2.0**45, 2.0**60, 2.0**90])
 def test_flooding_is_gaussian_in_every_coefficient_down_to_the_last_bit(std: float) -> None:
     ring = Ring(8192, 3, 1)
-    words = ckks.flooding_words(ring, std, 2, os.urandom(32))
-    residues = ckks.transform(ring, words, back=True)
-    values = np.array([_lift(ring, column) for column in residues.swapaxes(1, 2).reshape(-1, 4)])
-    n = len(values)
-    assert n == 2 * 8192
+    n = 2 * 8192
+    words = ckks.flooding_words(ring, std, n, os.urandom(32))
+    assert words.shape == (4, n)
+    values = np.array([_lift(ring, column) for column in words.T])
     scaled = values.astype(np.float64) / std
     assert kstest(scaled, "norm").pvalue > 1e-6
     halves = scaled.reshape(2, 2, 4096)
@@ -169,11 +158,13 @@ def test_the_noise_of_ciphertexts_is_the_stated_one(party: Party) -> None:
 
 def test_sums_are_seal_s(party: Party) -> None:
     rows = np.arange(3 * 50).reshape(3, 50)
-    ciphers = [ckks.encrypt_integers(RING, row, party.key) for row in rows]
+    N = RING.degree
+    sent = [ckks.encrypt_integers(RING, row, party.key, N) for row in rows]
+    ciphers = [np.stack([ckks.transform(RING, c0[None])[0], c1[0]]) for c0, c1 in sent]
     seal = ckks._seal(RING)
     loaded = []
     for words in ciphers:
-        data = ckks._cipher_bytes(seal, words[0], seal.ids[RING.num_primes], ntt=True)
+        data = ckks._cipher_bytes(seal, words, seal.ids[RING.num_primes], ntt=True)
         loaded.append(ckks._load(seal, api.Ciphertext(), data))
     total = api.Ciphertext()
     seal.evaluator.add_many(loaded, total)
@@ -186,10 +177,41 @@ def test_encoding_is_exact_and_linear(party: Party) -> None:
     largest = 2**52
     rows = rng.integers(-largest // AGENTS, largest // AGENTS, (AGENTS, 9000))
     rows[:, :2] = [largest // AGENTS, -largest // AGENTS]
-    integers, noise = ckks.decode(RING, party.decrypt(party.sum(rows)))
+    integers, noise = ckks.decode(RING, party.decrypt(party.sum(rows, 9100)))
+    assert len(integers) == 9100
     assert np.array_equal(integers[:9000], rows.sum(axis=0))
     assert not integers[9000:].any()
     assert np.abs(noise).max() < 1e-12  # the ciphertexts' own noise, in steps
+
+
+@pytest.mark.parametrize("shift", [0, 1, 20])
+@pytest.mark.parametrize("shape", [(2, 2), (2, 1), (3, 2)])
+def test_integers_and_noise_are_told_apart(shape: tuple[int, int], shift: int) -> None:
+    """Of either sign, up to the largest that the high primes hold beside the shift."""
+    low, high = shape
+    ring = Ring(8192, low, high, shift)
+    largest = 2 ** (31 * high - shift - 1)
+    rng = np.random.default_rng(shift)
+    integers = [largest, -largest, 0, 1, -1, *rng.integers(-largest, largest, 95).tolist()]
+    shares = [0.49, -0.49, 0.0, 0.2, -0.2, 1e-9, *rng.uniform(-0.5, 0.5, 94).tolist()]
+    values = [k * ring.step + round(e * ring.step) for k, e in zip(integers, shares, strict=True)]
+    words = np.array([[v % p for v in values] for p in ring.primes[: low + high]], dtype=np.uint64)
+    found, noise = ckks.decode(ring, words)
+    assert found.tolist() == integers
+    assert noise == pytest.approx(shares, abs=1e-9)
+
+
+@pytest.mark.parametrize("agents", [2, 50, 1000])
+@pytest.mark.parametrize("bits", [20, 37, 43])
+def test_a_ring_holds_the_sum_and_its_noise(agents: int, bits: int) -> None:
+    for flooding in (40, 48, 60):
+        ring = Ring.choose(agents * 2**bits, agents, flooding)
+        room = math.prod(ring.primes[: ring.high]) >> ring.shift
+        assert room > 2 * (agents * 2**bits + 1)
+        deviation = math.sqrt(agents) * ckks.flooding_std(ring.degree, agents, flooding)
+        assert 12 * deviation < ring.step / 4
+        fewer = math.prod(ring.primes[: ring.num_primes - 1])
+        assert fewer < 2 * agents * 2**bits * 12 * deviation * 4 * 2  # up to a bit: none to spare
 
 
 def test_secrets_are_ternary_and_errors_small(party: Party) -> None:
@@ -291,3 +313,50 @@ def test_words_travel_as_four_bytes() -> None:
             ckks.words_from_bytes(RING, wrong, 1, 4)
     with pytest.raises(MessageError, match="1 of 4 primes"):
         ckks.words_from_bytes(RING, data[:-4] + b"\xff" * 4, 1, 4)
+
+
+# ------------------------------------------------------------------ masks
+
+
+def stream(key: bytes) -> Callable[[int], bytearray]:
+    return lambda size: keys.stream(key, size)
+
+
+@pytest.mark.parametrize("count", [1, 64, 9000])
+def test_masks_are_uniform_functions_of_their_keys(count: int) -> None:
+    mask = ckks.mask_words(RING, stream(b"k" * 32), count)
+    assert mask.shape == (4, count)
+    assert np.array_equal(mask, ckks.mask_words(RING, stream(b"k" * 32), count))
+    assert not np.array_equal(mask, ckks.mask_words(RING, stream(b"l" * 32), count))
+    assert bool((mask < moduli()).all())
+    if count > 1000:
+        for row, prime in zip(mask, RING.primes, strict=False):
+            assert kstest(row / prime, "uniform").pvalue > 1e-6
+        assert len(np.unique(mask)) > 0.999 * mask.size
+
+
+def test_words_beyond_their_prime_are_drawn_again() -> None:
+    """A stream that begins with words that no prime allows, and one that has too few others."""
+
+    def begins(size: int) -> bytearray:
+        return bytearray(b"\xff" * 4 * 11 + keys.stream(b"k" * 32, size))[:size]
+
+    assert keys.stream(b"k" * 32, 99) == keys.stream(b"k" * 32, 199)[:99]
+
+    mask = ckks.mask_words(RING, begins, 64)
+    assert bool((mask < moduli()).all())
+    expected = np.frombuffer(begins(4 * 256), dtype="<u4").reshape(4, 64)
+    good = expected < moduli()
+    assert 0 < np.count_nonzero(~good) < 20
+    assert np.array_equal(mask[good], expected[good])
+    assert len(set(mask[~good].tolist())) == np.count_nonzero(~good)  # each its own
+
+
+def test_masks_cancel() -> None:
+    rows = ckks.uniform_words(RING, b"r")[:4, :100]
+    masks = [ckks.mask_words(RING, stream(bytes([i]) * 32), 100) for i in range(5)]
+    masked = ckks.add_masks(RING, rows, masks[:3], masks[3:])
+    assert not np.array_equal(masked, rows)
+    assert bool((masked < moduli()).all())
+    assert np.array_equal(ckks.add_masks(RING, masked, masks[3:], masks[:3]), rows)
+    assert np.array_equal(ckks.add_masks(RING, rows, [], []), rows)
