@@ -703,6 +703,7 @@ class SummedRun(OfVectors, ProtocolRun):
             assert isinstance(reply, Upload)
             draws.append(memory.drawn)
             site = replace(site, memory=memory)
+            assert memory.ledger is not None
             charged = memory.ledger.releases
         same = int((draws[0] == draws[1]).sum())
         return [

@@ -1266,9 +1266,12 @@ class FedGP(Federation):
         """The search; one that needs to know for how many evaluations gets the budget."""
         if isinstance(self.search, TransferSearch):
             return TransferSum(strategy=self.search)
-        if isinstance(self.search, SupportSearch | RegionSearch) and self.search.horizon is None:
-            return replace(self.search, horizon=self.budget)
-        return self.search
+        search, given = self.search, max((len(X) for X, _ in self.data.values()), default=0)
+        if isinstance(search, RegionSearch):
+            return replace(search, given=given, horizon=search.horizon or self.budget)
+        if isinstance(search, SupportSearch) and search.horizon is None:
+            return replace(search, horizon=self.budget + given)
+        return search
 
     def make_aggregation(self) -> Aggregation:
         """Messages are added up."""

@@ -78,6 +78,7 @@ from botorch_fed.federation.site import STATE_BYTES
 from botorch_fed.federation.terms import (
     Aggregation,
     Contribution,
+    Limits,
     Order,
     Party,
     Setup,
@@ -377,6 +378,11 @@ class Stream(Aggregation):
 
     # -------------------------------------------------------------- a site
 
+    def limits(self, terms: Terms) -> Limits:
+        """One action and its answer, as often as it is an agent's turn."""
+        count = self.participations(terms)
+        return Limits(self.rounds(terms), 0, count, count)
+
     def begin(self, site: Party) -> StreamMemory:
         """Nothing was sent or paid."""
         return StreamMemory(0, 0, self.ledger(site))
@@ -609,14 +615,18 @@ class NoisyStream(Stream):
 
     def promise(self, hub: Party) -> Guarantee:
         """What the whole run reveals about one unit at most."""
-        composed = compose(
-            [self.mechanism(hub.terms).event] * self.payments(hub.terms),
+        composed = self.guaranteed(hub.terms)
+        self.check_ledgers(hub)
+        return replace(composed, private=hub.resources.noise.private)
+
+    def guaranteed(self, terms: Terms) -> Guarantee:
+        """What the terms come to, with noise that is secret."""
+        return compose(
+            [self.mechanism(terms).event] * self.payments(terms),
             delta=self.delta,
             adjacency=self.adjacency,
             unit=self.unit,
         )
-        self.check_ledgers(hub)
-        return replace(composed, private=hub.resources.noise.private)
 
     def check_ledgers(self, hub: Party) -> None:
         """Raise unless the hub's ledgers fit the mechanism."""

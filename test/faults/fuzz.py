@@ -600,7 +600,7 @@ def judge(one: Visit | Return, made: Mutant, answer: Any = None) -> str | None:
 
 
 def _judge_request(one: Visit, made: Mutant, frame: Tree, body: Tree) -> str | None:
-    run, instance, agent, serial, asked, heard, broadcasts, _, tag = frame
+    run, instance, agent, serial, asked, heard, broadcasts, _, tag, *_ = frame
     record, good = one.memory["_request"], read(one.good)[2]
     if (run, agent) != (good[0], one.agent):
         return "mis-addressed"
