@@ -115,7 +115,7 @@ def test_a_missing_check_is_noticed(defect: str, monkeypatch: pytest.MonkeyPatch
         """What nobody has checked is accepted, or makes the receiver fall over."""
         return any(reason in why for why in found.bad) or bool(found.crashes)
 
-    assert not noticed(fuzz(traffic, 1000))  # as it is shipped
+    assert not noticed(fuzz(traffic, 300))  # as it is shipped; of all cases, more are tried above
     monkeypatch.setattr(owner, what, stand_in)
     assert noticed(searched(traffic, noticed))
 
