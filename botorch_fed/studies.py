@@ -883,14 +883,13 @@ class DPFTSDE(Federation):
 
     def site_resources(self, name: AgentId) -> Resources:
         """Keys, noise, and the ledger from which a site pays for the noise that it adds."""
-        resources = super().site_resources(name)
+        resources = replace(super().site_resources(name), noise=self.noise)
         if self.trust == "central":
             return resources
         budget = self.require
         if budget is None and self.epsilon is not None and self.delta is not None:
             budget = Budget(self.epsilon, self.delta)
-        ledger = Ledger(self.adjacency, "agent", budget)
-        return replace(resources, noise=self.noise, ledger=ledger)
+        return replace(resources, ledger=Ledger(self.adjacency, "agent", budget))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
