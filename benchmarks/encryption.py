@@ -33,6 +33,8 @@ support points, up to 10^4 in size, on the grid's default of 2^-36 of that. Keys
     fed_gp_cpu_s_30_S32_50        30 agents, S = 32; objectives of ten dimensions, excluded
     fed_gp_cpu_s_10_region_50     the search in a shrinking region: 10 agents, 24,010 numbers
 
+``benchmarks/results/encryption.json`` compares with the scheme without masks, measured in turns.
+
 TenSEAL's figures have neither checks of what arrives nor names, rounds and checksums, ours have.
 OpenFHE's have no bytes at all: it adds 20 bits of noise to a share; ours have what 50 sums need to
 be hidden to a total variation of 2^-40, 47 bits for S = 32.

@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 import math
+import sys
 import textwrap
 import warnings
 from collections.abc import Callable, Iterator
@@ -25,11 +26,14 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from scipy.special import ndtri
 from torch import Tensor
 
 from benchmarks.papers.published.noise import paper_local_noise, paper_prefix_noise
+from botorch_fed.aggregation import noisy, secure_sum, stream
+from botorch_fed.privacy import accounting
 from botorch_fed.privacy.accounting import Event, Ledger, gaussian_mu
 from botorch_fed.privacy.audit import (
     CURVE,
@@ -58,6 +62,7 @@ from botorch_fed.privacy.mechanisms import (
     WeightedGaussianSum,
 )
 from botorch_fed.privacy.tree import PrefixSum
+from botorch_fed.privacy.worlds import prefix_covariance
 
 # The same for every case, healthy or mutated; the canary and the thresholds are the audit's own.
 RUNS = 600
@@ -109,6 +114,7 @@ class Mutant:
         old: The line, without indentation.
         new: The line in its place.
         cases: Names of the `CASES` in which it must be found: where it makes a difference.
+        more: Further lines of the same target, and what stands in their places.
     """
 
     name: str
@@ -116,6 +122,7 @@ class Mutant:
     old: str
     new: str
     cases: tuple[str, ...]
+    more: tuple[tuple[str, str], ...] = ()
 
 
 def build(mutant: Mutant) -> tuple[Any, str, Any]:
@@ -124,20 +131,21 @@ def build(mutant: Mutant) -> tuple[Any, str, Any]:
     module = import_module(module_name)
     *parents, name = qualified.split(".")
     owner: Any = functools.reduce(getattr, parents, module)
-    source = textwrap.dedent(inspect.getsource(_function(inspect.getattr_static(owner, name))))
-    lines = source.splitlines()
-    found = [i for i, line in enumerate(lines) if line.strip() == mutant.old]
-    if len(found) != 1:
-        raise ValueError(
-            f"Mutant {mutant.name!r} needs its line exactly once in {mutant.target}, found it "
-            f"{len(found)} times: {mutant.old}"
-        )
-    (i,) = found
-    indentation = lines[i][: len(lines[i]) - len(lines[i].lstrip())]
-    lines[i] = indentation + mutant.new
+    function = _function(inspect.getattr_static(owner, name))
+    lines = textwrap.dedent(inspect.getsource(function)).splitlines()
+    for old, new in ((mutant.old, mutant.new), *mutant.more):
+        found = [i for i, line in enumerate(lines) if line.strip() == old]
+        if len(found) != 1:
+            raise ValueError(
+                f"Mutant {mutant.name!r} needs its line exactly once in {mutant.target}, found it "
+                f"{len(found)} times: {old}"
+            )
+        (i,) = found
+        indentation = lines[i][: len(lines[i]) - len(lines[i].lstrip())]
+        lines[i] = indentation + new
     code = compile("\n".join(lines), f"<mutant: {mutant.name}>", "exec")
     built: dict[str, Any] = {}
-    exec(code, {**vars(module), "torch": torch}, built)
+    exec(code, {**vars(inspect.getmodule(function) or module), "torch": torch, **_EXTRA}, built)
     value = built[name]
     if hasattr(value, "__set_name__"):
         value.__set_name__(owner, name)
@@ -146,19 +154,45 @@ def build(mutant: Mutant) -> tuple[Any, str, Any]:
 
 @contextmanager
 def installed(mutant: Mutant) -> Iterator[None]:
-    """The mutant in place of the shipped code."""
+    """The mutant in place of the shipped code, wherever it was imported."""
     owner, name, value = build(mutant)
     shipped = inspect.getattr_static(owner, name)
-    setattr(owner, name, value)
+    places = [owner]
+    if inspect.ismodule(owner):
+        rooms = ("botorch_fed", "benchmarks", "test.")
+        ours = [m for word, m in list(sys.modules.items()) if word.startswith(rooms)]
+        places = [m for m in ours if inspect.getattr_static(m, name, None) is shipped]
+    for place in places:
+        setattr(place, name, value)
+    _forget()
     try:
         yield
     finally:
-        setattr(owner, name, shipped)
+        for place in places:
+            setattr(place, name, shipped)
+        _forget()
+
+
+_EXTRA: dict[str, Any] = {"np": np, "math": math, "InsecureSeededNoise": InsecureSeededNoise}
+
+
+def _forget() -> None:
+    """Drop what accountants and plans remember of the code that was in place before."""
+    for remembered in (accounting._epsilon, accounting._optimistic_epsilon, noisy._plan):
+        remembered.cache_clear()
+    stream._multiplier.cache_clear()
+    for remembered in (
+        secure_sum._composed,
+        secure_sum._mechanism_and_grid,
+        secure_sum._private_sum,
+    ):
+        remembered.cache_clear()
+    accounting._beginnings.clear()
 
 
 def _function(attribute: Any) -> Any:
     """What `inspect.getsource` understands, decorators included."""
-    for inner in ("fget", "func", "__func__"):
+    for inner in ("fget", "func", "__func__", "__wrapped__"):
         attribute = getattr(attribute, inner, attribute)
     return attribute
 
@@ -633,7 +667,8 @@ class StreamLaw:
         self.releases = len(labels)
         if isinstance(mechanism, PrefixSum):
             self.documented, self.charges = self.releases, 1
-            cov = _stream_covariance(mechanism.factorization, mechanism.horizon)
+            column, BB = prefix_covariance(mechanism.factorization, mechanism.horizon)
+            cov = column * BB
             weights = torch.ones(len(labels)) * mechanism.participations
         elif isinstance(mechanism, LocalGaussian):
             self.documented, self.charges = case.increments, case.increments
@@ -750,57 +785,6 @@ class StreamLaw:
                         labels.append(done.index)
                         values.append(torch.tensor([done.total]).double())
         return labels, values, ledger
-
-
-def _stream_covariance(name: str, horizon: int) -> Tensor:
-    """:math:`|C|^2 B B^T` by the formulas of the documentation."""
-    if name == "tree":
-        B = _dyadic(horizon)
-        return horizon.bit_length() * B @ B.T
-    if horizon > 8:
-        C = _toeplitz(_buffered_response(horizon))
-    else:
-        f = [1.0]
-        for k in range(1, horizon):
-            f.append(f[-1] * (1 - 1 / (2 * k)))
-        C = _toeplitz(f)
-    A = torch.ones(horizon, horizon).double().tril()
-    B = A @ torch.linalg.inv(C)
-    return float(C.square().sum(dim=0).max()) * B @ B.T
-
-
-def _toeplitz(response: list[float]) -> Tensor:
-    n = len(response)
-    rows = [[response[i - j] if i >= j else 0.0 for j in range(n)] for i in range(n)]
-    return torch.tensor(rows).double()
-
-
-def _buffered_response(horizon: int) -> list[float]:
-    """The encoder's first column, from the fitted numbers, which are public."""
-    mechanism = PrefixSum(num_features=1, outcome_bound=1.0, horizon=horizon, noise_multiplier=1.0)
-    ledger = Ledger(adjacency=mechanism.adjacency, unit=mechanism.unit)
-    state, _ = mechanism.start(ledger=ledger, noise=InsecureSeededNoise(0))
-    omega, theta = state.factor.tolist()
-    tail = [sum(w * q**k for w, q in zip(omega, theta, strict=True)) for k in range(horizon - 1)]
-    return [1.0, *tail]
-
-
-def _dyadic(horizon: int) -> Tensor:
-    """Which noise is in which prefix: `T' x nodes`."""
-    nodes: dict[tuple[int, int], int] = {}
-    for length in (2**k for k in range(horizon.bit_length())):
-        for end in range(length, horizon + 1, length):
-            nodes[end, length] = len(nodes)
-
-    rows = []
-    for t in range(1, horizon + 1):
-        row, end = torch.zeros(len(nodes)).double(), 0
-        for length in (2**k for k in reversed(range(t.bit_length()))):
-            if t & length:
-                end += length
-                row[nodes[end, length]] = 1.0
-        rows.append(row)
-    return torch.stack(rows)
 
 
 def audited_published_tree(

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
     from botorch_fed.deploy import Hub, SiteFolder
-    from botorch_fed.privacy import Guarantee
+    from botorch_fed.privacy import Guarantee, SharedLedger
     from botorch_fed.privacy.audit import AuditReport
     from botorch_fed.run import RunResult
     from botorch_fed.study import Plan, StudyFile
@@ -222,9 +222,11 @@ def _say(arguments: argparse.Namespace, text: str) -> None:
 def _show(arguments: argparse.Namespace, table: Table) -> None:
     from rich.console import Console
 
-    console = Console(file=sys.stderr if arguments.json else sys.stdout)
+    file = sys.stderr if arguments.json else sys.stdout
+    plain: dict[str, Any] = {"file": file, "markup": False, "emoji": False}  # names are anybody's
+    console = Console(**plain)
     if not console.is_terminal:
-        console = Console(file=console.file, width=110)
+        console = Console(width=110, **plain)
     console.print(table)
 
 
@@ -265,6 +267,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_report(commands)
     _add_hub(commands)
     _add_site(commands)
+    _add_ledger(commands)
     _add_completion(commands)
     return parser
 
@@ -374,6 +377,9 @@ def _add_account(commands: Any) -> None:
     parser.add_argument("--releases", type=_count(1), required=True, metavar="T", help="how many")
     parser.add_argument(
         "--delta", type=float, required=True, metavar="D", help="far below one over the units"
+    )
+    parser.add_argument(
+        "--units", type=_count(1), metavar="N", help="how many are protected: delta is below 1/N"
     )
     _choice(parser, "--adjacency", ADJACENCIES)
     _choice(parser, "--unit", ("agent", "record"), "whose data are protected")
@@ -832,7 +838,7 @@ def _run(arguments: argparse.Namespace) -> _Done:
     study = read_study(arguments.study)
     out = arguments.out if arguments.out is not None else study.out
     if arguments.dry_run:
-        study.load()  # an objective that cannot be outline belongs to the plan
+        study.find()  # one that is missing belongs to the plan; nothing is imported
         outline = plan(study)
         _show_plan(arguments, study, outline, out)
         return _Done({"command": "run", "dry_run": True, "out": out, **asdict(outline)})
@@ -992,8 +998,6 @@ def _add_protocols(commands: Any) -> None:
 
 
 def _protocols(arguments: argparse.Namespace) -> _Done:
-    from rich.markup import escape
-
     from botorch_fed.federation.registry import study_class
     from botorch_fed.study import settings
 
@@ -1010,9 +1014,9 @@ def _protocols(arguments: argparse.Namespace) -> _Done:
     except FederatedError as error:
         raise UsageError(str(error)) from error
     title = f"{arguments.name}: settings of the table [protocol]"
-    table = _table("setting", "expected", "default", "meaning", title=escape(title))
+    table = _table("setting", "expected", "default", "meaning", title=title)
     for row in rows:
-        table.add_row(row.name, *map(escape, (row.expected, row.default, row.doc)))
+        table.add_row(row.name, row.expected, row.default, row.doc)
     _show(arguments, table)
     document = {"command": "protocols", "name": arguments.name}
     return _Done({**document, "settings": [asdict(row) for row in rows]})
@@ -1026,8 +1030,9 @@ def _first_line(kind: type[Any]) -> str:
 
 
 def _account(arguments: argparse.Namespace) -> _Done:
-    from botorch_fed.privacy import Accountant, noise_multiplier_for
+    from botorch_fed.privacy import Accountant, check_promised_delta, noise_multiplier_for
 
+    check_promised_delta(arguments.delta, arguments.units, arguments.unit)
     settings = {
         "sampling_rate": arguments.sampling_rate,
         "delta": arguments.delta,
@@ -1043,10 +1048,12 @@ def _account(arguments: argparse.Namespace) -> _Done:
         f"{arguments.releases} releases, q = {arguments.sampling_rate:g}, z = {multiplier:.6g}: "
         f"epsilon at delta = {arguments.delta:g} per {arguments.unit}, {arguments.adjacency}"
     )
-    table = _table("accountant", "epsilon at most", "", title=title)
+    table = _table("accountant", "epsilon at most", "at least", "", title=title)
     for row in rows:
-        shown = "" if row["epsilon"] is None else f"{row['epsilon']:.6g}"
-        table.add_row(row["accountant"], shown, row["note"])
+        shown, least = (
+            "" if row[key] is None else f"{row[key]:.6g}" for key in ("epsilon", "at_least")
+        )
+        table.add_row(row["accountant"], shown, least, row["note"])
     _show(arguments, table)
     document = {
         "command": "account",
@@ -1067,8 +1074,9 @@ def _account(arguments: argparse.Namespace) -> _Done:
 def _accounted(arguments: argparse.Namespace, multiplier: float, name: Any) -> dict[str, Any]:
     from botorch.exceptions.errors import UnsupportedError
 
-    from botorch_fed.privacy import epsilon
+    from botorch_fed.privacy import Entry, Event, epsilon, optimistic_epsilon
 
+    least = None
     try:
         guarantee: Guarantee = epsilon(
             sampling_rate=arguments.sampling_rate,
@@ -1080,10 +1088,18 @@ def _accounted(arguments: argparse.Namespace, multiplier: float, name: Any) -> d
             unit=arguments.unit,
         )
     except UnsupportedError as error:
-        return {"accountant": name, "epsilon": None, "note": str(error)}
+        return {"accountant": name, "epsilon": None, "at_least": None, "note": str(error)}
+    if name == "pld":
+        event = Event(multiplier, arguments.sampling_rate)
+        least = optimistic_epsilon(
+            [Entry(event, arguments.releases, "")],
+            delta=arguments.delta,
+            adjacency=arguments.adjacency,
+        )
     return {
         "accountant": name,
         "epsilon": guarantee.epsilon,
+        "at_least": least,
         "note": "the default" if name == "pld" else "",
     }
 
@@ -1307,6 +1323,69 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
         "privacy": result.privacy,
     }
     return _Done(document, EXHAUSTED if exhausted else FINE)
+
+
+def _add_ledger(commands: Any) -> None:
+    verbs = _group(commands, "ledger", "a ledger on disk, from which studies pay")
+    show = _command(verbs, "show", _ledger_show, "what was paid, and what may still be spent")
+    limit = _command(verbs, "limit", _ledger_limit, "let another budget hold from now on")
+    for parser in (show, limit):
+        parser.add_argument("path", type=Path, metavar="PATH", help="path of [ledger] in a study")
+    limit.add_argument("--epsilon", type=float, required=True, help="what may be spent in total")
+    limit.add_argument("--delta", type=float, required=True, help="the probability beside it")
+    limit.add_argument(
+        "--raise", dest="more", action="store_true", help="let it be more than it was"
+    )
+
+
+def _ledger_show(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.privacy import SharedLedger
+
+    with SharedLedger.at(arguments.path) as books:
+        return _ledger_said(arguments, books, "ledger show")
+
+
+def _ledger_limit(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.privacy import Budget, SharedLedger
+
+    budget = Budget(arguments.epsilon, arguments.delta)
+    with SharedLedger.at(arguments.path) as books:
+        old = books.budget
+        more = old is not None and (budget.epsilon > old.epsilon or budget.delta > old.delta)
+        if more and not arguments.more:
+            raise FederatedError(
+                f"The limit is ({old.epsilon:g}, {old.delta:g}), "  # type: ignore[union-attr]
+                f"({budget.epsilon:g}, {budget.delta:g}) is more: pass --raise if it is meant."
+            )
+        return _ledger_said(arguments, books.limit(budget), "ledger limit")
+
+
+def _ledger_said(arguments: argparse.Namespace, books: SharedLedger, command: str) -> _Done:
+    budget, ledger = books.budget, books.ledger
+    table = _table("for", "releases", "noise multiplier", title=str(books.path))
+    for entry in ledger.entries:
+        event = entry.event
+        table.add_row(entry.note, str(entry.count), f"{event.noise_multiplier:.4g}")
+    spent = None if budget is None else ledger.guarantee().epsilon
+    _show(arguments, table)
+    said = f"{books.releases} releases, no limit"
+    if budget is not None:
+        said = f"epsilon {spent:.4g} of {budget.epsilon:g} at delta = {budget.delta:g}"
+    head = f"{len(books)} events, head {books.head[:16]}"
+    _say(arguments, f"per {books.unit}, {books.adjacency}: {said}; {head}")
+    return _Done(
+        {
+            "command": command,
+            "path": str(books.path),
+            "unit": books.unit,
+            "adjacency": books.adjacency,
+            "budget": None if budget is None else [budget.epsilon, budget.delta],
+            "spent": spent,
+            "releases": books.releases,
+            "events": len(books),
+            "head": books.head,
+        }
+    )
 
 
 def _add_site(commands: Any) -> None:

@@ -41,6 +41,8 @@ from botorch_fed.engines.flower_control import Control, ControlRefused, HubLost
 from botorch_fed.engines.site_process import Background, SiteProcess, ask_site, is_listening
 from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import BudgetExceeded, FederatedError
+from botorch_fed.federation.agent import paying
+from botorch_fed.federation.anchors import Anchors, SiteBooks
 from botorch_fed.federation.base import AgentId, secrets_in, with_stores
 from botorch_fed.federation.drive import Round
 from botorch_fed.federation.site import Site
@@ -56,7 +58,15 @@ from botorch_fed.run import (
 )
 from botorch_fed.storage.log import FileLog
 from botorch_fed.storage.store import FileBlobs, FileStore
-from botorch_fed.study import BY_HAND, NamedObjective, StudyFile, open_books, read_study
+from botorch_fed.study import (
+    BY_HAND,
+    NamedObjective,
+    StudyFile,
+    check_site_budget,
+    open_books,
+    read_study,
+    site_books,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -277,6 +287,7 @@ class Hub:
                         quorum=quorum,
                         retries=retries,
                         on_round=None if watch is None else _Told(watch, folder / "rounds.jsonl"),
+                        anchors=Anchors(FileStore(self.folder / "ledgers")),
                     )
                 except (BudgetExceeded, DeployError):
                     raise
@@ -362,15 +373,31 @@ class SiteFolder:
         secrets = FileStore(home / "secrets")
         if keys is not None:
             _copy_keys(keys, secrets)
+        check_site_budget(study)
         _ = self.identity
         _copy_keys(self.folder / "identity", secrets)
         protocol = with_stores(study.study(), study.agents, lambda _: secrets)
-        agent = make_agent(protocol, name, study.space, study.seed, blobs)
-        log = FileLog(home, SITE_EVENTS)
+        agent = make_agent(protocol, name, study.space, study.seed, blobs, study.agents)
+        with contextlib.ExitStack() as opened:
+            log = FileLog(home, SITE_EVENTS)
+            opened.callback(log.close)
+            books = self._books(study, name)
+            if books is not None:
+                opened.callback(books.ledger.close)
+                agent = paying(agent, books.ledger, _payer(secrets))
+            site = Site(name, agent, objective, run=study.fingerprint, log=log, books=books)
+            opened.pop_all()
+        return site
+
+    def _books(self, study: StudyFile, name: AgentId) -> SiteBooks | None:
+        """The site's ledger; what others have seen of it lies in this folder, apart from it."""
+        ledger = site_books(study)
+        if ledger is None:
+            return None
         try:
-            return Site(name, agent, objective, run=study.fingerprint, log=log)
+            return SiteBooks(ledger, name, FileStore(self.folder / "ledgers"))
         except BaseException:
-            log.close()
+            ledger.close()
             raise
 
     def command(self, hub: str, certificates: str | Path) -> list[str]:
@@ -491,6 +518,13 @@ class SiteFolder:
             kind = type(study.study()).__name__
             seen = list(site.observations())
             return site_result(kind, study.space, study.seed, name, seen, budget=study.budget)
+
+
+def _payer(secrets: FileStore) -> str:
+    """What a site calls the payment of a run: a random name that is made once."""
+    if secrets.get("payer") is None:
+        secrets.put_new("payer", token_hex(16).encode())
+    return (secrets.get("payer") or b"").decode()
 
 
 def make_keys(study: StudyFile, folder: str | Path) -> None:

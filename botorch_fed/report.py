@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from botorch_fed.run import Record, RunResult
-    from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.space import Parameter, SearchSpace
 
 _CLAIMED, _MEASURED, _BOUNDS, _FAILED = "#444444", "#0072b2", "#009e73", "#d55e00"
 _FARTHEST = 100.0  # times the limit; farther bars are cut there

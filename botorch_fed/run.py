@@ -40,6 +40,8 @@ from torch import Tensor
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import Parallel
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.agent import bound_to
+from botorch_fed.federation.anchors import Anchors
 from botorch_fed.federation.base import (
     Agent,
     AgentId,
@@ -60,7 +62,7 @@ from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
 from botorch_fed.rng import generator
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 from botorch_fed.storage.log import FileLog, Log
-from botorch_fed.storage.store import Blobs, MemoryBlobs
+from botorch_fed.storage.store import Blobs, MemoryBlobs, own_folder
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.wire.codec import MAX_BYTES
 
@@ -355,8 +357,7 @@ class RunResult:
 
     def save(self, folder: str | Path) -> None:
         """Write `result.json`, `records.jsonl`, `rounds.jsonl`, `given.jsonl` and `arrays.npz`."""
-        folder = Path(folder)
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        folder = own_folder(folder)
         head = {
             "format": FORMAT,
             "names": self.names,
@@ -545,6 +546,7 @@ def host(
     pause: float = 1.0,
     max_bytes: int = MAX_BYTES,
     on_round: Callable[[Round], None] | None = None,
+    anchors: Anchors | None = None,
 ) -> RunResult:
     """The server's side of a run whose sites are elsewhere, see `make_agent` for theirs.
 
@@ -563,6 +565,7 @@ def host(
         pause: Seconds between two questions meanwhile.
         max_bytes: The longest message.
         on_round: Called after every round.
+        anchors: What this hub has seen of the sites' ledgers, in all of its runs.
 
     Returns:
         A result without observations: those are at the sites.
@@ -596,6 +599,7 @@ def host(
         idle=idle,
         pause=pause,
         max_bytes=max_bytes,
+        anchors=anchors,
     )
     if folder is not None:
         result.save(folder)
@@ -714,7 +718,7 @@ def _make_site(
     raise_errors: bool,
     name: AgentId,
 ) -> Site:
-    agent = make_agent(protocol, name, space, seed, blobs)
+    agent = make_agent(protocol, name, space, seed, blobs, tuple(objectives))
     objective = objectives[name]
     common: dict[str, Any] = {"max_bytes": max_bytes, "raise_errors": raise_errors}
     if folder is None:
@@ -730,11 +734,26 @@ def _make_site(
 
 
 def make_agent(
-    protocol: Study, name: AgentId, space: SearchSpace, seed: int, blobs: Blobs
+    protocol: Study,
+    name: AgentId,
+    space: SearchSpace,
+    seed: int,
+    blobs: Blobs,
+    roster: tuple[AgentId, ...] = (),
 ) -> Agent[Any]:
-    """The agent of a name in a run of this seed; a site elsewhere makes it in the same way."""
+    """The agent of a name in a run of this seed; a site elsewhere makes it in the same way.
+
+    Args:
+        protocol: The study.
+        name: The agent.
+        space: The search space.
+        seed: Of the run.
+        blobs: Where broadcasts lie.
+        roster: The study's agents, with whom alone the site takes part; empty if not known.
+    """
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    return protocol.agent(name, space, int.from_bytes(digest[:6], "big"), blobs)
+    agent = protocol.agent(name, space, int.from_bytes(digest[:6], "big"), blobs)
+    return bound_to(agent, roster)
 
 
 # ------------------------------------------------------------------ rows and files
@@ -860,9 +879,8 @@ def _folder(out: str | Path | None, *, resume: bool) -> Path | None:
         if resume:
             raise InputDataError("resume=True needs the folder of the run: pass out=….")
         return None
-    folder = Path(out).resolve()
+    folder = own_folder(out)
     if not (folder / HEAD).exists():
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         strange = {path.name for path in folder.iterdir()} - FILES
         if strange:
             raise ProtocolError(f"{folder} is not empty and holds no run: choose another folder.")

@@ -203,6 +203,13 @@ class SearchSpace:
     outcome: Outcome = Outcome()
 
     def __post_init__(self) -> None:
+        if not isinstance(self.parameters, tuple) or not all(
+            isinstance(one, Parameter) for one in self.parameters
+        ):
+            raise InputDataError(
+                f"Expected parameters as a tuple of Parameter, got {type(self.parameters).__name__}"
+                ": write SearchSpace((Parameter.real(…), …)), with a comma after a single one."
+            )
         if not self.parameters:
             raise InputDataError("A search space needs at least one parameter.")
         if len(set(self.names)) < len(self.names):

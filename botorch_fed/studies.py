@@ -552,7 +552,8 @@ class DPFTSDE(Federation):
             that has data for some evaluates fewer.
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
-        delta: Beside `epsilon`; default ``N ** -1.1``.
+        delta: Beside `epsilon`, below one over the number of agents; default the smaller one of
+            0.01 and ``N ** -1.1``.
         trust: Who adds the noise: ``"central"``, a trusted server, or ``"distributed"``, each
             agent.
         channel: With ``trust="distributed"``, how messages reach their sum: ``"threshold"`` (the
@@ -882,14 +883,13 @@ class DPFTSDE(Federation):
 
     def site_resources(self, name: AgentId) -> Resources:
         """Keys, noise, and the ledger from which a site pays for the noise that it adds."""
-        resources = super().site_resources(name)
+        resources = replace(super().site_resources(name), noise=self.noise)
         if self.trust == "central":
             return resources
         budget = self.require
         if budget is None and self.epsilon is not None and self.delta is not None:
             budget = Budget(self.epsilon, self.delta)
-        ledger = Ledger(self.adjacency, "agent", budget)
-        return replace(resources, noise=self.noise, ledger=ledger)
+        return replace(resources, ledger=Ledger(self.adjacency, "agent", budget))
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -1265,9 +1265,12 @@ class FedGP(Federation):
         """The search; one that needs to know for how many evaluations gets the budget."""
         if isinstance(self.search, TransferSearch):
             return TransferSum(strategy=self.search)
-        if isinstance(self.search, SupportSearch | RegionSearch) and self.search.horizon is None:
-            return replace(self.search, horizon=self.budget)
-        return self.search
+        search, given = self.search, max((len(X) for X, _ in self.data.values()), default=0)
+        if isinstance(search, RegionSearch):
+            return replace(search, given=given, horizon=search.horizon or self.budget)
+        if isinstance(search, SupportSearch) and search.horizon is None:
+            return replace(search, horizon=self.budget + given)
+        return search
 
     def make_aggregation(self) -> Aggregation:
         """Messages are added up."""

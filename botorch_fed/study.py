@@ -95,12 +95,13 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import partial
+from importlib import metadata
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
-from botorch.exceptions.errors import BotorchError
+from botorch.exceptions.errors import BotorchError, InputDataError
 from torch import Tensor
 
 from botorch_fed.acquisition import Constant, InverseSquare, MixingSchedule, Polynomial
@@ -143,6 +144,7 @@ from botorch_fed.run import RunResult, evaluations_of, run
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.transfer import LENGTHSCALE, TransferSearch
 from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
+from botorch_fed.storage.store import own_folder
 from botorch_fed.studies import default_kernel
 
 KEYS = (
@@ -160,6 +162,7 @@ KEYS = (
     "privacy",
     "ledger",
 )
+OBJECTIVES = "botorch_fed.objectives"  # entry points of packages that a file may name
 BY_HAND = "ask"  # instead of an objective: a user answers the trials
 OWN_KEYS = {"objective", "workers", "out", "ledger"}  # each machine's own
 PARAMETER_KEYS = {
@@ -495,6 +498,7 @@ class StudyFile:
                 "`botorch-fed site tell`. Name a function to run the study here.",
             )
         module, _, name = self.objective.partition(":")
+        self.find()
         _look_beside(self.path)
         try:
             function = getattr(importlib.import_module(module), name)
@@ -506,13 +510,43 @@ class StudyFile:
             raise self._missing(f"importing {module!r} failed ({error!r})", module) from error
         if not callable(function):
             raise self._missing(f"{self.objective!r} is no function", module)
+        source = getattr(sys.modules[module], "__file__", None)
+        if not self._is_entry_point and not _below(source, self.path):
+            raise self._missing(f"the module {module!r} that is loaded is {source}", module)
         return function
+
+    def find(self) -> None:
+        """Raise `StudyError` unless the objective is one that a study file may name.
+
+        That is a function of a module below the file's folder, or an entry point of an installed
+        package in the group ``botorch_fed.objectives``. Nothing is imported.
+        """
+        if self.objective == BY_HAND or self._is_entry_point:
+            return
+        module, _, name = self.objective.partition(":")
+        place = self.path.resolve().parent.joinpath(*module.split("."))
+        files = [place.with_suffix(".py"), place / "__init__.py"]
+        source = next((one for one in files if one.is_file() and _below(one, self.path)), None)
+        if source is None:
+            raise self._missing(f"there is no module {module!r} below the file's folder", module)
+        try:
+            known = set(re.findall(r"\w+", source.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._missing(f"{source} cannot be read ({error})", module) from error
+        if name not in known:
+            raise self._missing(f"the module {module!r} has no {name!r}", module)
+
+    @property
+    def _is_entry_point(self) -> bool:
+        found = metadata.entry_points(group=OBJECTIVES)
+        return any(one.value == self.objective for one in found)
 
     def _missing(self, what: str, module: str) -> StudyError:
         return self.text.error(
             ("objective",),
             f"{what}. Put {module.split('.')[0]}.py beside {self.path.name}, with a function "
-            "score(agent: str, **parameters) -> float, or install the package.",
+            f"score(agent: str, **parameters) -> float, or install a package that names it as an "
+            f"entry point in the group {OBJECTIVES!r}.",
         )
 
     def objectives(self) -> dict[AgentId, Objective]:
@@ -527,6 +561,8 @@ class NamedObjective:
 
     study: StudyFile
     agent: AgentId
+
+    one_by_one: ClassVar[bool] = True  # an evaluation is expensive: none waits for the next
 
     def __call__(self, X: Tensor) -> Tensor:
         """Evaluate point by point."""
@@ -614,6 +650,11 @@ def _name(protocol: _Table) -> str:
     except FederatedError as error:
         raise protocol.error("name", str(error)) from error
     return str(name)
+
+
+def _below(source: str | Path | None, path: Path) -> bool:
+    """Whether a module's file lies below the folder of a study file."""
+    return source is not None and Path(source).resolve().is_relative_to(path.resolve().parent)
 
 
 def _look_beside(path: Path) -> None:
@@ -709,6 +750,9 @@ def _agents(top: _Table) -> tuple[AgentId, ...]:
             "agents",
             f"expected different names, at least one, got {list(names)}. Write e.g. {example}.",
         )
+    strange = [name for name in names if not name.isprintable()]
+    if strange:
+        raise top.error("agents", f"names are printable characters, got {strange[0]!a}.")
     if any(len(name) > MAX_NAME for name in names):
         raise top.error("agents", f"names have at most {MAX_NAME} characters: shorten them.")
     return names
@@ -790,13 +834,17 @@ def _epsilon_and_delta(table: _Table, keys: tuple[str, ...]) -> Budget:
             f"expected a number in (0, 1), far below one over the number "
             f"of agents, got {delta}. Write e.g. delta = 1e-5.",
         )
-    return Budget(epsilon, delta)
+    try:
+        return Budget(epsilon, delta)
+    except InputDataError as error:
+        raise table.error("delta", str(error)) from error
 
 
 def _ledger(top: _Table, protocol: str, path: Path) -> LedgerSettings | None:
     if "ledger" not in top.values:
         return None
-    if not _has(study_class(protocol), "books"):
+    kind = study_class(protocol)
+    if not any(_has(kind, name) for name in ("books", "epsilon", "mechanism")):
         raise top.error("ledger", f"{protocol} pays from no ledger on disk: leave it out.")
     table = top.table("ledger")
     budget = _epsilon_and_delta(table, ("path", "epsilon", "delta"))
@@ -1407,9 +1455,11 @@ def run_study(
         )
     objectives = study.objectives()
     books = open_books(study)
+    if books is None and study.ledger is not None and not resume:
+        _pay_alone(study)
     try:
         if out is not None:
-            out.mkdir(mode=0o700, parents=True, exist_ok=True)
+            own_folder(out)
         return run(
             study.study(out=out, books=books),
             objectives,
@@ -1426,8 +1476,29 @@ def run_study(
             books.close()
 
 
+def _pay_alone(study: StudyFile) -> None:
+    """A run of all sites in one place is paid from the file's ledger, where each site would pay."""
+    _, _, price = _disclosed(study)
+    books = site_books(study)
+    assert price is not None
+    assert books is not None
+    with books:
+        books.spend(price.event, count=price.payments, note=f"run {study.fingerprint}")
+
+
 def open_books(study: StudyFile) -> SharedLedger | None:
-    """The ledger of a study file, from which its server pays; close it after the run."""
+    """The ledger of a study file, from which its hub pays; close it after the run.
+
+    None too where each site pays, from its own: see `site_books`.
+    """
+    _, _, price = _disclosed(study)
+    if study.ledger is None:
+        return None
+    return None if price is not None and price.paid_at == "site" else site_books(study)
+
+
+def site_books(study: StudyFile) -> SharedLedger | None:
+    """The ledger of a study file, whoever pays from it; close it after the run."""
     settings = study.ledger
     if settings is None:
         return None
@@ -1436,4 +1507,18 @@ def open_books(study: StudyFile) -> SharedLedger | None:
         raise study.text.error(("ledger",), "a run without noise spends nothing: leave it out.")
     return SharedLedger(
         settings.path, adjacency=price.adjacency, unit=price.unit, budget=settings.budget
+    )
+
+
+def check_site_budget(study: StudyFile) -> None:
+    """Raise `StudyError` where a study promises an epsilon that no budget of the site bounds."""
+    _, _, price = _disclosed(study)
+    if price is None or study.privacy is not None or study.ledger is not None:
+        return
+    raise study.text.error(
+        ("privacy",),
+        f"missing; a run reveals up to epsilon = {price.epsilon:.4g} at delta = "
+        f"{price.guarantee.delta:.3g}, and a site has to bound what it allows. Write [privacy] "
+        f"with epsilon = {math.ceil(price.epsilon * 100) / 100:g} and delta = "
+        f"{price.guarantee.delta:.3g}, or [ledger] with path, epsilon and delta.",
     )

@@ -106,6 +106,23 @@ def test_account_shows_all_accountants(capsys: Captured) -> None:
     assert not err
 
 
+def test_account_has_the_optimistic_bound_beside_the_pessimistic(capsys: Captured) -> None:
+    settings = ["--sampling-rate", "0.35", "--noise-multiplier", "1", "--releases", "20"]
+    found = document(capsys, 0, "account", *settings, "--delta", "1e-3", "--units", "29")
+    rows = {row["accountant"]: row for row in found["accountants"]}
+    assert 0.99 * rows["pld"]["epsilon"] < rows["pld"]["at_least"] <= rows["pld"]["epsilon"]
+    assert {name for name, row in rows.items() if row["at_least"] is not None} == {"pld"}
+
+
+def test_account_refuses_a_delta_that_says_nothing(capsys: Captured) -> None:
+    settings = ["--noise-multiplier", "1", "--releases", "1"]
+    _, err = told(capsys, 2, "account", *settings, "--delta", "0.9")
+    assert "above 0.1" in err
+    _, err = told(capsys, 2, "account", *settings, "--delta", "0.05", "--units", "20")
+    assert "promises nothing to 20 agents" in err
+    assert "Use delta = 1e-05" in err
+
+
 def test_account_the_other_way_round(capsys: Captured) -> None:
     settings = ("--releases", "1", "--delta", "1e-5")
     found = document(capsys, 0, "account", "--epsilon", "1", *settings)

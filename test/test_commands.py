@@ -146,16 +146,21 @@ def _verb(words: list[str]) -> tuple[str, argparse.ArgumentParser]:
     return " ".join(verb), parser
 
 
+def _parsed(command: Command) -> argparse.Namespace | None:
+    try:
+        return _parser().parse_args(command.words[1:])
+    except SystemExit:
+        return None
+
+
 @of(OURS)
 def test_a_command_parses(command: Command) -> None:
     """Those of blocks as a whole, by the real parser; of prose, and with …, verb and options."""
     verb, parser = _verb(command.words)
     assert verb, f"{command.pages}: {command.text} names no command"
     if command.whole and "…" not in command.text:
-        try:
-            arguments = _parser().parse_args(command.words[1:])
-        except SystemExit:
-            pytest.fail(f"{command.pages}: {command.text} does not parse")
+        arguments = _parsed(command)
+        assert arguments is not None, f"{command.pages}: {command.text} does not parse"
         assert callable(arguments.command)
         return
     options = {word.partition("=")[0] for word in command.words if word.startswith("-")}
@@ -164,11 +169,9 @@ def test_a_command_parses(command: Command) -> None:
 
 
 def _runs(command: Command) -> bool:
-    verb, _ = _verb(command.words)
-    fragment = not command.whole and (
-        verb in ("hub", "site") or command.words[1:] == [*verb.split(), "--dry-run"]
-    )
-    return verb not in ELSEWHERE and not fragment and "…" not in command.text
+    """Whether it is complete, and no other test runs it."""
+    named = _verb(command.words)[0] in ELSEWHERE or "…" in command.text
+    return not named and _parsed(command) is not None
 
 
 RUN = [command for command in COMMANDS if command.words[0] == OURS and _runs(command)]
@@ -177,7 +180,8 @@ RUN = [command for command in COMMANDS if command.words[0] == OURS and _runs(com
 def test_some_commands_run_here() -> None:
     verbs = {_verb(command.words)[0] for command in RUN}
     assert verbs == {
-        *("account", "audit", "protocols", "report", "run", "hub init", "site init", "site keys")
+        *("account", "audit", "protocols", "report", "run"),
+        *("hub init", "site identity", "site init", "site keys"),
     }
 
 
@@ -191,7 +195,7 @@ def test_a_command_runs(
     """In a folder with the study of the page of errors."""
     (study,), (objective,) = _blocks("errors.rst", "toml"), _blocks("errors.rst", "python")[:1]
     verb, _ = _verb(command.words)
-    if verb in ("hub init", "site init", "site keys"):
+    if verb.partition(" ")[0] in ("hub", "site"):
         pytest.importorskip("flwr", reason="needs botorch_fed[flower]")
     if verb == "site keys":
         study = study.replace("seed = 0", 'seed = 0\nchannel = "ckks"').replace('"fts"', '"fed-gp"')
@@ -203,6 +207,8 @@ def test_a_command_runs(
     if verb == "report":
         pytest.importorskip("matplotlib")
         assert main(["run", "study.toml", "--out", "FOLDER"]) == 0
+    if verb == "site identity":
+        assert main(["site", "init", command.words[-1]]) == 0
     if verb == "audit":
         command = replace(command, text=f"{command.text} --runs 100")
     assert main(command.words[1:]) == 0

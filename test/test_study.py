@@ -831,3 +831,15 @@ def test_a_private_bandit_goes_on_where_it_was(folder: Path) -> None:
     assert len(result.records) == 6
     assert (folder / "calls").read_text() == "nsn" + "nsns"  # the failed one again, no other
     assert RunResult.load(folder / "run").records == result.records
+
+
+@pytest.mark.parametrize(("delta", "why"), [("0.9", "above 0.1"), ("0.0999", None)])
+def test_a_delta_that_says_nothing_is_refused_with_its_line(
+    folder: Path, delta: str, why: str | None
+) -> None:
+    text = PRIVATE + PRIVACY.replace("1e-3", delta)
+    if why is None:
+        assert read(folder, text).privacy.delta == 0.0999
+        return
+    with pytest.raises(StudyError, match=f"delta.*{why}.*1e-05"):
+        read(folder, text)

@@ -56,6 +56,7 @@ from botorch_fed.federation.terms import (
     OWN,
     Aggregation,
     Contribution,
+    Limits,
     Order,
     Party,
     Setup,
@@ -76,6 +77,7 @@ from botorch_fed.privacy import (
     Release,
     SignalWarning,
     WeightedGaussianSum,
+    check_promised_delta,
     clip,
     compose,
     noise_multiplier_for,
@@ -87,6 +89,7 @@ from botorch_fed.search.releases import Noisy
 
 logger = logging.getLogger(__name__)
 
+_USUAL_DELTA = 0.01
 MAX_NOISE = 1e100  # deviation of a release's noise: its square and their sums are finite
 NoiseKind = Literal["correlated", "tight", "paper", "none"]
 Sampling = PoissonSampling | FixedSizeSampling
@@ -130,7 +133,8 @@ class NoisySum(Aggregation):
             What comes after the last round but one is left out.
         epsilon: What the whole run may reveal about one agent; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, noise over the norm of one agent's contribution.
-        delta: Of the promise; default ``N ** -1.1``.
+        delta: Of the promise, below one over the number of agents; default the smaller one of 0.01
+            and ``N ** -1.1``.
         noise_kind: ``"correlated"``, ``"tight"`` for independent noise of the right size,
             ``"paper"`` for the published size, or ``"none"``: no privacy.
         sampling: Who takes part in a release.
@@ -187,6 +191,8 @@ class NoisySum(Aggregation):
                 "A trimmed mean has no privacy guarantee, the proof is about the clipped sum: "
                 'leave out trim, or the noise by noise_kind="none".'
             )
+        if self.delta is not None and self._noisy:
+            check_promised_delta(self.delta)
         if self.epsilon is not None and not isinstance(self.sampling, PoissonSampling):
             raise InputDataError(
                 "Samples of a fixed size have no calibration: give a noise_multiplier."
@@ -206,6 +212,9 @@ class NoisySum(Aggregation):
                 f"{name} says no norm that its messages are clipped to: give a clip_norm."
             )
         agents = terms.agents
+        if agents and self._noisy:
+            delta = default_delta(len(agents)) if self.delta is None else self.delta
+            check_promised_delta(delta, len(agents), "agent")
         if agents and not 0 <= 2 * self.trim < len(agents):
             raise InputDataError(
                 f"trim counts from 0, and less than half of the {len(agents)} agents can be left "
@@ -241,6 +250,33 @@ class NoisySum(Aggregation):
                 shared.ledger.spend(plan.event)  # a value: nothing is written
         plan.warn()
         return replace(plan.promise, private=hub.resources.noise.private)
+
+    def guaranteed(self, terms: Terms) -> Guarantee | None:
+        """What so many releases come to as the hub plans: it knows who has data, and how many
+        rounds follow; or nothing at all, if none of them is worth its price."""
+        plan, said = self.plan(terms), terms.promise
+        if plan.promise is None or said is None or not said.releases:
+            return plan.promise if said is None or plan.promise is None else self._of(terms, 0)
+        most = terms.queries if self.releases == "all" else len(self.releases)
+        if said.releases > most:
+            raise MessageError(
+                f"The terms differ in promise.releases: this site's study has {most} at most, the "
+                f"hub says {said.releases}."
+            )
+        return self._of(terms, said.releases)
+
+    def _of(self, terms: Terms, count: int) -> Guarantee:
+        """The guarantee of so many releases, with noise that is made for them."""
+        plan = self.plan(terms)
+        multiplier = plan.multiplier_for(count) if count else 1.0
+        event = self.sampling.event(multiplier, len(terms.agents))
+        return compose([event] * count, delta=plan.delta, adjacency=self.adjacency, unit="agent")
+
+    def limits(self, terms: Terms) -> Limits:
+        """First points, a query in each round after, and a message for each release."""
+        queries = terms.queries
+        messages = queries + 1 if self.releases == "all" else len(self.releases)
+        return Limits(queries, 1, queries, messages)
 
     def _ledger(self, hub: Party) -> Ledger:
         given = hub.resources.ledger
@@ -443,6 +479,13 @@ class NoisySum(Aggregation):
         check_ahead(order.t, site.memory.t)
         if (order.evaluate == "first") > (order.t == 0):
             raise MessageError(f"First points are asked for in round 0, not in round {order.t}.")
+        for release in published:
+            planned = self.releases == "all" or release.made in self.releases
+            if not 0 <= release.made < order.t or not planned:
+                raise MessageError(
+                    f"Round {order.t} acts on the releases of earlier rounds among "
+                    f"{self.releases}, got one of round {release.made}."
+                )
         if not order.contribute:
             return
         promise = site.terms.promise
@@ -564,15 +607,22 @@ class Plan:
     @cached_property
     def multiplier(self) -> float | None:
         """Noise over the norm of one agent's contribution; None for none."""
+        if not self.aggregation._noisy:
+            return None
+        return self.multiplier_for(max(len(self.planned), 1))
+
+    def multiplier_for(self, count: int) -> float:
+        """The same for so many releases."""
         noisy = self.aggregation
         if noisy.epsilon is None:
-            return noisy.noise_multiplier
+            assert noisy.noise_multiplier is not None
+            return float(noisy.noise_multiplier)
         assert isinstance(noisy.sampling, PoissonSampling)
         return noise_multiplier_for(
             epsilon=noisy.epsilon,
             delta=self.delta,
             sampling_rate=noisy.sampling.rate,
-            num_releases=max(len(self.planned), 1),
+            num_releases=count,
             adjacency=noisy.adjacency,
         )
 
@@ -687,8 +737,11 @@ def _plan(terms: Terms) -> Plan:
 
 
 def default_delta(num_agents: int) -> float:
-    r"""The papers' :math:`\delta = N^{-1.1}`; large: look at :math:`10^{-5}` beside it."""
-    return float(max(num_agents, 2) ** -1.1)
+    r"""The papers' :math:`\delta = N^{-1.1}`, and 0.01 where that is larger, as of few agents.
+
+    Both are large: look at :math:`10^{-5}` beside it.
+    """
+    return min(float(max(num_agents, 2) ** -1.1), _USUAL_DELTA)
 
 
 def trimmed_means(vectors: Tensor, weights: Tensor, *, trim: int) -> Tensor:

@@ -26,8 +26,10 @@ from botorch_fed.errors import MessageError
 from botorch_fed.federation.base import AgentId
 from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Reveals, Row, Sees
 from botorch_fed.federation.terms import (
+    MAX_EVALUATIONS,
     Aggregation,
     Contribution,
+    Limits,
     Order,
     Party,
     Roster,
@@ -113,8 +115,34 @@ class Relay(Aggregation):
         for rows in published:
             if min(rows.made, default=0) < 0:
                 raise MessageError(f"Rounds count from 0, got {min(rows.made)}.")
+            strangers = sorted(set(rows.agents) - set(terms.agents))
+            if strangers:
+                raise MessageError(f"Messages came of agents that are none: {strangers[:8]}.")
             for row in rows.weights:
                 terms.search.check(terms, row)
+
+    def limits(self, terms: Terms) -> Limits:
+        """A query in each round, and a message before the first and in every `every`-th."""
+        queries = terms.queries
+        messages = 1 + (-(-queries // self.every) if self.every else 0)
+        return Limits(MAX_EVALUATIONS, 0, queries, messages)
+
+    def check_order(self, site: Party, order: Order, published: tuple[Any, ...]) -> None:
+        """Raise `MessageError` unless rounds go on, and messages are of rounds that are over."""
+        if site.last is not None and order.t <= site.last.t:
+            raise MessageError(f"Rounds go on from {site.last.t}, got round {order.t}.")
+        regular = self.every > 0 and order.t % self.every == 0
+        if order.contribute and site.last is not None and not regular:
+            raise MessageError(
+                f"A message is asked for every {self.every} rounds, got an order for one in round "
+                f"{order.t}."
+            )
+        for rows in published:
+            if max(rows.made, default=-1) >= order.t:
+                raise MessageError(
+                    f"Round {order.t} acts on earlier ones, got a message of round "
+                    f"{max(rows.made)}."
+                )
 
     def sees(self, terms: Terms) -> Sees:
         """Who sees what."""

@@ -116,6 +116,7 @@ from botorch_fed.federation.terms import (
     MAX_WEIGHT,
     OWN,
     Aggregation,
+    Limits,
     Party,
     Setup,
     Terms,
@@ -129,6 +130,7 @@ from botorch_fed.privacy import (
     Guarantee,
     SignalWarning,
     Unit,
+    check_promised_delta,
     compose,
     noise_multiplier_within,
 )
@@ -152,6 +154,7 @@ from botorch_fed.storage.store import Store
 logger = logging.getLogger(__name__)
 
 ChannelKind = Literal["plain", "ckks", "threshold"]
+EPOCHS = 3  # new ones for each agent: it may be lost, come back, and be lost again
 CONTEXT = "ckks-context"  # the public part of the one key, in the store of every party
 _CHANNELS: dict[str, type[Channel]] = {
     "plain": PlainChannel,
@@ -187,7 +190,8 @@ class SecureSum(Aggregation):
         precision: Of the public grid, relative to the largest contribution; default what the search
             says, or the finest at which sums are exact.
         run: The run's name: agents whose secrets outlive a run need another one for the next.
-        delta: Of the promise; None for ``N ** -1.1``.
+        delta: Of the promise, below one over the number of units; None for the smaller one of 0.01
+            and ``N ** -1.1``.
         rejoin: Whether an agent that was lost is taken into a new joint key when it is back.
         opened_by: Who learns the sums of ``"threshold"``: the ``"agents"`` (default), or the
             ``"server"`` as well.
@@ -255,6 +259,8 @@ class SecureSum(Aggregation):
                 "A mechanism needs the most sums of the whole run, which its promise is for: give "
                 "sums."
             )
+        if self.noise_at != "none" and self.delta is not None:
+            check_promised_delta(self.delta)
         if not 0 < len(self.run) <= MAX_NAME:
             raise InputDataError(f"The name of a run has 1 to {MAX_NAME} characters.")
 
@@ -439,6 +445,9 @@ class SecureSum(Aggregation):
         mechanism, grid = self._made(terms)
         if isinstance(mechanism, DistributedRecordSum):
             self._check_records(terms, mechanism)
+        if mechanism is not None:
+            units = num_agents * (terms.budget if mechanism.unit == "record" else 1)
+            check_promised_delta(self.delta_of(terms), units, mechanism.unit)
         if num_agents > grid.num_agents:
             raise InputDataError(
                 f"There are {num_agents} agents, the grid of the channel is for {grid.num_agents}: "
@@ -769,7 +778,41 @@ class SecureSum(Aggregation):
 
     def check_order(self, site: Party, order: SumOrder, published: tuple[Any, ...]) -> None:
         """Raise `MessageError` unless an order fits the terms, and what was asked before."""
+        agents, last = site.terms.agents, -1 if site.last is None else site.last.epoch
+        most = self._most_epochs(site.terms)
+        if order.epoch > most and order.epoch > last:
+            raise MessageError(
+                f"{len(agents)} agents with channel={self.channel!r} need {most} new epochs at "
+                f"most, got epoch {order.epoch}."
+            )
+        if order.contribute and len(agents) > 1 and set(order.roster) == {site.name}:
+            raise MessageError("A contribution is asked for a sum of this site alone.")
+        if order.contribute and not most and site.memory.drawn_t == order.t:
+            raise MessageError(f"This site has contributed to the sum of round {order.t}.")
+        if self.releases is not None and order.contribute and order.t not in self.releases:
+            raise MessageError(
+                f"Sums are of the rounds {self.releases}, a contribution is asked for in round "
+                f"{order.t}."
+            )
         self._site(site).check_order(order, published)
+
+    def guaranteed(self, terms: Terms) -> Guarantee | None:
+        """What the terms come to, with noise that is secret."""
+        return self._guarantee(terms)
+
+    def limits(self, terms: Terms) -> Limits:
+        """First points, a query in each round after, and a message for each sum.
+
+        A round that was interrupted comes again, for every agent that was lost or is back.
+        """
+        rounds = terms.queries
+        sums = rounds + 1 if self.most_sums(terms) is None else self.most_sums(terms)
+        assert sums is not None
+        return Limits(rounds, 1, rounds, sums + self._most_epochs(terms))
+
+    def _most_epochs(self, terms: Terms) -> int:
+        """How many epochs follow the first, which a joint key alone has."""
+        return EPOCHS * len(terms.agents) if self.channel == "threshold" else 0
 
     def received(self, site: Party, order: SumOrder, published: tuple[Any, ...]) -> SumMemory:
         """The memory with the newest sum; keys of an epoch that is over are deleted."""

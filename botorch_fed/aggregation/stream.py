@@ -78,6 +78,7 @@ from botorch_fed.federation.site import STATE_BYTES
 from botorch_fed.federation.terms import (
     Aggregation,
     Contribution,
+    Limits,
     Order,
     Party,
     Setup,
@@ -99,6 +100,7 @@ from botorch_fed.privacy import (
     PrefixSum,
     RecordStatistic,
     Unit,
+    check_promised_delta,
     compose,
     noise_multiplier_for,
 )
@@ -376,6 +378,11 @@ class Stream(Aggregation):
 
     # -------------------------------------------------------------- a site
 
+    def limits(self, terms: Terms) -> Limits:
+        """One action and its answer, as often as it is an agent's turn."""
+        count = self.participations(terms)
+        return Limits(self.rounds(terms), 0, count, count)
+
     def begin(self, site: Party) -> StreamMemory:
         """Nothing was sent or paid."""
         return StreamMemory(0, 0, self.ledger(site))
@@ -547,7 +554,8 @@ class NoisyStream(Stream):
     Attributes:
         epsilon: What the whole run may reveal about one unit; the noise follows from it.
         noise_multiplier: Instead of `epsilon`, the noise itself.
-        delta: Beside `epsilon`, and of the promise. The paper's 0.1 is no :math:`\delta`.
+        delta: Beside `epsilon`, and of the promise: below one over the number of units. The
+            paper's 0.1 is no :math:`\delta`.
         adjacency: What a neighbouring world is.
         unit: Whose data are protected: a record, or all of an agent's.
     """
@@ -565,6 +573,7 @@ class NoisyStream(Stream):
                 "A private run needs epsilon or noise_multiplier, one of the two. One without "
                 'privacy is trust="none" and neither.'
             )
+        check_promised_delta(self.delta)
         if self.unit not in get_args(Unit) or self.adjacency not in get_args(Adjacency):
             raise InputDataError(
                 f"unit is one of {get_args(Unit)} and adjacency one of {get_args(Adjacency)}, got "
@@ -573,6 +582,10 @@ class NoisyStream(Stream):
 
     def _check_roster(self, terms: Terms) -> None:
         super()._check_roster(terms)
+        units = len(terms.agents)
+        if self.unit == "record":
+            units = self.rounds(terms) * self.per_round(terms)
+        check_promised_delta(self.delta, units, self.unit)
         self.mechanism(terms)  # refuses noise that there is not
 
     def mechanism(self, terms: Terms) -> Mechanism:
@@ -602,14 +615,18 @@ class NoisyStream(Stream):
 
     def promise(self, hub: Party) -> Guarantee:
         """What the whole run reveals about one unit at most."""
-        composed = compose(
-            [self.mechanism(hub.terms).event] * self.payments(hub.terms),
+        composed = self.guaranteed(hub.terms)
+        self.check_ledgers(hub)
+        return replace(composed, private=hub.resources.noise.private)
+
+    def guaranteed(self, terms: Terms) -> Guarantee:
+        """What the terms come to, with noise that is secret."""
+        return compose(
+            [self.mechanism(terms).event] * self.payments(terms),
             delta=self.delta,
             adjacency=self.adjacency,
             unit=self.unit,
         )
-        self.check_ledgers(hub)
-        return replace(composed, private=hub.resources.noise.private)
 
     def check_ledgers(self, hub: Party) -> None:
         """Raise unless the hub's ledgers fit the mechanism."""

@@ -348,12 +348,11 @@ class SumHub:
         if state.stage == "share":
             # Who has sent a share of the round adds to no other sum of it.
             logger.warning("round %d opens no sum", t)
-            t, interrupted = t + 1, False
+            t, interrupted, state = t + 1, False, replace(state, rounds=self.rounds)
         state = replace(
             state, t=t, keys=(), closed=None, epoch=state.epoch + 1, lost=(*state.lost, *lost)
         )
-        over = t >= self.rounds  # the last sum is the one that was lost
-        if over or not self._enough(state, roster) or not self._affordable(state):
+        if not self._enough(state, roster) or not self._affordable(state):
             logger.warning("no sum: too few agents are left, too many keys or sums were made")
             state = replace(state, roster=(), stage="query", interrupted=False)
             return self._next(state) if interrupted else state

@@ -25,6 +25,7 @@ import socket
 import stat
 import struct
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -180,7 +181,13 @@ class Background:
         self.on_value: Callable[[], None] | None = None
         self._objective = objective
         self._patience = patience
+        self._until: float | None = None
+        self.one_by_one = bool(getattr(objective, "one_by_one", False))
         self._run: _Evaluation | None = None
+
+    def renew(self) -> None:
+        """A request begins, and waits for so many seconds in all."""
+        self._until = time.monotonic() + self._patience
 
     def __call__(self, X: Tensor) -> Tensor | Pending:
         """The values, or `Pending()`; an error of the objective is raised once, then tried anew."""
@@ -188,7 +195,10 @@ class Background:
         run = self._run
         if run is None or (run.points != points and run.ended.is_set()):
             run = self._run = _Evaluation(self._objective, X, self.on_value)
-        if run.points != points or not run.ended.wait(self._patience):
+        left = self._patience
+        if self._until is not None:  # of all evaluations of a request together
+            left = min(left, max(self._until - time.monotonic(), 0.0))
+        if run.points != points or not run.ended.wait(left):
             return Pending()  # also of an evaluation that nobody waits for any more
         self._run = None
         if run.error is not None:

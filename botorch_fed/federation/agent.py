@@ -13,7 +13,7 @@ import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cache, cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from botorch.exceptions.errors import BotorchError, InputDataError
@@ -40,7 +40,7 @@ from botorch_fed.federation.terms import (
     remembered,
 )
 from botorch_fed.models import FeatureMap, feature_map_from_tensors
-from botorch_fed.privacy import Adjacency, Budget, Guarantee, Unit
+from botorch_fed.privacy import Adjacency, Budget, Guarantee, SharedLedger, Unit
 from botorch_fed.rng import generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.storage.store import Blobs, MemoryBlobs
@@ -48,7 +48,28 @@ from botorch_fed.wire.codec import content_hash, encode
 
 logger = logging.getLogger(__name__)
 
+ROUNDING = 1e-9  # of a number of a shared basis that another machine has computed
+ACCOUNTING = 1e-3  # likewise of an epsilon: a calibrated noise is found to so much
+T = TypeVar("T")
+
 MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows with the cube
+
+
+@dataclass(frozen=True)
+class Asked:
+    """How often a hub has asked for first points, for queries, and for messages."""
+
+    first: int = 0
+    queries: int = 0
+    contributions: int = 0
+
+    def after(self, order: Order) -> Asked:
+        """With an order."""
+        return Asked(
+            self.first + (order.evaluate == "first"),
+            self.queries + (order.evaluate == "next"),
+            self.contributions + order.contribute,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +82,8 @@ class AgentState:
         ahead: Evaluations that were made before a request asked for them.
         used: Evaluations that were told or have failed.
         first: How many of them were asked for together at the start.
+        asked: What was asked in the whole run, as `Limits` count it: first points, queries, and
+            messages.
         broadcasts: Hashes of the setup and of what was published with the last request.
         agreed: Hash of the setup without its roster; empty before the first request.
         roster: The agents that the last setup named.
@@ -77,6 +100,7 @@ class AgentState:
     ahead: int
     used: int
     first: int
+    asked: Asked
     broadcasts: tuple[str, ...]
     agreed: str
     roster: tuple[AgentId, ...]
@@ -127,6 +151,8 @@ class FederatedAgent:
             none, is refused.
         unit: What `require` is about: one of its records, or all of them.
         adjacency: What else they might be, as `require` means it.
+        roster: The agents that its own study names: a hub with others is refused, but that agents
+            may come after them where the study is open. Empty if it does not know them.
         resources: What it has and no other party knows.
         blobs: Where broadcasts lie.
     """
@@ -140,6 +166,7 @@ class FederatedAgent:
     require: Budget | None = None
     unit: Unit = "agent"
     adjacency: Adjacency = "zero-out"
+    roster: tuple[AgentId, ...] = ()
     resources: Resources = field(default_factory=Resources)
     blobs: Blobs = field(default_factory=MemoryBlobs)
 
@@ -200,7 +227,7 @@ class FederatedAgent:
         X, Y = public_data(self.space, self.data)
         party = Party(self.terms, self.name, self.resources)
         memory = self.terms.aggregation.begin(party)
-        state = self.state_type(0, 0, 0, 0, 0, (), "", (), X, Y, X[:0], None, None, memory)
+        state = self.state_type(0, 0, 0, 0, 0, Asked(), (), "", (), X, Y, X[:0], None, None, memory)
         state = replace(state, search=self.terms.search.start(self._local_view(state)))
         return self._grown(state)
 
@@ -208,22 +235,30 @@ class FederatedAgent:
         """Raise `MessageError` unless the request and what it broadcasts fit."""
         if not broadcasts:
             raise MessageError("Expected the terms of the federation, got no broadcast.")
+        if state.agreed and state.agreed != self._hash_agreed(broadcasts[0]):
+            raise MessageError("The terms have changed during the run.")
         terms = self._terms(broadcasts)
-        self._check_same(state, terms, broadcasts[0])
+        self._check_grown(state, terms)
         if self.name not in terms.agents:
             raise MessageError(f"This site, {self.name!r}, is not among the hub's agents.")
+        check_roster(self.roster, terms)
+        self._check_promised(terms)
         check_promise(terms.promise, self.require, self.unit, self.adjacency)
+        self._check_limits(state, terms, request)
         published = self._published(terms, broadcasts)
         terms.aggregation.check_order(self._party(state, terms), request, published)
+        self._pay(state, terms, request, at_all=False)
 
     def receive(self, state: AgentState, request: Any, broadcasts: tuple[str, ...]) -> AgentState:
         """The state after a request: what to do, and where the broadcasts lie."""
         terms = self._terms(broadcasts)
+        self._pay(state, terms, request, at_all=True)
         party, published = self._party(state, terms), self._published(terms, broadcasts)
         memory = terms.aggregation.received(party, request, published)
         state = self._forgetting(state)  # a value that came too late is in no message
         state = replace(state, order=request, broadcasts=broadcasts, aggregation=memory)
         state = replace(state, agreed=self._hash_agreed(broadcasts[0]), roster=terms.agents)
+        state = replace(state, asked=state.asked.after(request))
         state = replace(state, late=state.late + state.asking)
         if request.evaluate == "first":
             evaluated = state.used - len(state.failed)  # of the points that it has
@@ -443,7 +478,7 @@ class FederatedAgent:
     # -------------------------------------------------------------- what the hub says
 
     def _party(self, state: AgentState, terms: Terms) -> Party:
-        return Party(terms, self.name, self.resources, state.aggregation)
+        return Party(terms, self.name, self.resources, state.aggregation, last=state.order)
 
     def _terms(self, broadcasts: tuple[str, ...]) -> Terms:
         """The agreed terms; once for all agents of a process that have the same study."""
@@ -452,11 +487,75 @@ class FederatedAgent:
 
     def _agreed(self, digest: str) -> Terms:
         setup: Setup = self.blobs.load(digest, Setup)
-        if self.terms.basis is None:
+        mine = self.terms.basis
+        if mine is None:
+            if setup.basis:
+                raise MessageError("The search has no shared basis, the hub sends one.")
             return self.terms.agreed(setup, None)
         key = (self.blobs, digest, self.space)
         basis = remembered(key, lambda: received_basis(setup.basis, self.space))
+        check_basis(mine, basis)
         return self.terms.agreed(setup, basis)
+
+    def _check_promised(self, terms: Terms) -> None:
+        """Raise `MessageError` unless the hub's promise is what the terms come to."""
+
+        def check() -> bool:
+            check_promised(terms.promise, terms.aggregation.guaranteed(terms))
+            promise = terms.promise
+            if promise is not None and not promise.private and self.resources.noise.private:
+                raise MessageError(
+                    "The terms differ in promise.private: this site's study has secret noise, the "
+                    "hub says that its noise comes from a seed."
+                )
+            return True
+
+        remembered((terms, self.resources.noise.private, "promised"), check)
+
+    def _pay(self, state: AgentState, terms: Terms, order: Order, *, at_all: bool) -> None:
+        """Pay for a whole run when its first message is asked for, or see whether that can be done.
+
+        Raises:
+            BudgetExceeded: The site's ledger does not cover the run.
+            MessageError: It counts something else.
+        """
+        books, first = self.resources.shared_ledger, not state.asked.contributions
+        if books is None or not (order.contribute and first):
+            return
+        price = terms.aggregation.price(terms)
+        if price is None or not price.payments:
+            return
+        if (books.adjacency, books.unit) != (price.adjacency, price.guarantee.unit):
+            raise MessageError(
+                f"This site's ledger counts per {books.unit}, {books.adjacency}, the terms promise "
+                f"per {price.guarantee.unit}, {price.adjacency}: name another ledger for them."
+            )
+        private = terms.promise is not None and terms.promise.private
+        count, note = price.payments, self.resources.payer
+        if at_all:
+            books.spend_once(price.event, count=count, note=note, private=private)
+        elif not books.paid(note):  # a value: nothing is written
+            books.ledger.spend(price.event, count=count, note=note, private=private)
+
+    def _check_limits(self, state: AgentState, terms: Terms, order: Order) -> None:
+        """Raise `MessageError` if an order goes back, or asks for more than the terms have."""
+        limits, asked = terms.aggregation.limits(terms), state.asked.after(order)
+        last = -1 if state.order is None else state.order.t
+        if not 0 <= order.t <= limits.rounds:
+            raise MessageError(f"The rounds of the terms are 0..{limits.rounds}, got {order.t}.")
+        if order.t < last:
+            raise MessageError(f"Round {order.t} comes after round {last}.")
+        for name, words in (
+            ("first", "times first points"),
+            ("queries", "queries"),
+            ("contributions", "messages"),
+        ):
+            most, count = getattr(limits, name), getattr(asked, name)
+            if count > most and count > getattr(state.asked, name):
+                raise MessageError(
+                    f"This site's study has {most} {words} in a run, the hub asks for number "
+                    f"{count}. A run with more needs a larger budget in the site's study too."
+                )
 
     def _hash_agreed(self, digest: str) -> str:
         """Hash of a setup without its roster."""
@@ -467,15 +566,13 @@ class FederatedAgent:
 
         return remembered((self.blobs, digest, "agreed"), made)
 
-    def _check_same(self, state: AgentState, terms: Terms, digest: str) -> None:
-        """Raise `MessageError` if the terms are not those of the last request.
+    def _check_grown(self, state: AgentState, terms: Terms) -> None:
+        """Raise `MessageError` if the roster is another than that of the last request.
 
-        Where agents may join while a study runs, the roster grows at its end.
+        Where agents may join while a study runs, it grows at its end.
         """
         if not state.agreed:
             return
-        if state.agreed != self._hash_agreed(digest):
-            raise MessageError("The terms have changed during the run.")
         before, now = state.roster, terms.agents
         if before == now:
             return
@@ -523,6 +620,100 @@ def received_basis(features: Mapping[str, Tensor], space: SearchSpace) -> Featur
     except (BotorchError, FederatedError) as error:
         raise MessageError(f"The shared basis is no feature map: {error}") from error
     return phi
+
+
+def check_roster(roster: tuple[AgentId, ...], terms: Terms) -> None:
+    """Raise `MessageError` unless the hub's agents are those of a site's own study.
+
+    Where agents may join, one of the two lists goes on where the other one ends.
+
+    Args:
+        roster: The site's; empty if it does not know them.
+        terms: With the hub's.
+    """
+    if not roster or roster == terms.agents:
+        return
+    shorter = min(len(roster), len(terms.agents))
+    if terms.aggregation.opens and roster[:shorter] == terms.agents[:shorter]:
+        return
+    names = sorted({*roster} ^ {*terms.agents})
+    differ = f"they differ in {names[:4]}" if names else "their order differs"
+    raise MessageError(
+        f"The terms differ in agents: this site's study has {len(roster)}, {list(roster)[:4]}, "
+        f"the hub says {len(terms.agents)}, {list(terms.agents)[:4]}; {differ}. "
+        "Use the same study on both sides."
+    )
+
+
+def check_basis(mine: FeatureMap, theirs: FeatureMap) -> None:
+    """Raise `MessageError` unless a hub's basis is the site's own but for rounding."""
+    own, said = mine.to_tensors(), theirs.to_tensors()
+    differ = sorted({*own} ^ {*said})
+    if differ:
+        raise MessageError(
+            f"The terms differ in the shared basis: one side alone has {differ[:4]}."
+        )
+    for name, here in own.items():
+        there = said[name]
+        if here.shape != there.shape or here.dtype != there.dtype:
+            raise MessageError(
+                f"The terms differ in the shared basis, {name}: this site has shape "
+                f"{tuple(here.shape)}, the hub says {tuple(there.shape)}."
+            )
+        largest = float(here.double().abs().max()) if here.numel() else 0.0
+        off = (here.double() - there.double()).abs()
+        if not bool((off <= ROUNDING * max(largest, 1e-300)).all()):
+            where = int(off.flatten().nan_to_num(nan=torch.inf).argmax())
+            raise MessageError(
+                f"The terms differ in the shared basis, {name}: this site has "
+                f"{float(here.flatten()[where]):.12g} at place {where}, the hub says "
+                f"{float(there.flatten()[where]):.12g}. Use the same study on both sides."
+            )
+
+
+def check_promised(promise: Guarantee | None, own: Guarantee | None) -> None:
+    """Raise `MessageError` unless a hub promises what a site's own terms come to.
+
+    Args:
+        promise: The hub's.
+        own: The site's.
+    """
+    if promise is own:
+        return
+    if promise is None or own is None:
+        here, there = own or "no promise", promise or "no promise"
+        raise MessageError(f"The terms differ in promise: this site has {here}, the hub {there}.")
+    for name in ("unit", "adjacency", "releases", "delta", "accountant"):
+        here, there = getattr(own, name), getattr(promise, name)
+        if here != there:
+            raise MessageError(
+                f"The terms differ in promise.{name}: this site has {here!r}, the hub says "
+                f"{there!r}. Use the same study on both sides."
+            )
+    if not abs(promise.epsilon - own.epsilon) <= ACCOUNTING * own.epsilon:
+        raise MessageError(
+            f"The terms differ in promise.epsilon: this site's terms come to {own.epsilon:.6g}, "
+            f"the hub says {promise.epsilon:.6g}. Use the same study on both sides."
+        )
+
+
+def bound_to(agent: T, roster: tuple[AgentId, ...]) -> T:
+    """An agent of a study whose agents are known: it takes part with these alone."""
+    return replace(agent, roster=roster) if isinstance(agent, FederatedAgent) else agent
+
+
+def paying(agent: T, ledger: SharedLedger, payer: str) -> T:
+    """An agent that pays for a run in advance, once, from a durable ledger.
+
+    Args:
+        agent: The agent.
+        ledger: The site's own.
+        payer: What the payment is called: nobody else pays under this name.
+    """
+    if not isinstance(agent, FederatedAgent):
+        return agent
+    own = replace(agent.resources, shared_ledger=ledger, payer=payer)
+    return replace(agent, resources=own)
 
 
 def check_promise(

@@ -213,7 +213,7 @@ def secrets_in(folder: Path, name: AgentId | None) -> FileStore:
 # ------------------------------------------------------------------ frames
 
 RefusalCode = Literal[
-    "busy", "stale", "changed", "behind", "foreign", "missing", "invalid", "budget"
+    "busy", "stale", "changed", "behind", "foreign", "missing", "invalid", "budget", "ledger"
 ]
 REASONS: dict[str, str] = {
     "busy": "its objective is still being evaluated",
@@ -224,12 +224,38 @@ REASONS: dict[str, str] = {
     "missing": "it lacks a broadcast that the request names",
     "invalid": "the request is malformed or does not fit",
     "budget": "its privacy budget does not cover the reply",
+    "ledger": "its ledger is older than others have seen it: its own log says what to do",
     "absent": "it did not answer",
     "failed": "its objective or its own code raised an error",
     "unknown": "there is no such agent",
     "malformed": "its reply is malformed or does not fit",
     "unasked": "nobody asked it",
 }
+
+
+@dataclass(frozen=True)
+class Anchored:
+    """How a site's ledger was seen.
+
+    Attributes:
+        agent: The site.
+        ledger: Which of its ledgers.
+        length: How many events it had.
+        head: The hash of all of them.
+        seal: The site's own, which nobody else can make.
+    """
+
+    agent: AgentId
+    ledger: str
+    length: int
+    head: str
+    seal: str
+
+    def __post_init__(self) -> None:
+        _check_names(self.agent, self.ledger)
+        _check_hashes(self.head, self.seal)
+        if self.length < 0:
+            raise InputDataError(f"A ledger has no {self.length} events.")
 
 
 @dataclass(frozen=True)
@@ -250,6 +276,7 @@ class Request:
         body: The encoded message.
         tag: The server's seal on agent, serial and content. A site that refuses a request because
             it knows a later one shows that one's seal, which nobody else can make.
+        ledgers: How the sites' own ledgers were seen.
     """
 
     run: str
@@ -261,6 +288,7 @@ class Request:
     broadcasts: tuple[str, ...]
     body: bytes = field(repr=False)
     tag: str
+    ledgers: tuple[Anchored, ...] = field(default=(), repr=False)
 
     def __post_init__(self) -> None:
         _check_names(self.run, self.instance, self.agent)
@@ -281,11 +309,13 @@ class Reply:
         request: SHA-256 of the request's bytes, which name the run, the agent and the round.
         body: The encoded message.
         open: Whether the message was made without the request's evaluation, which is not finished.
+        ledgers: How this site's ledger is now, and how it has seen those of others.
     """
 
     request: bytes
     body: bytes = field(repr=False)
     open: bool = False
+    ledgers: tuple[Anchored, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True)

@@ -17,9 +17,11 @@ from typing import Any
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation.anchors import MAX_ANCHORS, Anchors
 from botorch_fed.federation.base import (
     REASONS,
     AgentId,
+    Anchored,
     Exchange,
     Exchanged,
     Failure,
@@ -34,6 +36,7 @@ from botorch_fed.federation.contribution import carries
 from botorch_fed.federation.hub import HubLog, HubRecord, encoded
 from botorch_fed.federation.site import FRAME_BYTES, one_thread, request_content, threads
 from botorch_fed.storage.log import Log
+from botorch_fed.storage.store import MemoryStore
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 
 logger = logging.getLogger(__name__)
@@ -75,6 +78,7 @@ def drive(
     idle: float = 0.0,
     pause: float = 1.0,
     max_bytes: int = MAX_BYTES,
+    anchors: Anchors | None = None,
 ) -> Any:
     """Run a protocol to its end and return the server's last state.
 
@@ -95,6 +99,8 @@ def drive(
             their evaluations count when they are there.
         pause: Seconds between two questions meanwhile.
         max_bytes: Refuse longer messages.
+        anchors: What was seen of the sites' ledgers, in this run and in earlier ones; default
+            nothing.
 
     Raises:
         ProtocolError: The quorum was missed; or an agent proves that this server has asked it for a
@@ -112,16 +118,23 @@ def drive(
                 return exchange(outgoing)
 
         hub = HubLog(server, run, log)
+        seen = Anchors(MemoryStore()) if anchors is None else anchors
         cache: list[tuple[Any, bytes, str]] = []
         while (outbox := server.outbox(hub.state)) is not None:
             known = hub.record
             cache = _encoded_broadcasts(outbox, cache, max_bytes=max_bytes)
-            outgoing = _outgoing(known, outbox, cache, max_bytes=max_bytes)
+            outgoing = _outgoing(known, outbox, cache, max_bytes=max_bytes, ledgers=seen.all())
             past: Exchanged | None = None
             for attempt in range(retries + 1):
                 inbox, exchanged = _finished(
                     partial(
-                        _exchange, server, hub.state, known, exchange=carry, max_bytes=max_bytes
+                        _exchange,
+                        server,
+                        hub.state,
+                        known,
+                        exchange=carry,
+                        max_bytes=max_bytes,
+                        anchors=seen,
                     ),
                     outgoing,
                     idle=idle,
@@ -219,7 +232,12 @@ def _encoded_broadcasts(
 
 
 def _outgoing(
-    known: HubRecord, outbox: Outbox, blobs: list[tuple[Any, bytes, str]], *, max_bytes: int
+    known: HubRecord,
+    outbox: Outbox,
+    blobs: list[tuple[Any, bytes, str]],
+    *,
+    max_bytes: int,
+    ledgers: tuple[Anchored, ...] = (),
 ) -> Outgoing:
     serial = known.serial + 1
     hashes = tuple(digest for _, _, digest in blobs)
@@ -228,7 +246,7 @@ def _outgoing(
         body = encoded(message, max_bytes)
         asked, heard = known.asked.get(agent, 0), known.replied.get(agent, 0)
         run, instance = known.started.run, known.started.instance
-        frame = Request(run, instance, agent, serial, asked, heard, hashes, body, tag="0" * 64)
+        frame = Request(run, instance, agent, serial, asked, heard, hashes, body, "0" * 64, ledgers)
         frame = replace(frame, tag=known.tag(agent, serial, request_content(frame)))
         requests[agent] = encode(frame, max_bytes=max_bytes + FRAME_BYTES)
     return Outgoing(serial, requests, {digest: data for _, data, digest in blobs})
@@ -242,6 +260,7 @@ def _exchange(
     *,
     exchange: Exchange,
     max_bytes: int,
+    anchors: Anchors | None = None,
 ) -> tuple[Inbox, Exchanged]:
     """Carry a round and sort what came back; one agent's mistake is its own only."""
     exchanged = exchange(outgoing)
@@ -274,6 +293,8 @@ def _exchange(
             logger.exception("the reply of %r cannot be checked", agent)
             failures[agent] = Failure("malformed", type(error).__name__)
         else:
+            if anchors is not None:
+                anchors.hear(agent, answer.ledgers[:MAX_ANCHORS])
             inbox[agent] = message
             inbox.open |= {agent} if answer.open else set()
     silent = ("absent", "unknown")  # who is busy or has failed has begun

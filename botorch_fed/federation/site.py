@@ -32,6 +32,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, MessageError, ObjectiveError, ProtocolError
+from botorch_fed.federation.anchors import SiteBooks
 from botorch_fed.federation.base import (
     Agent,
     AgentId,
@@ -66,6 +67,7 @@ logger = logging.getLogger(__name__)
 
 FRAME_BYTES = 64 * 1024  # what a frame may add to its body
 STATE_BYTES = 2**30  # of one's own state, which nobody else writes
+HUB = ""  # whose word it is, among those of sites
 HOPELESS = 3  # failures from the first evaluation on, after which an objective is taken for broken
 
 
@@ -90,6 +92,7 @@ class Site:
         max_bytes: Refuse longer messages.
         raise_errors: Whether an error of the objective is raised instead of recorded; the request
             may then be repeated.
+        books: Its ledger, from which the agent pays, as others have seen it.
 
     Example:
         >>> site = Site("clinic", agent, None, log=FileLog(folder, SITE_EVENTS))
@@ -107,12 +110,14 @@ class Site:
         log: Log | None = None,
         max_bytes: int = MAX_BYTES,
         raise_errors: bool = False,
+        books: SiteBooks | None = None,
     ) -> None:
         self.name = name
         self.agent = agent
         self.run = run
         self.log = Log(SITE_EVENTS) if log is None else log
         self.objective = objective
+        self.books = books
         self._raises = raise_errors
         self._max_bytes = max_bytes
         self._lock = threading.RLock()
@@ -130,8 +135,10 @@ class Site:
             self._open()
 
     def close(self) -> None:
-        """Give its log back."""
+        """Give its log and its ledger back."""
         self.log.close()
+        if self.books is not None:
+            self.books.ledger.close()
 
     def __enter__(self) -> Self:
         return self
@@ -192,6 +199,9 @@ class Site:
         with self._lock, one_thread() as self._threads:
             digest = content_hash(request)
             frame = None
+            renew = getattr(self.objective, "renew", None)
+            if renew is not None:
+                renew()
             try:
                 frame = self._frame(request)
                 return self._answer(frame, digest, defer)
@@ -233,9 +243,19 @@ class Site:
             raise _Refused("behind")  # a reply that the hub has got is not in the log
         if not all(self.agent.blobs.has(blob) for blob in frame.broadcasts):
             raise _Refused("missing")
+        if self.books is not None:
+            self._check_books(self.books, frame)
         if last is None or frame.serial > last.serial:
             last = self._received(frame, digest)
         return self._go_on(last, defer)
+
+    def _check_books(self, books: SiteBooks, frame: Request) -> None:
+        try:
+            books.check(frame.ledgers)
+        except ProtocolError as error:
+            logger.warning("site %r refuses round %d: %s", self.name, frame.serial, error)
+            raise _Refused("ledger") from None
+        books.hear(HUB, frame.ledgers)
 
     def _received(self, frame: Request, digest: str) -> Requested:
         self._collect()
@@ -293,7 +313,12 @@ class Site:
         except MessageError as error:
             raise ProtocolError(f"Site {self.name!r} cannot send its reply: {error}") from error
         data = encode(
-            Reply(bytes.fromhex(last.request), body, waits),
+            Reply(
+                bytes.fromhex(last.request),
+                body,
+                waits,
+                () if self.books is None else self.books.anchors(),
+            ),
             max_bytes=self._max_bytes + FRAME_BYTES,
         )
         snapshot, reply = self._snapshot(state), self.log.snapshot(data)
@@ -600,7 +625,8 @@ class Site:
         if still_open.intersection(self._running):
             return list(self._running)
         free = [trial for trial in batch.open if trial not in self._handed]
-        return free if batch.together else free[:1]
+        alone = getattr(self.objective, "one_by_one", False)  # each is in the log when it ends
+        return free if batch.together and not alone else free[:1]
 
     def _evaluate(self, batch: Batch, trials: list[int]) -> bool:
         """Call the objective and note what it says; False while it is running."""

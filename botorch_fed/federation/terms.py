@@ -17,7 +17,9 @@ site's side of an aggregation their `memory_type`, of the hub's side its `state_
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
+import inspect
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, fields, replace
@@ -44,6 +46,7 @@ MAX_EVALUATIONS = 10**8
 MAX_AHEAD = 10_000  # rounds in a row that a site may miss
 _DIGITS = 12  # of a number in words: other machines may compute other last digits
 _REMEMBERED = 16
+_PACKAGE = __name__.partition(".")[0]
 
 T = TypeVar("T")
 
@@ -155,7 +158,8 @@ class Resources:
         noise: Where its noise and secret coins come from.
         secrets: Where its keys and its sums without noise lie.
         ledger: What it has paid before, and its budget; None for an empty one without a budget.
-        shared_ledger: A durable ledger that pays as well.
+        shared_ledger: A durable ledger that pays as well; at a site for a whole run in advance.
+        payer: At a site, what it calls that payment: of this name there is one.
         cache: What was worked out in this process; losing it costs time only.
     """
 
@@ -163,6 +167,7 @@ class Resources:
     secrets: Store = field(default_factory=MemoryStore)
     ledger: Ledger | None = None
     shared_ledger: SharedLedger | None = None
+    payer: str = ""
     cache: dict[Any, Any] = field(default_factory=dict, repr=False)
 
 
@@ -323,6 +328,23 @@ class Search:
         return view.memory
 
 
+@dataclass(frozen=True)
+class Limits:
+    """What a hub may ask of one site in a whole run; a site counts it in its log.
+
+    Attributes:
+        rounds: The last round.
+        first: How often points that a site begins with are asked for.
+        queries: How many queries.
+        contributions: How many messages.
+    """
+
+    rounds: int
+    first: int
+    queries: int
+    contributions: int
+
+
 @dataclass(frozen=True, eq=False)
 class Party:
     """What an aggregation is given beside messages.
@@ -333,6 +355,7 @@ class Party:
         resources: The party's own.
         memory: At a site, what its side of the aggregation remembers.
         listens: At a site, whether its search wants a release.
+        last: At a site that has a new order, the one before; None before the first.
         published: At a site that replies, the broadcasts of its last request beside the setup.
     """
 
@@ -341,6 +364,7 @@ class Party:
     resources: Resources
     memory: Any = None
     listens: bool = True
+    last: Any = None
     published: tuple[Any, ...] = field(default=(), repr=False)
 
 
@@ -425,6 +449,21 @@ class Aggregation:
     def price(self, terms: Terms) -> Price | None:
         """What a run costs in privacy; None without noise."""
         return None
+
+    def guaranteed(self, terms: Terms) -> Guarantee | None:
+        """What the terms of a site promise by themselves: a hub that says another is refused.
+
+        Default the guarantee of `price`; of an aggregation with a `promise` and no `price` whatever
+        the hub says.
+        """
+        if type(self).price is Aggregation.price:
+            return None if type(self).promise is Aggregation.promise else terms.promise
+        price = self.price(replace(terms, promise=None))
+        return None if price is None else price.guarantee
+
+    def limits(self, terms: Terms) -> Limits:
+        """What a hub may ask of one site; default a message in every query and one before."""
+        return Limits(MAX_EVALUATIONS, 1, terms.queries, terms.queries + 1)
 
     def sees(self, terms: Terms) -> Sees:
         """Who sees what; derived from the types of messages, as if nothing were hidden."""
@@ -539,6 +578,11 @@ class Terms:
                 f"Names of agents must differ and have at most {MAX_NAME} characters, got "
                 f"{list(self.agents)[:8]}."
             )
+        for name in self.agents:
+            if not name.isprintable() or not name:
+                raise InputDataError(
+                    f"Names of agents are printable and not empty, got {name!a}: name it otherwise."
+                )
         if self.agents:
             check_active(self.active, self.agents)
         if self.basis is not None and self.basis.input_dim != self.space.dim:
@@ -640,9 +684,54 @@ def in_words(value: Any, name: str, *, with_own: bool = False) -> dict[str, str]
         return said
     if isinstance(value, Mapping):
         return _all_words({str(key): value[key] for key in sorted(value)}, name, with_own)
-    if isinstance(value, tuple | list) and any(map(dataclasses.is_dataclass, value)):
+    if isinstance(value, tuple | list) and any(map(_has_parts, value)):
         return _all_words({str(i): item for i, item in enumerate(value)}, name, with_own)
+    if callable(value) and not isinstance(value, type):
+        return _call_words(value, name, with_own)
     return {name: _word(value)}
+
+
+def _has_parts(value: Any) -> bool:
+    return dataclasses.is_dataclass(value) or callable(value)
+
+
+def _call_words(value: Any, name: str, with_own: bool) -> dict[str, str]:
+    """A function with all that is bound to it: arguments, defaults, and what it refers to."""
+    if isinstance(value, functools.partial):
+        said = in_words(value.func, name, with_own=with_own)
+        bound = {**{str(i): item for i, item in enumerate(value.args)}, **value.keywords}
+    elif inspect.ismethod(value):
+        said = in_words(value.__func__, name, with_own=with_own)
+        bound = {"self": value.__self__}
+    elif inspect.isfunction(value):
+        said = {name: _word(value)}
+        if not str(value.__module__).startswith(f"{_PACKAGE}."):
+            said[f"{name}.code"] = _code_word(value)
+        seen = inspect.getclosurevars(value)
+        signature = inspect.signature(value).parameters.values()
+        bound = {p.name: p.default for p in signature if p.default is not p.empty}
+        bound |= {**seen.nonlocals, **{k: v for k, v in seen.globals.items() if _is_number(v)}}
+    else:
+        said = {name: _word(value)}
+        bound = getattr(value, "__dict__", {})
+    for key, item in bound.items():
+        if item is not value and f".{key}." not in f"{name}.":  # it may refer to itself
+            said |= in_words(item, f"{name}.{key}", with_own=with_own)
+    return said
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | str | tuple | Tensor)
+
+
+def _code_word(function: Callable[..., Any]) -> str:
+    """Hash of a function's text, or of its constants where there is no text."""
+    try:
+        text = " ".join(inspect.getsource(function).split())
+    except (OSError, TypeError):
+        code = function.__code__
+        text = repr([one for one in code.co_consts if isinstance(one, int | float | str)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _all_words(items: Mapping[str, Any], name: str, with_own: bool) -> dict[str, str]:
@@ -665,6 +754,10 @@ def _word(value: Any) -> str:
     if callable(value):  # a partial or an instance has no name of its own
         named = value if hasattr(value, "__qualname__") else type(value)
         return f"{named.__module__}.{named.__qualname__}"
+    if (
+        getattr(type(value), "__repr__", None) is object.__repr__
+    ):  # it would say where the object lies
+        return f"{type(value).__module__}.{type(value).__qualname__}"
     return repr(value)
 
 

@@ -13,6 +13,10 @@ grid        the public grid on which contributions are added, exactly
 channels    how they are added: in the open, or encrypted under one key or under a joint one
 aggregation PrivateSum: a mechanism, a channel, and who adds the noise
 audit       does a mechanism do what its event says? `audit` is imported from there
+worlds      what mechanisms release in chosen worlds, by program and by documentation
+world_checks their comparison, with the same noise in both worlds; coins, tails, payments
+selected    a bound by the statistic that tells worlds apart best
+evidence    claims, checks, bounds on epsilon, tests of noise
 hazmat      raw parts: noise, secret coins, lattice encryption
 """
 
@@ -25,12 +29,14 @@ from botorch_fed.privacy.accounting import (
     Guarantee,
     Ledger,
     Unit,
+    check_promised_delta,
     compose,
     epsilon,
     gaussian_delta,
     gaussian_epsilon,
     gaussian_mu,
     noise_multiplier_for,
+    optimistic_epsilon,
 )
 from botorch_fed.privacy.aggregation import PrivateSum, SumRelease
 from botorch_fed.privacy.audit import (
@@ -123,6 +129,7 @@ __all__ = [
     "Unit",
     "WeightedGaussianSum",
     "audit_transcripts",
+    "check_promised_delta",
     "chi_clip_norm",
     "clip",
     "compose",
@@ -133,4 +140,5 @@ __all__ = [
     "noise_checks",
     "noise_multiplier_for",
     "noise_multiplier_within",
+    "optimistic_epsilon",
 ]

@@ -6,8 +6,8 @@ r"""What releases cost together: guarantees, budgets and the ledgers that pay in
     Ledger           what was spent, as a value that goes into a protocol's state; on disk:
                      `shared_ledger`
 
-Every epsilon is an upper bound. Two adjacencies are known, and a number without its adjacency is
-not a result:
+Every epsilon is an upper bound; `optimistic_epsilon` is a lower one beside it. Two adjacencies are
+known, and a number without its adjacency is not a result:
 
     zero-out         a contribution becomes zero; rosters, weights and counts are public and fixed
     replace-one      a contribution becomes any other admissible one: twice the distance
@@ -60,6 +60,7 @@ Adjacency = Literal["zero-out", "replace-one"]
 Unit = Literal["agent", "record"]
 Accountant = Literal["pld", "prv", "rdp", "dp-accounting-rdp", "gdp"]
 
+LARGEST_DELTA = 0.1  # of a promise or a budget
 _MIN_NOISE = 0.01  # below it sampling is ignored: an upper bound, with epsilons in the thousands
 _MAX_BEGINNINGS = 32  # of sequences of different releases, kept composed
 
@@ -165,6 +166,8 @@ class Guarantee:
             f"epsilon <= {self.epsilon:.4g} at delta = {self.delta:.3g} per {self.unit}, "
             f"{self.adjacency}, {self.releases} releases, by {self.accountant}"
         )
+        if self.epsilon == 0 and self.releases:
+            text += "; epsilon is 0 because delta alone allows for everything that is revealed"
         return text if self.private else f"not private: seeded noise ({text})"
 
     def __repr__(self) -> str:
@@ -182,7 +185,7 @@ class Budget:
 
     Attributes:
         epsilon: :math:`\epsilon`, positive.
-        delta: :math:`\delta` in (0, 1), well below one over the number of units.
+        delta: :math:`\delta` in (0, 0.1], well below one over the number of units.
     """
 
     epsilon: float
@@ -192,7 +195,7 @@ class Budget:
         set_number(self, "epsilon")
         set_number(self, "delta")
         _check_epsilon(self.epsilon)
-        _check_delta(self.delta)
+        check_promised_delta(self.delta)
 
 
 @dataclass(frozen=True)
@@ -363,6 +366,39 @@ def _check_delta(delta: float) -> None:
             f"delta must lie in (0, 1), got {delta}: Gaussian noise has no guarantee at 0. Choose "
             "it well below one over the number of units."
         )
+
+
+def check_promised_delta(delta: float, units: int | None = None, unit: str = "unit") -> None:
+    r"""Raise unless a promise with this :math:`\delta` says something.
+
+    With probability :math:`\delta` all that a unit contributed may be revealed: from one over their
+    number on, one of them may be published every time.
+
+    Args:
+        delta: Of a promise or a budget.
+        units: How many are protected; None if nobody knows.
+        unit: What they are called.
+
+    Raises:
+        InputDataError: It is above `LARGEST_DELTA`, or not below one over the number of units.
+    """
+    _check_delta(delta)
+    if units is not None and units > 1 and delta >= 1 / units:
+        raise InputDataError(
+            f"delta = {delta:.3g} promises nothing to {units} {unit}s: one of them may be revealed "
+            f"entirely in every run unless delta is below 1/{units}. Use delta = "
+            f"{_advised_delta(units):g}."
+        )
+    if delta > LARGEST_DELTA:
+        raise InputDataError(
+            f"delta = {delta:.3g} is above {LARGEST_DELTA:g}: with that probability everything may "
+            f"be revealed, whatever epsilon is. Use delta = {_advised_delta(units or 1):g}."
+        )
+
+
+def _advised_delta(units: int) -> float:
+    """A power of ten, a hundredth of one over the number of units at most, 1e-5 if that fits."""
+    return min(1e-5, 10.0 ** -math.ceil(math.log10(100 * units)))
 
 
 def _check_fit(groups: Groups, accountant: Accountant, adjacency: Adjacency) -> None:
@@ -656,12 +692,54 @@ def _pld_epsilon(groups: Groups, delta: float, adjacency: Adjacency) -> float:
     return float(loss.get_epsilon_for_delta(delta - slack))
 
 
+def optimistic_epsilon(
+    events: Iterable[Event | Entry],
+    *,
+    delta: float,
+    adjacency: Adjacency = "zero-out",
+    interval: float | None = None,
+) -> float | None:
+    """A lower bound on what releases cost together, beside the upper bound of `compose`.
+
+    The true epsilon lies between the two: by privacy loss distributions whose losses are rounded
+    down; where everyone takes part in every release, both are the exact closed form.
+
+    Args:
+        events: Releases, or entries of a ledger.
+        delta: The probability beside epsilon.
+        adjacency: See the module.
+        interval: The grid of the losses; by default one that is fine enough for a percent.
+
+    Returns:
+        The bound; None for samples of a fixed size and for discrete noise, which "pld" has not.
+
+    Example:
+        >>> optimistic_epsilon([Entry(Event(1.0, 0.35), 60, "")], delta=0.0246) < 10.39
+        True
+    """
+    groups = _groups(events)
+    _check_delta(delta)
+    check_choice("The adjacency", adjacency, Adjacency)
+    if any(event.sample_size is not None or event.discrete for event, _ in groups):
+        return None
+    return _optimistic_epsilon(groups, float(delta), adjacency, interval)
+
+
+@lru_cache(maxsize=256)
 def _optimistic_epsilon(
-    groups: Groups, delta: float, adjacency: Adjacency, interval: float = 1e-4
+    groups: Groups, delta: float, adjacency: Adjacency, interval: float | None = None
 ) -> float:
-    """A lower bound on the true epsilon, for tests: losses are rounded down."""
-    loss = _composed(_parts(*_split(groups, adjacency)), interval, adjacency, False)
-    return float(loss.get_epsilon_for_delta(delta))
+    if not groups:
+        return 0.0
+    mu, sampled = _split(groups, adjacency)
+    if not sampled:
+        # Of a split that ignores sampling because there is hardly any noise, nothing is known.
+        exact = all(event.sampling_rate == 1 for event, _ in groups)
+        return gaussian_epsilon(delta, mu) if exact else 0.0
+    if interval is None:
+        interval = max(1e-4, _interval(mu, sampled) / 10)
+    loss = _composed(_parts(mu, sampled), interval, adjacency, False)
+    return max(0.0, float(loss.get_epsilon_for_delta(delta)))
 
 
 @dataclass(frozen=True)

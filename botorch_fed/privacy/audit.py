@@ -1,13 +1,17 @@
 r"""Empirical audit of a mechanism: does the program keep the guarantee on paper?
 
-An audit runs the shipped program, not a model of it, in two worlds that differ by one agent's
+An audit runs the shipped program, not a model of it, in worlds that differ by one unit's
 contributions, the canary, and asks whether anybody could tell the worlds apart better than the
-guarantee allows. Statistic, thresholds and confidence are fixed before the first run:
+guarantee allows. `audit` takes every mechanism of `botorch_fed.privacy`; `botorch_fed.audits` does
+the same with whole protocols. Statistic, thresholds and confidence are fixed before the first run:
 
-- *Worlds.* Zero-out: the canary against nothing; replace-one: the canary `v` against `-v`. The
-  canary is an agent with the largest weights and a vector far outside the clip bound; its sign
-  alternates from round to round, so that noise used twice cancels. Everybody else contributes
-  zero, which costs nothing: the adversary knows their contributions and would subtract them.
+- *Worlds.* Zero-out: the canary against nothing; replace-one: against its opposite. For sums by a
+  trusted party the canary of the likelihood ratio is an agent with the largest weights and a vector
+  far outside the clip bound, whose sign alternates from round to round, so that noise used twice
+  cancels, and everybody else contributes zero; for other mechanisms its place, sign and size
+  rotate. With the same noise in both worlds (`world_checks`) every position, both signs, sizes from
+  the smallest float to the largest are tried, among neighbours who do nothing, fill their bound,
+  are random, agree with the canary or contradict it.
 - *Statistic.* The log-likelihood ratio of the whole transcript under the documented law: the most
   powerful one if the program is right. The transcript is whitened by what the documentation says
   the noise is, computed here from the constructor's arguments, not asked from the mechanism.
@@ -27,23 +31,23 @@ guarantee allows. Statistic, thresholds and confidence are fixed before the firs
   regions, the smallest eigenvalue of the covariance of everything, the distribution, and releases
   that occur twice; and with the canary, the same in the directions orthogonal to it, its mean pull
   on the release, and how often two rounds agree on whether it was sampled. That needs far fewer
-  runs than the black box. It compares with the documentation: a defect may show here before it
-  costs privacy.
+  runs than the black box. `world_checks` adds everybody's coins, tails, the lattice, what is paid
+  for what, and before what, and what a budget refuses. It compares with the documentation: a
+  defect may show here before it costs privacy.
 
 **What an audit can not show.** A failed audit is evidence of a defect; a passed one is *no proof
-of privacy*. It gives a lower bound on :math:`\varepsilon` for one canary, one direction, one
-statistic and the contributions it tried: another attack may do better, and a defect that only other
-contributions wake (a branch, an overflow) stays unseen. With :math:`n` runs and five thresholds no
-:math:`\varepsilon` beyond :math:`\ln(n/7)` can be proven and no event rarer than about
-:math:`7/n` be noticed, so a catastrophe of probability :math:`\delta = 10^{-5}` passes unless the
-white box meets it. It reads a release as real numbers: what the low-order bits of a number or the
-sign of a zero tell is not audited (see `hazmat.noise`). Noise that returns after more rounds than
-`rounds` is not seen. It does not see what is not in the release: timing, memory, logs, who was
-sampled, or a constant that was tuned on private data; nor the trusted party, who sees everything.
-With seeded noise (the default, so that an audit can be replayed) the source of entropy is not
-audited; ``noise=OSNoise()`` runs it, and even then no finite test tells good entropy from a good
-imitation. The documented law is computed from the constructor's arguments: an audit can not know
-whether these are the ones used in production.
+of privacy*. It gives a lower bound on :math:`\varepsilon` for the worlds and the statistics that it
+tried: another attack may do better, and a defect that only other contributions wake stays unseen.
+With :math:`n` runs and five thresholds no :math:`\varepsilon` beyond :math:`\ln(n/7)` can be proven
+and no event rarer than about :math:`7/n` be noticed, so a catastrophe of probability :math:`\delta
+= 10^{-5}` passes unless the white box meets it. It reads a release as real numbers: what the
+low-order bits of a number or the sign of a zero tell is not audited (see `hazmat.noise`). Noise
+that returns after more rounds than `rounds` is not seen. It does not see what is not in the
+release: timing, memory, logs, who was sampled, or a constant that was tuned on private data; nor
+the trusted party, who sees everything. With seeded noise (the default, so that an audit can be
+replayed) the source of entropy is not audited; ``noise=OSNoise()`` runs it, and even then no finite
+test tells good entropy from a good imitation. The documented law is computed from the constructor's
+arguments: an audit can not know whether these are the ones used in production.
 
 .. [Jagielski2020] M. Jagielski, J. Ullman, A. Oprea. Auditing differentially private machine
    learning. NeurIPS 2020.
@@ -58,218 +62,68 @@ whether these are the ones used in production.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Literal
 
-import numpy as np
 import torch
 from botorch.exceptions.errors import InputDataError
-from scipy.linalg import helmert
-from scipy.special import betaincinv, gammaincinv, ndtr, ndtri
+from scipy.special import ndtr
 from torch import Tensor
 
-from botorch_fed.privacy.accounting import Event, Guarantee, Ledger
+from botorch_fed.privacy.accounting import Event, Ledger
+from botorch_fed.privacy.evidence import (
+    CURVE,
+    NOISE_LEVEL,
+    AuditReport,
+    Check,
+    Claim,
+    OperatingPoint,
+    Sampler,
+    audit_transcripts,
+    black_box,
+    clopper_pearson,
+    noise_checks,
+    thresholds_of,
+)
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, NoiseSource
-from botorch_fed.privacy.mechanisms import (
-    CorrelatedGaussianSum,
-    FixedSizeSampling,
-    GaussianSum,
-    WeightedGaussianSum,
+from botorch_fed.privacy.selected import selected_check
+from botorch_fed.privacy.world_checks import (
+    copies_of,
+    whitened,
+    world_checks,
+)
+from botorch_fed.privacy.worlds import (
+    UNIFORM,
+    Mechanism,
+    Neighbours,
+    Subject,
+    SumMechanism,
+    Sums,
+    subject_of,
+    sum_event,
+    sum_law,
+    sum_rate,
 )
 from botorch_fed.rng import generator
 
-Mechanism = GaussianSum | WeightedGaussianSum | CorrelatedGaussianSum
-# From a world (canary present?) and the runs' numbers to one score per run, high where present.
-Sampler = Callable[[bool, range], Tensor]
+__all__ = [
+    "CURVE",
+    "NOISE_LEVEL",
+    "AuditReport",
+    "Check",
+    "Claim",
+    "OperatingPoint",
+    "Sampler",
+    "audit",
+    "audit_subject",
+    "audit_transcripts",
+    "noise_checks",
+]
 
-CURVE = (1e-2, 3e-2, 0.1, 0.2, 0.3)  # where a claimed curve is checked, beside the caller's delta
-NOISE_LEVEL = 1e-6  # probability that healthy noise fails one of the white-box checks
 _CANARY_NORM = 100.0  # in clip norms
 _CLAIM_DRAWS = 100_000
-_LATTICE_CELL = 2.0**-21  # largest probability of one value of a lattice Gaussian, see `_repeats`
-_LARGEST_COVARIANCE = 2000
-_UNIFORM = 1e-7  # relative noise between regions below which float64 shows one vector only
-
-
-@dataclass(frozen=True)
-class Claim:
-    r"""What a whole transcript is claimed to satisfy.
-
-    Attributes:
-        guarantees: Points :math:`(\varepsilon, \delta)` of the claimed curve; the first is the
-            one that a report states.
-        mu: The claimed parameter of Gaussian differential privacy, or None where there is none.
-    """
-
-    guarantees: tuple[Guarantee, ...]
-    mu: float | None = None
-
-    def __post_init__(self) -> None:
-        if not self.guarantees:
-            raise InputDataError("A claim needs at least one (epsilon, delta) point, got none.")
-
-    def least_misses(self, false_alarms: Tensor) -> Tensor:
-        r"""The claimed trade-off curve: the least rate of misses at given rates of false alarms.
-
-        Args:
-            false_alarms: Rates in [0, 1], any shape.
-
-        Returns: A tensor of the same shape.
-        """
-        least = torch.zeros_like(false_alarms)
-        for g in self.guarantees:
-            room = 1 - g.delta - false_alarms
-            least = torch.maximum(least, 1 - g.delta - math.exp(g.epsilon) * false_alarms)
-            least = torch.maximum(least, math.exp(-g.epsilon) * room)
-        if self.mu is not None:
-            gaussian = torch.special.ndtr(torch.special.ndtri(1 - false_alarms) - self.mu)
-            least = torch.maximum(least, gaussian)
-        return least
-
-
-@dataclass(frozen=True)
-class Check:
-    """One comparison: what was measured and what it was allowed to be.
-
-    Attributes:
-        name: What is compared.
-        measured: The figure of the runs.
-        relation: On which side of the limit a healthy mechanism is.
-        limit: The claimed figure, or the critical value of a test of it.
-        detail: What else there is to say.
-        box: "black" if only what an adversary sees was used: a failure refutes the guarantee.
-            "white" if the comparison is with the documentation.
-    """
-
-    name: str
-    measured: float
-    relation: Literal["<=", ">="]
-    limit: float
-    detail: str = ""
-    box: Literal["black", "white"] = "white"
-
-    @property
-    def passed(self) -> bool:
-        """Whether the measured figure is on the right side of the limit (NaN is not)."""
-        if self.relation == "<=":
-            return self.measured <= self.limit
-        return self.measured >= self.limit
-
-    def __str__(self) -> str:
-        mark = "ok  " if self.passed else "FAIL"
-        text = f"{mark}  {self.name}: {self.measured:.4g} {self.relation} {self.limit:.4g}"
-        return f"{text}  ({self.detail})" if self.detail else text
-
-
-@dataclass(frozen=True)
-class OperatingPoint:
-    r"""One threshold and how often it erred.
-
-    Attributes:
-        threshold: Scores above it say "present".
-        false_alarms: Share of runs without the canary that were called present.
-        misses: Share of runs with the canary that were not.
-        false_alarms_bound: Clopper-Pearson upper bound :math:`\bar F_P`.
-        misses_bound: Clopper-Pearson upper bound :math:`\bar F_N`.
-    """
-
-    threshold: float
-    false_alarms: float
-    misses: float
-    false_alarms_bound: float
-    misses_bound: float
-
-    def epsilon(self, delta: float) -> float:
-        """The lower bound on epsilon at a delta; at least zero."""
-        alarms, misses = self.false_alarms_bound, self.misses_bound
-        gains = [(1 - delta - misses, alarms), (1 - delta - alarms, misses)]
-        return max([0.0, *(math.log(gain / loss) for gain, loss in gains if gain > 0)])
-
-    @property
-    def mu(self) -> float:
-        """The lower bound on the parameter of Gaussian differential privacy; at least zero."""
-        difference = ndtri(1 - self.false_alarms_bound) - ndtri(self.misses_bound)
-        return max(0.0, float(difference))
-
-
-@dataclass(frozen=True, eq=False)
-class AuditReport:
-    r"""What an audit found; see the module for what it can not find.
-
-    Attributes:
-        subject: What was audited, e.g. the mechanism's `repr`.
-        claim: What the ledger was charged, for the whole transcript.
-        checks: All comparisons, black box first.
-        points: The thresholds and their errors.
-        scores: `2 x runs` scores, without and with the canary.
-        rounds: Releases per transcript.
-        confidence: Of the lower bounds, all thresholds together.
-        private: False if the noise was seeded.
-    """
-
-    subject: str
-    claim: Claim
-    checks: tuple[Check, ...]
-    points: tuple[OperatingPoint, ...]
-    scores: Tensor = field(repr=False)
-    rounds: int
-    confidence: float
-    private: bool
-
-    @property
-    def passed(self) -> bool:
-        """Whether no check contradicts the claim."""
-        return all(check.passed for check in self.checks)
-
-    @property
-    def failures(self) -> tuple[Check, ...]:
-        """The checks that contradict the claim."""
-        return tuple(check for check in self.checks if not check.passed)
-
-    @property
-    def runs(self) -> int:
-        """Runs per world."""
-        return self.scores.shape[-1]
-
-    @property
-    def guarantee(self) -> Guarantee:
-        """The claimed guarantee at the caller's delta."""
-        return self.claim.guarantees[0]
-
-    @property
-    def epsilon_lower_bound(self) -> float:
-        """What the runs prove epsilon to be at least, at the guarantee's delta."""
-        return max(point.epsilon(self.guarantee.delta) for point in self.points)
-
-    @property
-    def mu_lower_bound(self) -> float | None:
-        """What the runs prove mu to be at least; None where no mu is claimed."""
-        return None if self.claim.mu is None else max(point.mu for point in self.points)
-
-    @property
-    def verdict(self) -> str:
-        """One plain sentence."""
-        claimed = self.guarantee
-        stated = (
-            f"epsilon = {claimed.epsilon:.3g} at delta = {claimed.delta:g} "
-            f"({claimed.unit}, {claimed.adjacency}, {self.rounds} releases)"
-        )
-        seeded = "" if self.private else "; the noise was seeded (private=False)"
-        if self.passed:
-            return (
-                f"Passed: {self.runs} runs per world show no violation of {stated}; they prove "
-                f"epsilon >= {self.epsilon_lower_bound:.3g} at {self.confidence:.4g} confidence"
-                f"{seeded}."
-            )
-        found = ", ".join(check.name for check in self.failures)
-        if any(check.box == "black" for check in self.failures):
-            return f"FAILED: {self.runs} runs per world contradict {stated}: {found}{seeded}."
-        return f"FAILED: not as documented, so nothing supports {stated}: {found}{seeded}."
-
-    def __str__(self) -> str:
-        lines = [self.verdict, f"  {self.subject}", *(f"  {check}" for check in self.checks)]
-        return "\n".join(lines)
+_COIN_DRAWS = 40  # how often everybody's coins are read
+_THRESHOLDS = (-1.5, -0.75, 0.0, 0.75, 1.5)  # about the middle of two Gaussians
 
 
 def audit(
@@ -287,8 +141,9 @@ def audit(
 
     Runs walk through all forms in which contributions can be given: by agent, as a tensor, in
     blocks (rosters of more than 10^5 numbers: by agent only). A healthy mechanism fails with
-    probability at most ``1 - confidence`` by the black box, in fact below 1e-4 where the claim is
-    tight (both rates have to err together), and at most 2e-5 by the white box.
+    probability at most ``1 - confidence`` by each of the black boxes (fixed thresholds; the best
+    of several statistics, chosen on half of the runs), in fact below 1e-4 where the claim is tight
+    (both rates have to err together), and at most 4e-5 by the white box.
 
     Args:
         mechanism: The mechanism, with a small `num_agents` and `dim` if time matters; empty
@@ -310,13 +165,20 @@ def audit(
     """
     if rounds < 1:
         raise InputDataError(f"A transcript has at least one round, got rounds={rounds}.")
-    law = _documented(mechanism)
-    vector = _canary(mechanism, canary)
     noise = InsecureSeededNoise(seed) if noise is None else noise
-    stage = _Stage(mechanism, law, vector, noise, rounds)
+    subject = subject_of(mechanism, rounds)
+    if not isinstance(subject, Sums):
+        if canary is not None:
+            raise InputDataError("A canary can be chosen for sums by a trusted party only.")
+        return audit_subject(
+            subject, runs=runs, delta=delta, seed=seed, noise=noise, confidence=confidence
+        )
+    law = _documented(subject.mechanism)
+    vector = _canary(subject.mechanism, canary)
+    stage = _Stage(subject.mechanism, law, vector, noise, rounds)
     charged = stage.charged()
     claim = _claim(charged, delta)
-    checks, points, scores = _black_box(
+    checks, points, scores = black_box(
         stage.scores,
         claim,
         runs=runs,
@@ -328,77 +190,64 @@ def audit(
     checks += noise_checks(stage.residuals(range(runs)))
     checks += stage.beside_checks(range(runs))
     checks += (stage.outside_check(),)
+    checks += world_checks(
+        subject, seed=seed, draws=min(runs, _COIN_DRAWS), tails=stage.residuals(range(runs))
+    )
     return AuditReport(
         repr(mechanism), claim, checks, points, scores, rounds, confidence, noise.private
     )
 
 
-def audit_transcripts(
-    sampler: Sampler,
-    claim: Claim,
+def audit_subject(
+    subject: Subject,
     *,
-    subject: str,
-    rounds: int,
-    private: bool,
-    runs: int = 2000,
+    runs: int = 600,
+    delta: float = 1e-3,
+    seed: int = 0,
+    noise: NoiseSource | None = None,
     confidence: float = 0.99,
-    thresholds: Sequence[float] | None = None,
-    residuals: Tensor | None = None,
+    draws: int = _COIN_DRAWS,
+    every: int = 1,
 ) -> AuditReport:
-    r"""Audit anything that can be run in two worlds; `audit` is this for the Gaussian sums.
+    """Audit anything that has a documented law: a mechanism, or a whole protocol.
 
     Args:
-        sampler: From a world (is the canary present?) and the numbers of the runs to one score
-            per run, larger where the canary seems present: a projection of the whole transcript
-            on the whitened difference of means, or a log-likelihood ratio. Other numbers must
-            give independent runs.
-        claim: What a transcript is claimed to satisfy.
-        subject: What is audited, for the report.
-        rounds: Releases per transcript, for the report.
-        private: Whether the noise was secret, for the report.
-        runs: Runs per world.
-        confidence: Of the lower bounds.
-        thresholds: Scores above a threshold say "present"; fixed in advance. Default: five,
-            chosen on `runs` separate runs per world, the numbers from `runs` on.
-        residuals: `n x rounds x regions x M` whitened releases of zero contributions, for
-            `noise_checks`.
+        subject: What is audited.
+        runs: Transcripts per world, of which the white box has a third world.
+        delta: As in `audit`.
+        seed: As in `audit`.
+        noise: As in `audit`.
+        confidence: As in `audit`.
+        draws: As in `world_checks`.
+        every: As in `world_checks`.
     """
-    if thresholds is None:
-        pilot = range(runs, 2 * runs)
-        thresholds = _thresholds(sampler(False, pilot), sampler(True, pilot), runs)
-    checks, points, scores = _black_box(
-        sampler, claim, runs=runs, confidence=confidence, thresholds=thresholds
+    noise = InsecureSeededNoise(seed) if noise is None else noise
+    scene = _Scene(subject, noise)
+    _, charged = subject.run({}, ledger=subject.ledger(), noise=noise, path=("audit", "charge", 0))
+    claim = _claim(charged, delta)
+    checks, points, scores = black_box(
+        scene.scores,
+        claim,
+        runs=runs,
+        confidence=confidence,
+        thresholds=_THRESHOLDS,
     )
-    checks += () if residuals is None else noise_checks(residuals)
-    return AuditReport(subject, claim, checks, points, scores, rounds, confidence, private)
-
-
-def noise_checks(residuals: Tensor) -> tuple[Check, ...]:
-    r"""White-box checks that whitened releases of zero contributions are standard normals.
-
-    Each check fails healthy noise with probability `NOISE_LEVEL` at most.
-
-    Args:
-        residuals: `n x rounds x regions x M` releases divided by their documented noise, such
-            that all numbers should be independent and standard normal.
-    """
-    if residuals.ndim != 4 or residuals.numel() == 0:
-        raise InputDataError(
-            "Residuals must be a non-empty `n x rounds x regions x M` tensor, got shape "
-            f"{tuple(residuals.shape)}."
-        )
-    _, rounds, regions, _ = residuals.shape
-    checks = [_mean_squares("noise in each round and region", residuals)]
-    if rounds > 1:
-        contrasts = torch.einsum("kt,ntrm->nkrm", _helmert(rounds), residuals)
-        checks.append(_mean_squares("noise in differences between rounds", contrasts))
-    if regions > 1:
-        contrasts = torch.einsum("kr,ntrm->ntkm", _helmert(regions), residuals)
-        checks.append(_mean_squares("noise in differences between regions", contrasts))
-    checks += _spectrum(residuals)
-    checks.append(_distribution(residuals))
-    checks.append(_repeats(residuals))
-    return tuple(checks)
+    nobody = scene.nobody(runs)
+    checks += noise_checks(nobody[:, :, None], subject.cell)
+    (whole, *_) = noise_checks(nobody.flatten(1)[:, None, None])
+    checks += (replace(whole, name="noise in all releases together"),)
+    checks += (selected_check(scene.features, claim, runs=runs, confidence=confidence),)
+    checks += world_checks(subject, seed=seed, draws=min(runs, draws), every=every, tails=nobody)
+    return AuditReport(
+        repr(subject.mechanism),
+        claim,
+        checks,
+        points,
+        scores,
+        subject.payments,
+        confidence,
+        noise.private,
+    )
 
 
 # --- the documented law -------------------------------------------------------------------------
@@ -445,7 +294,7 @@ class _Law:
             sampled = stream.uniform(_CLAIM_DRAWS, rounds) < self.rate
             x = mean * sampled + stream.normal(_CLAIM_DRAWS, rounds)
             draws.append(self.log_likelihood_ratio(x))
-        return _thresholds(draws[0], draws[1], runs)
+        return thresholds_of(draws[0], draws[1], runs)
 
     def canary_checks(self, x: Tensor) -> tuple[Check, ...]:
         """White-box checks of `n x rounds` projections of transcripts with the canary."""
@@ -472,7 +321,7 @@ class _Law:
         alike = seen[:, 0 : 2 * pairs : 2] == seen[:, 1 : 2 * pairs : 2]
         chance = float(self.rate * ndtr(self.size / 2) + (1 - self.rate) * ndtr(-self.size / 2))
         different, count = int((~alike).sum()), alike.numel()
-        bound = 1 - _clopper_pearson(different, count, NOISE_LEVEL)
+        bound = 1 - clopper_pearson(different, count, NOISE_LEVEL)
         detail = "lower bound on the share of pairs, and the share if samples are independent"
         name = "canary seen in both rounds or in neither"
         return Check(name, bound, "<=", chance**2 + (1 - chance) ** 2, detail)
@@ -486,91 +335,14 @@ def _log_mixture(x: Tensor, mean: float, rate: float) -> Tensor:
     return torch.logaddexp(torch.full_like(x, math.log1p(-rate)), math.log(rate) + shifted)
 
 
-def _documented(mechanism: Mechanism) -> _Law:
-    """The law by the formulas of the classes' documentation and the constructor's arguments.
-
-    Deliberately written out again: a figure asked from the mechanism would share its defects.
-    """
-    if isinstance(mechanism, GaussianSum):
-        phi, whitening = _plain(mechanism)
-    elif isinstance(mechanism, WeightedGaussianSum):
-        phi, whitening = _weighted(mechanism)
-    elif isinstance(mechanism, CorrelatedGaussianSum):
-        phi, whitening = _correlated(mechanism)
-    else:
-        raise InputDataError(
-            "audit knows GaussianSum, WeightedGaussianSum and CorrelatedGaussianSum, got "
-            f"{type(mechanism).__name__}: describe its law to audit_transcripts instead."
-        )
-    rate = _rate(mechanism)
+def _documented(mechanism: SumMechanism) -> _Law:
+    """The law by the formulas of the classes' documentation and the constructor's arguments."""
+    phi, whitening = sum_law(mechanism)
+    rate = sum_rate(mechanism)
     pulls = whitening @ phi * (mechanism.clip_norm / rate)  # r x N
     agent = int(pulls.norm(dim=0).argmax())
-    replace = mechanism.adjacency == "replace-one"
-    return _Law(whitening, pulls[:, agent], agent, rate, replace, _event(mechanism))
-
-
-def _plain(mechanism: GaussianSum) -> tuple[Tensor, Tensor]:
-    phi = torch.full((1, mechanism.num_agents), float(mechanism.weight), dtype=torch.float64)
-    std = mechanism.noise_multiplier * _scale(mechanism) * abs(float(mechanism.weight))
-    return phi, torch.eye(1, dtype=torch.float64) / std
-
-
-def _weighted(mechanism: WeightedGaussianSum) -> tuple[Tensor, Tensor]:
-    phi = mechanism.weights.to(torch.float64)
-    num_regions = phi.shape[0]
-    largest = float(phi.norm(dim=0).max())  # max_n ‖φ_n‖
-    if mechanism.paper_noise:
-        largest = float(phi.abs().max()) * math.sqrt(num_regions)  # s = z φ_max S / q, S = c √P
-    std = mechanism.noise_multiplier * _scale(mechanism) * largest
-    return phi, torch.eye(num_regions, dtype=torch.float64) / std
-
-
-def _correlated(mechanism: CorrelatedGaussianSum) -> tuple[Tensor, Tensor]:
-    num_regions = mechanism.num_regions
-    inside = torch.nn.functional.one_hot(torch.tensor(mechanism.regions), num_regions).T
-    phi = torch.softmax(mechanism.contrast * inside.to(torch.float64), dim=-1)  # P x N
-    outside = math.exp(-mechanism.contrast)
-    # K = e^-contrast 11ᵀ + (1 - e^-contrast) I has one eigenvalue along 1 and one across.
-    along = torch.full((num_regions, num_regions), 1 / num_regions, dtype=torch.float64)
-    across = torch.eye(num_regions, dtype=torch.float64) - along
-    low = math.sqrt(-math.expm1(-mechanism.contrast))
-    root = math.sqrt(1 + outside * (num_regions - 1)) * along + low * across  # R, ‖column‖ = 1
-    counts = inside.sum(dim=-1).to(torch.float64)
-    totals = counts + (len(mechanism.regions) - counts) * outside  # Z_i
-    std = mechanism.noise_multiplier * _scale(mechanism)  # of the noise on R G / q; r = √K_ii = 1
-    # The release is Z⁻¹ R (G̃): G̃ by the inverse, in the uniform stage its one coordinate.
-    if low < _UNIFORM:
-        ones = torch.ones(1, num_regions, dtype=torch.float64) / math.sqrt(num_regions)
-        inverse = ones * totals / math.sqrt(1 + outside * (num_regions - 1))
-    else:
-        inverse = torch.linalg.solve(root, torch.diag(totals))
-    return phi, inverse / std
-
-
-def _scale(mechanism: Mechanism) -> float:
-    """The clip bound as the release scales it, c / q, and what the lattice adds to the noise."""
-    outputs = 1
-    if isinstance(mechanism, WeightedGaussianSum):
-        outputs = mechanism.weights.shape[0]
-    elif isinstance(mechanism, CorrelatedGaussianSum):
-        outputs = mechanism.num_regions
-    # s = z (Δ + γ √PM) with γ = s / 2^20
-    lattice = mechanism.noise_multiplier * math.sqrt(outputs * mechanism.dim) * 2.0**-20
-    return mechanism.clip_norm / _rate(mechanism) / (1 - lattice)
-
-
-def _rate(mechanism: Mechanism) -> float:
-    sampling = mechanism.sampling
-    if isinstance(sampling, FixedSizeSampling):
-        return sampling.size / mechanism.num_agents
-    return float(sampling.rate)
-
-
-def _event(mechanism: Mechanism) -> Event:
-    sampling, z = mechanism.sampling, mechanism.noise_multiplier
-    if isinstance(sampling, FixedSizeSampling):
-        return Event(z, sample_size=sampling.size, population=mechanism.num_agents)
-    return Event(z, sampling_rate=sampling.rate)
+    replaced = mechanism.adjacency == "replace-one"
+    return _Law(whitening, pulls[:, agent], agent, rate, replaced, sum_event(mechanism))
 
 
 # --- running ------------------------------------------------------------------------------------
@@ -580,7 +352,7 @@ def _event(mechanism: Mechanism) -> Event:
 class _Stage:
     """The two worlds, and the third with nothing in it."""
 
-    mechanism: Mechanism
+    mechanism: SumMechanism
     law: _Law
     canary: Tensor
     noise: NoiseSource
@@ -635,7 +407,7 @@ class _Stage:
         """Whether releases hold nothing that whitening loses, such as rows that should be equal."""
         detail = "relative; there is no noise to hide it"
         name = "part of the releases outside the documented range"
-        return Check(name, self._outside, "<=", 1e-9 + 10 * _UNIFORM, detail)
+        return Check(name, self._outside, "<=", 1e-9 + 10 * UNIFORM, detail)
 
     def _transcript(self, world: str, run: int) -> Tensor:
         releases = []
@@ -669,7 +441,7 @@ class _Stage:
         return 1.0 - 2.0 * (torch.arange(self.rounds, dtype=torch.float64) % 2)
 
 
-def _canary(mechanism: Mechanism, canary: Tensor | None) -> Tensor:
+def _canary(mechanism: SumMechanism, canary: Tensor | None) -> Tensor:
     if canary is None:
         ones = torch.ones(mechanism.dim, dtype=torch.float64)
         return ones * (_CANARY_NORM * mechanism.clip_norm / math.sqrt(mechanism.dim))
@@ -702,126 +474,97 @@ def _charge(charged: Ledger, law: _Law, rounds: int) -> Check:
     return Check("releases charged to the ledger as documented", right, ">=", rounds)
 
 
-# --- statistics ---------------------------------------------------------------------------------
+# --- any subject ---------------------------------------------------------------------------------
 
 
-def _thresholds(without: Tensor, present: Tensor, runs: int) -> tuple[float, ...]:
-    """Five thresholds: no false alarm to be expected, few, in between, few misses, no miss."""
-    rare = 1 / (4 * runs)
-    middle = float(without.median() + present.median()) / 2
-    alarms, misses = (
-        np.quantile(scores.numpy(), levels).tolist()
-        for scores, levels in ((without, [1 - rare, 0.95]), (present, [0.05, rare]))
-    )
-    return (*alarms, middle, *misses)
+@dataclass(eq=False)
+class _Scene:
+    """Transcripts of a subject in which the canary's place, its neighbours and its sign rotate.
 
+    Everybody takes part in every release: the log-likelihood ratio of a world and its neighbour is
+    then a projection, by the law of the documentation, on their difference.
+    """
 
-def _black_box(
-    sampler: Sampler,
-    claim: Claim,
-    *,
-    runs: int,
-    confidence: float,
-    thresholds: Sequence[float],
-) -> tuple[tuple[Check, ...], tuple[OperatingPoint, ...], Tensor]:
-    if runs < 10 or not 0 < confidence < 1 or not thresholds:
-        raise InputDataError(
-            "An audit needs at least 10 runs, a confidence in (0, 1) and a threshold, got "
-            f"{runs} runs, {confidence} and {len(thresholds)} thresholds."
+    subject: Subject
+    noise: NoiseSource
+    _cache: dict[tuple[bool, range], Tensor] = field(default_factory=dict)
+
+    def scores(self, present: bool, runs: range) -> Tensor:
+        """Projections on the documented difference, of which half is taken away or added."""
+        return self._seen(present, runs)[:, 0]
+
+    def features(self, present: bool, runs: range) -> Tensor:
+        """Statistics of transcripts without what the neighbours add, `n x k`."""
+        return self._seen(present, runs)
+
+    def nobody(self, runs: int) -> Tensor:
+        """Whitened transcripts of nobody, `n x r x D`."""
+        return torch.stack([self._run({}, ("audit", "nobody", i)) for i in range(runs)])
+
+    def _run(self, given: Mapping[tuple[int, int], Tensor], path: tuple[int | str, ...]) -> Tensor:
+        return whitened(self.subject, given, self.noise, path)
+
+    def _seen(self, present: bool, runs: range) -> Tensor:
+        if (present, runs) not in self._cache:
+            self._cache[present, runs] = torch.stack([self._one(present, i) for i in runs])
+        return self._cache[present, runs]
+
+    def _one(self, present: bool, i: int) -> Tensor:
+        subject = self.subject
+        place, sign = i % subject.places, 1.0 - 2.0 * (i // subject.places % 2)
+        size = (100.0, 3.0, 1.0, 1e308)[i % 4]
+        x = subject.input(0 if i % 3 else i, sign, size)
+        kind: Neighbours = "bound" if i % 4 == 2 else "none"
+        beside = subject.beside(kind, x, place, ("scene", i))
+        other = subject.opposite(x, i) if subject.replace else None
+        mine = x if present else other
+        rows = (
+            {}
+            if mine is None
+            else {(place, t): copies_of(mine, subject.copies) for t in self._times}
         )
-    scores = torch.stack([sampler(False, range(runs)), sampler(True, range(runs))])
-    level = (1 - confidence) / (2 * len(thresholds))
-    points = tuple(_operating_point(scores, threshold, level) for threshold in thresholds)
-    checks = [
-        Check(
-            f"lower bound on epsilon at delta = {g.delta:g}",
-            max(point.epsilon(g.delta) for point in points),
-            "<=",
-            g.epsilon,
-            box="black",
-        )
-        for g in claim.guarantees
-    ]
-    if claim.mu is not None:
-        mu = max(point.mu for point in points)
-        checks.append(Check("lower bound on mu", mu, "<=", claim.mu, box="black"))
-    return tuple(checks), points, scores
+        path = ("audit", "scene", "with" if present else "without", i)
+        residual = self._run({**beside, **rows}, path) - subject.mean(beside)
+        pull = self._pull(place, x, other)
+        size_ = float(pull.norm())
+        projection = float((residual * pull).sum()) / max(size_, 1e-300)
+        middle = self._middle(place, x, other, pull, size_)
+        flat = residual.abs().flatten()
+        return torch.tensor(
+            [
+                projection - middle,
+                float(flat.max()),
+                float(flat.min()),
+                float(flat.square().mean()),
+                float((flat > 2.5).sum()),
+                float(residual[0].sum()),
+                float(residual[-1].sum()),
+                float(residual.sum()),
+                float(residual[:, 0].abs().max()),
+                float(len(flat) - len(flat.unique())),
+            ],
+            dtype=torch.float64,
+        ).nan_to_num(nan=1e300, posinf=1e300, neginf=-1e300)
 
+    @property
+    def _times(self) -> range:
+        return range(self.subject.times)
 
-def _operating_point(scores: Tensor, threshold: float, level: float) -> OperatingPoint:
-    runs = scores.shape[-1]
-    alarms = int((scores[0] > threshold).sum())
-    misses = runs - int((scores[1] > threshold).sum())  # a NaN is never called present
-    return OperatingPoint(
-        threshold,
-        alarms / runs,
-        misses / runs,
-        _clopper_pearson(alarms, runs, level),
-        _clopper_pearson(misses, runs, level),
-    )
+    def _pull(self, place: int, x: Tensor, other: Tensor | None) -> Tensor:
+        subject = self.subject
+        added = subject.added(x) if other is None else subject.added(x) - subject.added(other)
+        pull = torch.zeros(len(subject.whitening), subject.dim, dtype=torch.float64)
+        for t in self._times:
+            pull += subject.pull(place, t, added * subject.copies)
+        return pull
 
-
-def _clopper_pearson(count: int, runs: int, level: float) -> float:
-    """The upper bound on a rate that is too low with probability `level` at most."""
-    return 1.0 if count == runs else float(betaincinv(count + 1, runs - count, 1 - level))
-
-
-def _helmert(size: int) -> Tensor:
-    return torch.from_numpy(helmert(size))
-
-
-def _mean_squares(name: str, residuals: Tensor) -> Check:
-    """The smallest mean square of the cells (second and third axis) of `n x … x … x M`."""
-    squares = residuals.square().mean(dim=(0, 3))
-    degrees = residuals.shape[0] * residuals.shape[3]
-    chi_squared = 2 * float(gammaincinv(degrees / 2, NOISE_LEVEL / squares.numel()))
-    limit = chi_squared / degrees
-    return Check(name, float(squares.min()), ">=", limit, "smallest mean square, 1 = documented")
-
-
-def _spectrum(residuals: Tensor) -> list[Check]:
-    r"""The smallest eigenvalue of the second moments of all coordinates together.
-
-    It vanishes as soon as any coordinate is a function of the others. For `n x D` standard normals
-    the smallest singular value is below :math:`\sqrt n - \sqrt D - t` with probability
-    :math:`e^{-t^2/2}` at most [Davidson2001]_; where that is no positive number, nothing is said.
-    """
-    flat = residuals.flatten(start_dim=1)
-    runs, size = flat.shape
-    slack = math.sqrt(2 * math.log(1 / NOISE_LEVEL))
-    singular = math.sqrt(runs) - math.sqrt(size) - slack
-    if singular <= 0 or size > _LARGEST_COVARIANCE:
-        return []
-    smallest = float(torch.linalg.eigvalsh(flat.T @ flat / runs)[0])
-    name = "smallest eigenvalue of the noise covariance"
-    return [Check(name, smallest, ">=", singular**2 / runs, f"{size} coordinates, 1 = documented")]
-
-
-def _distribution(residuals: Tensor) -> Check:
-    r"""The largest distance between the distribution of all numbers and the normal one.
-
-    For `n` normals it exceeds `t` with probability :math:`2 e^{-2 n t^2}` at most [Massart1990]_.
-    """
-    values = residuals.flatten().sort().values
-    count = values.numel()
-    steps = torch.arange(count + 1, dtype=torch.float64) / count
-    normal = torch.special.ndtr(values)
-    distance = torch.maximum((steps[1:] - normal).max(), (normal - steps[:-1]).max())
-    limit = math.sqrt(math.log(2 / NOISE_LEVEL) / (2 * count))
-    return Check("distance of the noise from normal", float(distance), "<=", limit)
-
-
-def _repeats(residuals: Tensor) -> Check:
-    r"""How often the most frequent release occurs: un-noised ones and replays do it often.
-
-    A coordinate has spacing :math:`\gamma \le 2^{-20}` standard deviations, so one value has
-    probability at most :math:`\gamma/\sqrt{2\pi} < 2^{-21}`, and `k` of `m` releases with `D`
-    coordinates agree with probability :math:`\binom{m}{k} 2^{-21 D (k-1)}` at most.
-    """
-    releases = residuals.flatten(end_dim=1).flatten(start_dim=1)
-    count, size = releases.shape
-    allowed = 1
-    while math.comb(count, allowed + 1) * _LATTICE_CELL ** (size * allowed) > NOISE_LEVEL:
-        allowed += 1
-    most = int(releases.unique(dim=0, return_counts=True)[1].max())
-    return Check("occurrences of one and the same release", most, "<=", allowed)
+    def _middle(
+        self, place: int, x: Tensor, other: Tensor | None, pull: Tensor, size: float
+    ) -> float:
+        """Half way between the two worlds' means on the projection."""
+        if other is None:
+            return size / 2
+        subject, away = self.subject, torch.zeros_like(pull)
+        for t in self._times:
+            away += subject.pull(place, t, (subject.added(x) + subject.added(other)) / 2)
+        return float((away * subject.copies * pull).sum()) / max(size, 1e-300)

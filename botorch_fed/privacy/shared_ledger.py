@@ -1,9 +1,10 @@
 r"""A ledger on disk, from which several runs pay: it survives a crash and never counts too little.
 
-It is an append-only log of two kinds of events, and what was spent is computed from it:
+It is an append-only log of three kinds of events, and what was spent is computed from it:
 
     Opened    what the ledger counts, and what may be spent: the first event
     Paid      releases were paid for, before anything was computed
+    Limited   another budget holds from here on
 
 A party that remembers `len` and `head` of a ledger can tell by `head_at` whether it was cut back or
 exchanged; a hub does so for its run.
@@ -55,7 +56,14 @@ class Paid:
     entry: Entry
 
 
-LEDGER_EVENTS = (Opened, Paid)
+@dataclass(frozen=True)
+class Limited:
+    """Another budget holds from here on."""
+
+    budget: Budget
+
+
+LEDGER_EVENTS = (Opened, Paid, Limited)
 
 
 class SharedLedger:
@@ -110,6 +118,25 @@ class SharedLedger:
         except BaseException:
             self.close()
             raise
+
+    @classmethod
+    def at(cls, path: str | Path) -> Self:
+        """The ledger in a folder, with its own settings; `ProtocolError` if there is none."""
+        folder = Path(path).absolute()
+        if not (folder / "log").is_file():
+            raise ProtocolError(f"{folder} is no folder of a ledger: name the path in [ledger].")
+        with FileLog(folder, LEDGER_EVENTS, shared=True) as log, log.turn():
+            opened = log[0] if len(log) else None
+        if not isinstance(opened, Opened):
+            raise ProtocolError(f"{folder} is no ledger: its first event does not open one.")
+        return cls(folder, adjacency=opened.adjacency, unit=opened.unit, budget=opened.budget)
+
+    def limit(self, budget: Budget) -> Self:
+        """Let another budget hold from now on; what was spent stays spent."""
+        with self._reading():
+            self._log.append(Limited(budget))
+            self._catch_up()
+        return self
 
     @property
     def ledger(self) -> Ledger:
@@ -171,6 +198,29 @@ class SharedLedger:
             self._catch_up()
         return self
 
+    def spend_once(self, event: Event, *, count: int, note: str, private: bool = True) -> Self:
+        """Pay unless a payment of this note is in the ledger: a crash may have come after it.
+
+        Raises:
+            BudgetExceeded: The budget does not cover it; nothing was written.
+        """
+        with self._reading():
+            if not self.paid(note):
+                self.spend(event, count=count, note=note, private=private)
+        return self
+
+    def paid(self, note: str) -> bool:
+        """Whether a payment of this note is in the ledger."""
+        with self._reading():
+            events = (self._log[place] for place in range(1, len(self._log)))
+            return any(isinstance(one, Paid) and one.entry.note == note for one in events)
+
+    @property
+    def mark(self) -> tuple[int, str]:
+        """How many events there are, and `head`, of one moment."""
+        with self._reading():
+            return len(self._log), self._log.head
+
     def close(self) -> None:
         """Close the file; a second call does nothing."""
         self._log.close()
@@ -196,6 +246,9 @@ class SharedLedger:
         entries = list(self._ledger.entries)
         for place in range(max(self._events, 1), len(self._log)):
             paid = self._log[place]
+            if isinstance(paid, Limited):
+                self._ledger = replace(self._ledger, budget=paid.budget)
+                continue
             if not isinstance(paid, Paid):
                 raise ProtocolError(f"{self._log!r} is opened twice: it is no log of a ledger.")
             entries[-1:] = _joined(entries[-1:], paid.entry)

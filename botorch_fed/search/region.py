@@ -141,6 +141,7 @@ class RegionSearch(SummedSearch):
         num_restarts: How many of the best of them it improves.
         horizon: The number of evaluations of a site, the first ones included, over which the
             region shrinks. A study fills in its budget.
+        given: How many observations a site has before them at most. A study fills it in.
     """
 
     num_inducing: int = 58
@@ -156,6 +157,7 @@ class RegionSearch(SummedSearch):
     num_raw: int = 512
     num_restarts: int = 2
     horizon: int | None = None
+    given: int = 0
 
     memory_type = RegionMemory
     has_basis: ClassVar[bool] = False
@@ -246,7 +248,7 @@ class RegionSearch(SummedSearch):
     def bound(self, terms: Terms) -> float:
         """The largest number that a site contributes."""
         assert self.horizon is not None
-        return self.largest(self.horizon)
+        return self.largest(self.horizon + self.given)
 
     def start(self, view: View) -> RegionMemory:
         """The whole cube."""

@@ -308,6 +308,15 @@ def read_all(file: int) -> bytes:
         return reader.read()
 
 
+def own_folder(folder: str | Path) -> Path:
+    """The absolute path of a folder, never a link; it and its parents are made with mode 0700."""
+    path = Path(folder).absolute()
+    if path.is_symlink():
+        raise ProtocolError(f"{path} is a symbolic link: name the folder itself.")
+    _make_folder(path)
+    return path
+
+
 def write_all(file: int, data: bytes) -> None:
     rest = memoryview(data)
     while rest:

@@ -19,7 +19,13 @@ from botorch_fed.acquisition import (
     SoftmaxSchedule,
     exploration_weights,
 )
-from botorch_fed.aggregation.noisy import MAX_NOISE, NoisyState, NoisySum, trimmed_means
+from botorch_fed.aggregation.noisy import (
+    MAX_NOISE,
+    NoisyState,
+    NoisySum,
+    default_delta,
+    trimmed_means,
+)
 from botorch_fed.aggregation.relay import Relay
 from botorch_fed.errors import BudgetExceeded, MessageError
 from botorch_fed.federation.agent import FederatedAgent
@@ -27,6 +33,7 @@ from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.terms import MAX_WEIGHT, Contribution, Order, Search, Terms, View
 from botorch_fed.privacy import (
     Budget,
+    DistributedGaussianSum,
     Event,
     FixedSizeSampling,
     Guarantee,
@@ -40,6 +47,8 @@ from botorch_fed.search.messages import TransferRows
 from botorch_fed.search.noisy import NoisyTransfer
 from botorch_fed.search.released import ReleaseMessage, ReleaseSearch
 from botorch_fed.search.releases import Noisy
+from botorch_fed.search.support import SupportSearch
+from botorch_fed.studies import DPFTSDE, FedGP, PrivateUCB
 from botorch_fed.wire.codec import decode, encode
 from test.cases import normal, uniform
 from test.federation.dp import FOLLOW, NAMES, PHI, SQUARE, M, plan_of, put, quiet, server, terms
@@ -571,3 +580,31 @@ def test_searches_that_read_other_releases_are_refused() -> None:
     for search in (NoisyTransfer(), ReleaseSearch(strategy=FOLLOW)):
         with pytest.raises(InputDataError, match="reads noisy sums"):
             Terms(space=SQUARE, basis=PHI, budget=2, search=search, aggregation=Relay())
+
+
+def test_a_delta_that_says_nothing_is_refused() -> None:
+    with pytest.raises(InputDataError, match=r"above 0\.1"):
+        NoisySum(noise_multiplier=1.0, delta=0.299)
+    names = tuple(f"site{i}" for i in range(12))
+    study = DPFTSDE(budget=6, noise_multiplier=1.0, delta=0.09)
+    with pytest.raises(InputDataError, match="nothing to 12 agents"):
+        study.server(SQUARE, names)
+    with pytest.raises(InputDataError, match=r"above 0\.1"):
+        PrivateUCB(budget=4, noise_multiplier=2.0, delta=0.3).server(SQUARE, names)
+    with pytest.raises(InputDataError, match="nothing to 24 records"):
+        PrivateUCB(budget=2, noise_multiplier=2.0, delta=0.05).server(SQUARE, names)
+    summed = FedGP(
+        budget=5,
+        search=SupportSearch(),
+        sums=1,
+        channel="plain",
+        mechanism=lambda size, count: DistributedGaussianSum(
+            dim=size, num_agents=count, clip_norm=1.0, noise_multiplier=0.5
+        ),
+        noise_at="agent",
+        delta=0.09,
+    )
+    with pytest.raises(InputDataError, match="nothing to 12 agents"):
+        summed.server(SQUARE, names)
+    assert default_delta(3) == 0.01
+    assert default_delta(200) == 200**-1.1

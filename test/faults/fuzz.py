@@ -600,7 +600,7 @@ def judge(one: Visit | Return, made: Mutant, answer: Any = None) -> str | None:
 
 
 def _judge_request(one: Visit, made: Mutant, frame: Tree, body: Tree) -> str | None:
-    run, instance, agent, serial, asked, heard, broadcasts, _, tag = frame
+    run, instance, agent, serial, asked, heard, broadcasts, _, tag, *_ = frame
     record, good = one.memory["_request"], read(one.good)[2]
     if (run, agent) != (good[0], one.agent):
         return "mis-addressed"
@@ -790,13 +790,21 @@ def _judge_payload(one: Return, data: bytes, valid: bytes) -> str | None:
         return None if sizes_of(body) == len(list(channel._sizes)) else "mis-sized payload"
     if len(body) != len(theirs):
         return "mis-sized payload"
+    if header[1] == 7 and body != theirs:
+        return "an announcement that nobody has signed"
+    ring, start = channel.ring, 0
     if header[1] in (0, 3):  # a contribution or a share, behind a hash
-        words = np.frombuffer(body[32:], dtype="<u4")
-        ring = channel.ring
-        rows = words.reshape(-1, ring.num_primes, ring.degree)
-        for place in range(ring.num_primes):
-            if int(rows[:, place].max()) >= ring.primes[place]:
-                return "word out of range"
+        start = 32 + 4 * ring.num_primes * channel._count
+        words = np.frombuffer(body[32:start], dtype="<u4").reshape(ring.num_primes, -1)
+        if bool((words.max(axis=1) >= np.array(ring.primes[: ring.num_primes])).any()):
+            return "word out of range"
+    if header[1] in (0, 8):  # second parts, or a key share, before the keys that are sealed
+        primes = ring.primes if header[1] == 8 else ring.primes[: ring.num_primes]
+        end = start + 4 * len(primes) * ring.degree * (1 if header[1] == 8 else channel._chunks)
+        words = np.frombuffer(body[start:end], dtype="<u4")
+        rows = words.reshape(-1, len(primes), ring.degree)
+        if bool((rows.max(axis=(0, 2)) >= np.array(primes)).any()):
+            return "word out of range"
     return None
 
 

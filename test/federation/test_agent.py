@@ -19,7 +19,6 @@ from botorch_fed.federation.terms import OWN, Order, Terms, check_words, in_word
 from botorch_fed.models import KLFeatures
 from botorch_fed.privacy import Budget
 from botorch_fed.run import run
-from botorch_fed.search.messages import TransferRows
 from botorch_fed.search.releases import Rows
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.search.transfer import TransferSearch
@@ -71,6 +70,8 @@ class Desk:
         self.state = self.asked(self.agent.start())
 
     def asked(self, state: AgentState) -> AgentState:
+        if state.order is not None:  # rounds go on
+            self.order = replace(self.order, t=state.order.t + 1)
         self.agent.check(state, self.order, self.broadcasts)
         return self.agent.receive(state, self.order, self.broadcasts)
 
@@ -105,7 +106,8 @@ def test_a_failed_point_is_used_and_never_asked_again() -> None:
         Y = FAILED if index % 2 else hill(X)
         state = desk.agent.tell(state, X, Y)
         assert state.asking == 0
-        state = desk.asked(state)
+        if index < 4:
+            state = desk.asked(state)
     assert len(set(asked)) == 5
     assert (len(state.X), len(state.failed), state.used) == (3, 2, 5)
     assert desk.agent.ask(state) is None
@@ -241,19 +243,26 @@ def test_what_is_a_sites_own_business_need_not_agree() -> None:
     assert study(budget=9).agent("ann", SQUARE, 3, MemoryBlobs()).fingerprint == mine.fingerprint
 
 
-def test_the_basis_is_the_hubs() -> None:
+def test_the_basis_is_the_hubs_bit_by_bit_and_the_sites_own_but_for_rounding() -> None:
     agent = study().agent("ann", SQUARE, 3, MemoryBlobs())
+    setup = study().server(SQUARE, NAMES).hub.terms.setup
+
+    def told(factor: float) -> str:
+        basis = {k: v * factor if "frequencies" in k else v for k, v in setup.basis.items()}
+        return agent.blobs.put(encode(replace(setup, basis=basis)))
+
+    COLLECT = Order(0, "nothing", True)
+    agent.check(agent.start(), COLLECT, (told(1 + 1e-14),))
+    assert not torch.equal(
+        agent._terms((told(1 + 1e-14),)).feature_map.to_tensors()["random_fourier/frequencies"],
+        PHI.to_tensors()["random_fourier/frequencies"],
+    )
+    with pytest.raises(MessageError, match=r"shared basis, random_fourier/freq.*this site has .*"):
+        agent.check(agent.start(), COLLECT, (told(1 + 1e-6),))
     phi = KLFeatures.from_map(PHI, uniform(200, 2), num_features=20)
-    other = study(feature_map=phi).server(SQUARE, NAMES)
-    blob = agent.blobs.put(encode(other.hub.terms.setup))
-    state = agent.receive(agent.start(), Order(0, "nothing", True), (blob,))
-    X = uniform(5, 2, seed=2)
-    message = agent.reply(agent.attach(state, X, hill(X)))[1].values
-    search = TransferRows()
-    search.check(other.terms, message)
-    expected = TransferSearch().report(SQUARE, phi, X, hill(X), None)
-    assert expected is not None
-    torch.testing.assert_close(message, expected)
+    other = study(feature_map=phi).server(SQUARE, NAMES).hub.terms.setup
+    with pytest.raises(MessageError, match="one side alone has"):
+        agent.check(agent.start(), COLLECT, (agent.blobs.put(encode(other)),))
 
 
 def test_a_site_refuses_a_hub_without_its_name_or_its_privacy() -> None:

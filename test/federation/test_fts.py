@@ -573,8 +573,9 @@ class Desk:
             blobs.put(encode(self.study.terms(SQUARE, self.roster).setup)),
             blobs.put(encode(Rows(self.names, made, weights))),
         )
-        self.agent.check(state, QUERY, self.broadcasts)
-        return self._asked_again(state)
+        order = replace(QUERY, t=max(made) + 1)
+        self.agent.check(state, order, self.broadcasts)
+        return self._asked_again(state, order)
 
     @property
     def roster(self) -> tuple[str, ...]:
@@ -590,8 +591,8 @@ class Desk:
         X = uniform(self.study.q, 2, seed=state.used) if points is None else points
         return self._asked_again(self.agent.tell(state, X, hill(X)))
 
-    def _asked_again(self, state: AgentState) -> AgentState:
-        return self.agent.receive(state, QUERY, self.broadcasts)
+    def _asked_again(self, state: AgentState, order: Order = QUERY) -> AgentState:
+        return self.agent.receive(state, order, self.broadcasts)
 
 
 def test_each_message_is_used_once() -> None:
@@ -1075,7 +1076,7 @@ def test_a_setup_that_changes_during_the_run_is_refused() -> None:
     other = desk.agent.blobs.put(encode(replace(setup_, basis=halves)))
     with pytest.raises(MessageError, match="changed during the run"):
         desk.agent.check(state, QUERY, (other,))
-    desk.agent.check(state, QUERY, state.broadcasts[:1])
+    desk.agent.check(state, replace(QUERY, t=QUERY.t + 1), state.broadcasts[:1])
 
 
 @pytest.mark.parametrize("rows", [M - 1, M + 1])

@@ -371,11 +371,14 @@ class Desk:
 
     def check(self, state: Any, setup: Any) -> tuple[str, ...]:
         broadcasts = (self.blobs.put(encode(setup)),)
-        self.agent.check(state, Order(1, "next", True), broadcasts)
+        self.agent.check(state, self.order(state), broadcasts)
         return broadcasts
 
+    def order(self, state: Any) -> Order:
+        return Order(1 if state.order is None else state.order.t + 1, "next", True)
+
     def receive(self, state: Any, setup: Any) -> Any:
-        return self.agent.receive(state, Order(1, "next", True), self.check(state, setup))
+        return self.agent.receive(state, self.order(state), self.check(state, setup))
 
 
 def test_a_site_accepts_a_roster_that_grew_and_nothing_else() -> None:

@@ -474,3 +474,46 @@ def test_ledgers_and_guarantees_travel() -> None:
     assert decode(encode(fixed), Ledger) == fixed
     guarantee = ledger.guarantee()
     assert decode(encode(guarantee), Guarantee) == guarantee
+
+
+# ------------------------------------------------------------------ promises that say something
+
+
+@pytest.mark.parametrize("delta", [0.9, 0.299, 0.1000001])
+def test_a_budget_with_a_large_delta_is_refused_with_advice(delta: float) -> None:
+    with pytest.raises(InputDataError, match=r"above 0\.1.*Use delta = 1e-05"):
+        Budget(1.0, delta)
+    assert Budget(1.0, 0.1).delta == 0.1
+
+
+def test_delta_is_below_one_over_the_units() -> None:
+    for units in (2, 3, 10, 10**6):
+        with pytest.raises(InputDataError, match=f"nothing to {units} agents"):
+            accounting.check_promised_delta(1 / units, units, "agent")
+        accounting.check_promised_delta(min(0.1, 0.999 / units), units, "agent")
+    accounting.check_promised_delta(0.1, 1)
+    with pytest.raises(InputDataError, match="Use delta = 1e-08"):
+        accounting.check_promised_delta(1e-3, 10**6)
+
+
+def test_an_epsilon_of_zero_is_said_to_be_deltas() -> None:
+    guarantee = compose([Event(1.5)], delta=0.299)
+    assert guarantee.epsilon == 0
+    assert "epsilon is 0 because delta alone" in str(guarantee)
+    assert "because" not in str(compose([Event(1.5)], delta=1e-3))
+    assert "because" not in str(compose([], delta=0.3))
+
+
+def test_the_optimistic_bound_is_below_and_near() -> None:
+    for adjacency in ("zero-out", "replace-one"):
+        events = [Entry(Event(1.0, 0.35), 20, ""), Entry(Event(2.0), 3, "")]
+        upper = compose(events, delta=1e-3, adjacency=adjacency).epsilon
+        lower = accounting.optimistic_epsilon(events, delta=1e-3, adjacency=adjacency)
+        assert lower is not None
+        assert 0.99 * upper < lower <= upper
+    assert accounting.optimistic_epsilon([Event(2.0)], delta=1e-3) == pytest.approx(
+        gaussian_epsilon(1e-3, 0.5)
+    )
+    assert accounting.optimistic_epsilon([], delta=1e-3) == 0
+    for event in (Event(1.0, discrete=True), Event(1.0, sample_size=2, population=9)):
+        assert accounting.optimistic_epsilon([event], delta=1e-3) is None

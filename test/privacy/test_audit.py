@@ -30,13 +30,13 @@ from botorch_fed.privacy.audit import (
     AuditReport,
     Claim,
     OperatingPoint,
-    _clopper_pearson,
     _documented,
     _Law,
     audit,
     audit_transcripts,
     noise_checks,
 )
+from botorch_fed.privacy.evidence import clopper_pearson
 from botorch_fed.privacy.hazmat.noise import OSNoise
 from botorch_fed.privacy.mechanisms import GaussianSum, SignalWarning
 from botorch_fed.rng import generator
@@ -308,11 +308,11 @@ def test_scores_survive_a_canary_that_was_not_clipped() -> None:
 @pytest.mark.parametrize("rate", [0.003, 0.1, 0.5, 0.97])
 def test_clopper_pearson_covers(rate: float) -> None:
     counts = np.arange(201)
-    bounds = np.array([_clopper_pearson(int(k), 200, 0.005) for k in counts])
+    bounds = np.array([clopper_pearson(int(k), 200, 0.005) for k in counts])
     too_low = binom.pmf(counts, 200, rate)[bounds < rate].sum()
     assert too_low <= 0.005
-    assert _clopper_pearson(0, 200, 0.005) == pytest.approx(1 - 0.005 ** (1 / 200))
-    assert _clopper_pearson(200, 200, 0.005) == 1
+    assert clopper_pearson(0, 200, 0.005) == pytest.approx(1 - 0.005 ** (1 / 200))
+    assert clopper_pearson(200, 200, 0.005) == 1
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.0, 2.5])
