@@ -1,8 +1,8 @@
 r"""The public grid: where contributions are rounded to before anything is added.
 
 Every channel, an encrypted one or not, adds the same integers :math:`k = \mathrm{round}(x/\gamma)`,
-with a step :math:`\gamma` that is a power of two, and opens their sum exactly. A run is therefore
-the same, bit for bit, whatever the channel; and noise that lives on integers stays exact.
+with a step :math:`\gamma` that is a power of two, and opens their sum exactly. A run on one machine
+is therefore the same, bit for bit, whatever the channel; noise that lives on integers stays exact.
 
 Rounding moves a number by at most :math:`\gamma/2`, and a contribution of `dim` numbers by at
 most :math:`\gamma\sqrt{\mathrm{dim}}/2` in norm: a bound on a sensitivity adds that. The sum
