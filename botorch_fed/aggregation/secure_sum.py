@@ -780,7 +780,9 @@ class SecureSum(Aggregation):
         """Raise `MessageError` unless an order fits the terms, and what was asked before."""
         agents, last = site.terms.agents, -1 if site.last is None else site.last.epoch
         most = self._most_epochs(site.terms)
-        if order.epoch > most and order.epoch > last:
+        works = order.contribute or order.step != "sum"
+        over = most + (self.channel == "threshold" and not works)  # one without keys or sums
+        if order.epoch > over and order.epoch > last:
             raise MessageError(
                 f"{len(agents)} agents with channel={self.channel!r} need {most} new epochs at "
                 f"most, got epoch {order.epoch}."
