@@ -26,7 +26,9 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -200,6 +202,14 @@ def _mismatch(
     return _number(left.norm())
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what numpy says of a program that overflows: the transcript says it."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        yield
+
+
 def _number(value: Tensor) -> float:
     """A float; infinite for what is no number."""
     return math.inf if bool(value.isnan()) else float(value)
@@ -208,7 +218,8 @@ def _number(value: Tensor) -> float:
 def whitened(subject: Subject, given: Any, noise: NoiseSource, path: Path) -> Tensor:
     """The whitened transcript; not a number where the program refuses what may be handed in."""
     try:
-        transcript, _ = subject.run(given, ledger=subject.ledger(), noise=noise, path=path)
+        with _quiet():
+            transcript, _ = subject.run(given, ledger=subject.ledger(), noise=noise, path=path)
     except InputDataError:
         return torch.full((len(subject.whitening), subject.dim), math.nan, dtype=torch.float64)
     return subject.whiten(transcript)
@@ -543,7 +554,10 @@ def not_finite_check(subject: Subject, noise: NoiseSource) -> Check:
         for place in sorted({0, last // 2, last}):
             given = {(place, subject.times - 1): subject.spoilt(value)}
             try:
-                subject.run(given, ledger=subject.ledger(), noise=noise, path=("audit", "bad", i))
+                with _quiet():
+                    subject.run(
+                        given, ledger=subject.ledger(), noise=noise, path=("audit", "bad", i)
+                    )
             except InputDataError:
                 continue
             taken, where = taken + 1, f"{value} from place {place}"
