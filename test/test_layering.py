@@ -99,6 +99,7 @@ ROOMS: dict[str, set[str]] = {
         "test_functions",
         "federation",
         "search",
+        "storage",
         "studies",
     },
     "deploy": {"errors", "engines", "storage", "federation", "privacy", "run", "study"},
