@@ -1267,6 +1267,7 @@ class FedGP(Federation):
             return TransferSum(strategy=self.search)
         search, given = self.search, max((len(X) for X, _ in self.data.values()), default=0)
         if isinstance(search, RegionSearch):
+            given = max(search.given, given)
             return replace(search, given=given, horizon=search.horizon or self.budget)
         if isinstance(search, SupportSearch) and search.horizon is None:
             return replace(search, horizon=self.budget + given)
