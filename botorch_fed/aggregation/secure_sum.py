@@ -445,9 +445,6 @@ class SecureSum(Aggregation):
         mechanism, grid = self._made(terms)
         if isinstance(mechanism, DistributedRecordSum):
             self._check_records(terms, mechanism)
-        if mechanism is not None:
-            units = num_agents * (terms.budget if mechanism.unit == "record" else 1)
-            check_promised_delta(self.delta_of(terms), units, mechanism.unit)
         if num_agents > grid.num_agents:
             raise InputDataError(
                 f"There are {num_agents} agents, the grid of the channel is for {grid.num_agents}: "
@@ -459,6 +456,9 @@ class SecureSum(Aggregation):
                 f"{grid.dim}."
             )
         _private_sum(mechanism, PlainChannel(grid), self.noise_at)
+        if mechanism is not None:
+            units = num_agents * (terms.budget if mechanism.unit == "record" else 1)
+            check_promised_delta(self.delta_of(terms), units, mechanism.unit)
         if self.channel == "threshold":
             self._check_joint(terms, mechanism, grid)
         self._check_promise(terms, mechanism)

@@ -30,13 +30,20 @@ from botorch_fed.aggregation.relay import Relay
 from botorch_fed.errors import BudgetExceeded, MessageError
 from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.terms import MAX_WEIGHT, Contribution, Order, Search, Terms, View
+from botorch_fed.federation.terms import (
+    MAX_WEIGHT,
+    Contribution,
+    Order,
+    Resources,
+    Search,
+    Terms,
+    View,
+)
 from botorch_fed.privacy import (
     Budget,
     DistributedGaussianSum,
     Event,
     FixedSizeSampling,
-    Guarantee,
     Ledger,
     PoissonSampling,
     SharedLedger,
@@ -61,7 +68,10 @@ QUERY = Order(1, "next", False)
 def agent_of(boss: FederatedServer, name: str = "ann", **options: Any) -> FederatedAgent:
     """A site with the server's terms, that does not know its roster or its promise."""
     own = replace(boss.terms, agents=())
-    return FederatedAgent(**{"name": name, "terms": own, "seed": 0, **options})
+    resources = Resources(noise=boss.resources.noise)
+    return FederatedAgent(
+        **{"name": name, "terms": own, "seed": 0, "resources": resources, **options}
+    )
 
 
 def accepts(
@@ -319,8 +329,9 @@ def test_orders_that_a_site_refuses() -> None:
     accepts(agent, boss, Order(0, "first", True))
     state = agent.receive(agent.start(), Order(0, "first", True), blobs)
     for order, why in (
-        (Order(0, "first", True), "a round after 0, got round 0"),
-        (Order(10_001, "next", False), "at most 10,000 after the last one, 0, got round 10001"),
+        (Order(0, "first", True), "1 times first points in a run, the hub asks for number 2"),
+        (Order(0, "next", True), "a round after 0, got round 0"),
+        (Order(10_001, "next", False), r"rounds of the terms are 0\.\.7, got 10001"),
         (Order(1, "first", False), "First points are asked for in round 0"),
         (Order(1, "next", True), r"in the rounds \(0, 2\), got an order for round 1"),
     ):
@@ -356,27 +367,31 @@ def test_releases_that_a_site_refuses() -> None:
 
 
 def test_promises_that_a_site_refuses() -> None:
-    boss = server()
-    agent = agent_of(boss, require=Budget(2.0, 0.1))
+    boss = server(noise=OSNoise())
+    good = boss.hub.terms.promise
+    assert good is not None
+    agent = agent_of(boss, require=Budget(2 * good.epsilon, 2 * good.delta))
     start = Order(0, "first", True)
-    good = Guarantee(1.5, 0.05, "agent", "zero-out", 2, "pld")
     accepts(agent, boss, start, promise=good)
+    accepts(agent, boss, start, promise=replace(good, epsilon=good.epsilon * (1 + 1e-12)))
     for promise, why in (
-        (None, "promises none"),
+        (None, "differ in promise: .* the hub no promise"),
         (replace(good, private=False), "comes from a seed"),
-        (replace(good, epsilon=2.5), r"promises \(2.5, 0.05\)"),
-        (replace(good, delta=0.2), r"promises \(1.5, 0.2\)"),
-        (replace(good, unit="record"), "per record"),
+        (replace(good, epsilon=3 * good.epsilon), r"differ in promise\.epsilon"),
+        (replace(good, epsilon=0.9 * good.epsilon), r"differ in promise\.epsilon"),
+        (replace(good, delta=3 * good.delta), r"differ in promise\.delta"),
+        (replace(good, delta=0.9 * good.delta), r"differ in promise\.delta"),
+        (replace(good, releases=good.releases + 1), r"differ in promise\.releases"),
+        (replace(good, unit="record"), r"differ in promise\.unit"),
     ):
         with pytest.raises(MessageError, match=why):
             accepts(agent, boss, start, promise=promise)
+    for less in (Budget(0.9 * good.epsilon, good.delta), Budget(good.epsilon, 0.5 * good.delta)):
+        with pytest.raises(MessageError, match=r"promises \(.*, 0\.01\)"):
+            accepts(replace(agent, require=less), boss, start, promise=good)
     careful = replace(agent, adjacency="replace-one")
     with pytest.raises(MessageError, match="the hub promises zero-out"):
         accepts(careful, boss, start, promise=good)
-    nothing = replace(good, epsilon=0.0, delta=0.2, releases=0)
-    accepts(agent, boss, Order(0, "first", False), promise=nothing)
-    with pytest.raises(MessageError, match="to release nothing"):
-        accepts(agent, boss, start, promise=nothing)
 
 
 # ------------------------------------------------------------------ what it costs
