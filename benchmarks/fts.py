@@ -214,8 +214,9 @@ def ready(
     setup = study.terms(federation.space, ("me", *received.agents)).setup
     addresses = blobs.put(encode(setup)), blobs.put(encode(received, max_bytes=LARGE))
     agent = study.agent("me", federation.space, federation.seed, blobs)
-    agent.check(state, QUERY, addresses)
-    return ReadyQuery(agent, agent.receive(state, QUERY, addresses))
+    query = replace(QUERY, t=state.order.t + 1)
+    agent.check(state, query, addresses)
+    return ReadyQuery(agent, agent.receive(state, query, addresses))
 
 
 # ------------------------------------------------------------------ one query

@@ -44,6 +44,7 @@ from botorch_fed.privacy.audit import (
     Check,
     Claim,
     OperatingPoint,
+    audit_subject,
     audit_transcripts,
     noise_checks,
 )
@@ -128,6 +129,7 @@ __all__ = [
     "ThresholdCKKSChannel",
     "Unit",
     "WeightedGaussianSum",
+    "audit_subject",
     "audit_transcripts",
     "check_promised_delta",
     "chi_clip_norm",

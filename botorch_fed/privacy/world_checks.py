@@ -34,7 +34,7 @@ from typing import Any
 
 import torch
 from botorch.exceptions.errors import InputDataError
-from scipy.stats import binom
+from scipy.special import bdtr, bdtrc
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded
@@ -308,7 +308,7 @@ def _rarest(counts: Sequence[tuple[int, int, float]]) -> float:
     """The least two-sided probability of binomial counts, corrected for their number."""
     least = 1.0
     for k, n, rate in counts:
-        tail = min(float(binom.cdf(k, n, rate)), float(binom.sf(k - 1, n, rate)))
+        tail = min(float(bdtr(k, n, rate)), float(bdtrc(k - 1, n, rate)) if k else 1.0)
         least = min(least, 2 * tail * len(counts))
     return least
 
@@ -440,7 +440,7 @@ def source_checks(subject: Subject, seed: int) -> list[Check]:
 
 def _most_agreeing(count: int) -> int:
     allowed = 0
-    while float(binom.sf(allowed, count, 2.0**-13)) > NOISE_LEVEL:  # the coarsest grid: 8 steps
+    while float(bdtrc(allowed, count, 2.0**-13)) > NOISE_LEVEL:  # the coarsest grid: 8 steps
         allowed += 1
     return allowed + int(0.1 * count)
 

@@ -787,25 +787,33 @@ def test_too_few_for_the_noise_do_not_pay() -> None:
 
 
 def test_a_site_adds_to_no_sum_for_which_its_noise_does_not_suffice() -> None:
-    """The server thinks that one agent may drop out, the sites' noise is for nobody."""
+    """A hub that takes an agent off the roster, and one whose terms let an agent drop out."""
     grid = gaussian(GLOBAL.numbers(2), 3, dropping=1).grid
-    options = {"channel": "threshold", "noise_at": "agent"}
-    federation = Federation(
-        study(GLOBAL, mechanism=lambda dim, M: gaussian(dim, M, grid=grid), **options),
-        absent=lambda name, order: name == "bob" and order.t > 0,
-    )
-    federation.server.honest = study(
+    options = {"channel": "plain", "noise_at": "agent"}
+    mine = study(GLOBAL, mechanism=lambda dim, M: gaussian(dim, M, grid=grid), **options)
+    federation = Federation(mine)
+    shorter = ("ann", "cem")
+
+    def lie(state: SumState, box: Outbox) -> Outbox:
+        if state.t != 1:
+            return box
+        return replace(
+            box,
+            messages={name: replace(order, roster=shorter) for name, order in box.messages.items()},
+        )
+
+    federation.server.lie = lie
+    federation.drive()
+    assert federation.draws() == dict.fromkeys(NAMES, 2)  # in rounds 0 and 2
+    assert not federation.codes("bob")  # is asked for nothing
+    assert federation.codes("ann") == federation.codes("cem") == {"invalid"}
+    other = Federation(mine)
+    other.server.honest = study(
         GLOBAL, mechanism=lambda dim, M: gaussian(dim, M, dropping=1, grid=grid), **options
     ).server(SQUARE, NAMES)
-    federation.drive()
-    assert federation.end.sums == 1
-    assert federation.draws() == {
-        "ann": 2,
-        "bob": 1,
-        "cem": 2,
-    }  # on the full roster, none on the shorter one
-    assert federation.codes("ann") == federation.codes("cem") == {"invalid"}
-    assert federation.counts() == {"ann": 6, "bob": 3, "cem": 6}  # and nobody loses a query
+    with pytest.raises(ProtocolError, match="refuse to begin"):
+        other.drive()
+    assert not any(other.draws().values())
 
 
 def test_what_a_private_run_refuses() -> None:
