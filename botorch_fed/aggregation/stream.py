@@ -456,6 +456,10 @@ class Stream(Aggregation):
         self._check_nothing_paid(hub)
         return None
 
+    def guaranteed(self, terms: Terms) -> Guarantee | None:
+        """Nothing: a hub that promises privacy without noise is refused."""
+        return None
+
     def _check_nothing_paid(self, hub: Party) -> None:
         ledger = hub.resources.ledger
         if hub.resources.shared_ledger is not None or (ledger and ledger.budget is not None):

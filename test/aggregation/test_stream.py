@@ -28,15 +28,16 @@ from botorch_fed.aggregation.stream import (
     parameters_model,
 )
 from botorch_fed.errors import BudgetExceeded, MessageError, ProtocolError
+from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.base import Objective, Pending
 from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.terms import Contribution, Order, Terms
+from botorch_fed.federation.site import Site
+from botorch_fed.federation.terms import Contribution, Order, Party, Terms
 from botorch_fed.models import BasisGP, KLFeatures, RandomFourierFeatures, StationaryKernel
 from botorch_fed.privacy import (
     BlockSum,
     Budget,
     Event,
-    Guarantee,
     Ledger,
     LocalGaussian,
     PrefixSum,
@@ -626,18 +627,19 @@ def test_local_agents_pay_from_their_own_ledgers() -> None:
         assert site.state.aggregation.ledger.releases == 4
 
 
-def understated(made: PrivateUCB, epsilon: float) -> Terms:
-    """The terms of a hub that promises more privacy than there is."""
-    terms = made.server(SQUARE, NAMES).hub.terms
-    return replace(terms, promise=replace(terms.promise, epsilon=epsilon))  # type: ignore[type-var]
-
-
 TWO = compose([Event(2.0)] * 2, delta=1e-5, adjacency="replace-one", unit="agent").epsilon
 
 
+def with_two_payments(agent: FederatedAgent) -> FederatedAgent:
+    """An agent whose own ledger covers two increments."""
+    ledger = Ledger("replace-one", "agent", Budget(TWO, 1e-5))
+    return replace(agent, resources=replace(agent.resources, ledger=ledger))
+
+
 def test_a_local_site_pays_before_anything_is_played() -> None:
-    made = study("local", unit="agent", noise=OSNoise(), require=Budget(TWO, 1e-5))
-    desk = Desk(made, said=understated(made, TWO))
+    made = study("local", unit="agent", noise=OSNoise())
+    poor = with_two_payments(made.agent("ann", SQUARE, 0, MemoryBlobs()))
+    desk = Desk(made, options={"resources": poor.resources})
     for t in (1, 2):
         X = desk.plays(t=t)
         values = desk.says(X, hill(X))
@@ -651,16 +653,8 @@ def test_a_local_site_pays_before_anything_is_played() -> None:
 def test_a_site_without_budget_refuses_and_the_others_go_on() -> None:
     made = study("local", unit="agent", noise=OSNoise(), budget=3)
     federation = Federation(made)
-    poor = replace(made, require=Budget(TWO, 1e-5))
-    federation.study = poor
-    federation.open()
-    bob = federation.sites["bob"]
-    federation.study = made
-    federation.open()
-    federation.sites["bob"] = bob
-    # The server understates: its promise is what the site requires.
-    hub = federation.server.hub
-    federation.server.__dict__["hub"] = replace(hub, terms=understated(made, TWO))
+    poor = with_two_payments(made.agent("bob", SQUARE, 1, MemoryBlobs()))
+    federation.sites["bob"] = Site("bob", poor, hill, log=federation.logs["bob"])
     federation.drive()
     codes = [round_.exchanged.failures.get("bob") for round_ in federation.rounds]
     assert [None if failure is None else failure.code for failure in codes] == [
@@ -672,30 +666,42 @@ def test_a_site_without_budget_refuses_and_the_others_go_on() -> None:
     assert federation.end.parameters.count == 8
 
 
-PROMISE = Guarantee(1.0, 1e-5, "record", "replace-one", 1, "pld")
+def test_nobody_takes_part_if_the_hub_understates_what_is_paid() -> None:
+    """A site requires what two increments cost, the hub promises that, and three are planned."""
+    made = study("local", unit="agent", noise=OSNoise(), budget=3, require=Budget(TWO, 1e-5))
+    terms = terms_of("local", unit="agent", noise=OSNoise(), budget=3)
+    assert terms.promise is not None
+    assert terms.promise.epsilon > TWO
+    desk = Desk(made, said=replace(terms, promise=replace(terms.promise, epsilon=TWO)))
+    with pytest.raises(MessageError, match=r"terms differ in promise\.epsilon"):
+        desk.receives()
+    with pytest.raises(MessageError, match=r"This site requires .* the hub promises \("):
+        Desk(made, said=terms).receives()
+
+
+ONE = compose([Event(2.0)], delta=1e-5, adjacency="replace-one", unit="record").epsilon
 
 
 @pytest.mark.parametrize(
-    ("promise", "options", "words"),
+    ("settings", "options", "words"),
     [
-        (None, {}, "promises none"),
-        (replace(PROMISE, private=False), {}, "from a seed"),
-        (PROMISE, {"unit": "agent"}, "per record"),
-        (replace(PROMISE, adjacency="zero-out"), {}, "zero-out"),
-        (replace(PROMISE, epsilon=2.1), {}, "promises"),
-        (replace(PROMISE, delta=1e-4), {}, "promises"),
-        (PROMISE, {}, None),
-        (replace(PROMISE, unit="agent"), {}, None),
-        (replace(PROMISE, adjacency="zero-out"), {"adjacency": "zero-out"}, None),
+        ({"trust": "none"}, {}, "promises none"),
+        ({"noise": SEEDED}, {}, "from a seed"),
+        ({}, {"unit": "agent"}, "promises it per record"),
+        ({"adjacency": "zero-out"}, {}, "promises zero-out"),
+        ({}, {"require": Budget(0.95 * ONE, 1e-5)}, r"promises \("),
+        ({}, {"require": Budget(ONE, 0.95e-5)}, r"promises \("),
+        ({}, {}, None),
+        ({"unit": "agent"}, {}, None),
+        ({"adjacency": "zero-out"}, {"adjacency": "zero-out"}, None),
     ],
 )
 def test_a_site_takes_part_in_what_it_requires(
-    promise: Guarantee | None, options: dict[str, Any], words: str | None
+    settings: dict[str, Any], options: dict[str, Any], words: str | None
 ) -> None:
-    said = {} if promise is None else {"unit": promise.unit, "adjacency": promise.adjacency}
-    made = study("joint", **said)
-    agent = {"require": Budget(2.0, 1e-5), "unit": "record", "adjacency": "replace-one", **options}
-    desk = Desk(made, said=replace(terms_of("joint", **said), promise=promise), options=agent)
+    made = study(**{"noise": OSNoise(), **settings})
+    required = {"require": Budget(ONE, 1e-5), "unit": "record", "adjacency": "replace-one"}
+    desk = Desk(made, options={**required, **options})
     if words is None:
         desk.plays()
     else:
@@ -703,19 +709,58 @@ def test_a_site_takes_part_in_what_it_requires(
             desk.plays()
 
 
-@pytest.mark.parametrize("lie", [{"unit": "agent"}, {"adjacency": "zero-out"}])
+@pytest.mark.parametrize(
+    ("name", "lie"),
+    [
+        ("unit", "agent"),
+        ("adjacency", "zero-out"),
+        ("epsilon", 0.9 * ONE),
+        ("epsilon", 1.1 * ONE),
+        ("delta", 0.9e-5),
+        ("delta", 1e-4),
+        ("releases", 2),
+        ("accountant", "rdp"),
+        ("private", False),
+    ],
+)
 @pytest.mark.parametrize("trust", PRIVATE)
-def test_a_promise_about_another_unit_than_the_noise_is_refused(
-    trust: str, lie: dict[str, Any]
+def test_a_promise_that_is_not_that_of_the_noise_is_refused(
+    trust: str, name: str, lie: Any
 ) -> None:
     """A site knows the noise from its own study: a promise about something else is no promise."""
-    made, terms = study(trust), terms_of(trust)
+    made, terms = study(trust, noise=OSNoise()), terms_of(trust, noise=OSNoise())
     assert terms.promise is not None
-    desk = Desk(made, said=replace(terms, promise=replace(terms.promise, **lie)))
+    assert getattr(terms.promise, name) != lie
     order = Play(1, "next", True, ARMS[:1]) if trust == "public" else None
-    with pytest.raises(MessageError, match="must agree"):
+    desk = Desk(made, said=replace(terms, promise=replace(terms.promise, **{name: lie})))
+    with pytest.raises(MessageError, match=rf"terms differ in promise\.{name}"):
         desk.plays(order=order)
     Desk(made).plays(order=order)
+
+
+@pytest.mark.parametrize("trust", PRIVATE)
+def test_a_private_study_has_a_promise_about_its_own_unit(trust: str) -> None:
+    made, terms = study(trust), terms_of(trust)
+    assert terms.promise is not None
+    order = Play(1, "next", True, ARMS[:1]) if trust == "public" else Order(1, "next", True)
+    with pytest.raises(MessageError, match=r"differ in promise: .* the hub no promise"):
+        Desk(made, said=replace(terms, promise=None)).plays(order=order)
+    others = replace(terms.promise, unit="agent"), replace(terms.promise, adjacency="zero-out")
+    desk = Desk(made)
+    resources, memory = desk.agent.resources, desk.state.aggregation
+    for promise in (None, *others):  # the aggregation itself refuses them too
+        site = Party(replace(terms, promise=promise), "ann", resources, memory)
+        with pytest.raises(MessageError, match="must agree"):
+            terms.aggregation.check_order(site, order, ())
+    terms.aggregation.check_order(Party(terms, "ann", resources, memory), order, ())
+
+
+def test_a_study_without_noise_takes_no_promise() -> None:
+    said = replace(terms_of("none"), promise=terms_of("joint").promise)
+    for options in ({}, {"require": Budget(60.0, 1e-5), "unit": "record"}):
+        desk = Desk(study("none"), said=said, options=options)
+        with pytest.raises(MessageError, match="differ in promise: this site has no promise"):
+            desk.plays()
 
 
 @pytest.mark.parametrize("theirs", TRUSTS)
@@ -753,8 +798,7 @@ def test_a_made_up_basis_does_not_silence_a_site_by_its_arms() -> None:
 
 def test_a_local_site_that_requires_privacy_has_noise_of_its_own() -> None:
     made = study("local", require=Budget(60.0, 1e-5))
-    promise = replace(PROMISE, epsilon=5.0)
-    desk = Desk(made, said=replace(terms_of("local"), promise=promise))
+    desk = Desk(made, said=terms_of("local", noise=OSNoise()))
     with pytest.raises(MessageError, match="its own noise"):
         desk.plays()
 
@@ -993,13 +1037,25 @@ def test_hostile_orders_are_refused(trust: str, found: Parameters | None, order:
 def test_rounds_do_not_go_back() -> None:
     desk = Desk(study())
     desk.receives(t=2)
-    for t in (2, 1):
-        with pytest.raises(MessageError, match="Rounds go on from 2"):
+    for t, why in (
+        (2, "Rounds go on from 2 to 4, got round 2"),
+        (1, "Round 1 comes after round 2"),
+        (5, r"rounds of the terms are 0\.\.4, got 5"),
+    ):
+        with pytest.raises(MessageError, match=why):
             desk.receives(t=t)
     two = *desk.broadcasts(parameters()), desk.agent.blobs.put(encode(parameters(1)))
     with pytest.raises(MessageError, match="Expected one sum"):
         desk.agent.check(desk.state, Order(3, "next", True), two)
     desk.receives(t=3)
+
+
+def test_a_site_is_asked_no_more_often_than_in_turn() -> None:
+    desk = Desk(study(batch=2))
+    for t in range(1, 5):  # of six rounds
+        desk.receives(t=t)
+    with pytest.raises(MessageError, match="4 queries in a run, the hub asks for number 5"):
+        desk.receives(t=5)
 
 
 def test_who_has_decision_sets_of_its_own_plays_nothing_that_others_choose() -> None:
@@ -1061,10 +1117,12 @@ def test_too_many_features_are_refused_at_once(trust: str) -> None:
     )
     with pytest.raises(InputDataError, match="at most 2,000"):
         server_of(trust, feature_map=phi)
+    with pytest.raises(InputDataError, match="too large to be sent"):
+        study(trust, feature_map=phi).agent("ann", SQUARE, 0, MemoryBlobs())
     terms = terms_of(trust)
     desk = Desk(study(trust), said=terms)
     desk.setup = desk.agent.blobs.put(encode(replace(terms.setup, basis=phi.to_tensors())))
-    with pytest.raises(MessageError, match="too large to be sent"):
+    with pytest.raises(MessageError, match="terms differ in the shared basis"):
         desk.receives()
 
 
