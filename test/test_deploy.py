@@ -337,11 +337,9 @@ def test_noise_without_a_trusted_server_from_folders_of_their_own(
     with contextlib.ExitStack() as stack:
         sites = []
         for name in SITES:
-            own = write_study(tmp_path / name, DP_FTS_DE.format(channel=channel))
-            assert own.fingerprint == study.fingerprint
             keys = tmp_path / "keys" / name if channel else None
             folder = SiteFolder.create(tmp_path / f"{name}-site")
-            sites.append(stack.enter_context(folder.site(own, name, keys=keys)))
+            sites.append(stack.enter_context(folder.site(study, name, keys=keys)))
         exchange = InProcess(sites, patience=60.0)
         rounds: list[Round] = []
         end = drive(hub, exchange, run=study.fingerprint, on_round=rounds.append)

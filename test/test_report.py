@@ -97,7 +97,7 @@ HOSTILE = (
     "\"><img src=x onerror='alert(2)'>",
     "</svg></style><iframe>",
     "$\\frac{1} & _x ]]> -->",
-    "_hidden\nname that goes on and on and on and on",
+    "_hidden name that goes on and on and on and on",
     'a id="b" #1a1b1c {}',
 )
 VOID = {"meta", "br", "img", "link", "input"}
