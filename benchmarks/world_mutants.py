@@ -58,7 +58,7 @@ CASES: dict[str, Callable[[], Any]] = {
 }
 
 
-def checked(case: str, *, seed: int = 0, draws: int = 16) -> tuple[Check, ...]:
+def checked(case: str, *, seed: int = 0, draws: int = 24) -> tuple[Check, ...]:
     """The checks of worlds alone: cheap, and of all mechanisms."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)
