@@ -393,7 +393,7 @@ def test_a_site_accepts_a_roster_that_grew_and_nothing_else() -> None:
         "expected those of before": replace(grown, agents=OLD),
         "in the same order": replace(grown, agents=("bob", "ann", "cem", "dan")),
         "The terms have changed": replace(grown, basis={**grown.basis, **other}),
-        "terms differ": replace(grown, words={**grown.words, "q": "2"}),
+        "changed during the run": replace(grown, words={**grown.words, "q": "2"}),
     }
     for said, setup in bad.items():
         with pytest.raises(MessageError, match=said):
