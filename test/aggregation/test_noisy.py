@@ -327,12 +327,13 @@ def test_orders_that_a_site_refuses() -> None:
     agent = agent_of(boss)
     blobs = put(agent, boss.hub.terms.setup)
     accepts(agent, boss, Order(0, "first", True))
+    with pytest.raises(MessageError, match="First points are asked for in round 0"):
+        accepts(agent, boss, Order(1, "first", False))
     state = agent.receive(agent.start(), Order(0, "first", True), blobs)
     for order, why in (
         (Order(0, "first", True), "1 times first points in a run, the hub asks for number 2"),
         (Order(0, "next", True), "a round after 0, got round 0"),
         (Order(10_001, "next", False), r"rounds of the terms are 0\.\.7, got 10001"),
-        (Order(1, "first", False), "First points are asked for in round 0"),
         (Order(1, "next", True), r"in the rounds \(0, 2\), got an order for round 1"),
     ):
         with pytest.raises(MessageError, match=why):
