@@ -186,7 +186,7 @@ class Hub:
         node = self.nodes([name])[name]
         with self._changed() as settings:
             del settings["sites"][name], settings["certificates"][name]
-        with contextlib.suppress(HubLost):  # it lets nobody in who is not in its settings
+        with contextlib.suppress(HubLost):  # it admits the sites of its settings only
             self.control.unregister(node)
 
     @contextlib.contextmanager

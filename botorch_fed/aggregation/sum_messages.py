@@ -16,7 +16,7 @@ from botorch_fed.search.releases import Sum
 
 MAX_KEY_BYTES = 2**24
 MAX_ROUNDS = 2 * 10**6
-MIN_TOGETHER = 2  # agents under a joint key: alone one would open one's own contribution
+MIN_TOGETHER = 2  # agents under a joint key: a single agent would open its own contribution
 MAX_EPOCH = 2**63
 EPOCHS_PER_AGENT = 8  # at most: each may be lost, be taken back, and be lost again
 BACKLOG = 16  # sums that the hub keeps for agents that do not answer,

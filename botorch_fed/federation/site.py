@@ -66,7 +66,7 @@ from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 logger = logging.getLogger(__name__)
 
 FRAME_BYTES = 64 * 1024  # what a frame may add to its body
-STATE_BYTES = 2**30  # of one's own state, which nobody else writes
+STATE_BYTES = 2**30  # of a party's own state, which no other writes
 HUB = ""  # whose word it is, among those of sites
 HOPELESS = 3  # failures from the first evaluation on, after which an objective is taken for broken
 

@@ -235,7 +235,7 @@ class Channel(ABC):
             epoch: The epoch.
             heard: What `gather` made of all phases, one mapping each.
             me: One's own name and
-            secrets: one's own store: an agent passes both, and finds its own messages unchanged.
+            secrets: the agent's own store: an agent passes both, and finds its own messages unchanged.
 
         Returns:
             The key; empty where there is none.
@@ -746,7 +746,7 @@ class ThresholdCKKSChannel(Channel):
     def protect(
         self, integers: Tensor, *, epoch: Epoch, round: int, me: str, key: bytes, secrets: Secrets
     ) -> bytes:
-        """See `Channel`: under a fresh mask of one's own, which `share` takes away."""
+        """See `Channel`: under a fresh mask of the agent's own, which `share` takes away."""
         self._check_epoch(epoch)
         _check_member(me, epoch)
         self.grid.check_integers(integers)
@@ -972,7 +972,7 @@ class ThresholdCKKSChannel(Channel):
         return f"{self.handle(epoch, me)}-own{round}"
 
     def _new_own_key(self, epoch: Epoch, me: str, round: int, secrets: Secrets) -> bytes:
-        """The key of the mask of one's own; those of contributions before are deleted."""
+        """The key of the agent's own mask; those of contributions before are deleted."""
         start = f"{self.handle(epoch, me)}-own"
         for name in secrets.names():
             if name.startswith(start):
@@ -1082,7 +1082,7 @@ class ThresholdCKKSChannel(Channel):
     def _agreed(
         self, epoch: Epoch, me: str, messages: Mapping[str, bytes], secrets: Secrets
     ) -> dict[str, memoryview]:
-        """All announcements, the first that came, with one's own unchanged; the keys are stored."""
+        """All announcements, the first that came, with the agent's own unchanged; the keys are stored."""
         record = self._record(epoch, me, secrets)
         announced = self._announced(epoch, messages, verify=False)
         transcript = self._transcript(epoch, announced)

@@ -81,7 +81,7 @@ _JITTER = 1e-8
 MAX_RAW = 2**14  # random points that an optimiser looks at,
 MAX_RESTARTS = 64  # and how many of them it improves
 USUAL_HORIZON = 1024
-MIN_DISTANCE = 1e-3  # of a point from one's own earlier ones, in the unit cube
+MIN_DISTANCE = 1e-3  # of a point from the site's earlier ones, in the unit cube
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +99,7 @@ class SupportSearch(SummedSearch):
         acquisition: What is maximised, on either model.
         beta: Of the upper confidence bound, :math:`\mu + \sqrt{\beta} \sigma`.
         local: The own model's hyperparameters: the public ones, or fitted.
-        prediction: Whether one's own data enter the shared model exactly.
+        prediction: Whether the site's own data enter the shared model exactly.
         num_raw: Random points that the optimiser looks at.
         num_restarts: How many of the best of them it improves.
         horizon: The number of observations of a site up to which contributions are exact; those of
@@ -447,7 +447,7 @@ def _own_moments(search: SupportSearch, X: Tensor, Y: Tensor) -> Moments:
     known = _own_hyperparameters(search, X, Y)
     kernel = StationaryKernel(math.inf, known.lengthscale, known.outputscale)
     eye = torch.eye(len(X), dtype=torch.float64)
-    L = cholesky(kernel(X) + known.noise_var * eye, "the kernel matrix of one's own points")
+    L = cholesky(kernel(X) + known.noise_var * eye, "the kernel matrix of the site's own points")
     alpha = torch.cholesky_solve(Y - known.mean, L)
 
     def moments(points: Tensor) -> tuple[Tensor, Tensor]:
@@ -544,7 +544,7 @@ def _shared_model(
             X, Y, total=shared.summary, feature_map=phi, noise_var=noise_var
         )
     except NumericalError:  # what went in was tempered, or did not reach the sum
-        logger.warning("one's own data are not in the sum as they are: the sum is used alone")
+        logger.warning("the site's own data are not in the sum as they are: the sum is used alone")
         return shared.model
 
 
