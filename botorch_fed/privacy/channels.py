@@ -235,7 +235,8 @@ class Channel(ABC):
             epoch: The epoch.
             heard: What `gather` made of all phases, one mapping each.
             me: One's own name and
-            secrets: the agent's own store: an agent passes both, and finds its own messages unchanged.
+            secrets: the agent's own store: an agent passes both, and finds its
+                messages unchanged.
 
         Returns:
             The key; empty where there is none.
@@ -1082,7 +1083,7 @@ class ThresholdCKKSChannel(Channel):
     def _agreed(
         self, epoch: Epoch, me: str, messages: Mapping[str, bytes], secrets: Secrets
     ) -> dict[str, memoryview]:
-        """All announcements, the first that came, with the agent's own unchanged; the keys are stored."""
+        """All announcements, the first that came, the agent's unchanged; the keys are stored."""
         record = self._record(epoch, me, secrets)
         announced = self._announced(epoch, messages, verify=False)
         transcript = self._transcript(epoch, announced)
