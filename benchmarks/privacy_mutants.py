@@ -164,30 +164,27 @@ def installed(mutant: Mutant) -> Iterator[None]:
         places = [m for m in ours if inspect.getattr_static(m, name, None) is shipped]
     for place in places:
         setattr(place, name, value)
-    _forget()
+    _forget(mutant)
     try:
         yield
     finally:
         for place in places:
             setattr(place, name, shipped)
-        _forget()
+        _forget(mutant)
 
 
 _EXTRA: dict[str, Any] = {"np": np, "math": math, "InsecureSeededNoise": InsecureSeededNoise}
 
 
-def _forget() -> None:
+def _forget(mutant: Mutant) -> None:
     """Drop what accountants and plans remember of the code that was in place before."""
-    for remembered in (accounting._epsilon, accounting._optimistic_epsilon, noisy._plan):
+    made = [noisy._plan, stream._multiplier, secure_sum._mechanism_and_grid]
+    made += [secure_sum._private_sum, secure_sum._composed]
+    if "accounting" in mutant.target:
+        made += [accounting._epsilon, accounting._optimistic_epsilon]
+        accounting._beginnings.clear()
+    for remembered in made:
         remembered.cache_clear()
-    stream._multiplier.cache_clear()
-    for remembered in (
-        secure_sum._composed,
-        secure_sum._mechanism_and_grid,
-        secure_sum._private_sum,
-    ):
-        remembered.cache_clear()
-    accounting._beginnings.clear()
 
 
 def _function(attribute: Any) -> Any:

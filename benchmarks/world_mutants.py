@@ -53,7 +53,7 @@ CASES: dict[str, Callable[[], Any]] = {
     ),
     "plain, wide": lambda: GaussianSum(num_agents=2, dim=4096, clip_norm=1.0, noise_multiplier=1.0),
     "agents, wide": lambda: DistributedGaussianSum(
-        num_agents=2, dim=8192, clip_norm=1.0, noise_multiplier=1.0
+        num_agents=2, dim=4608, clip_norm=1.0, noise_multiplier=1.0
     ),
 }
 
@@ -227,8 +227,8 @@ OWN = (
         "the deviation as the variance",
         f"{_SUMS}.release",
         _NOISED,
-        _NOISED.replace("self.noise_scale", "self.noise_scale**0.5"),
-        ("plain, sampled",),
+        _NOISED.replace("self.noise_scale", "(2 * self.noise_scale) ** 0.5"),
+        ("plain, bound 3",),
     ),
     Mutant(
         "sampled twice",
@@ -593,7 +593,7 @@ def protocol_failures(case: str, *, seed: int = 0, draws: int = 6, every: int = 
 
 
 def audited_protocol(case: str, *, seed: int = 0, runs: int = 24) -> AuditReport:
-    """The whole audit of a protocol."""
+    """The whole audit of a protocol; all worlds with the first seed, for chance is not in them."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)
-        return audit_protocol(SUBJECTS[case](), runs=runs, seed=seed)
+        return audit_protocol(SUBJECTS[case](), runs=runs, seed=seed, every=12 if seed else 1)

