@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import zlib
 from collections.abc import Generator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,6 +61,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     A worker that is left with a slow test at the end would work alone.
     """
+    _mark_listed(config, items)
     tenth = config.getoption("tenth")
     named = any("::" in argument for argument in config.args)
     if not (config.getoption("markexpr") or named):
@@ -68,6 +70,24 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         without = set(out)
         items[:] = [item for item in items if item not in without]
     items.sort(key=lambda item: item.get_closest_marker("slow") is None and not _nightly(item))
+
+
+def _mark_listed(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark what `nightly.txt` lists; where all tests are collected, every line must name one."""
+    lines = (Path(__file__).parent / "nightly.txt").read_text().splitlines()
+    listed = {line for line in lines if not line.startswith("#")}
+    named = set()
+    for item in items:
+        both = {item.nodeid, item.nodeid.partition("[")[0]} & listed
+        if both:
+            item.add_marker(pytest.mark.nightly)
+            named |= both
+    stale = sorted(listed - named)
+    everything = config.args == config.getini("testpaths")
+    if stale and everything and not config.getoption("ignore", None):
+        raise pytest.UsageError(
+            f"test/nightly.txt names {len(stale)} tests that do not exist: {stale[:3]}"
+        )
 
 
 def _nightly(item: pytest.Item) -> bool:
