@@ -18,8 +18,8 @@ step without the objective; bytes per site and round; a hash of the package's so
 Every method has the same starts for a task and seed (`dealt_starts`) and as many queries after
 them. In *late* one site, by the seed, is new and the others have finished `HISTORY` queries of
 `solo` (kept in ``.cache``); its curve counts its evaluations from 0, where the regret is 1 by
-definition, and own starts, where a method needs them, are among them. A row notes a hash of these
-histories; rows with different ones are not compared.
+definition, and own starts, where a method needs them, are among them. The row of a method that uses
+the others' histories notes a hash of them; rows with different ones are not compared.
 
 How the statistics are made: `benchmarks.transfer_summary`. ``before_*`` are what was the default of
 the package before its search was made for this (commit 9d34ccf): `FTS(every=3)`, `FedGP` with
@@ -56,6 +56,7 @@ from torch import Tensor
 from benchmarks.papers.ledger import versions
 from benchmarks.transfer_ablations import ABLATIONS
 from benchmarks.transfer_controls import (
+    ALONE,
     COLD,
     CONTROLS,
     FEW_SITES,
@@ -337,7 +338,8 @@ def late_row(job: Job, task: Task) -> Row:
         trace = run_study(study, task, job.seed, {newcomer: own})
     else:
         trace = SIMULATIONS[job.method](task, job.seed, {newcomer: own}, others)
-    return {**row_of(task, trace, starts=0, keep_sites=False), "history": digest(others)}
+    row = row_of(task, trace, starts=0, keep_sites=False)
+    return row if job.method in ALONE else {**row, "history": digest(others)}
 
 
 def histories(task: Task, seed: int, newcomer: str) -> Histories:

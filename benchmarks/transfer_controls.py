@@ -897,4 +897,5 @@ CONTROLS: dict[str, Control] = {
     "ax": ax,
 }
 FEW_SITES = ("solo_botorch", "turbo", "ax")  # slow, nothing is exchanged: some sites will do
+ALONE = ("solo", "sobol", "random", "default_first", *FEW_SITES)  # nothing of the others is used
 COLD = ("pooled", "random_functions", "multitask", "ax")  # a newcomer needs no own starts for them

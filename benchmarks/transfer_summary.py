@@ -45,7 +45,7 @@ def pairs(rows: Sequence[Row], others: Sequence[Row]) -> Pairs:
     found: dict[str, list[tuple[Array, Array]]] = {}
     for row in rows:
         other = known.get((row["task"], row["seed"]))
-        if other is None or row.get("history") != other.get("history"):
+        if other is None or not _same_history(row, other):
             continue
         sites = _common_sites(row, other)
         mine, theirs = curve_of(row, sites), curve_of(other, sites)
@@ -57,6 +57,12 @@ def pairs(rows: Sequence[Row], others: Sequence[Row]) -> Pairs:
         mine, theirs = (np.array([pair[k][:size] for pair in both]) for k in (0, 1))
         made[task] = mine, theirs
     return made
+
+
+def _same_history(row: Row, other: Row) -> bool:
+    """Whether the others had observed the same, where both methods use that."""
+    histories = {r["history"] for r in (row, other) if "history" in r}
+    return len(histories) < 2
 
 
 def _common_sites(row: Row, other: Row) -> list[str] | None:

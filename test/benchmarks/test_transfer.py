@@ -174,6 +174,8 @@ def test_only_common_seeds_and_histories_are_compared() -> None:
     mine = [row("a", 1, [0.5], history="x"), row("a", 0, [0.5], history="y"), row("a", 7, [0.5])]
     both = pairs(mine, solo)
     assert both["a"][0].tolist() == [[0.5]]
+    without = pairs([row("a", 0, [0.7])], solo)  # of a method that uses no histories
+    assert without["a"][0].tolist() == [[0.7]]
 
 
 def test_some_sites_are_compared_with_the_same_sites() -> None:
