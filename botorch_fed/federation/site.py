@@ -34,6 +34,7 @@ from torch import Tensor
 from botorch_fed.errors import BudgetExceeded, MessageError, ObjectiveError, ProtocolError
 from botorch_fed.federation.anchors import SiteBooks
 from botorch_fed.federation.base import (
+    FRAME_BYTES,
     Agent,
     AgentId,
     Objective,
@@ -65,7 +66,6 @@ from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 
 logger = logging.getLogger(__name__)
 
-FRAME_BYTES = 64 * 1024  # what a frame may add to its body
 STATE_BYTES = 2**30  # of a party's own state, which no other writes
 HUB = ""  # whose word it is, among those of sites
 HOPELESS = 3  # failures from the first evaluation on, after which an objective is taken for broken

@@ -379,6 +379,10 @@ class Channel(ABC):
             A `dim` tensor, int64, exact.
         """
 
+    def most_bytes(self, num_agents: int) -> int:
+        """The bytes of the longest message of an agent to a server, with a roster of so many."""
+        return _HEADER.size + 8 * self.grid.dim
+
     def forget(self, epoch: Epoch, me: str, secrets: Secrets) -> None:
         """Delete the secrets of an epoch that is over: its sums can no longer be opened."""
         return
@@ -596,6 +600,10 @@ class CKKSChannel(Channel):
             result = (limbs[self.grid.dim :] << self._limb_bits) + result
         return _checked_sum(result, self.grid, count)
 
+    def most_bytes(self, num_agents: int) -> int:
+        """See `Channel`."""
+        return _HEADER.size + len(self._sizes) * (_PART.size + ckks.VECTOR_BYTES)
+
     @property
     def _limb_bits(self) -> int:
         """The bits of the low limb; 0 where one slot carries a number."""
@@ -808,6 +816,13 @@ class ThresholdCKKSChannel(Channel):
         """The name of an agent's secret of an epoch, whatever its roster."""
         number = epoch.number.to_bytes(8, "little")
         return f"he-{_hash(b'threshold', epoch.run.encode(), number, me.encode()).hex()[:40]}"
+
+    def most_bytes(self, num_agents: int) -> int:
+        """See `Channel`: of an announcement, a key share and a contribution."""
+        announcement = _ANNOUNCED + keys.SIGNATURE_BYTES
+        key = self._key_bytes + (_SEALED * num_agents if self._masked else 0)
+        contribution = 32 + self._row_bytes + self._polynomial_bytes
+        return _HEADER.size + max(announcement, key, contribution)
 
     # ---- the server
 

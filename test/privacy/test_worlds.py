@@ -41,6 +41,7 @@ from botorch_fed.privacy.world_checks import (
 )
 from botorch_fed.privacy.worlds import along, clipped, sized, subject_of
 from botorch_fed.rng import generator
+from test.aggregation import test_stream as stream
 from test.search import test_noisy as search
 
 pytestmark = pytest.mark.filterwarnings("ignore::botorch_fed.privacy.mechanisms.SignalWarning")
@@ -228,6 +229,15 @@ def test_a_report_of_a_protocol_is_one_of_its_transcripts() -> None:
     assert report.guarantee.accountant == "dp-accounting-rdp"
     assert report.rounds == 2
     assert math.isfinite(report.epsilon_lower_bound)
+
+
+@pytest.mark.parametrize("trust", ["joint", "public"])
+def test_a_release_drawn_anew_fails_the_streams_own_test_too(trust: str) -> None:
+    """Not in an audit's repeated steps alone."""
+    mutant = next(m for m in PROTOCOL_LISTED if m.name.endswith("crash has left is drawn anew"))
+    stream.test_no_round_draws_noise_twice_whoever_answers_the_second_time(trust)
+    with installed(mutant), pytest.raises(AssertionError):
+        stream.test_no_round_draws_noise_twice_whoever_answers_the_second_time(trust)
 
 
 # --- what noise is worth --------------------------------------------------------------------------

@@ -605,7 +605,7 @@ def _check_layout(seal: _Seal, ring: Ring) -> None:
     pair[0, :, 1] = pair[1, :, N - 1] = 1  # X and X^(N-1): their product is -1
     try:
         cipher = _load(
-            seal, seal.api.Ciphertext(), _cipher_bytes(seal, pair, seal.ids[L], ntt=False)
+            seal, seal.api.Ciphertext(), _cipher_bytes(seal, [*pair], seal.ids[L], ntt=False)
         )
         same = np.array_equal(_read(cipher.dyn_array(), pair.size), pair.ravel())
         seal.evaluator.transform_to_ntt_inplace(cipher)
@@ -746,6 +746,7 @@ SLOT_BITS = 44  # sums of so many bits are exact in a slot, with room for float6
 _SINGLE_DEGREE = 2 * SLOTS
 _SINGLE_BITS = [50, 50, 50]
 _SINGLE_SCALE = 2.0**40
+VECTOR_BYTES = 2 * 8 * 2 * _SINGLE_DEGREE + 4096  # of a vector, at most
 
 
 def generate_keys() -> tuple[bytes, bytes]:
@@ -845,9 +846,8 @@ def _read_vector(context: Any, data: bytes, size: int) -> Any:
     else:
         raise MessageError(f"No vector of {size} numbers at this scale.")
     frame = struct.unpack_from("<HBBBBHQ", data, len(front)) if inner >= 16 else ()
-    most = 2 * 8 * 2 * _SINGLE_DEGREE + 4096
     version = _version()
-    if frame[:4] != (0xA15E, 16, *version) or frame[-1] != inner or inner > most:
+    if frame[:4] != (0xA15E, 16, *version) or frame[-1] != inner or len(data) > VECTOR_BYTES:
         raise MessageError("No ciphertext of this version of SEAL inside a vector.")
     try:
         vector = tenseal.ckks_vector_from(context, data)  # SEAL checks words and parameters
