@@ -188,7 +188,7 @@ class Background:
         self._objective = objective
         self._patience = patience
         self._until: float | None = None
-        self.one_by_one = bool(getattr(objective, "one_by_one", False))
+        self.in_batches = bool(getattr(objective, "in_batches", False))
         self._run: _Evaluation | None = None
 
     def renew(self) -> None:

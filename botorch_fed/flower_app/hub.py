@@ -72,7 +72,8 @@ CALLS = frozenset(
 STORED = frozenset(f"/v1/fleet/{call}" for call in ("push-messages", "push-object"))
 CALL_BYTES = 4096  # that a call may leave in the database beside its body
 KEY_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
-MOST = 2**25  # bytes of a request
+MOST = 2**25  # bytes of a call that leaves something
+SHORT = 2**16  # of any other
 WAIT = 5.0  # seconds for requests under way when the hub stops
 
 
@@ -201,7 +202,7 @@ class Gate:
             await _refuse(send, 401, b"This key is not admitted.")
         elif scope["method"] != "POST" or scope["path"] not in CALLS:
             await _refuse(send, 404, b"No such call.")
-        elif _announced(headers) > MOST:
+        elif _announced(headers) > (MOST if scope["path"] in STORED else SHORT):
             await _refuse(send, 413, b"Too long.")
         elif scope["path"] in STORED and (
             why := self.allowance.take(site[0], _announced(headers) + CALL_BYTES)

@@ -253,9 +253,13 @@ def test_an_admitted_site_controls_nothing(opened: Doors) -> None:
 
 @pytest.mark.slow
 def test_a_request_has_a_size_and_says_it(opened: Doors) -> None:
-    for headers in ({"content-length": str(2**30)}, {"transfer-encoding": "chunked"}):
+    for call, headers in (
+        ("push-object", {"content-length": str(2**30)}),
+        ("push-object", {"transfer-encoding": "chunked"}),
+        ("pull-messages", {"content-length": str(2**17)}),
+    ):
         with contextlib.closing(opened.connect(opened.north)) as connection:
-            connection.putrequest("POST", "/v1/fleet/push-object")
+            connection.putrequest("POST", f"/v1/fleet/{call}")
             connection.putheader("flwr-public-key", opened.claim(opened.north))
             for name, value in headers.items():
                 connection.putheader(name, value)
@@ -338,7 +342,6 @@ def second_network() -> Iterator[tuple[str, list[str]]]:
     """An address of this machine, and the words before a command of a namespace that sees it.
 
     Without the right to make one: loopback, and no words.
-
     """
     name = f"bf{os.getpid() % 100000}"
     near, far = f"10.213.{os.getpid() % 250}.1", f"10.213.{os.getpid() % 250}.2"
