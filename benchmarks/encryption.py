@@ -1,6 +1,7 @@
 """What encrypted sums cost, beside TenSEAL's one key and OpenFHE's threshold keys.
 
     python -m benchmarks.encryption [--json] [--quick | --smoke] [--only sums,search]
+    python -m benchmarks.encryption --against FOLDER
 
 One thread. Every side is a process of its own; all run in turns, twice, and every figure is the
 best of all repeats, in CPU time. An agent contributes the S(S + 3)/2 numbers of a summary over S
@@ -33,7 +34,9 @@ support points, up to 10^4 in size, on the grid's default of 2^-36 of that. Keys
     fed_gp_cpu_s_30_S32_50        30 agents, S = 32; objectives of ten dimensions, excluded
     fed_gp_cpu_s_10_region_50     the search in a shrinking region: 10 agents, 24,010 numbers
 
-``benchmarks/results/encryption.json`` compares with the scheme without masks, measured in turns.
+``--against FOLDER`` compares with package and benchmark of another checkout, in turns, and writes
+``benchmarks/results/encryption.json``. The committed file is against commit 66d1df1, the last one
+without masks: ``git archive 66d1df1 | tar -x -C FOLDER``.
 
 TenSEAL's figures have neither checks of what arrives nor names, rounds and checksums, ours have.
 OpenFHE's have no bytes at all: it adds 20 bits of noise to a share; ours have what 50 sums need to
@@ -58,6 +61,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any, TypeVar
 from unittest.mock import patch
 
@@ -82,6 +86,7 @@ from botorch_fed.privacy.hazmat import keys as agreement
 from botorch_fed.rng import generator
 from botorch_fed.storage.store import MemoryStore
 
+HERE = Path(__file__).resolve().parent.parent
 BOUND = 1e4
 AGENTS, SIZE = 10, 32
 SUMS = 50  # for which shares are flooded
@@ -509,11 +514,14 @@ def side(name: str, quick: bool) -> dict[str, Any]:
     return {**published, f"{n}_region": search_seconds(n, None, rounds)}
 
 
-def measured(name: str, quick: bool) -> dict[str, Any]:
-    """A side in a process of its own."""
+def measured(name: str, quick: bool, folder: Path = HERE) -> dict[str, Any]:
+    """A side in a process of its own, of the package in a folder."""
     command = [sys.executable, "-m", "benchmarks.encryption", "--side", name]
     command += ["--quick"] if quick else []
-    run = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    environment = {**os.environ, "PYTHONPATH": str(folder)}
+    run = subprocess.run(
+        command, stdout=subprocess.PIPE, text=True, check=True, cwd=folder, env=environment
+    )
     result: dict[str, Any] = json.loads(run.stdout)
     return result
 
@@ -533,6 +541,32 @@ def all_sums(quick: bool) -> dict[str, Any]:
     if not quick:
         results = {name: least(results[name], measured(name, quick)) for name in names}
     return results
+
+
+def compare(folder: Path) -> dict[str, Any]:
+    """Costs without masks, of another checkout, and with them, in turns; and their ratios."""
+    turns = [(measured("ours", False, folder), measured("ours", False)) for _ in range(2)]
+    without, masked = (least(first, second) for first, second in zip(*turns, strict=True))
+    cases = {}
+    for n, S in CASES[:6]:
+        both = {"without": dict(without[case(n, S)]), "with": dict(masked[case(n, S)])}
+        for costs in both.values():
+            costs.pop("error")
+            later = costs["encrypt"] + costs["share"] + costs.get("open", 0.0)
+            costs["agent_later_round"] = later
+            costs["agent_first_round"] = costs["key_share"] + costs["joint_key"] + later
+        kept = ("agent_first_round", "agent_later_round", "server", "round_kb")
+        ratios = {key: both["with"][key] / both["without"][key] for key in kept}
+        cases[case(n, S)] = {
+            name: {key: round(value, 2) for key, value in costs.items()}
+            for name, costs in {**both, "ratios": ratios}.items()
+        }
+    many = {"cpu_s": round(masked["many"]["cpu_s"], 2), "mbytes": round(masked["many"]["mb"], 3)}
+    what = (
+        "python -m benchmarks.encryption --against FOLDER: without masks and with them, in turns; "
+        "CPU ms of one agent and of the server, kB of one agent; best of two turns"
+    )
+    return {"what": what, "cases": cases, "setup_of_1000_agents": many}
 
 
 def agent_ms(costs: Costs) -> float:
@@ -634,6 +668,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="fewer sizes and repeats")
     parser.add_argument("--smoke", action="store_true", help="does everything run?")
     parser.add_argument("--only", default=",".join(PARTS), help=f"some of {', '.join(PARTS)}")
+    parser.add_argument("--against", type=Path, help="a checkout to compare with")
     parser.add_argument("--side", help=argparse.SUPPRESS)
     args = parser.parse_args()
     chosen = args.only.split(",")
@@ -646,6 +681,11 @@ def main() -> None:
     warnings.simplefilter("ignore")
     if args.side:
         print(json.dumps(side(args.side, args.quick)))
+        return
+    if args.against:
+        text = json.dumps(compare(args.against.resolve()), indent=1)
+        (HERE / "benchmarks" / "results" / "encryption.json").write_text(text + "\n")
+        print(text)
         return
 
     load, quick = os.getloadavg()[0], args.quick or args.smoke

@@ -2,6 +2,7 @@
 
     python -m benchmarks.faults [--json] [--quick] [--only runs,fuzz] [--messages N] [--every K]
     python -m benchmarks.faults --dropout [--json]    absent agents: runs what is missing
+    python -m benchmarks.faults --deployed [--json]   kills on deployed Flower: runs what is missing
     python -m benchmarks.faults --smoke               a little of all, nothing kept
 
 One thread. Parts for ``--only``: runs with kills and faults, and mutated messages. The scenarios
@@ -28,6 +29,17 @@ that keep everything in files.
     fuzz_crashes, fuzz_hangs  receivers that raised what is no refusal, or did not come back
     fuzz_slowest_s          the longest that any of them took
     peak_mb                 the most memory above that of the beginning, for messages up to 1 MB
+
+``--deployed`` has a hub and three sites in processes of their own, with Flower between them, once
+for each protocol: the run at the hub, or one site, is killed at each of its durable steps in turn,
+and started again. It takes minutes for each of the eight, and goes on where it was stopped.
+
+    deployed_runs           protocols times processes that are killed
+    deployed_kills          deaths in all of them
+    deployed_completed      of the runs, those that came to their end unattended
+    deployed_lost, deployed_doubled   evaluations, as above
+    deployed_same           of the runs that can be repeated, those with the same points
+    deployed_repeatable     how many these are
 
 ``--every`` is of so many kills one, ``--quick`` every 41st and fewer of all. ``--dropout`` has
 1,000 agents for 50 rounds on `SyntheticGPAgents`, 100 points of one dimension: in every round each
@@ -246,6 +258,40 @@ def dropout() -> Part:
     return figures, table
 
 
+# ------------------------------------------------------------------ deployed
+
+
+def deployed_kills(only: str | None) -> Part:
+    """What is missing, and the table of all."""
+    from test.faults.deployed import STUDIES, deployed
+
+    def work(protocol: str, killed: Any) -> Line:
+        start = time.monotonic()
+        with silence():
+            found = asdict(deployed(protocol, killed))
+        return {**found, "seconds": round(time.monotonic() - start), "versions": versions()}
+
+    results = Results("faults/deployed", ("protocol", "killed"))
+    chosen = [name for name in STUDIES if only in (None, name)]
+    runs = [{"protocol": name, "killed": who} for name in chosen for who in ("hub", "site")]
+    results.fill(runs, work, "kills on deployed Flower")
+    columns = ("protocol", "killed", "kills", "completed", "lost", "doubled", "same", "seconds")
+    table = Table(*columns, title="Kills at every durable step of a process, deployed")
+    for line in results.lines:
+        table.add_row(*("-" if line[key] is None else str(line[key]) for key in columns))
+    exact = [line for line in results.lines if line["same"] is not None]
+    figures = {
+        "deployed_runs": len(results.lines),
+        "deployed_kills": sum(line["kills"] for line in results.lines),
+        "deployed_completed": sum(line["completed"] for line in results.lines),
+        "deployed_lost": sum(line["lost"] for line in results.lines),
+        "deployed_doubled": sum(line["doubled"] for line in results.lines),
+        "deployed_same": sum(line["same"] for line in exact),
+        "deployed_repeatable": len(exact),
+    }
+    return {key: float(value) for key, value in figures.items()}, table
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description="What faults cost.")
     parser.add_argument("--json", action="store_true", help="print one line of figures")
@@ -254,6 +300,8 @@ def main() -> None:
     parser.add_argument("--messages", type=int, help=f"mutants, default {MESSAGES:,}")
     parser.add_argument("--every", type=int, help="of so many kills one, default all")
     parser.add_argument("--dropout", action="store_true", help="absent agents instead")
+    parser.add_argument("--deployed", action="store_true", help="kills on deployed Flower instead")
+    parser.add_argument("--protocol", help="with --deployed, this one alone")
     parser.add_argument("--smoke", action="store_true", help="does everything run?")
     args = parser.parse_args()
     chosen = args.only.split(",")
@@ -268,6 +316,8 @@ def main() -> None:
             parts = [*faults(chosen, MESSAGES, QUICK, 1), dropout()]
     elif args.dropout:
         parts = [dropout()]
+    elif args.deployed:
+        parts = [deployed_kills(args.protocol)]
     else:
         messages = args.messages or (MESSAGES // 100 if args.quick else MESSAGES)
         every, seeds = args.every or (QUICK if args.quick else 1), 2 if args.quick else SEEDS

@@ -75,6 +75,7 @@ DAYS = 825  # that a hub's certificates are good for
 NODE_DAYS = 3650  # that a node's is: a hub forgets a node by name
 GRACE = 10.0  # seconds that a process has to end
 PAUSE = 10.0  # seconds between two questions to sites that all evaluate
+ANSWER_BYTES = 64 * 1024  # of an answer beside its reply: calls, and the names of its parts
 REFUSED = 3  # the exit code of a node that the hub does not know
 
 
@@ -189,6 +190,15 @@ class Hub:
         with contextlib.suppress(HubLost):  # it admits the sites of its settings only
             self.control.unregister(node)
 
+    def allow(self, sizes: Mapping[AgentId, int]) -> None:
+        """Let sites leave so many bytes more at this hub, each in the answer to a request."""
+        path = self.folder / "allowed.json"
+        with _locked(self.folder / "lock"):
+            allowed = json.loads(path.read_text()) if path.exists() else {}
+            for name, size in sizes.items():
+                allowed[name] = allowed.get(name, 0) + size + ANSWER_BYTES
+            _write_private(path, json.dumps(allowed))
+
     @contextlib.contextmanager
     def _changed(self) -> Iterator[dict[str, Any]]:
         """The settings, which are written when the body has changed them; one at a time."""
@@ -276,7 +286,11 @@ class Hub:
                         read.space,
                         read.agents,
                         FlowerExchange(
-                            grid, self.nodes(read.agents), deadline=deadline, absence=absence
+                            grid,
+                            self.nodes(read.agents),
+                            deadline=deadline,
+                            absence=absence,
+                            allow=self.allow,
                         ),
                         run=read.fingerprint,
                         seed=read.seed,

@@ -435,7 +435,8 @@ def run(
     Args:
         protocol: Its settings, e.g. `FTS(budget=20)`.
         problem: A federated test problem, whose agents are called ``agent0``, ``agent1``, …; or
-            objectives by name, each from `q x d` points of the unit cube to `q x 1` outcomes.
+            objectives by name, each from `q x d` points of the unit cube to `q x 1` outcomes. They
+            get one point at a time, see `Site`.
         seed: Fixes the run, see the module.
         space: The search space, with objectives by name.
         out: A folder that keeps the run from its first message on.
@@ -672,6 +673,7 @@ class _AgentObjective:
         self.agent = agent
         self.seed = seed
         self.calls = 0
+        self.in_batches = bool(problem.noise_std or _own_noise(problem))  # drawn for each call
 
     def __call__(self, X: Tensor) -> Tensor:
         stream = generator(self.seed, "noise", self.agent, self.calls)
@@ -793,7 +795,7 @@ def _observation_rows(
         y = float(seen.Y) if len(seen.Y) else None
         true = None
         if isinstance(objective, _AgentObjective) and y is not None:
-            noisy = objective.problem.noise_std or _own_noise(objective.problem)
+            noisy = objective.in_batches
             true = float(objective.true(seen.X)) if noisy else y
         regret = None if true is None or optima is None else abs(optima[agent] - true)
         rows.append(

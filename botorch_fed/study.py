@@ -98,7 +98,7 @@ from functools import partial
 from importlib import metadata
 from pathlib import Path
 from types import NoneType, UnionType
-from typing import Any, ClassVar, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import torch
 from botorch.exceptions.errors import BotorchError, InputDataError
@@ -162,7 +162,9 @@ KEYS = (
     "privacy",
     "ledger",
 )
-OBJECTIVES = "botorch_fed.objectives"  # entry points of packages that a file may name
+# Entry points of packages that a file may name.
+OBJECTIVES = "botorch_fed.objectives"
+CLASSES = "botorch_fed.parts"  # study classes, searches and aggregations
 BY_HAND = "ask"  # instead of an objective: a user answers the trials
 OWN_KEYS = {"objective", "workers", "out", "ledger"}  # each machine's own
 PARAMETER_KEYS = {
@@ -524,9 +526,7 @@ class StudyFile:
         if self.objective == BY_HAND or self._is_entry_point:
             return
         module, _, name = self.objective.partition(":")
-        place = self.path.resolve().parent.joinpath(*module.split("."))
-        files = [place.with_suffix(".py"), place / "__init__.py"]
-        source = next((one for one in files if one.is_file() and _below(one, self.path)), None)
+        source = _source_beside(module, self.path)
         if source is None:
             raise self._missing(f"there is no module {module!r} below the file's folder", module)
         try:
@@ -538,8 +538,7 @@ class StudyFile:
 
     @property
     def _is_entry_point(self) -> bool:
-        found = metadata.entry_points(group=OBJECTIVES)
-        return any(one.value == self.objective for one in found)
+        return _is_entry_point(OBJECTIVES, self.objective)
 
     def _missing(self, what: str, module: str) -> StudyError:
         return self.text.error(
@@ -561,8 +560,6 @@ class NamedObjective:
 
     study: StudyFile
     agent: AgentId
-
-    one_by_one: ClassVar[bool] = True  # an evaluation is expensive: none waits for the next
 
     def __call__(self, X: Tensor) -> Tensor:
         """Evaluate point by point."""
@@ -644,12 +641,47 @@ def _name(protocol: _Table) -> str:
     name = protocol.values.get("name")
     if not isinstance(name, str) or ":" not in name:
         name = protocol.get("name", Literal[tuple(PROTOCOLS)], f'name = "{next(iter(PROTOCOLS))}"')
-    _look_beside(protocol.text.path)
-    try:
-        study_class(name)
-    except FederatedError as error:
-        raise protocol.error("name", str(error)) from error
+    _imported(protocol, "name", str(name), lambda: study_class(str(name)))
     return str(name)
+
+
+def _imported(table: _Table, key: str, name: str, find: Callable[[], type[Any]]) -> type[Any]:
+    """The class of a name, or of ``module:Name``: a plan needs it, for its settings and its price.
+
+    A study file names classes of this package, of a module below the file's folder, or of an
+    entry point in the group `CLASSES` of an installed package. Nothing else is imported.
+    """
+    path, module = table.text.path, name.partition(":")[0]
+    own = module.split(".")[0] == "botorch_fed"
+    beside = ":" in name and not own and not _is_entry_point(CLASSES, name)
+    if beside and re.fullmatch(r"[A-Za-z_][\w.]*", module):
+        if _source_beside(module, path) is None:
+            raise table.error(
+                key,
+                f"there is no module {module!r} below the file's folder. Put "
+                f"{module.split('.')[0]}.py beside {path.name}, or install a package that names "
+                f"{name} as an entry point in the group {CLASSES!r}.",
+            )
+        _look_beside(path)
+    try:
+        found = find()
+    except FederatedError as error:
+        raise table.error(key, str(error)) from error
+    source = getattr(sys.modules.get(module), "__file__", None)
+    if beside and not _below(source, path):
+        raise table.error(key, f"the module {module!r} that is loaded is {source}: rename yours.")
+    return found
+
+
+def _is_entry_point(group: str, name: str) -> bool:
+    return any(one.value == name for one in metadata.entry_points(group=group))
+
+
+def _source_beside(module: str, path: Path) -> Path | None:
+    """The file of a module below the folder of a study file; None if there is none."""
+    place = path.resolve().parent.joinpath(*module.split("."))
+    files = (place.with_suffix(".py"), place / "__init__.py")
+    return next((one for one in files if one.is_file() and _below(one, path)), None)
 
 
 def _below(source: str | Path | None, path: Path) -> bool:
@@ -975,11 +1007,8 @@ def _open_class(table: _Table, base: type[Any], classes: Mapping[str, type[Any]]
     name = table.get("kind", str, f'kind = "{first}", or "module:Name"', first)
     if name in classes:
         return classes[name]
-    _look_beside(table.text.path)
-    try:
-        return part_class(name, base, {**dict.fromkeys(classes, ""), **names})
-    except FederatedError as error:
-        raise table.error("kind", str(error)) from error
+    known = {**dict.fromkeys(classes, ""), **names}
+    return _imported(table, "kind", name, lambda: part_class(name, base, known))
 
 
 def _part(table: _Table, kind: type[Any], skip: tuple[str, ...] = (), usual: Any = None) -> Any:

@@ -115,6 +115,7 @@ from botorch_fed.federation.disclosure import (
 from botorch_fed.federation.terms import (
     MAX_WEIGHT,
     OWN,
+    ROOM_BYTES,
     Aggregation,
     Limits,
     Party,
@@ -801,6 +802,12 @@ class SecureSum(Aggregation):
     def guaranteed(self, terms: Terms) -> Guarantee | None:
         """What the terms come to, with noise that is secret."""
         return self._guarantee(terms)
+
+    def reply_bytes(self, hub: Party) -> int:
+        """See `Aggregation`: a message in the set-up, of a sum, or in its opening."""
+        sums = self.private_sum(hub)
+        most = 0 if sums is None else sums.channel.most_bytes(len(hub.terms.agents))
+        return most + ROOM_BYTES
 
     def limits(self, terms: Terms) -> Limits:
         """First points, a query in each round after, and a message for each sum.

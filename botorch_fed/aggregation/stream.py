@@ -76,6 +76,7 @@ from botorch_fed.federation.base import AgentId
 from botorch_fed.federation.disclosure import ADDRESSEE, EVERYBODY, Price, Reveals, Row, Sees
 from botorch_fed.federation.site import STATE_BYTES
 from botorch_fed.federation.terms import (
+    ROOM_BYTES,
     Aggregation,
     Contribution,
     Limits,
@@ -739,6 +740,10 @@ class LocalStream(NoisyStream):
         if self.unit == "agent" or not memory.sent:
             return memory.ledger
         return replace(memory.ledger, entries=())
+
+    def reply_bytes(self, hub: Party) -> int:
+        """See `Aggregation`: the statistics of a record."""
+        return 8 * self.statistic(hub.terms).dim + ROOM_BYTES
 
     def sent(self, site: Party, record: Tensor) -> tuple[Tensor, Ledger]:
         """The statistics of a record with all of their noise, paid for."""

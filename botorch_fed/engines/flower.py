@@ -23,15 +23,14 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
 
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.engines.flower_control import ControlRefused, HubLost
 from botorch_fed.engines.inprocess import refusal_code
-from botorch_fed.federation.base import AgentId, Exchanged, Failure, Outgoing
-from botorch_fed.federation.site import FRAME_BYTES
+from botorch_fed.federation.base import FRAME_BYTES, AgentId, Exchanged, Failure, Outgoing
 from botorch_fed.wire.codec import MAX_BYTES
 
 if TYPE_CHECKING:
@@ -58,6 +57,7 @@ class FlowerExchange:
         absence: For how many of them it waits for agents that are not there, and were there in
             the round before.
         max_bytes: Refuse longer messages.
+        allow: Called before agents are asked, with the bytes that the answer of each may have.
     """
 
     def __init__(
@@ -68,6 +68,7 @@ class FlowerExchange:
         deadline: float = 600.0,
         absence: float = 60.0,
         max_bytes: int = MAX_BYTES,
+        allow: Callable[[Mapping[AgentId, int]], None] | None = None,
     ) -> None:
         if not 0 < deadline < math.inf:
             raise InputDataError(f"A deadline is a positive number of seconds, got {deadline}.")
@@ -80,6 +81,7 @@ class FlowerExchange:
         self.deadline = deadline
         self.absence = absence
         self.max_bytes = max_bytes
+        self.allow = allow
         self.has: dict[AgentId, frozenset[str]] = {}  # the broadcasts that a site has got
         self.gone: frozenset[AgentId] = frozenset()  # who was not there in the last round
 
@@ -146,6 +148,8 @@ class _Round:
         ]
         if not names:
             return
+        if self._engine.allow is not None:
+            self._engine.allow(dict.fromkeys(names, self._outgoing.most))
         messages = [self._message(name, seconds) for name in names]
         ids: dict[AgentId, str | None] = {}
         try:
@@ -251,7 +255,7 @@ class _Round:
         if not isinstance(answer, bytes):
             known = code if code in ("absent", "failed") else "malformed"
             return Failure(known, "its own process does not run" if known == "absent" else "")
-        if len(answer) > self._engine.max_bytes + FRAME_BYTES:
+        if len(answer) > min(self._outgoing.most, self._engine.max_bytes + FRAME_BYTES):
             return Failure("malformed", f"its reply has {len(answer)} bytes")
         return answer
 

@@ -35,8 +35,14 @@ from torch import Tensor
 
 from botorch_fed.engines.verbs import perform_json
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.federation.base import MAX_BROADCASTS, Objective, Pending, Request
-from botorch_fed.federation.site import FRAME_BYTES, Site
+from botorch_fed.federation.base import (
+    FRAME_BYTES,
+    MAX_BROADCASTS,
+    Objective,
+    Pending,
+    Request,
+)
+from botorch_fed.federation.site import Site
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode
 
 logger = logging.getLogger(__name__)
@@ -182,7 +188,7 @@ class Background:
         self._objective = objective
         self._patience = patience
         self._until: float | None = None
-        self.one_by_one = bool(getattr(objective, "one_by_one", False))
+        self.in_batches = bool(getattr(objective, "in_batches", False))
         self._run: _Evaluation | None = None
 
     def renew(self) -> None:

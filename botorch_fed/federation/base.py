@@ -27,10 +27,12 @@ from torch import Tensor
 from botorch_fed.errors import ProtocolError
 from botorch_fed.space import SearchSpace
 from botorch_fed.storage.store import Blobs, FileStore, Store
+from botorch_fed.wire.codec import MAX_BYTES
 
 AgentId = str
 MAX_NAME = 100  # characters of a run's or an agent's name
 MAX_BROADCASTS = 64  # in force at a time
+FRAME_BYTES = 64 * 1024  # what a frame may add to its body
 _HASH = re.compile(r"[0-9a-f]{64}")
 
 
@@ -355,12 +357,14 @@ class Outgoing:
         blobs: The broadcasts that the requests name, by hash; an agent that has one already need
             not get it again.
         defer: Whether agents are to reply now, without an evaluation that is not finished.
+        most: The bytes of the longest reply that is expected of an agent, with its frame.
     """
 
     serial: int
     requests: Mapping[AgentId, bytes]
     blobs: Mapping[str, bytes] = field(default_factory=dict)
     defer: bool = False
+    most: int = MAX_BYTES + FRAME_BYTES
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,7 @@ from botorch.exceptions.errors import InputDataError
 from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.anchors import MAX_ANCHORS, Anchors
 from botorch_fed.federation.base import (
+    FRAME_BYTES,
     REASONS,
     AgentId,
     Anchored,
@@ -34,7 +35,7 @@ from botorch_fed.federation.base import (
 )
 from botorch_fed.federation.contribution import carries
 from botorch_fed.federation.hub import HubLog, HubRecord, encoded
-from botorch_fed.federation.site import FRAME_BYTES, one_thread, request_content, threads
+from botorch_fed.federation.site import one_thread, request_content, threads
 from botorch_fed.storage.log import Log
 from botorch_fed.storage.store import MemoryStore
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
@@ -118,12 +119,14 @@ def drive(
                 return exchange(outgoing)
 
         hub = HubLog(server, run, log)
+        longest = min(getattr(server, "reply_bytes", max_bytes), max_bytes)
         seen = Anchors(MemoryStore()) if anchors is None else anchors
         cache: list[tuple[Any, bytes, str]] = []
         while (outbox := server.outbox(hub.state)) is not None:
             known = hub.record
             cache = _encoded_broadcasts(outbox, cache, max_bytes=max_bytes)
             outgoing = _outgoing(known, outbox, cache, max_bytes=max_bytes, ledgers=seen.all())
+            outgoing = replace(outgoing, most=longest + FRAME_BYTES)
             past: Exchanged | None = None
             for attempt in range(retries + 1):
                 inbox, exchanged = _finished(
@@ -133,7 +136,7 @@ def drive(
                         hub.state,
                         known,
                         exchange=carry,
-                        max_bytes=max_bytes,
+                        max_bytes=longest,
                         anchors=seen,
                     ),
                     outgoing,

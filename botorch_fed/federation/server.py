@@ -79,6 +79,11 @@ class FederatedServer:
         settings = (content_hash(encode(setup)), self.resources.noise.private)
         return hashlib.sha256(repr(settings).encode()).hexdigest()
 
+    @cached_property
+    def reply_bytes(self) -> int:
+        """The bytes of the longest reply that a site may send, without its frame."""
+        return self.terms.aggregation.reply_bytes(self.hub)
+
     @property
     def opens(self) -> bool:
         """Whether agents may join while the study runs."""

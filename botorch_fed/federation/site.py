@@ -34,6 +34,7 @@ from torch import Tensor
 from botorch_fed.errors import BudgetExceeded, MessageError, ObjectiveError, ProtocolError
 from botorch_fed.federation.anchors import SiteBooks
 from botorch_fed.federation.base import (
+    FRAME_BYTES,
     Agent,
     AgentId,
     Objective,
@@ -65,7 +66,6 @@ from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode, encode
 
 logger = logging.getLogger(__name__)
 
-FRAME_BYTES = 64 * 1024  # what a frame may add to its body
 STATE_BYTES = 2**30  # of a party's own state, which no other writes
 HUB = ""  # whose word it is, among those of sites
 HOPELESS = 3  # failures from the first evaluation on, after which an objective is taken for broken
@@ -83,7 +83,10 @@ class Site:
         name: The agent's name, by which the server addresses it.
         agent: The site's side of the protocol.
         objective: `q x d` points to `q x 1` values, or `Pending()` while it is running: then it is
-            called again with the same points until it has them, also after a restart. An error
+            called again with the same points until it has them, also after a restart. It gets one
+            point at a time, and each value is in the log before the next begins; one with
+            `in_batches = True` gets those that were chosen together, and a process that ends
+            meanwhile loses all of their values. An error
             that it raises, or a value that is not finite, is a failed evaluation: it is recorded,
             its point is not asked again, and the search goes on. None if trials are answered by
             `tell` and `fail` only.
@@ -625,8 +628,8 @@ class Site:
         if still_open.intersection(self._running):
             return list(self._running)
         free = [trial for trial in batch.open if trial not in self._handed]
-        alone = getattr(self.objective, "one_by_one", False)  # each is in the log when it ends
-        return free if batch.together and not alone else free[:1]
+        at_once = batch.together and getattr(self.objective, "in_batches", False)
+        return free if at_once else free[:1]  # each is in the log when it ends
 
     def _evaluate(self, batch: Batch, trials: list[int]) -> bool:
         """Call the objective and note what it says; False while it is running."""

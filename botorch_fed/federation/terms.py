@@ -39,10 +39,12 @@ from botorch_fed.privacy import Entry, Guarantee, Ledger, NoiseSource, OSNoise, 
 from botorch_fed.rng import Generator, generator
 from botorch_fed.space import SearchSpace
 from botorch_fed.storage.store import MemoryStore, Store
+from botorch_fed.wire.codec import MAX_BYTES
 
 MAX_WEIGHT = 1e6  # of a number in a message: larger ones are no functions of scaled outcomes
 MAX_INITIAL = 10_000  # evaluations of a site before its own search begins
 MAX_EVALUATIONS = 10**8
+ROOM_BYTES = 4096  # of a message beside its numbers
 MAX_AHEAD = 10_000  # rounds in a row that a site may miss
 _DIGITS = 12  # of a number in words: other machines may compute other last digits
 _REMEMBERED = 16
@@ -419,6 +421,12 @@ class Aggregation:
         if not order.contribute:
             raise MessageError("A message that nobody asked for.")
         hub.terms.search.check(hub.terms, reply.values)
+
+    def reply_bytes(self, hub: Party) -> int:
+        """The bytes of the longest reply that a site may send, without its frame."""
+        if self.reply_types != (Contribution,):
+            return MAX_BYTES  # of messages of one's own
+        return 8 * hub.terms.search.size(hub.terms) + ROOM_BYTES
 
     def combine(self, hub: Party, state: Any, inbox: Mapping[AgentId, Any]) -> Any:
         """The state after a round."""

@@ -202,7 +202,8 @@ class Batch:
         number: How many batches there are with it.
 
     Attributes:
-        together: Whether an objective gets its points at once; one at a time after a failure.
+        together: Whether an objective that takes batches gets its points at once; one at a time
+            after a failure.
     """
 
     def __init__(self, asked: Asked, number: int) -> None:

@@ -10,6 +10,10 @@ The roster is what ``botorch-fed hub admit`` has written to ``hub.json``. It is 
 file has changed: who was dismissed is refused in the next request. No executor is started, so that
 an app that somebody submits is kept and never run.
 
+What a site sends is kept in Flower's database, and no more of it than its study needs: with every
+request ``hub run`` adds the bytes of the longest reply to ``allowed.json``; this process counts
+what came in ``kept.json``, and refuses what is beyond. Both count from the folder's making on.
+
 This file imports nothing but Flower, its libraries and Python's own: it runs by its path.
 """
 
@@ -65,8 +69,11 @@ CALLS = frozenset(
         "confirm-message-received",
     )
 )
+STORED = frozenset(f"/v1/fleet/{call}" for call in ("push-messages", "push-object"))
+CALL_BYTES = 4096  # that a call may leave in the database beside its body
 KEY_HEADER = FLEET_HTTP_PUBLIC_KEY_HEADER.lower().encode()
-MOST = 2**25  # bytes of a request
+MOST = 2**25  # bytes of a call that leaves something
+SHORT = 2**16  # of any other
 WAIT = 5.0  # seconds for requests under way when the hub stops
 
 
@@ -80,7 +87,7 @@ class Roster:
         self._folder = folder
         self._seen: tuple[int, int] | None = None
         self._context: ssl.SSLContext | None = None
-        self._keys: dict[bytes, bytes] = {}
+        self._sites: dict[bytes, tuple[str, bytes]] = {}
 
     @property
     def context(self) -> ssl.SSLContext:
@@ -89,10 +96,13 @@ class Roster:
         assert self._context is not None
         return self._context
 
-    def key(self, digest: bytes | None) -> bytes | None:
-        """What Flower calls the holder of a certificate: its public key; None if not admitted."""
+    def site(self, digest: bytes | None) -> tuple[str, bytes] | None:
+        """The name of the holder of a certificate, and what Flower calls it: its public key.
+
+        None if it is not admitted.
+        """
         self._read()
-        return None if digest is None else self._keys.get(digest)
+        return None if digest is None else self._sites.get(digest)
 
     def _read(self) -> None:
         found = (self._folder / "hub.json").stat()
@@ -106,13 +116,51 @@ class Roster:
         context.num_tickets = 0  # nobody comes back without showing a certificate
         context.load_cert_chain(self._folder / "server.crt", self._folder / "server.key")
         context.verify_mode = ssl.CERT_REQUIRED
-        keys: dict[bytes, bytes] = {}
-        for text in settings["certificates"].values():
+        sites: dict[bytes, tuple[str, bytes]] = {}
+        for name, text in settings["certificates"].items():
             context.load_verify_locations(cadata=text)
             held: Any = load_pem_x509_certificate(text.encode()).public_key()
             digest = sha256(ssl.PEM_cert_to_DER_cert(text)).digest()
-            keys[digest] = base64.b64encode(public_key_to_bytes(held))
-        self._context, self._keys, self._seen = context, keys, seen
+            sites[digest] = name, base64.b64encode(public_key_to_bytes(held))
+        self._context, self._sites, self._seen = context, sites, seen
+
+
+class Allowance:
+    """How many bytes each site may still leave at the hub.
+
+    Args:
+        folder: The hub's.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._kept: dict[str, int] = self._read("kept.json")
+        self._told: set[str] = set()
+
+    def take(self, site: str, size: int) -> str:
+        """Count what a site sends; why it is refused, or nothing."""
+        allowed = self._read("allowed.json").get(site, 0)
+        kept = self._kept.get(site, 0) + size
+        if kept > allowed:
+            why = (
+                f"Site {site!r} would have {kept:,} bytes at this hub, its requests allow "
+                f"{allowed:,}."
+            )
+            if site not in self._told:
+                self._told.add(site)
+                logger.warning("%s What it sends beyond is refused.", why)
+            return why
+        self._kept[site] = kept
+        self._told.discard(site)
+        new = self._folder / "kept.json.new"
+        new.write_text(json.dumps(self._kept))
+        new.replace(self._folder / "kept.json")
+        return ""
+
+    def _read(self, name: str) -> dict[str, int]:
+        path = self._folder / name
+        found: dict[str, int] = json.loads(path.read_text()) if path.exists() else {}
+        return found
 
 
 class _Current(ssl.SSLContext):
@@ -140,23 +188,28 @@ class Gate:
 
     app: "ASGI3Application"
     roster: Roster
+    allowance: Allowance
 
     async def __call__(
         self, scope: "Scope", receive: "ASGIReceiveCallable", send: "ASGISendCallable"
     ) -> None:
         if scope["type"] != "http":
             return
-        key = self.roster.key(scope["state"].get("certificate"))
+        site = self.roster.site(scope["state"].get("certificate"))
         headers = scope["headers"]
         claimed = [value for name, value in headers if name == KEY_HEADER]
-        if key is None or claimed != [key]:
+        if site is None or claimed != [site[1]]:
             await _refuse(send, 401, b"This key is not admitted.")
         elif scope["method"] != "POST" or scope["path"] not in CALLS:
             await _refuse(send, 404, b"No such call.")
-        elif _announced(headers) > MOST:
+        elif _announced(headers) > (MOST if scope["path"] in STORED else SHORT):
             await _refuse(send, 413, b"Too long.")
+        elif scope["path"] in STORED and (
+            why := self.allowance.take(site[0], _announced(headers) + CALL_BYTES)
+        ):
+            await _refuse(send, 413, why.encode())
         else:
-            await self.app(scope, _bounded(receive), send)
+            await self.app(scope, _bounded(receive, _announced(headers)), send)
 
 
 def _announced(headers: Any) -> int:
@@ -165,8 +218,8 @@ def _announced(headers: Any) -> int:
     return int(lengths[0]) if len(lengths) == 1 and lengths[0].isdigit() else MOST + 1
 
 
-def _bounded(receive: "ASGIReceiveCallable") -> "ASGIReceiveCallable":
-    left = MOST
+def _bounded(receive: "ASGIReceiveCallable", left: int) -> "ASGIReceiveCallable":
+    """A body of so many bytes at most."""
 
     async def bounded() -> "ASGIReceiveEvent":
         nonlocal left
@@ -245,7 +298,7 @@ async def serve(folder: Path, host: str, port: int) -> None:
     }
     private = _Server(uvicorn.Config(app, lifespan="on", **common))
     roster = Roster(folder)
-    gate = Gate(app, roster)
+    gate = Gate(app, roster, Allowance(folder))
     public = _Server(uvicorn.Config(gate, lifespan="off", http=_Protocol, **common))
     public.config.load()
     current = _Current(ssl.PROTOCOL_TLS_SERVER)

@@ -136,6 +136,7 @@ def audit(
     noise: NoiseSource | None = None,
     canary: Tensor | None = None,
     confidence: float = 0.99,
+    every: int = 1,
 ) -> AuditReport:
     r"""Audit a mechanism against what its ledger is charged for.
 
@@ -157,6 +158,8 @@ def audit(
         canary: A `dim` vector that the canary contributes, with alternating sign; default: 100
             times the clip norm in a direction without zero coordinates.
         confidence: Of the lower bounds.
+        every: Of the worlds in which the noise is the same one in so many is tried. Chance is not
+            in them: reruns with other seeds need not try all again.
 
     Example:
         >>> mechanism = GaussianSum(num_agents=5, dim=4, clip_norm=1.0, noise_multiplier=1.0)
@@ -171,7 +174,13 @@ def audit(
         if canary is not None:
             raise InputDataError("A canary can be chosen for sums by a trusted party only.")
         return audit_subject(
-            subject, runs=runs, delta=delta, seed=seed, noise=noise, confidence=confidence
+            subject,
+            runs=runs,
+            delta=delta,
+            seed=seed,
+            noise=noise,
+            confidence=confidence,
+            every=every,
         )
     law = _documented(subject.mechanism)
     vector = _canary(subject.mechanism, canary)
@@ -191,7 +200,11 @@ def audit(
     checks += stage.beside_checks(range(runs))
     checks += (stage.outside_check(),)
     checks += world_checks(
-        subject, seed=seed, draws=min(runs, _COIN_DRAWS), tails=stage.residuals(range(runs))
+        subject,
+        seed=seed,
+        draws=min(runs, _COIN_DRAWS),
+        every=every,
+        tails=stage.residuals(range(runs)),
     )
     return AuditReport(
         repr(mechanism), claim, checks, points, scores, rounds, confidence, noise.private

@@ -31,16 +31,15 @@ For each sum, on the `D` coefficients that carry numbers (64 at least), modulo e
 
 .. math::
 
-   \text{contribution}\quad & c_{0,i} + z_i + \sum_{j > i} P(k_{ij}, t) - \sum_{j < i} P(k_{ij}, t)
-       \ [{} + P(K, \tau, t)] \quad\text{and}\quad c_{1,i} \\
+   \text{contribution}\quad & c_{0,i} + z_i \ [{} + P(K, \tau, t)] \quad\text{and}\quad c_{1,i} \\
    \text{share}\quad & c_1 s_i + f_i - z_i
        + \sum_{j > i} P(k_{ij}, t, c_1) - \sum_{j < i} P(k_{ij}, t, c_1)
 
 with :math:`(c_{0,i}, c_{1,i})` an encryption under `(b, a)`, `P` uniform streams (ChaCha20),
 :math:`z_i` a fresh mask of the agent's own, :math:`f_i` the flooding, :math:`c_1` what the server
-has sent as :math:`\sum_i c_{1,i}`. Masks of pairs cancel in the sum of all contributions of one
-transcript and round, and in that of all shares of one transcript, round and :math:`c_1`;
-:math:`z_i` cancels between the two. What the server then has is the encoded sum plus
+has sent as :math:`\sum_i c_{1,i}`. :math:`z_i` cancels between contribution and share of an agent
+in the same epoch and round. Masks of pairs cancel in the sum of all shares of one transcript, round
+and :math:`c_1`. What the server then has is the encoded sum plus
 :math:`P(K, \tau, t)`, which it hands out and the agents take away. The one agent that gives `K`
 adds that term. With ``opened_by="server"`` there is no `K`.
 
@@ -54,12 +53,16 @@ ChaCha20, BLAKE2b, Ed25519):
 
 1. *Contributions.* The view of all others of one round can be simulated from
    :math:`\sum_{i \in H} (c_{0,i} + c_1^* s_i + f_i)`, for one polynomial :math:`c_1^*` of their
-   choice, and from nothing at all unless every agent of `H` shares. For any two honest agents
-   their streams are uniform to all others, so that first parts are uniform but for
-   their sum; that sum is uniform too, by :math:`z_i`, until the shares, which are uniform
-   but for theirs. Agents that were sent different polynomials, announcements, rosters or rounds use
-   different streams: nothing cancels. With :math:`c_1^* = \sum_i c_{1,i}` the sum
-   above is that of honest contributions, up to the flooding.
+   choice, and from nothing at all unless every agent of `H` shares. The first part of a
+   contribution is uniform by :math:`z_i`, which nobody else has, however often an agent is asked
+   for one: each has its own, and the share takes the last one away. Contribution and share of an
+   agent together are thus uniform words, and
+   :math:`c_{0,i} + c_1^* s_i + f_i` under the masks of pairs. For any two honest agents their
+   stream is uniform to all others: these are uniform but for their sum. Agents that were sent
+   different polynomials, announcements, rosters or rounds use different streams, and whoever does
+   not share leaves its own in: nothing cancels. Masks of pairs on contributions would add nothing.
+   With :math:`c_1^* = \sum_i c_{1,i}` the sum above is that of honest contributions, up to the
+   flooding.
 2. *Keys.* No share of a key is visible alone. A :math:`c_1^*` of another's choice, or an agent
    whose :math:`c_{1,i}` is no encryption, has a multiple of :math:`\sum_{i \in H} s_i` opened
    beside the sum, and so the key of the epoch. Commitments to ciphertexts do not prevent that. It
@@ -88,10 +91,9 @@ import logging
 import os
 import struct
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, partial
-from itertools import chain
+from functools import cached_property
 from typing import ClassVar, Literal, Protocol
 
 import numpy as np
@@ -113,7 +115,7 @@ FLOODED_SUMS = 1024  # the sums that the flooding is made for where nobody says 
 DISTANCE_BITS = 40  # the least: flooding hides all sums to a total variation of 2 to minus that
 
 _Bytes = bytes | memoryview
-_MAGIC = b"bofedch\x02"  # with the format version
+_MAGIC = b"bofedch\x03"  # with the format version
 # magic, kind, digest of channel and epoch, round, digest of sender, size and SHA-256 of the body
 _HEADER = struct.Struct("<8sB32sQ16sQ32s")
 # Kinds; set-up phase i is _SETUP + i.
@@ -377,6 +379,10 @@ class Channel(ABC):
             A `dim` tensor, int64, exact.
         """
 
+    def most_bytes(self, num_agents: int) -> int:
+        """The bytes of the longest message of an agent to a server, with a roster of so many."""
+        return _HEADER.size + 8 * self.grid.dim
+
     def forget(self, epoch: Epoch, me: str, secrets: Secrets) -> None:
         """Delete the secrets of an epoch that is over: its sums can no longer be opened."""
         return
@@ -594,6 +600,10 @@ class CKKSChannel(Channel):
             result = (limbs[self.grid.dim :] << self._limb_bits) + result
         return _checked_sum(result, self.grid, count)
 
+    def most_bytes(self, num_agents: int) -> int:
+        """See `Channel`."""
+        return _HEADER.size + len(self._sizes) * (_PART.size + ckks.VECTOR_BYTES)
+
     @property
     def _limb_bits(self) -> int:
         """The bits of the low limb; 0 where one slot carries a number."""
@@ -757,11 +767,10 @@ class ThresholdCKKSChannel(Channel):
             raise ProtocolError(f"The sum of round {round} was opened: it takes nothing more.")
         encryptor = ckks.encryptor(self.ring, _common_seed(transcript), body[32:])
         c0, c1 = ckks.encrypt_integers(self.ring, integers.numpy(), encryptor, self._count)
-        plus, minus = self._pair_masks(epoch, me, secrets, b"contribution", round)
-        own = [self._mask(self._new_own_key(epoch, me, round, secrets))]
+        masks = [self._new_own_key(epoch, me, round, secrets)]
         if self._gives(epoch, me, secrets):
-            own.append(self._group_mask(epoch, me, transcript, round, secrets))
-        rows = ckks.add_masks(self.ring, c0, chain(own, plus), minus)
+            masks.append(self._sum_key(epoch, transcript, round, secrets))
+        rows = ckks.add_masks(self.ring, c0, masks, [])
         data = transcript + ckks.words_to_bytes(rows) + ckks.words_to_bytes(c1)
         return self._frame(_CONTRIBUTION, data, epoch, round, me)
 
@@ -791,8 +800,8 @@ class ThresholdCKKSChannel(Channel):
         flooding = ckks.flooding_words(self.ring, std, self._count, answered[32:])
         words = ckks.partial_decryption(self.ring, c1, secret, flooding)
         # With the sum that is opened in their keys: shares of different ones do not add up.
-        plus, minus = self._pair_masks(epoch, me, secrets, b"share" + digest, round)
-        rows = ckks.add_masks(self.ring, words, plus, chain(minus, [self._mask(own)]))
+        plus, minus = self._pair_keys(epoch, me, secrets, digest, round)
+        rows = ckks.add_masks(self.ring, words, plus, [*minus, own])
         return self._frame(_SHARE, digest + ckks.words_to_bytes(rows), epoch, round, me)
 
     def forget(self, epoch: Epoch, me: str, secrets: Secrets) -> None:
@@ -807,6 +816,13 @@ class ThresholdCKKSChannel(Channel):
         """The name of an agent's secret of an epoch, whatever its roster."""
         number = epoch.number.to_bytes(8, "little")
         return f"he-{_hash(b'threshold', epoch.run.encode(), number, me.encode()).hex()[:40]}"
+
+    def most_bytes(self, num_agents: int) -> int:
+        """See `Channel`: of an announcement, a key share and a contribution."""
+        announcement = _ANNOUNCED + keys.SIGNATURE_BYTES
+        key = self._key_bytes + (_SEALED * num_agents if self._masked else 0)
+        contribution = 32 + self._row_bytes + self._polynomial_bytes
+        return _HEADER.size + max(announcement, key, contribution)
 
     # ---- the server
 
@@ -928,8 +944,8 @@ class ThresholdCKKSChannel(Channel):
         if self._masked:
             if secrets is None:
                 raise ProtocolError("Agents open sums of this channel, the server cannot.")
-            mask = self._group_mask(epoch, None, transcript, round, secrets)
-            rows = ckks.add_masks(self.ring, rows, [], [mask])
+            key = self._sum_key(epoch, transcript, round, secrets)
+            rows = ckks.add_masks(self.ring, rows, [], [key])
         return ckks.decode(self.ring, rows)
 
     def _fused(self, total: bytes, shares: Mapping[str, bytes], epoch: Epoch, round: int) -> bytes:
@@ -949,25 +965,22 @@ class ThresholdCKKSChannel(Channel):
         """Whether what all shares open is masked by a key that the agents have."""
         return self.opened_by == "agents"
 
-    def _mask(self, key: bytes) -> ckks.Received:
-        return ckks.mask_words(self.ring, partial(keys.stream, key), self._count)
-
-    def _pair_masks(
-        self, epoch: Epoch, me: str, secrets: Secrets, purpose: bytes, round: int
-    ) -> tuple[Iterator[ckks.Received], Iterator[ckks.Received]]:
-        """Masks to add and to take away: of every pair one agent does the one, one the other."""
+    def _pair_keys(
+        self, epoch: Epoch, me: str, secrets: Secrets, digest: bytes, round: int
+    ) -> tuple[list[bytes], list[bytes]]:
+        """Keys of masks on a share, to add and to take away: of a pair each does one of the two."""
         record = secrets.get(f"{self.handle(epoch, me)}-pairs")
         others = [name for name in sorted(epoch.roster) if name != me]
         if record is None or len(record) != keys.KEY_BYTES * len(others):
             raise ProtocolError("There are no keys of this epoch in the store: start a new one.")
 
-        def masks(added: bool) -> Iterator[ckks.Received]:
-            for place, other in enumerate(others):
-                if (me < other) == added:
-                    key = record[keys.KEY_BYTES * place : keys.KEY_BYTES * (place + 1)]
-                    yield self._mask(keys.derived(key, purpose, round.to_bytes(8, "little")))
-
-        return masks(True), masks(False)
+        plus: list[bytes] = []
+        minus: list[bytes] = []
+        for place, other in enumerate(others):
+            pair = record[keys.KEY_BYTES * place : keys.KEY_BYTES * (place + 1)]
+            key = keys.derived(pair, b"share" + digest, round.to_bytes(8, "little"))
+            (plus if me < other else minus).append(key)
+        return plus, minus
 
     def _own_key_name(self, epoch: Epoch, me: str, round: int) -> str:
         return f"{self.handle(epoch, me)}-own{round}"
@@ -991,16 +1004,15 @@ class ThresholdCKKSChannel(Channel):
         """The name of the key that the agents of a run have in common."""
         return f"he-{_hash(b'run', epoch.run.encode()).hex()[:40]}-group"
 
-    def _group_mask(
-        self, epoch: Epoch, me: str | None, transcript: bytes, round: int, secrets: Secrets
-    ) -> ckks.Received:
+    def _sum_key(self, epoch: Epoch, transcript: bytes, round: int, secrets: Secrets) -> bytes:
+        """The key of the mask on a sum."""
         key = secrets.get(self._group_name(epoch))
         if key is None:
             raise ProtocolError(
                 "The key to the sums of this run is not in the store: an agent has it from the "
                 "first joint key of which it has a part."
             )
-        return self._mask(keys.derived(key, b"sum", transcript, round.to_bytes(8, "little")))
+        return keys.derived(key, b"sum", transcript, round.to_bytes(8, "little"))
 
     # ---- set-up
 

@@ -6,6 +6,8 @@ who listens, then computes is computed here first. The real objects send both un
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -92,14 +94,15 @@ def test_a_victim_s_ciphertext_as_the_sum(world: World) -> None:
     truth = world.integers["ann"].numpy()
     assert np.array_equal(integers[: world.dim], truth)
     total = world.total(c0, c1)
-    given = {name: world.share(name, world.channel.request(total)) for name in NAMES}
+    request = world.channel.request(total)
+    given = {name: world.share(name, request) for name in NAMES}
     at = {"epoch": world.epoch, "round": 0}
     fused = world.channel.fuse(total, given, **at)
     with pytest.raises(MessageError, match="no sum on the grid"):
         world.channel.open(fused, {}, **at, secrets=world.stores["dee"])
     # Dee takes away all masks that she knows: what the sum is masked with, and ann's with her.
     rows = world.channel._rows(world.channel._body(fused, 6, world.epoch, 0, "")[32:])
-    known = [world.group_mask("dee"), world.pair_masks("dee", "ann", b"contribution")]
+    known = [world.group_mask("dee"), world.pair_masks("dee", "ann", request)]
     left = ckks.add_masks(world.ring, rows.astype(np.uint64), [], known)
     for candidate in (rows, left):
         integers, noise = ckks.decode(world.ring, candidate.astype(np.uint64))
@@ -133,20 +136,50 @@ def test_a_malformed_ciphertext_that_was_committed_in_advance(world: World, who:
     closed(world, world.joint_words())
     if who == "agent alone":
         return
-    # With the masks that dee shares with each of the honest ones taken away: still closed.
+    # A contribution and its sender's share, where the sender's own mask cancels, with the mask that
+    # dee shares with the sender taken away: still closed.
+    request = world.channel.request(total)
+    together = {
+        name: ckks.sum_words(world.ring, [world.parts(name)[0], world.rows(shares[name], name)])
+        for name in HONEST
+    }
     for name in HONEST:
-        c0 = world.parts(name)[0].astype(np.uint64)
-        mask = [world.pair_masks("dee", name, b"contribution")]
+        numbers = world.integers[name].double().numpy()
+        mask = [world.pair_masks("dee", name, request)]
         for candidate in (
-            ckks.add_masks(world.ring, c0, mask, []),
-            ckks.add_masks(world.ring, c0, [], [*mask, world.group_mask("dee")]),
+            ckks.add_masks(world.ring, together[name], mask, []),
+            ckks.add_masks(world.ring, together[name], [], mask),
+            ckks.add_masks(world.ring, together[name], [], [*mask, world.group_mask("dee")]),
         ):
-            numbers, _ = decrypted(world, candidate, world.parts(name)[1], world.joint_words())
+            found, _ = ckks.decode(world.ring, candidate)
             assert is_uniform(world, candidate)
-            assert is_unrelated(numbers.astype(float), world.integers[name].double().numpy())
+            assert is_unrelated(found.astype(float), numbers)
     # Nor do two of the three: the sum of the honest ones is all that there is.
-    pair = ckks.sum_words(world.ring, [world.parts(name)[0] for name in HONEST[:2]])
-    assert is_uniform(world, pair)
+    masks = [world.pair_masks("dee", name, request) for name in HONEST[:2]]
+    pair = ckks.sum_words(world.ring, [together[name] for name in HONEST[:2]])
+    assert is_uniform(world, ckks.add_masks(world.ring, pair, [], masks))
+
+
+def test_contributions_of_one_round_share_no_mask() -> None:
+    """An agent that is asked for two contributions to a round hides each under another mask."""
+    world = World(dim=500)
+    first = world.parts("ann")[0].astype(np.uint64)
+    world.payloads["ann"] = world.contribution("ann")
+    second = world.parts("ann")[0].astype(np.uint64)
+    primes = np.array(world.primes, dtype=np.uint64)[:, None]
+    assert is_uniform(world, (first + primes - second) % primes)
+    # The share takes the last one away: with the first one nothing opens.
+    request = world.channel.request(world.total(*summed(world)))
+    shares = {name: world.share(name, request) for name in NAMES}
+    sums = {
+        which: world.total((summed(world)[0] + primes - second + part) % primes, summed(world)[1])
+        for which, part in (("first", first), ("second", second))
+    }
+    at: Any = {"epoch": world.epoch, "round": 0, "secrets": world.stores["bob"]}
+    truth = torch.stack(list(world.integers.values())).sum(dim=0)
+    assert torch.equal(world.channel.open(sums["second"], shares, **at), truth)
+    with pytest.raises(MessageError, match="no sum on the grid"):
+        world.channel.open(sums["first"], shares, **at)
 
 
 def test_a_server_that_asks_every_agent_for_something_else(world: World) -> None:

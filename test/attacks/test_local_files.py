@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 
 from botorch_fed.cli import main
 from botorch_fed.errors import ProtocolError
+from botorch_fed.federation.base import site_folder
 from botorch_fed.federation.trial import SITE_EVENTS, Observed
 from botorch_fed.run import RunResult, run
 from botorch_fed.storage.log import FileLog
@@ -112,6 +114,61 @@ def test_a_plan_imports_nothing(tmp_path: Path, capsys: Any) -> None:
     assert "has no 'other'" in capsys.readouterr().err
 
 
+CANARY = """open(RAN, "a").write("ran")
+from botorch_fed.studies import FTS as Study
+from botorch_fed.search.messages import TransferRows as Search
+from botorch_fed.aggregation.relay import Relay as Aggregation
+"""
+NAMED = {
+    "Study": 'name = "canary:Study"',
+    "Search": 'name = "federation"\nsearch = "canary:Search"',
+    "Aggregation": 'name = "federation"\naggregation = { kind = "canary:Aggregation" }',
+}
+
+
+@pytest.mark.parametrize("part", NAMED)
+def test_a_plan_imports_no_class_but_the_files_own(
+    tmp_path: Path, part: str, monkeypatch: pytest.MonkeyPatch, capsys: Any
+) -> None:
+    """Classes have settings and prices, which a plan prints: those of three places are imported."""
+    folder, elsewhere = tmp_path / "study", tmp_path / "elsewhere"
+    for each in (folder, elsewhere):
+        each.mkdir()
+    ran = tmp_path / "ran"
+    canary = CANARY.replace("RAN", repr(str(ran)))
+    (elsewhere / "canary.py").write_text(canary)
+    monkeypatch.setattr(sys, "path", [str(elsewhere), *sys.path])
+    monkeypatch.delitem(sys.modules, "canary", raising=False)
+    text = STUDY.replace('name = "fts"', NAMED[part])
+    assert text != STUDY
+    (folder / "score.py").write_text("def score(agent, x): return x\n")
+    path = file(folder, "score:score", text)
+    assert main(["run", str(path), "--dry-run"]) != 0
+    assert "there is no module 'canary' below the file's folder" in capsys.readouterr().err
+    assert not ran.exists()
+    info = elsewhere / "canary-1.0.dist-info"  # an installed package names it
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: canary\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[botorch_fed.parts]\nmine = canary:{part}\n")
+    assert main(["run", str(path), "--dry-run"]) == 0, capsys.readouterr().err
+    assert ran.exists()
+    ran.unlink()
+    shutil.rmtree(info)
+    monkeypatch.delitem(sys.modules, "canary")
+    (folder / "canary.py").write_text(canary)  # the user's own
+    monkeypatch.setattr(sys, "path", [*sys.path[1:], str(elsewhere)])
+    assert main(["run", str(path), "--dry-run"]) == 0, capsys.readouterr().err
+    assert ran.exists()
+    monkeypatch.delitem(sys.modules, "canary")
+
+
+def test_a_plan_of_named_parts_looks_for_no_module_beside_its_file(tmp_path: Path) -> None:
+    """Files of a folder that happen to have names of modules are no business of a plan."""
+    (tmp_path / "score.py").write_text("def score(agent, x): return x\n")
+    assert main(["run", str(file(tmp_path, "score:score")), "--dry-run"]) == 0
+    assert str(tmp_path) not in sys.path
+
+
 def test_names_are_printed_as_they_are(tmp_path: Path, capsys: Any) -> None:
     (tmp_path / "plainly.py").write_text("def score(agent, x): return x\n")
     path = file(tmp_path, "plainly:score")
@@ -134,51 +191,48 @@ def test_a_site_has_to_bound_what_a_study_reveals(tmp_path: Path) -> None:
 # ------------------------------------------------------------------ evaluations, one by one
 
 DIES = """
-import os, signal, sys, torch
-from pathlib import Path
-from botorch_fed.federation.base import Exchanged
-from botorch_fed.federation.drive import drive
-from botorch_fed.federation.site import Site
-from botorch_fed.federation.trial import SITE_EVENTS
-from botorch_fed.storage.log import FileLog
-from botorch_fed.storage.store import MemoryBlobs
+import os, signal, sys
+from botorch_fed.run import run
 from botorch_fed.studies import FedGP
 from test.faults.cases import SQUARE, hill
 
 class Slow:
-    one_by_one = True
-    count = 0
+    def __init__(self, last):
+        self.last, self.count = last, 0
     def __call__(self, X):
         assert len(X) == 1
-        Slow.count += 1
-        if Slow.count == 7:
+        self.count += 1
+        if self.count == self.last:
             os.kill(os.getpid(), signal.SIGKILL)
         return hill(X)
 
+slow = Slow(int(sys.argv[2]))
 study = FedGP(budget=12, num_initial=10, channel="plain")
-server = study.server(SQUARE, ("ann",))
-agent = study.agent("ann", SQUARE, 0, MemoryBlobs())
-site = Site("ann", agent, Slow(), log=FileLog(sys.argv[1], SITE_EVENTS))
-
-def exchange(outgoing):
-    for data in outgoing.blobs.values():
-        agent.blobs.put(data)
-    return Exchanged({"ann": site.respond(outgoing.requests["ann"])})
-
-drive(server, exchange)
+again = sys.argv[3] == "again"
+run(study, {"ann": slow, "bob": hill}, space=SQUARE, seed=0, out=sys.argv[1], resume=again)
+print(slow.count)
 """
 
 
 def test_a_kill_in_the_middle_of_ten_points_loses_the_one_that_is_under_way(
     tmp_path: Path,
 ) -> None:
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", "-c", DIES, str(tmp_path / "site")],
-        cwd=Path(__file__).parents[2],
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == -signal.SIGKILL
-    with FileLog(tmp_path / "site", SITE_EVENTS) as log:
+    """Also of a plain function in `run`."""
+
+    def go(last: int, how: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", DIES, str(tmp_path / "run"), str(last), how],
+            cwd=Path(__file__).parents[2],
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=120,
+        )
+
+    assert go(7, "first").returncode == -signal.SIGKILL
+    with FileLog(site_folder(tmp_path / "run", "ann"), SITE_EVENTS) as log:
         seen = [event for event in log if isinstance(event, Observed)]
     assert [event.trials for event in seen] == [(i,) for i in range(6)]
+    after = go(0, "again")
+    assert after.returncode == 0, after.stderr
+    assert after.stdout.split()[-1] == str(12 - 6)  # nothing is evaluated twice

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import errno
 import http.client
 import json
 import os
@@ -109,6 +110,10 @@ class Doors:
         pem = (forms.Encoding.PEM, forms.PublicFormat.SubjectPublicKeyInfo)
         return held.public_key().public_bytes(*pem)
 
+    def claim(self, site: SiteFolder) -> str:
+        """What a site calls itself."""
+        return base64.b64encode(self.public(site)).decode()
+
     def call(
         self,
         connection: http.client.HTTPSConnection,
@@ -120,7 +125,7 @@ class Doors:
         **headers: str,
     ) -> int:
         if claimed is not None:
-            headers["flwr-public-key"] = base64.b64encode(self.public(claimed)).decode()
+            headers["flwr-public-key"] = self.claim(claimed)
         connection.request(method, path, body=body, headers=headers)
         answer = connection.getresponse()
         answer.read()
@@ -248,15 +253,47 @@ def test_an_admitted_site_controls_nothing(opened: Doors) -> None:
 
 @pytest.mark.slow
 def test_a_request_has_a_size_and_says_it(opened: Doors) -> None:
-    for headers in ({"content-length": str(2**30)}, {"transfer-encoding": "chunked"}):
+    for call, headers in (
+        ("push-object", {"content-length": str(2**30)}),
+        ("push-object", {"transfer-encoding": "chunked"}),
+        ("pull-messages", {"content-length": str(2**17)}),
+    ):
         with contextlib.closing(opened.connect(opened.north)) as connection:
-            connection.putrequest("POST", "/v1/fleet/push-object")
-            claimed = base64.b64encode(opened.public(opened.north)).decode()
-            connection.putheader("flwr-public-key", claimed)
+            connection.putrequest("POST", f"/v1/fleet/{call}")
+            connection.putheader("flwr-public-key", opened.claim(opened.north))
             for name, value in headers.items():
                 connection.putheader(name, value)
             connection.endheaders()
             assert connection.getresponse().status == 413
+
+
+@pytest.mark.slow
+def test_a_site_leaves_no_more_at_the_hub_than_its_requests_allow(opened: Doors) -> None:
+    north, south = opened.sites[:2]
+    kind = {"content-type": "application/protobuf"}
+
+    def push(site: SiteFolder, size: int, call: str = "push-object") -> tuple[int, str]:
+        with contextlib.closing(opened.connect(site)) as connection:
+            headers = {**kind, "flwr-public-key": opened.claim(site)}
+            connection.request("POST", f"/v1/fleet/{call}", body=bytes(size), headers=headers)
+            answer = connection.getresponse()
+            return answer.status, answer.read().decode()
+
+    status, said = push(north, 10)  # nobody has asked it for anything
+    assert status == 413
+    assert "Site 'north' would have 4,106 bytes at this hub, its requests allow 0" in said
+    opened.hub.allow({"north": 200_000})
+    sent = [push(north, 50_000, call)[0] for call in ("push-object", "push-messages") * 3]
+    assert sent[:4] == [sent[0], sent[1]] * 2  # Flower's own answers
+    assert 413 not in sent[:4]
+    assert sent[5:] == [413]
+    kept = json.loads((opened.hub.folder / "kept.json").read_text())
+    allowed = json.loads((opened.hub.folder / "allowed.json").read_text())
+    assert 200_000 <= kept["north"] <= allowed["north"]
+    assert push(south, 10)[0] == 413  # what one is allowed is not another's
+    assert "south" not in kept
+    for name in ("kept.json", "allowed.json"):
+        assert stat.S_IMODE((opened.hub.folder / name).stat().st_mode) == 0o600
 
 
 @pytest.mark.slow
@@ -304,7 +341,7 @@ def test_who_is_dismissed_is_out_at_once(opened: Doors) -> None:
 def second_network() -> Iterator[tuple[str, list[str]]]:
     """An address of this machine, and the words before a command of a namespace that sees it.
 
-    Without the right to make one: loopback, and a process that uses the ports alone.
+    Without the right to make one: loopback, and no words.
     """
     name = f"bf{os.getpid() % 100000}"
     near, far = f"10.213.{os.getpid() % 250}.1", f"10.213.{os.getpid() % 250}.2"
@@ -351,9 +388,35 @@ def attack(before: list[str], folder: Path, *words: str) -> dict[str, list[str]]
     return found
 
 
-@pytest.mark.nightly
-def test_who_reaches_the_port_runs_reads_and_stops_nothing(tmp_path: Path) -> None:
+def test_the_attack_comes_from_a_network_of_its_own() -> None:
+    """Skipped where the test below attacks over loopback, from the hub's own network."""
+    looks = (
+        "import socket, sys\n"
+        "for host in sys.argv[1:3]:\n"
+        "    with socket.socket() as tried:\n"
+        "        tried.settimeout(5)\n"
+        "        print(tried.connect_ex((host, int(sys.argv[3]))))\n"
+    )
     with second_network() as (host, before):
+        if not before:
+            pytest.skip("no right to make a network namespace: the attack is made over loopback")
+        with socket.socket() as door:
+            door.bind(("", 0))
+            door.listen()
+            port = str(door.getsockname()[1])
+            words = [*before, sys.executable, "-c", looks, host, "127.0.0.1", port]
+            said = subprocess.run(words, capture_output=True, text=True, check=True).stdout
+    near, own = map(int, said.split())
+    assert near == 0  # it reaches the address that the hub is bound to
+    assert own == errno.ECONNREFUSED  # its loopback is not the hub's
+
+
+@pytest.mark.nightly
+def test_who_reaches_the_port_runs_reads_and_stops_nothing(
+    tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    with second_network() as (host, before):
+        record_property("network", "a namespace of its own" if before else "loopback")
         machines = Machines(tmp_path, host)
         thief = tmp_path / "thief"
         thief.mkdir()
@@ -401,6 +464,14 @@ def test_who_reaches_the_port_runs_reads_and_stops_nothing(tmp_path: Path) -> No
                 machines.kill(name)
 
 
+def said(environment: dict[str, str], *words: str) -> dict[str, Any]:
+    """What a command of Flower's answers."""
+    fine, text = outside.flwr(environment, *words)
+    assert fine, text
+    answer: dict[str, Any] = json.loads(text[text.index("{") : text.rindex("}") + 1])
+    return answer
+
+
 def stock(folder: Path, hub: Hub, port: int) -> list[str]:
     """Flower's own server as its documentation has it, with this hub's certificates."""
     return [
@@ -426,13 +497,25 @@ def test_the_attack_gets_through_to_a_server_without_the_two_doors(tmp_path: Pat
     marker = thief / "marker"
     with running(*stock(tmp_path, hub, port), log=tmp_path / "log", env=environment):
         until(lambda: outside.flwr(environment, "list", "it")[0])
+        # What is there before: a site of the operator's, and a run.
+        _, _, public = outside._identity(tmp_path)
+        app = outside.write_app(tmp_path / "app")
+        pairs = f"marker={json.dumps(str(tmp_path / 'earlier'))} seconds=120.0"
+        made = [
+            said(environment, "supernode", "register", str(public), "it")["node-id"],
+            said(environment, "run", str(app), "it", "-c", pairs)["run-id"],
+        ]
+        node, run = map(str, made)
+        until((tmp_path / "earlier").exists)
         found = attack(
             [],
             thief,
             *("--host", "127.0.0.1", "--ports", str(port), "--marker", str(marker)),
+            *("--nodes", node, "--runs", run),
         )
-        for what in ("flwr run", "flwr list", "flwr supernode list", "https GET /openapi.json"):
-            assert any(what in each for each in found["through"]), found["through"]
+        wanted = ("flwr run", "flwr list", "flwr supernode list", "https GET /openapi.json")
+        for what in (*wanted, "flwr supernode unregister", f"flwr stop {run}"):
+            assert any(what in each for each in found["through"]), (what, found["through"])
         until(marker.exists)
         assert marker.read_text() == "hub\n"
 

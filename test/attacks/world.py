@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 from dataclasses import dataclass
 from functools import cached_property
@@ -83,17 +84,12 @@ class World:
 
     @cached_property
     def payloads(self) -> dict[str, bytes]:
-        return {
-            name: self.channel.protect(
-                self.integers[name],
-                epoch=self.epoch,
-                round=0,
-                me=name,
-                key=self.key,
-                secrets=self.stores[name],
-            )
-            for name in NAMES
-        }
+        return {name: self.contribution(name) for name in NAMES}
+
+    def contribution(self, name: str) -> bytes:
+        """An agent's contribution to the round."""
+        at: Any = {"epoch": self.epoch, "round": 0, "me": name, "key": self.key}
+        return self.channel.protect(self.integers[name], **at, secrets=self.stores[name])
 
     # -------------------------------------------------------------- what travels
 
@@ -149,18 +145,19 @@ class World:
         terms = [self.channel._secret(self.epoch, n, self.stores[n])[0] for n in names]
         return ckks.sum_words(self.ring, terms)[: self.ring.num_primes]
 
-    def group_mask(self, name: str) -> np.ndarray:
-        """What an agent knows of the mask on the sum."""
+    def group_mask(self, name: str) -> bytes:
+        """What an agent knows of the mask on the sum: its key."""
         start = len(self.key) - self.channel._key_bytes - 32
         transcript = self.key[start : start + 32]
-        return self.channel._group_mask(self.epoch, name, transcript, 0, self.stores[name])
+        return self.channel._sum_key(self.epoch, transcript, 0, self.stores[name])
 
-    def pair_masks(self, name: str, other: str, purpose: bytes) -> np.ndarray:
-        """What an agent knows of the mask on another's contribution or share."""
+    def pair_masks(self, name: str, other: str, request: bytes) -> bytes:
+        """What an agent knows of the mask on another's share of a request: its key."""
         record = self.stores[name].get(f"{self.channel.handle(self.epoch, name)}-pairs") or b""
         place = [n for n in NAMES if n != name].index(other)
         key = record[32 * place : 32 * (place + 1)]
-        return self.channel._mask(keys.derived(key, purpose, (0).to_bytes(8, "little")))
+        digest = hashlib.sha256(self.channel._body(request, REQUEST, self.epoch, 0, "")).digest()
+        return keys.derived(key, b"share" + digest, (0).to_bytes(8, "little"))
 
     # -------------------------------------------------------------- without masks
 
@@ -173,14 +170,11 @@ class World:
 
     def bare(self, name: str) -> np.ndarray:
         """The first part of an agent's ciphertext without masks: what only the agent can make."""
-        plus, minus = self.channel._pair_masks(
-            self.epoch, name, self.stores[name], b"contribution", 0
-        )
         own = self.stores[name].get(self.channel._own_key_name(self.epoch, name, 0)) or b""
-        added = [self.channel._mask(own), *plus]
+        added = [own]
         if self.channel._gives(self.epoch, name, self.stores[name]):
             added.append(self.group_mask(name))
-        return ckks.add_masks(self.ring, self.parts(name)[0].astype(np.uint64), minus, added)
+        return ckks.add_masks(self.ring, self.parts(name)[0].astype(np.uint64), [], added)
 
 
 # ------------------------------------------------------------------ an attacker's tools

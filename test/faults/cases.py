@@ -5,7 +5,7 @@ Noise is the operating system's: drawn a second time it is other noise, and show
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from torch import Tensor
@@ -99,6 +99,16 @@ def cases() -> dict[str, Case]:
     """All of them; made anew, because a study may remember the keys that it has made."""
     follow = Following(follow=1, spread=0.0, schedule=Constant(0.5), **CHEAP)
     noise_of_agents: dict[str, Any] = {"mechanism": gaussian, "noise_at": "agent", "sums": 40}
+    own_mean: dict[str, Any] = {
+        "budget": ROUNDS + 2,
+        "noise_multiplier": 2.0,
+        "releases": "all",
+        "num_initial": 2,
+        "min_reliability": 0.0,
+        "candidates": ARMS,
+        "noise": OSNoise(),
+    }
+    by_agents = DPFTSDE(trust="distributed", **own_mean)
     published = FTS(
         budget=ROUNDS,
         every=1,
@@ -126,19 +136,12 @@ def cases() -> dict[str, Case]:
             books=True,
             noisy=(Noisy,),
         ),
-        "dp-fts-de-own-mean": Case(
-            DPFTSDE(
-                budget=ROUNDS + 2,
-                noise_multiplier=2.0,
-                releases="all",
-                num_initial=2,
-                min_reliability=0.0,
-                candidates=ARMS,
-                noise=OSNoise(),
-            ),
-            books=True,
-            noisy=(Noisy,),
+        "dp-fts-de-own-mean": Case(DPFTSDE(**own_mean), books=True, noisy=(Noisy,)),
+        "dp-fts-de-distributed": Case(by_agents, noisy_replies=True),
+        "dp-fts-de-distributed-plain": Case(
+            replace(by_agents, channel="plain"), noisy_replies=True
         ),
+        "ucb-none": Case(_ucb("none", noise_multiplier=None), exact=True, keeps_data=False),
         "ucb-joint": Case(
             _ucb("joint"), books=True, noisy=(Parameters,), once=True, keeps_data=False
         ),

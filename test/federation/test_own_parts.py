@@ -198,7 +198,7 @@ def test_settings_of_parts_are_those_of_the_file(written: Callable[[str], Path])
         ('search = "MODULE:Randm"\n', 10, r"search.*: Expected a subclass of Search.*Attrib"),
         ('search = "MODULE:Median"\n', 10, "Expected a subclass of Search at .*Median"),
         ('aggregation = "MODULE:RandomSearch"\n', 10, "Expected a subclass of Aggregation"),
-        ('search = "no_such_module:Search"\n', 10, "Install its package, or put its module"),
+        ('search = "no_such_module:Search"\n', 10, "there is no module 'no_such_module' below"),
         ("search = 3\n", 10, "expected a table, got 3"),
         (f"{MEDIAN}warm = true\n", 17, r"search\.strategy\.warm: unknown key.*'warp'"),
         (f"{MEDIAN}warp = 1\n".replace("warp = false\n", ""), 16, "expected true or false, got 1"),

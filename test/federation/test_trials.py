@@ -6,6 +6,7 @@ import json
 import random
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -360,19 +361,36 @@ def test_an_objective_that_raises_is_a_failed_evaluation() -> None:
     assert len(site.state.Y) == 8 - len(failed)
 
 
-def test_one_failure_in_a_batch_leaves_the_others_their_values() -> None:
+class AtOnce:
+    """An objective that takes the points of a batch together."""
+
+    in_batches = True
+
+    def __init__(self, function: Callable[[Tensor], Tensor]) -> None:
+        self.function = function
+
+    def __call__(self, X: Tensor) -> Tensor:
+        return self.function(X)
+
+
+@pytest.mark.parametrize("made", [AtOnce, lambda function: function], ids=["at once", "plain"])
+def test_one_failure_in_a_batch_leaves_the_others_their_values(made: Any) -> None:
+    sizes: list[int] = []
+
     def fragile(X: Tensor) -> Tensor:
+        sizes.append(len(X))
         if bool((X[:, 0] > 0.5).any()):
             raise ValueError("too hot")
         return bowl(X)
 
     home = Home()
-    site = home.site(BoxAgent(seed=1, per_round=1, q=6), fragile)
+    site = home.site(BoxAgent(seed=1, per_round=1, q=6), made(fragile))
     decode(site.respond(home.request(1)), Reply)
     status = [trial.status for trial in site.trials()]
     hot = [float(trial.parameters["x0"]) > 0.5 for trial in site.trials()]
     assert status == ["failed" if is_hot else "completed" for is_hot in hot]
     assert {"failed", "completed"} == set(status)
+    assert sizes == [6] * (made is AtOnce) + [1] * 6
 
 
 def until_replied(home: Home, site: Site) -> Site:
@@ -394,7 +412,7 @@ def test_one_failure_in_a_batch_in_the_background_is_one_failure() -> None:
         return bowl(X)
 
     home = Home()
-    site = home.site(BoxAgent(seed=1, per_round=1, q=4), Background(fragile, patience=0.0))
+    site = home.site(BoxAgent(seed=1, per_round=1, q=4), Background(AtOnce(fragile), patience=0.0))
     status = [trial.status for trial in until_replied(home, site).trials()]
     assert {"failed", "completed"} == set(status)
     assert sizes == [4, 1, 1, 1, 1]
@@ -409,7 +427,7 @@ def test_a_trial_that_is_being_evaluated_is_not_handed_out() -> None:
         return bowl(X)
 
     home = Home()
-    site = home.site(BoxAgent(seed=1, per_round=1, q=3), Background(slow, patience=0.0))
+    site = home.site(BoxAgent(seed=1, per_round=1, q=3), Background(AtOnce(slow), patience=0.0))
     assert code(site.respond(home.request(1))) == "busy"
     assert site.ask(2) == []
     site.tell(1, 0.75)  # who knows better may answer
@@ -450,7 +468,8 @@ def test_an_agent_that_is_not_ready_has_no_trials() -> None:
 def test_a_value_that_is_none_is_a_failure(value: float) -> None:
     home = Home()
     site = home.site(
-        BoxAgent(seed=1, per_round=1, q=2), lambda X: torch.tensor([[1.0], [value]]).double()
+        BoxAgent(seed=1, per_round=1, q=2),
+        AtOnce(lambda X: torch.tensor([[1.0], [value]]).double()),
     )
     decode(site.respond(home.request(1)), Reply)
     assert [trial.status for trial in site.trials()] == ["completed", "failed"]

@@ -68,7 +68,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -269,8 +269,15 @@ def sum_words(ring: Ring, terms: Sequence[Words] | Sequence[Received]) -> Words:
     total = terms[0].astype(np.uint64)
     for term in terms[1:]:
         total += term  # words have 32 bits: 2^32 terms fit
-    total %= _moduli(ring, total.shape[-2])
-    return total
+    return _reduced(ring, total)
+
+
+def _reduced(ring: Ring, words: Words) -> Words:
+    """Words modulo their primes, in place: a division by one number at a time is vectorised."""
+    for place, prime in enumerate(ring.primes[: words.shape[-2]]):
+        row, p = words[..., place, :], np.uint64(prime)
+        row -= row // p * p
+    return words
 
 
 def _moduli(ring: Ring, primes: int) -> Words:
@@ -298,8 +305,7 @@ def generate_secret(ring: Ring) -> tuple[Words, Words]:
     own_b, own_a = _read(cipher.dyn_array(), 2 * K * N).reshape(2, K, N)
     minus_error = own_a * secret
     minus_error += own_b  # below 2^64, as everywhere
-    minus_error %= _moduli(ring, K)
-    return secret, minus_error
+    return secret, _reduced(ring, minus_error)
 
 
 def key_share(ring: Ring, common: Words, secret: Received, minus_error: Received) -> Words:
@@ -308,8 +314,7 @@ def key_share(ring: Ring, common: Words, secret: Received, minus_error: Received
     # minus_error - a s, without a negative number
     words = common * (moduli - secret)
     words += minus_error
-    words %= moduli
-    return words
+    return _reduced(ring, words)
 
 
 @lru_cache(maxsize=4)
@@ -317,9 +322,7 @@ def encryptor(ring: Ring, seed: bytes, joint: bytes) -> Any:
     """SEAL's encryptor for a joint key: the seed of `a` and the bytes of `b`, both public."""
     seal = _seal(ring)
     K = len(seal.primes)
-    pair = np.empty((2, K, ring.degree), dtype=np.uint64)
-    pair[0] = words_from_bytes(ring, joint, 1, K)[0]
-    pair[1] = uniform_words(ring, seed)
+    pair = [words_from_bytes(ring, joint, 1, K)[0], uniform_words(ring, seed)]
     key = _load(seal, seal.api.PublicKey(), _cipher_bytes(seal, pair, seal.ids[K], ntt=True))
     return seal.api.Encryptor(seal.context, key)
 
@@ -343,37 +346,41 @@ def encrypt_integers(
     """
     seal = _seal(ring)
     C, L, N = ring.polynomials(count), ring.num_primes, ring.degree
-    words = np.empty((C, 2, L, N), dtype=np.uint64)
+    first, second = np.empty((2, C, L, N), dtype=np.uint64)
     for c in range(C):
         zero = seal.api.Ciphertext()
         key.encrypt_zero(seal.ids[L], zero)
-        words[c] = _read(zero.dyn_array(), 2 * L * N).reshape(2, L, N)
-    c0 = coefficients(ring, words[:, 0], count)
+        second[c] = _read(zero.dyn_array(), 2 * L * N, L * N).reshape(L, N)
+        seal.evaluator.transform_from_ntt_inplace(zero)
+        first[c] = _read(zero.dyn_array(), 2 * L * N, 0, L * N).reshape(L, N)
+    c0 = _rows(first, count)
     # Δ k is zero modulo the low primes.
     moduli = _moduli(ring, ring.high)
     factor = np.array([[ring.delta % int(p)] for (p,) in moduli], dtype=np.uint64)
     shifted = integers << ring.shift
     residues = (shifted % moduli.astype(np.int64)).astype(np.uint64) * factor
     residues += c0[: ring.high, : len(integers)]
-    c0[: ring.high, : len(integers)] = residues % moduli
-    return c0, words[:, 1]
+    c0[: ring.high, : len(integers)] = _reduced(ring, residues)
+    return c0, second
 
 
 def coefficients(ring: Ring, words: Words, count: int) -> Words:
     """The first `count` coefficients, `L x count`, of transformed polynomials, `C x L x N`."""
-    plain = transform(ring, words, back=True)
-    rows: Words = plain.swapaxes(0, 1).reshape(plain.shape[1], -1)[:, :count].copy()
+    return _rows(transform(ring, words, back=True), count)
+
+
+def _rows(polynomials: Words, count: int) -> Words:
+    """The first `count` coefficients, `L x count`, of polynomials `C x L x N`."""
+    rows: Words = polynomials.swapaxes(0, 1).reshape(polynomials.shape[1], -1)[:, :count].copy()
     return rows
 
 
 def partial_decryption(ring: Ring, c1: Received, secret: Received, flooding: Words) -> Words:
     """One's share :math:`c_1 s_i + f_i`: as many coefficients as the flooding has, `L x count`."""
     product = c1.astype(np.uint64) * secret[: ring.num_primes]
-    product %= _moduli(ring, ring.num_primes)
-    rows = coefficients(ring, product, flooding.shape[-1])
+    rows = coefficients(ring, _reduced(ring, product), flooding.shape[-1])
     rows += flooding
-    rows %= _moduli(ring, ring.num_primes)
-    return rows
+    return _reduced(ring, rows)
 
 
 def flooding_words(ring: Ring, std: float, count: int, seed: bytes) -> Words:
@@ -396,7 +403,10 @@ def flooding_words(ring: Ring, std: float, count: int, seed: bytes) -> Words:
 
 def _residues(ring: Ring, integers: NDArray[np.float64]) -> Words:
     """Integers of any size that float64 holds, modulo each prime, `L x count`."""
-    moduli = np.array(ring.primes[: ring.num_primes], dtype=np.int64)[:, None]
+    moduli = _moduli(ring, ring.num_primes)
+    if np.abs(integers).max(initial=0.0) < 2.0**62:
+        above = (np.uint64(2**62) // moduli + np.uint64(1)) * moduli
+        return _reduced(ring, integers.astype(np.int64).view(np.uint64) + above)
     mantissas, exponents = np.frexp(integers)
     shifts = exponents.astype(np.int64) - 53
     # An integer below 2^53 has as many trailing zeros as its mantissa is shifted too far.
@@ -405,9 +415,9 @@ def _residues(ring: Ring, integers: NDArray[np.float64]) -> Words:
     powers = np.array(
         [[pow(2, e, int(p)) for e in range(largest + 1)] for (p,) in moduli], dtype=np.uint64
     )
-    residues = (whole % moduli).astype(np.uint64) * powers[:, np.maximum(shifts, 0)]
-    residues %= _moduli(ring, ring.num_primes)
-    return residues
+    residues = (whole % moduli.astype(np.int64)).astype(np.uint64)
+    residues *= powers[:, np.maximum(shifts, 0)]
+    return _reduced(ring, residues)
 
 
 # ------------------------------------------------------------------ masks
@@ -420,22 +430,23 @@ def mask_words(ring: Ring, stream: Callable[[int], bytearray], count: int) -> Re
 
     Args:
         ring: The ring.
-        stream: So many bytes of a stream, which are used up; a longer output begins with the
-            shorter one.
+        stream: So many bytes of a stream; a longer output begins with the shorter one. The mask
+            lies in them.
         count: How many coefficients.
     """
     primes = ring.primes[: ring.num_primes]
     size, spare = ring.num_primes * count, 8 + ring.num_primes * count // 256
     while True:
         words = np.frombuffer(stream(4 * (size + spare)), dtype=_WORD)
-        drawn, rest = words[:size], iter(words[size:].tolist())
-        places = np.flatnonzero(drawn >= np.uint32(min(primes))).tolist()
-        beyond = [place for place in places if int(drawn[place]) >= primes[place // count]]
-        if not beyond:
+        drawn = words[:size]
+        high = drawn >= np.uint32(min(primes))
+        if not high.any():
             return drawn.reshape(-1, count)
-        for place in beyond:
+        rest, places = iter(words[size:].tolist()), np.flatnonzero(high)
+        for place, word in zip(places.tolist(), drawn[places].tolist(), strict=True):
             prime = primes[place // count]
-            word = next((word for word in rest if word < prime), None)
+            while word is not None and word >= prime:
+                word = next(rest, None)
             if word is None:
                 break
             drawn[place] = word
@@ -444,20 +455,17 @@ def mask_words(ring: Ring, stream: Callable[[int], bytearray], count: int) -> Re
         spare *= 2
 
 
-def add_masks(
-    ring: Ring, rows: Words, plus: Iterable[Received], minus: Iterable[Received]
-) -> Words:
-    """Coefficients `L x count` with some masks added and others taken away."""
-    moduli = _moduli(ring, ring.num_primes)
-    total = rows.copy()
-    for mask in plus:  # words have 32 bits: 2^32 terms fit
-        total += mask
-    taken = np.zeros_like(total)
-    for mask in minus:
-        taken += mask
-    total += moduli - taken % moduli
-    total %= moduli
-    return total
+def add_masks(ring: Ring, rows: Words, plus: Iterable[bytes], minus: Iterable[bytes]) -> Words:
+    """Coefficients `L x count` with the masks of some keys added and those of others taken away."""
+    total, taken, stream = rows.copy(), 0, keys.Streams()
+    count = total.shape[-1]
+    for key in plus:  # words have 32 bits: 2^31 terms of either kind fit
+        total += mask_words(ring, partial(stream, key), count)
+    for key in minus:
+        total -= mask_words(ring, partial(stream, key), count)  # may wrap around 2^64, and
+        taken += 1
+    total += np.uint64(taken) * _moduli(ring, ring.num_primes)  # this brings it back
+    return _reduced(ring, total)
 
 
 # ------------------------------------------------------------------ secret numbers
@@ -525,22 +533,27 @@ def transform(ring: Ring, polynomials: Words, *, back: bool = False) -> Words:
     L, N = polynomials.shape[1:]
     results: Words = np.empty_like(polynomials)
     for c in range(0, len(polynomials), 2):  # a ciphertext carries two polynomials
-        pair = np.ones((2, L, N), dtype=np.uint64)
-        pair[: len(polynomials) - c] = polynomials[c : c + 2]
-        empty = not pair[1].any()  # SEAL refuses a ciphertext without a second polynomial
-        if empty:
-            pair[1] = 1
-        data = _cipher_bytes(seal, pair, seal.ids[L], ntt=back)
+        pair = [*polynomials[c : c + 2]]
+        if not pair[-1].any():  # SEAL refuses a ciphertext without a second polynomial
+            results[c + len(pair) - 1] = 0
+            pair.pop()
+        if not pair:
+            continue
+        carried = pair if len(pair) == 2 else [*pair, _ones(L, N)]
+        data = _cipher_bytes(seal, carried, seal.ids[L], ntt=back)
         cipher = _load(seal, seal.api.Ciphertext(), data)
         if back:
             seal.evaluator.transform_from_ntt_inplace(cipher)
         else:
             seal.evaluator.transform_to_ntt_inplace(cipher)
-        done = _read(cipher.dyn_array(), 2 * L * N).reshape(2, L, N)
-        if empty:
-            done[1] = 0
-        results[c : c + 2] = done[: len(polynomials) - c]
+        done = _read(cipher.dyn_array(), 2 * L * N, 0, len(pair) * L * N)
+        results[c : c + len(pair)] = done.reshape(-1, L, N)
     return results
+
+
+@lru_cache(maxsize=4)
+def _ones(primes: int, degree: int) -> Words:
+    return np.ones((primes, degree), dtype=np.uint64)
 
 
 # ------------------------------------------------------------------ SEAL's objects
@@ -592,7 +605,7 @@ def _check_layout(seal: _Seal, ring: Ring) -> None:
     pair[0, :, 1] = pair[1, :, N - 1] = 1  # X and X^(N-1): their product is -1
     try:
         cipher = _load(
-            seal, seal.api.Ciphertext(), _cipher_bytes(seal, pair, seal.ids[L], ntt=False)
+            seal, seal.api.Ciphertext(), _cipher_bytes(seal, [*pair], seal.ids[L], ntt=False)
         )
         same = np.array_equal(_read(cipher.dyn_array(), pair.size), pair.ravel())
         seal.evaluator.transform_to_ntt_inplace(cipher)
@@ -620,14 +633,15 @@ def _header(version: tuple[int, int], size: int) -> bytes:
 
 
 def _cipher_bytes(
-    seal: _Seal, words: Words, parms: tuple[int, ...], *, ntt: bool
-) -> tuple[bytes, memoryview]:
-    """SEAL's serialization of a ciphertext or public key of `size x primes x N` words, in parts."""
-    size, primes, N = words.shape
-    data = np.ascontiguousarray(words, dtype="<u8").data.cast("B")
-    body = struct.pack("<4QB3QdQ", *parms, ntt, size, N, primes, 1.0, 1)
-    array = _header(seal.version, 24 + len(data)) + struct.pack("<Q", words.size)
-    return _header(seal.version, 16 + len(body) + len(array) + len(data)) + body + array, data
+    seal: _Seal, polynomials: Sequence[Words], parms: tuple[int, ...], *, ntt: bool
+) -> tuple[_Buffer, ...]:
+    """SEAL's serialization of a ciphertext or public key of polynomials `primes x N`, in parts."""
+    primes, N = polynomials[0].shape
+    parts = [np.ascontiguousarray(words, dtype="<u8").data.cast("B") for words in polynomials]
+    size = sum(map(len, parts))
+    body = struct.pack("<4QB3QdQ", *parms, ntt, len(parts), N, primes, 1.0, 1)
+    array = _header(seal.version, 24 + size) + struct.pack("<Q", size // 8)
+    return _header(seal.version, 16 + len(body) + len(array) + size) + body + array, *parts
 
 
 def _load(seal: _Seal, target: Any, parts: tuple[_Buffer, ...]) -> Any:
@@ -669,20 +683,21 @@ def _file(*parts: _Buffer) -> Iterator[str]:
 # ---- reading
 
 
-def _read(array: Any, count: int) -> Words:
-    """The words of a DynArray whose owner the caller keeps alive."""
+def _read(array: Any, count: int, start: int = 0, stop: int | None = None) -> Words:
+    """Words of a DynArray of so many, whose owner the caller keeps alive."""
     if array.size() != count:
         raise _unknown_layout()
-    return _bulk_reader()(array, count)
+    return _bulk_reader()(array, start, count if stop is None else stop)
 
 
-def _read_slowly(array: Any, count: int) -> Words:
-    return np.fromiter((array.at(i) for i in range(count)), dtype=np.uint64, count=count)
+def _read_slowly(array: Any, start: int, stop: int) -> Words:
+    words = (array.at(i) for i in range(start, stop))
+    return np.fromiter(words, dtype=np.uint64, count=stop - start)
 
 
-def _read_behind(array: Any, count: int) -> Words:
-    address = _address(_in_process(id(array) + 16), _in_process)
-    return np.ctypeslib.as_array((ctypes.c_uint64 * count).from_address(address)).copy()
+def _read_behind(array: Any, start: int, stop: int) -> Words:
+    address = _address(_in_process(id(array) + 16), _in_process) + 8 * start
+    return np.ctypeslib.as_array((ctypes.c_uint64 * (stop - start)).from_address(address)).copy()
 
 
 def _in_process(address: int) -> int:
@@ -695,14 +710,14 @@ def _address(instance: int, look: Callable[[int], int]) -> int:
 
 
 @lru_cache(maxsize=1)
-def _bulk_reader() -> Callable[[Any, int], Words]:
+def _bulk_reader() -> Callable[[Any, int, int], Words]:
     """The fast way to read where it is the same as the slow one, found without risk of a crash."""
     from tenseal import sealapi as api
 
     count = 67
     plain = api.Plaintext(" + ".join(f"{i + 1:X}x^{i}" for i in range(count - 1, 0, -1)) + " + 1")
     words = plain.dyn_array()
-    expected = _read_slowly(words, count)
+    expected = _read_slowly(words, 0, count)
     try:
         memory = os.open("/proc/self/mem", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
@@ -731,6 +746,7 @@ SLOT_BITS = 44  # sums of so many bits are exact in a slot, with room for float6
 _SINGLE_DEGREE = 2 * SLOTS
 _SINGLE_BITS = [50, 50, 50]
 _SINGLE_SCALE = 2.0**40
+VECTOR_BYTES = 2 * 8 * 2 * _SINGLE_DEGREE + 4096  # of a vector, at most
 
 
 def generate_keys() -> tuple[bytes, bytes]:
@@ -830,9 +846,8 @@ def _read_vector(context: Any, data: bytes, size: int) -> Any:
     else:
         raise MessageError(f"No vector of {size} numbers at this scale.")
     frame = struct.unpack_from("<HBBBBHQ", data, len(front)) if inner >= 16 else ()
-    most = 2 * 8 * 2 * _SINGLE_DEGREE + 4096
     version = _version()
-    if frame[:4] != (0xA15E, 16, *version) or frame[-1] != inner or inner > most:
+    if frame[:4] != (0xA15E, 16, *version) or frame[-1] != inner or len(data) > VECTOR_BYTES:
         raise MessageError("No ciphertext of this version of SEAL inside a vector.")
     try:
         vector = tenseal.ckks_vector_from(context, data)  # SEAL checks words and parameters

@@ -4,7 +4,7 @@ r"""Hazardous: identities, pairwise keys and streams under the masks. Prefer `bo
     new_exchange, pair_key            X25519, then HKDF with SHA-256
     seal, unseal                      ChaCha20-Poly1305; a key seals one text
     derived                           a key for one purpose from another key: keyed BLAKE2b
-    stream                            ChaCha20; a key gives one stream
+    stream, Streams                   ChaCha20; a key gives one stream
 
 All of it is `cryptography`'s, on raw bytes. X25519 and Ed25519 do not withstand a quantum computer.
 """
@@ -128,3 +128,20 @@ def stream(key: bytes, size: int) -> bytearray:
     data = bytearray(size)
     cipher.encryptor().update_into(data, data)
     return data
+
+
+class Streams:
+    """Streams of many keys, each in the memory of the one before: for what is used at once."""
+
+    def __init__(self) -> None:
+        self._zeros, self._data = b"", bytearray()
+
+    def __call__(self, key: bytes, size: int) -> bytearray:
+        """See `stream`; until the next call."""
+        from cryptography.hazmat.primitives.ciphers import Cipher, algorithms
+
+        if len(self._zeros) != size:
+            self._zeros, self._data = bytes(size), bytearray(size)
+        cipher = Cipher(algorithms.ChaCha20(key, bytes(16)), mode=None)
+        cipher.encryptor().update_into(self._zeros, self._data)
+        return self._data

@@ -235,8 +235,10 @@ def test_the_fast_reader_reads_what_single_reads_do(party: Party) -> None:
     key = api.Ciphertext()
     party.key.encrypt_zero(ckks._seal(RING).ids[RING.num_primes], key)
     array = key.dyn_array()
-    slow = ckks._read_slowly(array, array.size())
+    slow = ckks._read_slowly(array, 0, array.size())
     assert np.array_equal(ckks._read(array, array.size()), slow)
+    assert np.array_equal(ckks._read(array, array.size(), 5, 99), slow[5:99])
+    assert np.array_equal(ckks._read_slowly(array, 5, 99), slow[5:99])
     assert ckks._bulk_reader() is ckks._read_behind  # on Linux, where the tests run
     with pytest.raises(ProtocolError, match="installed TenSEAL"):
         ckks._read(array, array.size() - 1)
@@ -354,9 +356,12 @@ def test_words_beyond_their_prime_are_drawn_again() -> None:
 
 def test_masks_cancel() -> None:
     rows = ckks.uniform_words(RING, b"r")[:4, :100]
-    masks = [ckks.mask_words(RING, stream(bytes([i]) * 32), 100) for i in range(5)]
-    masked = ckks.add_masks(RING, rows, masks[:3], masks[3:])
+    secrets = [bytes([i]) * 32 for i in range(5)]
+    masks = [ckks.mask_words(RING, stream(key), 100).astype(object) for key in secrets]
+    masked = ckks.add_masks(RING, rows, secrets[:3], secrets[3:])
+    expected = rows.astype(object) + sum(masks[:3]) - sum(masks[3:])
+    assert np.array_equal(masked, expected % moduli().astype(object))
     assert not np.array_equal(masked, rows)
     assert bool((masked < moduli()).all())
-    assert np.array_equal(ckks.add_masks(RING, masked, masks[3:], masks[:3]), rows)
+    assert np.array_equal(ckks.add_masks(RING, masked, secrets[3:], secrets[:3]), rows)
     assert np.array_equal(ckks.add_masks(RING, rows, [], []), rows)
