@@ -86,15 +86,15 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         train_X: A `batch_shape x n x d` tensor of points (`n = 0` gives the prior).
         train_Y: A `batch_shape x n x m` tensor of observations.
         train_Yvar: A `batch_shape x n x m` tensor of known noise variances, if they are known.
+        input_transform: Applied to all points before the map.
+        outcome_transform: Applied to `train_Y`; predictions are transformed back. None by
+            default: agents that add statistics must agree on one public scale.
         feature_map: The basis.
         noise_var: Initial noise *variance*, fixed until the model is fitted; default the mode of
             the prior, LogNormal(-4, 1). Not together with `train_Yvar`.
         summaries: Summaries of other agents over the same basis, each with batch shape
             `batch_shape` (`batch_shape x m` for several outputs), centred on a common mean.
         mean: Initial constant mean :math:`\mu`; with summaries, the one they were centred on.
-        input_transform: Applied to all points before the map.
-        outcome_transform: Applied to `train_Y`; predictions are transformed back. None by
-            default: agents that add statistics must agree on one public scale.
 
     Example:
         >>> phi = RandomFourierFeatures.draw(kernel, 100, generator=generator(0, "features"))
@@ -119,13 +119,13 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         train_X: Tensor,
         train_Y: Tensor,
         train_Yvar: Tensor | None = None,
+        input_transform: InputTransform | None = None,  # Ax does not see keyword-only arguments
+        outcome_transform: OutcomeTransform | None = None,
         *,
         feature_map: FeatureMap,
         noise_var: float | Tensor | None = None,
         summaries: Sequence[Summary] = (),
         mean: float = 0.0,
-        input_transform: InputTransform | None = None,
-        outcome_transform: OutcomeTransform | None = None,
     ) -> None:
         super().__init__()
         train_X, train_Y = as_double(train_X, "train_X"), as_double(train_Y, "train_Y")
