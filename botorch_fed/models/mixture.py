@@ -47,10 +47,13 @@ from botorch.sampling.get_sampler import GetSampler
 from botorch.sampling.normal import IIDNormalSampler, NormalMCSampler, SobolQMCNormalSampler
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
+from botorch.sampling.pathwise.utils import get_train_inputs
 from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.transforms import is_ensemble
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.models import GP
 from torch import Size, Tensor
 from torch.nn import ModuleList
 from torch.quasirandom import SobolEngine
@@ -111,6 +114,17 @@ class MixturePosterior(Posterior):
         (mean_1, mean_2), (local, shared) = self._both("mean"), self._both("variance")
         w = self._weight
         return w * local + (1 - w) * shared + w * (1 - w) * (mean_1 - mean_2).square()
+
+    @property
+    def mvn(self) -> MultivariateNormal:
+        """BoTorch's other name for `distribution`."""
+        return self.distribution
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        """The mixture's own joint covariance."""
+        covariance: Tensor = self.distribution.covariance_matrix
+        return covariance
 
     @cached_property
     def distribution(self) -> MultivariateNormal:
@@ -200,7 +214,7 @@ def _get_sampler_mixture(
     return SobolQMCNormalSampler(sample_shape, seed=seed)
 
 
-class LocalSharedMixture(Float64Module, Model, FantasizeMixin):
+class LocalSharedMixture(Float64Module, Model, GP, FantasizeMixin):
     r"""The local model with probability `local_weight`, the shared model otherwise.
 
     Both predict on the outcomes' original scale with transforms of their own. At weight 1 or 0 the
@@ -210,7 +224,7 @@ class LocalSharedMixture(Float64Module, Model, FantasizeMixin):
         local: The agent's own fitted model, e.g. of `own_gp`.
         shared: The federation's model, e.g. `BasisGP.from_summary(total, feature_map=phi)`.
         local_weight: :math:`w` in [0, 1]: a number, or a tensor that broadcasts with the models'
-            batch shapes. Not part of the state dict.
+            batch shapes.
 
     Example:
         >>> model = LocalSharedMixture(own_gp(X, Y, fit_own_gp(X, Y)), shared, 1 - t**-0.5)
@@ -242,7 +256,7 @@ class LocalSharedMixture(Float64Module, Model, FantasizeMixin):
             ) from error
         self.local = local
         self.shared = shared
-        self.register_buffer("local_weight", weight, persistent=False)
+        self.register_buffer("local_weight", weight)
 
     @classmethod
     def construct_inputs(  # type: ignore[override]  # without the shared model there is none
@@ -283,6 +297,31 @@ class LocalSharedMixture(Float64Module, Model, FantasizeMixin):
         """For BoTorch's questions about noise: the local model's, or the one that knows it."""
         known = _knows_noise(self.shared) and not _knows_noise(self.local)
         return self.shared.likelihood if known else self.local.likelihood
+
+    @property
+    def train_inputs(self) -> tuple[Tensor, ...]:
+        """The local model's points, untransformed: either model has transforms of its own."""
+        inputs: tuple[Tensor, ...] = get_train_inputs(self.local, transformed=False)
+        return inputs
+
+    @property
+    def covar_module(self) -> Any:
+        """The local model's kernel, by whose length scales trust regions are shaped."""
+        return self.local.covar_module
+
+    def __call__(self, X: Tensor) -> MultivariateNormal:
+        """The normal of the mixture's mean and covariance, for closed forms that ask for one."""
+        return self.posterior(X).distribution
+
+    def custom_fit(
+        self, *, mll: MarginalLogLikelihood, **options: Any
+    ) -> MarginalLogLikelihood:
+        """What `fit_gpytorch_mll` calls: the local model is fitted, the shared one was received."""
+        from botorch.fit import fit_gpytorch_mll  # costs 50 ms, and only fits need it
+
+        local: Any = self.local
+        fit_gpytorch_mll(type(mll)(local.likelihood, local), **options)
+        return mll.eval()
 
     def posterior(  # type: ignore[override]  # the mixin's signature is narrower than Model's
         self,
