@@ -106,6 +106,7 @@ try:
     from ax.core.experiment import Experiment
     from ax.core.generator_run import GeneratorRun
     from ax.core.parameter import ChoiceParameter, FixedParameter, ParameterType, RangeParameter
+    from ax.core.search_space import SearchSpaceDigest
     from ax.core.trial_status import TrialStatus
     from ax.core.types import TParameterization
     from ax.exceptions.core import DataRequiredError
@@ -114,7 +115,6 @@ try:
     from ax.generation_strategy.generation_strategy import GenerationStrategy
     from ax.generation_strategy.generator_spec import GeneratorSpec
     from ax.generation_strategy.transition_criterion import TransitionCriterion
-    from ax.core.search_space import SearchSpaceDigest
     from ax.generators.torch.botorch_modular.surrogate import (
         Surrogate,
         SurrogateSpec,

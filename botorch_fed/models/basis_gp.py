@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -25,7 +25,7 @@ from botorch.exceptions.errors import (
 )
 from botorch.exceptions.warnings import BotorchWarning
 from botorch.models.model import FantasizeMixin, Model
-from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.input import ChainedInputTransform, InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
@@ -328,8 +328,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     def __getattr__(self, name: str) -> Any:
         if name == "train_inputs":  # PyTorch would replace the property's words
             raise NoOwnData(
-                "This model has no observations of its own, only what it received: nothing is "
-                "near its last point. Give it data, or use what needs none."
+                "This model has no observations of its own, only what it received, and was asked "
+                "for them: build it with data, or use a function that needs none."
             )
         return super().__getattr__(name)
 
@@ -783,12 +783,31 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     def get_fantasy_model(
         self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
     ) -> Self:
-        """GPyTorch's form of `condition_on_observations`, with targets `… x [m] x n'`."""
+        """GPyTorch's form of `condition_on_observations`, all of it in the transformed space.
+
+        Args:
+            inputs: A `… x n' x d` tensor of transformed points.
+            targets: A `… x [m] x n'` tensor of transformed observations.
+            noise: Their noise variances, of the shape of `targets`.
+        """
+        if hasattr(self, "input_transform"):
+            inputs = self._untransformed(inputs)
         single = self._num_outputs == 1
         Y = targets.unsqueeze(-1) if single else targets.mT
         if noise is not None:
             noise = noise.unsqueeze(-1) if single else noise.mT
         return self._conditioned(inputs, Y, noise)
+
+    def _untransformed(self, X: Tensor) -> Tensor:
+        """Points as they are kept, from those that the map sees."""
+        try:
+            points: Tensor = self.input_transform.untransform(X)
+        except NotImplementedError as error:
+            raise UnsupportedError(
+                f"{type(self.input_transform).__name__} cannot be undone, and this model keeps its "
+                "points as they were given: use condition_on_observations with those."
+            ) from error
+        return points
 
     def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> Self:
         X, Y = as_double(X, "X"), as_double(Y, "Y")
@@ -839,8 +858,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             model.likelihood = _KnownNoise(self._to_aug(both))
         elif noise is not None or self._given_noise is not None:
             new = variance.squeeze(-1).mT.expand(*variance.shape[:-3], *Y.shape[-2:])
-            old = new[..., :0, :] if self._given_noise is None else self._given_noise
-            model._given_noise = _concatenate([old, new], batch_shape)
+            given = new[..., :0, :] if self._given_noise is None else self._given_noise
+            model._given_noise = _concatenate([given, new], batch_shape)
         model._raw = None
         model._cache = _Cache(model._hyperparameters(), cache.feature_map, block, weights)
         return model
@@ -990,7 +1009,7 @@ class _MapKernel(Kernel):
         self.feature_map = feature_map
 
     @property
-    def lengthscale(self) -> Tensor:  # type: ignore[override]
+    def lengthscale(self) -> Tensor:
         """The length scale of every input, `1 x d`."""
         scales, d = self.feature_map.lengthscale.detach(), self.feature_map.input_dim
         groups: Sequence[Sequence[int]] = getattr(self.feature_map, "groups", [range(d)])
@@ -1117,7 +1136,9 @@ class _RawStatistics:
 
 def learns_coefficients(input_transform: InputTransform | None) -> bool:
     """Whether a transform, or a part of it, takes its coefficients from the points it sees."""
-    parts = () if input_transform is None else input_transform.modules()
+    parts: Iterable[Any] = (input_transform,)
+    if isinstance(input_transform, ChainedInputTransform):
+        parts = input_transform.children()
     return any(getattr(part, "learn_coefficients", False) for part in parts)
 
 

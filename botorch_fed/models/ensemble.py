@@ -33,7 +33,6 @@ from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths, draw_matheron_paths
-from botorch.sampling.pathwise.utils import get_train_inputs
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.distributions import MultivariateNormal
 from gpytorch.models import GP, ExactGP
@@ -44,7 +43,7 @@ from torch import Size, Tensor
 from botorch_fed.models.basis_gp import BasisGP, constant_mean
 from botorch_fed.models.features import FeatureMap
 from botorch_fed.models.numerics import Float64Module, check_finite, cholesky, solve_rows
-from botorch_fed.models.paths import WeightedPaths, linear_path, missed_paths
+from botorch_fed.models.paths import WeightedPaths, linear_path, missed_paths, own_points
 from botorch_fed.models.summary import Summary, WeightPosterior, check_basis
 from botorch_fed.rng import Generator, fresh
 
@@ -146,11 +145,28 @@ class RankingEnsemble(Float64Module, Model, GP, FantasizeMixin):
         """The weight of the target; the others' are `agent_weights`."""
         return float(self._target_weight)
 
+    @target_weight.setter
+    def target_weight(self, value: float) -> None:
+        self._target_weight.fill_(value)
+
     @property
     def train_inputs(self) -> tuple[Tensor, ...]:
         """The target's points, untransformed, as the ensemble takes them."""
-        inputs: tuple[Tensor, ...] = get_train_inputs(self.target, transformed=False)
-        return inputs
+        return (own_points(self.target, transformed=False),)
+
+    @property
+    def train_targets(self) -> Tensor:
+        """The target's observations, in its transformed space."""
+        target: Any = self.target
+        targets: Tensor = target.train_targets
+        return targets
+
+    def forward(self, X: Tensor) -> NoReturn:
+        """Refused: the prior that BoTorch's `loo_cv` asks for."""
+        raise UnsupportedError(
+            "loo_cv would score weights that have seen the point that is left out: score the "
+            "target by itself, loo_cv(model.target)."
+        )
 
     @property
     def covar_module(self) -> Any:
@@ -241,6 +257,13 @@ class RankingEnsemble(Float64Module, Model, GP, FantasizeMixin):
         model.target = self.target.condition_on_observations(X, Y, **kwargs)
         return model
 
+    def get_fantasy_model(
+        self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> Self:
+        """GPyTorch's form of `condition_on_observations`, with targets `… x n'`."""
+        variances = None if noise is None else noise.unsqueeze(-1)
+        return self.condition_on_observations(inputs, targets.unsqueeze(-1), variances, **kwargs)
+
     def subset_output(self, idcs: list[int]) -> Self:
         """A copy of the model: it has one output only."""
         self._check_outputs(idcs)
@@ -275,9 +298,11 @@ def _draw_matheron_paths_ensemble(
     model.eval()
     generator = fresh() if generator is None else generator
     w, phi = model.target_weight, model.feature_map
-    paths, shares = [], []
+    paths: list[SamplePath] = []
+    shares: list[float] = []
     if w > 0:
-        paths.append(draw_matheron_paths(model.target, sample_shape, **kwargs))
+        target: Any = model.target
+        paths.append(draw_matheron_paths(target, sample_shape, **kwargs))
         shares.append(w)
     if w < 1:
         weights = generator.normal(*sample_shape, phi.num_features) @ model._agents_chol.mT
@@ -313,21 +338,13 @@ def target_data(target: Model) -> tuple[Tensor, Tensor]:
             f"outputs and batch shape {tuple(target.batch_shape)}: one ensemble per output."
         )
     target.eval()
-    X = _points(target, transformed=False)
+    X = own_points(target, transformed=False)
     if not isinstance(target.posterior(X[:1]), GPyTorchPosterior):
         raise UnsupportedError(
             "The target's posterior must be normal on the original scale: use an affine outcome "
             f"transform, not {type(target.outcome_transform).__name__}."
         )
     return X.detach().double(), target.train_targets.detach().double()
-
-
-def _points(target: Any, *, transformed: bool) -> Tensor:
-    """Own points of a target, also where there are none yet."""
-    if isinstance(target, BasisGP):
-        return target._transformed_points() if transformed else target._original_train_inputs
-    (X,) = get_train_inputs(target, transformed=transformed)
-    return X
 
 
 def agent_posteriors(summaries: Summary, feature_map: FeatureMap) -> WeightPosterior:
@@ -440,7 +457,7 @@ def _prior_at_data(target: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         predict (`n x n`), and the part that a `BasisGP`'s basis misses, for the data a part of the
         noise block (`n x n`; zero for other models).
     """
-    X = _points(target, transformed=True)
+    X = own_points(target, transformed=True)
     # In eval mode: without own data.
     prior = target.prior(X) if isinstance(target, BasisGP) else target.forward(X)
     K, m = prior.covariance_matrix.double(), prior.mean.double()

@@ -124,7 +124,7 @@ class MessageKernel(Float64Module, Kernel):
             self.register_prior("scale_prior", LogNormalPrior(0.0, 1.0), _scale)
 
     @property
-    def lengthscale(self) -> Tensor | None:  # type: ignore[override]
+    def lengthscale(self) -> Tensor | None:
         """The residual kernel's: what own data fit."""
         kernel = self.residual
         while isinstance(kernel, ScaleKernel):

@@ -29,7 +29,7 @@ from __future__ import annotations
 import copy
 import math
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from botorch import settings
@@ -54,6 +54,7 @@ from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNorm
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
 from gpytorch.mlls import MarginalLogLikelihood
 from gpytorch.models import GP
+from linear_operator import to_linear_operator
 from torch import Size, Tensor
 from torch.nn import ModuleList
 from torch.quasirandom import SobolEngine
@@ -141,7 +142,8 @@ class MixturePosterior(Posterior):
         apart = local.loc - shared.loc  # flat, in the order of the covariance
         between = apart.unsqueeze(-1) * apart.unsqueeze(-2)
         within = w * local.covariance_matrix + (1 - w) * shared.covariance_matrix
-        covariance = within + w * (1 - w) * between
+        # As an operator: a dense covariance would be factorised at once.
+        covariance = to_linear_operator(within + w * (1 - w) * between)
         if issubclass(kind, MultitaskMultivariateNormal):
             return MultitaskMultivariateNormal(self.mean, covariance, interleaved=layout)
         return MultivariateNormal(self.mean.squeeze(-1), covariance)
@@ -305,6 +307,20 @@ class LocalSharedMixture(Float64Module, Model, GP, FantasizeMixin):
         return inputs
 
     @property
+    def train_targets(self) -> Tensor:
+        """The local model's observations, in its transformed space."""
+        local: Any = self.local
+        targets: Tensor = local.train_targets
+        return targets
+
+    def forward(self, X: Tensor) -> NoReturn:
+        """Refused: the prior that BoTorch's `loo_cv` asks for."""
+        raise UnsupportedError(
+            "loo_cv needs one normal prior of the data, and a mixture has two: score its models "
+            "by themselves, loo_cv(model.local)."
+        )
+
+    @property
     def covar_module(self) -> Any:
         """The local model's kernel, by whose length scales trust regions are shaped."""
         return self.local.covar_module
@@ -313,9 +329,7 @@ class LocalSharedMixture(Float64Module, Model, GP, FantasizeMixin):
         """The normal of the mixture's mean and covariance, for closed forms that ask for one."""
         return self.posterior(X).distribution
 
-    def custom_fit(
-        self, *, mll: MarginalLogLikelihood, **options: Any
-    ) -> MarginalLogLikelihood:
+    def custom_fit(self, *, mll: MarginalLogLikelihood, **options: Any) -> MarginalLogLikelihood:
         """What `fit_gpytorch_mll` calls: the local model is fitted, the shared one was received."""
         from botorch.fit import fit_gpytorch_mll  # costs 50 ms, and only fits need it
 
@@ -365,6 +379,16 @@ class LocalSharedMixture(Float64Module, Model, GP, FantasizeMixin):
                 their data.
         """
         return self._conditioned(X, Y, (noise, noise), **kwargs)
+
+    def get_fantasy_model(
+        self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> Self:
+        """GPyTorch's form of `condition_on_observations`, with targets `… x [m] x n'`."""
+        single = self.num_outputs == 1
+        Y = targets.unsqueeze(-1) if single else targets.mT
+        if noise is not None:
+            noise = noise.unsqueeze(-1) if single else noise.mT
+        return self.condition_on_observations(inputs, Y, noise, **kwargs)
 
     def fantasize(
         self,

@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
-from botorch.models import ModelListGP
 from botorch.models.model import ModelList
+from botorch.models.model_list_gp_regression import ModelListGP
 from botorch.sampling.pathwise.paths import GeneralizedLinearPath, PathDict, SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.sampling.pathwise.utils import (
@@ -99,7 +99,7 @@ def draw_path(
         )
     generator = fresh() if generator is None else generator
     model.eval()
-    (X,) = get_train_inputs(model, transformed=True)
+    X = own_points(model, transformed=True)
     X, y = X.detach().double(), model.train_targets.detach().double()
     covariance: Any
     if isinstance(model, BasisGP):
@@ -142,6 +142,15 @@ def draw_path(
     return _joined(model, paths)
 
 
+def own_points(model: Any, *, transformed: bool) -> Tensor:
+    """A model's own points, also where it has none: `n x d`."""
+    if isinstance(model, BasisGP):
+        return model._transformed_points() if transformed else model._original_train_inputs
+    points: Tensor
+    (points,) = get_train_inputs(model, transformed=transformed)
+    return points
+
+
 @DrawMatheronPaths.register(BasisGP)  # type: ignore[untyped-decorator]
 def _draw_matheron_paths_basis_gp(
     model: BasisGP, *, sample_shape: Size, generator: Generator | None = None, **_: Any
@@ -159,7 +168,8 @@ def _draw_matheron_paths_basis_gp(
     pulled, missed = missed_paths(
         feature_map, weights.shape[:-1], list(range(feature_map.input_dim)), generator
     )
-    paths: dict[str, SamplePath] = {"weight_paths": linear_path(feature_map, weights - pulled, mean)}
+    seen = linear_path(feature_map, weights - pulled, mean)
+    paths: dict[str, SamplePath] = {"weight_paths": seen}
     for k, path in enumerate(missed):
         paths["missed_paths" if k == 0 else f"missed_paths{k}"] = path
     return _joined(model, paths)

@@ -18,15 +18,14 @@ import io
 import math
 import pickle
 import time
-import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import cache, partial
 from pathlib import Path
 from typing import Any
 
-import botorch.acquisition as acq
+import botorch
 import torch
 from botorch.acquisition import analytic, logei, monte_carlo
 from botorch.acquisition.active_learning import (
@@ -83,7 +82,7 @@ from botorch.acquisition.prior_guided import PriorGuidedAcquisitionFunction
 from botorch.acquisition.proximal import ProximalAcquisitionFunction
 from botorch.acquisition.thompson_sampling import PathwiseThompsonSampling
 from botorch.cross_validation import batch_cross_validation, gen_loo_cv_folds, loo_cv
-from botorch.exceptions.errors import BotorchError, InputDataError, UnsupportedError
+from botorch.exceptions.errors import BotorchError
 from botorch.fit import fit_gpytorch_mll
 from botorch.generation import BoltzmannSampling, MaxPosteriorSampling
 from botorch.generation.gen import gen_candidates_torch
@@ -92,7 +91,6 @@ from botorch.models import ModelList, ModelListGP, SingleTaskGP
 from botorch.models.cost import AffineFidelityCostModel
 from botorch.models.deterministic import GenericDeterministicModel, MatheronPathModel
 from botorch.models.model import Model
-from botorch.models.transforms import Normalize
 from botorch.optim.homotopy import FixedHomotopySchedule, Homotopy, HomotopyParameter
 from botorch.optim.initializers import gen_batch_initial_conditions
 from botorch.optim.optimize import (
@@ -215,14 +213,14 @@ class Case:
         make: The model of output 0 or 1.
         twin: BoTorch's own model of the same law, if there is one.
         approximate: Whether closed forms see a normal of the same mean and covariance.
-        has_data: Whether there are own observations.
+        excluded: Ways that BoTorch does not offer to such a model, and why.
     """
 
     name: str
     make: Callable[[int], Any]
     twin: Callable[[int], Model] | None = None
     approximate: bool = False
-    has_data: bool = True
+    excluded: Mapping[str, str] = field(default_factory=dict)
 
     def two(self, make: Callable[[int], Any] | None = None) -> Model:
         """Two outputs, as BoTorch's users join them."""
@@ -305,16 +303,22 @@ def _earned(output: int) -> Model:
     return fit_earned(*_data(output), prior).model(2)
 
 
+OF_MODELS = {
+    "batch_cross_validation": "it makes models from data alone, and this one is made of models"
+}
+WITHOUT_DATA = {
+    "qMultiObjectivePredictiveEntropySearch": "it starts from own observations, here there are none"
+}
 CASES = (
     Case("BasisGP, random features", partial(_basis, _fourier), partial(_basis_twin, _fourier)),
     Case("BasisGP, quadrature", partial(_basis, _quadrature), partial(_basis_twin, _quadrature)),
     Case("BasisGP, inducing points", partial(_basis, _inducing)),
     Case("BasisGP with summaries", _received),
-    Case("BasisGP.from_summary", _from_summary, has_data=False),
+    Case("BasisGP.from_summary", _from_summary, excluded=WITHOUT_DATA),
     Case("PartiallyIndependentGP", _partly, _partly_twin),
     Case("MessagePriorGP", _messages, _messages_twin),
-    Case("LocalSharedMixture", _mixture, approximate=True),
-    Case("RankingEnsemble", _ensemble),
+    Case("LocalSharedMixture", _mixture, approximate=True, excluded=OF_MODELS),
+    Case("RankingEnsemble", _ensemble, excluded=OF_MODELS),
     Case("EarnedPosterior.model", _earned),
 )
 
@@ -325,14 +329,16 @@ Way = Callable[["Case", Callable[[int], Any]], Tensor | None]
 GROUPS: dict[str, dict[str, Way]] = {}
 
 
-def _values(acquisition: Any, X: Tensor = TEST_X, *, alone: bool = True) -> Tensor:
+def _values(
+    acquisition: Any, X: Tensor = TEST_X, *, alone: bool = True, gradients: bool = True
+) -> Tensor:
     """Values at two batches of points, after a look at gradients and at one batch alone."""
     torch.manual_seed(0)
     X = X.clone().requires_grad_()
     values: Tensor = acquisition(X)
     assert values.shape == X.shape[:1], f"values have shape {tuple(values.shape)}"
     assert bool(values.isfinite().all()), "a value is not finite"
-    if values.requires_grad:
+    if gradients and values.requires_grad:
         (gradient,) = torch.autograd.grad(values.sum(), X)
         assert bool(gradient.isfinite().all()), "a gradient is not finite"
     values = values.detach()
@@ -557,9 +563,7 @@ GROUPS["entropy and active learning"] = {
     ),
     # GPyTorch conditions a batch's mean as if the noise were not given: nothing to compare with.
     "qJointEntropySearch, noiseless, pending, Monte Carlo": _acquisition(
-        lambda m: _seeded(
-            qJointEntropySearch, m, *OPTIMA, estimation_type="MC", X_pending=PENDING
-        ),
+        lambda m: _seeded(qJointEntropySearch, m, *OPTIMA, estimation_type="MC", X_pending=PENDING),
         alone=False,
         compared=False,
     ),
@@ -647,9 +651,11 @@ GROUPS["several objectives"] = {
     "qLowerBoundMultiObjectiveJointEntropySearch": _of_normals(
         lambda m: qLowerBoundMultiObjectiveJointEntropySearch(m, *PARETO, _cells()), PAIR_X
     ),
+    # Its gradients may be NaN with a SingleTaskGP as well.
     "qMultiObjectivePredictiveEntropySearch": _of_normals(
         lambda m: qMultiObjectivePredictiveEntropySearch(m, PARETO[0], max_ep_iterations=20),
         alone=False,
+        gradients=False,
     ),
     "MultiOutputPosteriorMean": lambda case, build: _per_output(
         MultiOutputPosteriorMean(case.two(build))
@@ -911,7 +917,7 @@ def _left_out(case: Case, build: Callable[[int], Any]) -> Tensor:
     """The efficient form scores the model that BoTorch's posterior without the point is of."""
     model = build(0)
     posterior = loo_cv(model.eval()).posterior
-    X, Y = _data(0)
+    X, _ = _data(0)
     model.set_train_data(X[1:], model.train_targets[1:], strict=False)
     expected = model.posterior(X[:1], observation_noise=True)
     torch.testing.assert_close(posterior.mean[0], expected.mean, rtol=1e-4, atol=1e-5)
@@ -1040,72 +1046,148 @@ GROUPS["fitting, updating, keeping"] = {
 
 # ------------------------------------------------------------------ the matrix
 
+REFERENCE = Case("SingleTaskGP", lambda output: SingleTaskGP(*_data(output)).eval())
+
 
 @dataclass(frozen=True)
 class Cell:
     """What became of a model in one way of use.
 
     Attributes:
-        kind: ``works``, ``refused`` or ``fails``.
-        words: Whose error it is, and its message; empty if it works.
+        kind: ``works``, ``refused``, ``excluded`` (BoTorch does not offer it) or ``fails``.
+        words: Why not; empty if it works.
     """
 
     kind: str
     words: str = ""
 
 
-def _raised_by(error: BaseException) -> str:
-    """The package whose code has raised an error: ours, BoTorch, or another."""
-    *_, last = traceback.extract_tb(error.__traceback__)
-    parts = Path(last.filename).parts
-    return next((name for name in ("botorch_fed", "botorch") if name in parts[:-1]), "")
-
-
 def cell(case: Case, way: Way) -> Cell:
-    """Run one cell."""
+    """Run one way with one model."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         torch.manual_seed(0)
         try:
             found = way(case, case.make)
-        except AssertionError as error:
-            return Cell("fails", f"AssertionError: {' '.join(str(error).split())[:300]}")
-        except Exception as error:  # noqa: BLE001 - its kind is the result
-            words = f"{type(error).__name__}: {' '.join(str(error).split())}"
-            own = isinstance(error, (BotorchError, NotImplementedError, IndexError))
-            if own and isinstance(error, BotorchError) and _raised_by(error):
-                return Cell("refused", words)
-            return Cell("fails", words[:300])
-        if case.twin is not None and found is not None:
-            torch.manual_seed(0)
-            expected = way(case, case.twin)
-            try:
+            if case.twin is not None and found is not None:
+                torch.manual_seed(0)
+                expected = way(case, case.twin)
                 torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-5)
-            except AssertionError as error:
-                return Cell("fails", f"another value: {' '.join(str(error).split())[:300]}")
+        except BotorchError as error:
+            return Cell("refused", " ".join(str(error).replace("`", "").split()))
+        except Exception as error:
+            return Cell("fails", f"{type(error).__name__}: {' '.join(str(error).split())}")
     return Cell("works")
 
 
-def ways() -> Iterator[tuple[str, str, Way]]:
-    """Group, name and function of every way of use."""
+def ways() -> dict[str, Way]:
+    """Every way of use by its name."""
+    return {name: way for group in GROUPS.values() for name, way in group.items()}
+
+
+@cache
+def _alien() -> frozenset[str]:
+    """What BoTorch does not do with its own model either."""
+    return frozenset(name for name, way in ways().items() if cell(REFERENCE, way).kind != "works")
+
+
+def matrix(cases: Iterable[Case] = CASES) -> dict[tuple[str, str], Cell]:
+    """Every cell, by the names of model and way."""
+    found = {}
+    for case in cases:
+        for name, way in ways().items():
+            if name in case.excluded:
+                found[case.name, name] = Cell("excluded", case.excluded[name])
+            elif name in _alien():
+                words = "BoTorch has it for models of another kind, not for SingleTaskGP either"
+                found[case.name, name] = Cell("excluded", words)
+            else:
+                found[case.name, name] = cell(case, way)
+    return found
+
+
+def page(cells: Mapping[tuple[str, str], Cell]) -> str:
+    """The page of the documentation; `ValueError` if a cell fails."""
+    failed = [f"{m}, {w}: {c.words}" for (m, w), c in cells.items() if c.kind == "fails"]
+    if failed:
+        raise ValueError("Cells fail:\n" + "\n".join(failed))
+    notes: list[str] = []
+    parts = [HEAD.format(models=len(CASES), ways=len(ways()), **_counts(cells))]
     for group, members in GROUPS.items():
-        for name, way in members.items():
-            yield group, name, way
+        parts.append(f"{group[0].upper()}{group[1:]}\n{'-' * len(group)}\n\n" + TABLE)
+        parts += [f"   * - {'way of use' if group else ''}\n", *map(_head, CASES)]
+        for name in members:
+            parts.append(f"   * - ``{name}``\n")
+            for case in CASES:
+                parts.append(f"     - {_mark(case, name, cells[case.name, name], notes)}\n")
+        parts.append("\n")
+    parts.append("Why not\n-------\n\n")
+    parts += [f"{number}. {words}\n" for number, words in enumerate(notes, 1)]
+    return "".join(parts)
+
+
+HEAD = """Conformance with BoTorch
+========================
+
+Every model of the package in every way in which BoTorch {version} uses one: {models} models,
+{ways} ways. ``python -m test.contracts.conformance`` writes this page, and a test compares it with
+what it finds.
+
+**yes**: values are finite, have finite gradients to the points, are the same one by one as in a
+batch, and, where BoTorch has a model of the same law, are those that BoTorch computes with it:
+{works} cells. **normal**: the same, and a closed form sees the normal of the mixture's mean and
+covariance, not the mixture. A number is an error that says why, below: {refused} cells. A dash is
+what BoTorch offers to models of another kind only: {excluded} cells.
+
+"""
+TABLE = ".. list-table::\n   :header-rows: 1\n   :class: conformance\n\n"
+NORMAL = ("analytic", "entropy and active learning", "wrappers")  # closed forms, or most of them
+SAMPLED = ("qNegIntegratedPosteriorVariance", "PairwiseMCPosteriorVariance")
+
+
+def _counts(cells: Mapping[tuple[str, str], Cell]) -> dict[str, Any]:
+    kinds = [c.kind for c in cells.values()]
+    return {
+        "version": ".".join(botorch.__version__.split(".")[:2]),
+        **{kind: kinds.count(kind) for kind in ("works", "refused", "excluded")},
+    }
+
+
+def _head(case: Case) -> str:
+    return f"     - {case.name}\n"
+
+
+def _mark(case: Case, name: str, found: Cell, notes: list[str]) -> str:
+    if found.kind == "excluded":
+        return "–"
+    if found.kind == "refused":
+        if found.words not in notes:
+            notes.append(found.words)
+        return str(notes.index(found.words) + 1)
+    closed = any(name in GROUPS[group] for group in NORMAL) and name not in SAMPLED
+    return "normal" if case.approximate and closed else "yes"
+
+
+def main() -> None:
+    """Write the page, or show some cells."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--only", nargs=2, metavar=("MODEL", "WAY"), help="parts of their names")
+    parser.add_argument("--times", action="store_true", help="seconds of CPU per way")
+    options = parser.parse_args()
+    if options.only is None:
+        PAGE.write_text(page(matrix()))
+        return
+    model, use = options.only
+    for case in CASES:
+        for name, way in ways().items():
+            if model in case.name and use in name:
+                start = time.process_time()
+                found = cell(case, way)
+                spent = time.process_time() - start
+                print(f"{case.name} | {name} | {found.kind} | {spent:.2f} s | {found.words}")
 
 
 if __name__ == "__main__":
-    import sys
-    only = sys.argv[1:]
-    spent: dict[str, float] = {}
-    kinds: dict[str, int] = {}
-    for case in CASES:
-        if only and not any(o in case.name for o in only): continue
-        for group, name, way in ways():
-            t = time.process_time()
-            c = cell(case, way)
-            spent[name] = spent.get(name, 0) + time.process_time() - t
-            kinds[c.kind] = kinds.get(c.kind, 0) + 1
-            if c.kind != "works":
-                print(f"{case.name} | {name} | {c.kind} | {c.words[:230]}", flush=True)
-    print(kinds, sum(spent.values()))
-    print(sorted(((round(v, 2), k) for k, v in spent.items()), reverse=True)[:25])
+    main()
