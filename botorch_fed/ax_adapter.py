@@ -31,7 +31,8 @@ metric: an experiment with several names the metric of each, and its other metri
 their own data. `modular_spec` uses Ax's default transforms of inputs (they lead to our unit cube,
 integers by (k - lower) / (upper - lower)) and none that learns from outcomes. A fitted model is
 used again while the data are the same, even if its context has moved; acquisition functions see
-the new one at once. `BasisGP` by itself, without received summaries, works in Ax's own specs too.
+the new one at once. `BasisGP` by itself, without received summaries, works in Ax's own specs too,
+its feature map among the model's options.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ from botorch.posteriors.posterior import Posterior
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from torch import Tensor
+from torch import Size, Tensor
 
 from botorch_fed.acquisition import (
     MixtureEI,
@@ -89,9 +90,10 @@ from botorch_fed.models import (
     LocalSharedMixture,
     MessagePriorGP,
     Summary,
-    draw_mixture_path,
-    draw_path,
+    feature_map_from_tensors,
 )
+from botorch_fed.models.features import feature_map_kinds
+from botorch_fed.models.mixture import component_path
 from botorch_fed.rng import generator
 from botorch_fed.run import Study, make_agent
 from botorch_fed.space import Outcome, Parameter, SearchSpace
@@ -99,7 +101,7 @@ from botorch_fed.storage.log import FileLog, Log
 from botorch_fed.storage.store import MemoryBlobs
 
 try:
-    from ax.adapter.registry import Generators, MBM_X_trans
+    from ax.adapter.registry import Generators, MBM_X_trans_base
     from ax.adapter.transforms.derelativize import Derelativize
     from ax.api.client import Client
     from ax.core.data import Data
@@ -1066,8 +1068,7 @@ def _thompson_inputs(
     if message is None:  # a draw is on the metric's scale, over the model's own inputs
         sets = training_data.values() if isinstance(training_data, Mapping) else [training_data]
         stream = generator(source.seed, "ax", max(len(data.X) for data in sets))
-        draw: Any = draw_mixture_path if isinstance(model, LocalSharedMixture) else draw_path
-        return {"path": _InModelSpace(draw(model, generator=stream), None, sign)}
+        return {"path": _InModelSpace(component_path(model, Size(), stream), None, sign)}
     row = _weights(source, context)[message]
     path = weight_path(source.feature_map, row, mean=source.mean)  # larger is better already
     return {"path": _InModelSpace(path, getattr(model, "input_transform", None), 1.0)}
@@ -1082,6 +1083,14 @@ def _fit_basis(model: BasisGP, mll_class: Any, mll_options: Any = None) -> None:
     fit_gpytorch_mll(mll_class(likelihood=model.likelihood, model=model, **(mll_options or {})))
 
 
+def _map_to_dict(feature_map: FeatureMap) -> dict[str, Any]:
+    return {"__type": FeatureMap.__name__, "tensors": feature_map.to_tensors()}
+
+
+def _map_from_dict(tensors: Mapping[str, Tensor]) -> FeatureMap:
+    return feature_map_from_tensors(tensors)
+
+
 def register() -> None:
     """Make our models and acquisition functions known to Ax: to its fits and to its JSON.
 
@@ -1094,6 +1103,9 @@ def register() -> None:
         submodel_input_constructor.register(model)(_inputs_of_metric)
         register_model(model)
     register_model(BasisGP)
+    for kind in feature_map_kinds():  # public: of no site's data
+        CORE_ENCODER_REGISTRY[kind] = _map_to_dict
+    CORE_DECODER_REGISTRY[FeatureMap.__name__] = _map_from_dict
     for acquisition in (ContextThompsonSampling, MixtureUCB, MixtureEI, MixturePI):
         register_acquisition_function(acquisition)
 
@@ -1111,7 +1123,8 @@ def modular_spec(
     """A generator spec with scales that all sites agree on.
 
     Inputs pass Ax's default transforms and `Normalize` over the declared bounds; outcomes pass
-    none that learns from data: `PublicOutcome` scales them.
+    none that learns from data: `PublicOutcome` scales them. Of a curve the last value counts, also
+    where a trial was stopped early: the step is no input, for the shared basis has none.
 
     Args:
         model: One of the context models.
@@ -1139,7 +1152,7 @@ def modular_spec(
             "surrogate_spec": _surrogate_spec(model, context),
             "botorch_acqf_class": acquisition,
             "botorch_acqf_options": options,
-            "transforms": [*MBM_X_trans, Derelativize],
+            "transforms": [*MBM_X_trans_base, Derelativize],
         },
     )
 

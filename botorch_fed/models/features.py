@@ -1152,6 +1152,11 @@ def register_feature_map(kind: str) -> Callable[[type[_Map]], type[_Map]]:
     return register
 
 
+def feature_map_kinds() -> tuple[type[FeatureMap], ...]:
+    """The classes that `feature_map_from_tensors` knows."""
+    return tuple(_KINDS.values())
+
+
 def feature_map_from_tensors(tensors: Mapping[str, Tensor]) -> FeatureMap:
     """Rebuild a map from `FeatureMap.to_tensors`; every tensor is validated as at construction."""
     kinds = {name.split("/", 1)[0] for name in tensors}

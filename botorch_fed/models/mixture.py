@@ -541,12 +541,13 @@ def draw_mixture_path(
     choice = choice if len(sample_shape) else choice.squeeze(-1)
     for component, needed in ((model.local, choice.all()), (model.shared, ~choice.any())):
         if bool(needed):  # nobody asks the other one
-            return _component_path(component, sample_shape, generator)
-    paths = [_component_path(m, sample_shape, generator) for m in (model.local, model.shared)]
+            return component_path(component, sample_shape, generator)
+    paths = [component_path(m, sample_shape, generator) for m in (model.local, model.shared)]
     return _ChosenPath(paths[0], paths[1], choice)
 
 
-def _component_path(model: Any, sample_shape: Size, generator: Generator) -> SamplePath:
+def component_path(model: Any, sample_shape: Size, generator: Generator) -> SamplePath:
+    """Draws of any single-output model: from its own law where `draw_path` cannot know all data."""
     if isinstance(model, LocalSharedMixture):
         return draw_mixture_path(model, sample_shape, generator=generator)
     if isinstance(model, BasisGP) and (model.summaries or model.feature_map.has_residual):
