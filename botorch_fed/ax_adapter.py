@@ -26,11 +26,13 @@ the protocol an `initial_design`, as `search.local.spread_design` makes them.
 *Door B*. `register()` makes `ContextBasisGP`, `ContextMessagePriorGP`, `ContextMixture`,
 `ContextThompsonSampling` and the mixture acquisition functions known to
 `Generators.BOTORCH_MODULAR` and to Ax's JSON. What was received lies in `contexts` by name, and
-only the name is in options: Ax deep-copies options and cannot save tensors. `modular_spec` uses
-Ax's default transforms of inputs (they lead to our unit cube, integers by
-(k - lower) / (upper - lower)) and none that learns from outcomes. A fitted model is used again
-while the data are the same, even if its context has moved; acquisition functions see the new one
-at once.
+only the name is in options: Ax deep-copies options and cannot save tensors. A context is of one
+metric: an experiment with several names the metric of each, and its other metrics get models of
+their own data. `modular_spec` uses Ax's default transforms of inputs (they lead to our unit cube,
+integers by (k - lower) / (upper - lower)) and none that learns from outcomes. A fitted model is
+used again while the data are the same, even if its context has moved; acquisition functions see
+the new one at once. `BasisGP` by itself, without received summaries, works in Ax's own specs too,
+its feature map among the model's options.
 """
 
 from __future__ import annotations
@@ -52,12 +54,12 @@ from botorch.fit import fit_gpytorch_mll
 from botorch.models import SingleTaskGP
 from botorch.models.model import Model
 from botorch.models.transforms.input import InputTransform
-from botorch.models.transforms.outcome import OutcomeTransform
+from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.posteriors.posterior import Posterior
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.mlls import ExactMarginalLogLikelihood
-from torch import Tensor
+from torch import Size, Tensor
 
 from botorch_fed.acquisition import (
     MixtureEI,
@@ -88,9 +90,10 @@ from botorch_fed.models import (
     LocalSharedMixture,
     MessagePriorGP,
     Summary,
-    draw_mixture_path,
-    draw_path,
+    feature_map_from_tensors,
 )
+from botorch_fed.models.features import feature_map_kinds
+from botorch_fed.models.mixture import component_path
 from botorch_fed.rng import generator
 from botorch_fed.run import Study, make_agent
 from botorch_fed.space import Outcome, Parameter, SearchSpace
@@ -98,13 +101,14 @@ from botorch_fed.storage.log import FileLog, Log
 from botorch_fed.storage.store import MemoryBlobs
 
 try:
-    from ax.adapter.registry import Generators, MBM_X_trans
+    from ax.adapter.registry import Generators, MBM_X_trans_base
     from ax.adapter.transforms.derelativize import Derelativize
     from ax.api.client import Client
     from ax.core.data import Data
     from ax.core.experiment import Experiment
     from ax.core.generator_run import GeneratorRun
     from ax.core.parameter import ChoiceParameter, FixedParameter, ParameterType, RangeParameter
+    from ax.core.search_space import SearchSpaceDigest
     from ax.core.trial_status import TrialStatus
     from ax.core.types import TParameterization
     from ax.exceptions.core import DataRequiredError
@@ -113,7 +117,11 @@ try:
     from ax.generation_strategy.generation_strategy import GenerationStrategy
     from ax.generation_strategy.generator_spec import GeneratorSpec
     from ax.generation_strategy.transition_criterion import TransitionCriterion
-    from ax.generators.torch.botorch_modular.surrogate import SurrogateSpec
+    from ax.generators.torch.botorch_modular.surrogate import (
+        Surrogate,
+        SurrogateSpec,
+        submodel_input_constructor,
+    )
     from ax.generators.torch.botorch_modular.utils import ModelConfig, fit_botorch_model
     from ax.storage.botorch_modular_registry import register_acquisition_function, register_model
     from ax.storage.json_store.decoder import object_from_json
@@ -772,12 +780,12 @@ def _site(
 
 @dataclass(frozen=True, eq=False)
 class Context:
-    r"""What a site has received, for models and acquisition functions inside Ax.
+    r"""What a site has received about one metric, for models and acquisition functions inside Ax.
 
     Attributes:
         feature_map: The shared basis, over the unit cube.
         outcome: The public map of the metric; everything received is about its larger-is-better
-            scale.
+            scale. For a metric that is no objective, any sign that the sites agree on.
         weights: Received weight vectors, `N x M`.
         summaries: Received summaries.
         mean: The public constant mean :math:`\mu` they are relative to.
@@ -850,6 +858,60 @@ class PublicOutcome(OutcomeTransform):
         sign = -1.0 if self.outcome.minimize else 1.0
         weights = torch.tensor([sign * self.outcome.scale], dtype=torch.float64)
         return ScalarizedPosteriorTransform(weights, self.outcome.centre)(posterior)
+
+
+class OwnMetricGP(SingleTaskGP):
+    """The own model of a metric about which nothing was received, beside models of a context."""
+
+
+def _inputs_of_metric(
+    botorch_model_class: type[Model],
+    model_config: ModelConfig,
+    dataset: SupervisedDataset,
+    search_space_digest: SearchSpaceDigest,
+    surrogate: Surrogate,
+) -> dict[str, Any]:
+    """Ax's arguments of a model, if it is clear which metric a context is of."""
+    metrics = sorted({name for data in surrogate.training_data for name in data.outcome_names})
+    named = surrogate.surrogate_spec.metric_to_model_configs
+    unknown = sorted(named.keys() - set(metrics))
+    if unknown:
+        raise UnsupportedError(
+            f"There are contexts of the metrics {unknown}, but the experiment has data of "
+            f"{metrics}: correct the names in modular_spec(context={{metric: name}})."
+        )
+    if len(metrics) > 1 and not named:
+        raise UnsupportedError(
+            f"A context is of one metric, but the experiment has {metrics}: say which, "
+            "modular_spec(context={metric: name}). Metrics without a context get a model of "
+            "their own data."
+        )
+    make: Any = submodel_input_constructor.dispatch(Model)
+    inputs: dict[str, Any] = make(
+        botorch_model_class, model_config, dataset, search_space_digest, surrogate
+    )
+    return inputs
+
+
+def _inputs_of_basis(
+    botorch_model_class: type[Model],
+    model_config: ModelConfig,
+    dataset: SupervisedDataset,
+    search_space_digest: SearchSpaceDigest,
+    surrogate: Surrogate,
+) -> dict[str, Any]:
+    """Ax's arguments of a `BasisGP` whose options do not come from a context."""
+    if model_config.model_options.get("summaries"):
+        raise UnsupportedError(
+            f"{botorch_model_class.__name__} in Ax's own options takes no summaries: they are on "
+            "the public scale of the outcomes, which Ax's transforms leave. Put them into a "
+            "context: modular_spec(ContextBasisGP, …)."
+        )
+    make: Any = submodel_input_constructor.dispatch(Model)
+    inputs: dict[str, Any] = make(
+        botorch_model_class, model_config, dataset, search_space_digest, surrogate
+    )
+    return inputs
 
 
 def _from_context(
@@ -971,9 +1033,10 @@ class _InModelSpace(SamplePath):
 
 def _thompson_inputs(
     model: Model,
-    training_data: SupervisedDataset,
+    training_data: SupervisedDataset | Mapping[str, SupervisedDataset],
     posterior_transform: PosteriorTransform | None = None,
     X_pending: Tensor | None = None,
+    constraints: Sequence[Callable[[Tensor], Tensor]] | None = None,
     context: str = "default",
     message: int | None = None,
 ) -> dict[str, Any]:
@@ -981,14 +1044,21 @@ def _thompson_inputs(
 
     Args:
         model: The own model, of which a draw is made if no message is chosen.
-        training_data: Its data.
+        training_data: Its data; those of every metric where there are several.
         posterior_transform: Ax's, whose weight has the objective's sign.
         X_pending: Named, because Ax insists; draws do not depend on pending points.
+        constraints: Outcome constraints, which are refused.
         context: The context's name.
         message: Which weight vector is followed.
     """
     source = _context(context)
     weights = getattr(posterior_transform, "weights", torch.ones(1))
+    if constraints or model.num_outputs != 1 or weights.numel() != 1:
+        raise UnsupportedError(
+            "Thompson sampling follows one function: it takes one objective and no outcome "
+            "constraints. Use qLogNoisyExpectedImprovement, or "
+            "qLogNoisyExpectedHypervolumeImprovement for several objectives."
+        )
     sign = float(weights.sign())
     if (sign < 0) != source.outcome.minimize:
         raise InputDataError(
@@ -996,9 +1066,9 @@ def _thompson_inputs(
             f"{context!r} says the opposite."
         )
     if message is None:  # a draw is on the metric's scale, over the model's own inputs
-        stream = generator(source.seed, "ax", len(training_data.X))
-        draw: Any = draw_mixture_path if isinstance(model, LocalSharedMixture) else draw_path
-        return {"path": _InModelSpace(draw(model, generator=stream), None, sign)}
+        sets = training_data.values() if isinstance(training_data, Mapping) else [training_data]
+        stream = generator(source.seed, "ax", max(len(data.X) for data in sets))
+        return {"path": _InModelSpace(component_path(model, Size(), stream), None, sign)}
     row = _weights(source, context)[message]
     path = weight_path(source.feature_map, row, mean=source.mean)  # larger is better already
     return {"path": _InModelSpace(path, getattr(model, "input_transform", None), 1.0)}
@@ -1013,15 +1083,29 @@ def _fit_basis(model: BasisGP, mll_class: Any, mll_options: Any = None) -> None:
     fit_gpytorch_mll(mll_class(likelihood=model.likelihood, model=model, **(mll_options or {})))
 
 
+def _map_to_dict(feature_map: FeatureMap) -> dict[str, Any]:
+    return {"__type": FeatureMap.__name__, "tensors": feature_map.to_tensors()}
+
+
+def _map_from_dict(tensors: Mapping[str, Tensor]) -> FeatureMap:
+    return feature_map_from_tensors(tensors)
+
+
 def register() -> None:
     """Make our models and acquisition functions known to Ax: to its fits and to its JSON.
 
     It may be called again, and must be called before a strategy that uses them is loaded.
     """
-    fit_botorch_model.register(ContextBasisGP)(_fit_basis)  # by its own `custom_fit`
+    fit_botorch_model.register(BasisGP)(_fit_basis)  # by its own `custom_fit`
     fit_botorch_model.register(ContextMixture)(_fit_mixture)
-    for model in (ContextBasisGP, ContextMessagePriorGP, ContextMixture):
+    submodel_input_constructor.register(BasisGP)(_inputs_of_basis)
+    for model in (ContextBasisGP, ContextMessagePriorGP, ContextMixture, OwnMetricGP):
+        submodel_input_constructor.register(model)(_inputs_of_metric)
         register_model(model)
+    register_model(BasisGP)
+    for kind in feature_map_kinds():  # public: of no site's data
+        CORE_ENCODER_REGISTRY[kind] = _map_to_dict
+    CORE_DECODER_REGISTRY[FeatureMap.__name__] = _map_from_dict
     for acquisition in (ContextThompsonSampling, MixtureUCB, MixtureEI, MixturePI):
         register_acquisition_function(acquisition)
 
@@ -1033,30 +1117,71 @@ def modular_spec(
     model: type[Model],
     acquisition: type,
     *,
-    context: str = "default",
+    context: str | Mapping[str, str] = "default",
     **acquisition_options: Any,
 ) -> GeneratorSpec:
     """A generator spec with scales that all sites agree on.
 
     Inputs pass Ax's default transforms and `Normalize` over the declared bounds; outcomes pass
-    none that learns from data: `PublicOutcome` scales them.
+    none that learns from data: `PublicOutcome` scales them. Of a curve the last value counts, also
+    where a trial was stopped early: the step is no input, for the shared basis has none.
 
     Args:
         model: One of the context models.
         acquisition: The acquisition class.
-        context: The context's name, for both.
+        context: The context's name, for both. In an experiment with several metrics: for each
+            metric with a context, that context's name. The others, objectives, outcome
+            constraints or tracking metrics, get a `SingleTaskGP` of their own data. With
+            `ContextThompsonSampling` the objective only can have a context.
         acquisition_options: Further options of the acquisition function.
+
+    Example:
+        >>> contexts["loss"], contexts["seconds"] = Context(phi, …), Context(phi, …)
+        >>> spec = modular_spec(
+        ...     ContextBasisGP,
+        ...     qLogNoisyExpectedImprovement,
+        ...     context={"loss": "loss", "seconds": "seconds"},
+        ... )
     """
     options = dict(acquisition_options)
     if issubclass(acquisition, ContextThompsonSampling):
-        options["context"] = context
-    config = ModelConfig(botorch_model_class=model, model_options={"context": context})
+        options["context"] = _only_context(context)
     return GeneratorSpec(
         Generators.BOTORCH_MODULAR,
         generator_kwargs={
-            "surrogate_spec": SurrogateSpec(model_configs=[config]),
+            "surrogate_spec": _surrogate_spec(model, context),
             "botorch_acqf_class": acquisition,
             "botorch_acqf_options": options,
-            "transforms": [*MBM_X_trans, Derelativize],
+            "transforms": [*MBM_X_trans_base, Derelativize],
         },
     )
+
+
+def _surrogate_spec(model: type[Model], context: str | Mapping[str, str]) -> SurrogateSpec:
+    def config(name: str) -> ModelConfig:
+        return ModelConfig(botorch_model_class=model, model_options={"context": name})
+
+    if isinstance(context, str):
+        return SurrogateSpec(model_configs=[config(context)])
+    names = list(context.values())
+    if not names or len(set(names)) < len(names):
+        raise InputDataError(
+            f"context must give metrics a context each, got {dict(context)}: a context holds what "
+            "was received about one metric."
+        )
+    own = ModelConfig(botorch_model_class=OwnMetricGP, outcome_transform_classes=[Standardize])
+    return SurrogateSpec(
+        model_configs=[own],
+        metric_to_model_configs={metric: [config(name)] for metric, name in context.items()},
+    )
+
+
+def _only_context(context: str | Mapping[str, str]) -> str:
+    if isinstance(context, str):
+        return context
+    if len(context) != 1:
+        raise InputDataError(
+            f"Thompson sampling follows a function of the objective, got the contexts of "
+            f"{sorted(context)}: give that of the objective only."
+        )
+    return next(iter(context.values()))

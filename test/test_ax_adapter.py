@@ -10,6 +10,7 @@ import math
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ import pytest
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.acquisition.logei import qLogNoisyExpectedImprovement
+from botorch.acquisition.multi_objective.logei import qLogNoisyExpectedHypervolumeImprovement
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from botorch.utils.datasets import SupervisedDataset
@@ -26,12 +28,14 @@ pytest.importorskip("ax")
 
 from ax.adapter.cross_validation import cross_validate
 from ax.adapter.registry import Generators
+from ax.analysis.analysis import ErrorAnalysisCard
 from ax.api.client import Client
-from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig
+from ax.api.configs import ChoiceParameterConfig, RangeParameterConfig, StorageConfig
 from ax.api.protocols.metric import IMetric
 from ax.api.protocols.runner import IRunner
 from ax.core.trial_status import TrialStatus
-from ax.exceptions.core import DataRequiredError, UserInputError
+from ax.early_stopping.strategies import PercentileEarlyStoppingStrategy
+from ax.exceptions.core import DataRequiredError
 from ax.exceptions.generation_strategy import GenerationStrategyCompleted
 from ax.generation_strategy.generation_node import GenerationNode
 from ax.generation_strategy.generation_strategy import GenerationStrategy
@@ -42,7 +46,7 @@ from ax.generators.torch.botorch_modular.utils import ModelConfig
 
 from benchmarks.papers.published.settings import paper_search
 from botorch_fed import ax_adapter
-from botorch_fed.acquisition import MixtureEI, MixturePI, MixtureUCB
+from botorch_fed.acquisition import MixtureEI, MixturePI, MixtureUCB, ThompsonSampling
 from botorch_fed.ax_adapter import (
     AxFederation,
     AxMap,
@@ -52,6 +56,7 @@ from botorch_fed.ax_adapter import (
     ContextMessagePriorGP,
     ContextMixture,
     ContextThompsonSampling,
+    OwnMetricGP,
     RoundOpen,
     contexts,
     modular_spec,
@@ -61,7 +66,7 @@ from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import Exchanged, Outgoing
 from botorch_fed.federation.drive import drive
-from botorch_fed.models import BasisGP, WeightPosterior, summarize
+from botorch_fed.models import BasisGP, FeatureMap, WeightPosterior, summarize
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
 from botorch_fed.rng import generator
@@ -75,6 +80,10 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:add_tracking_metric is deprecated"),
     pytest.mark.filterwarnings("ignore:The 'future.infer_string' option is deprecated"),
     pytest.mark.filterwarnings("ignore:The .* keywords? in DataFrame"),
+    pytest.mark.filterwarnings("ignore:To copy construct from a tensor"),
+    pytest.mark.filterwarnings("ignore:ObjectiveThreshold is deprecated"),
+    # BoTorch's advice, where few points are feasible: that of the test, not of the model.
+    pytest.mark.filterwarnings("ignore:When all training points are infeasible"),
 ]
 
 NAMES = ("a", "b", "c")
@@ -83,6 +92,8 @@ LINEAR = RangeParameterConfig(name="x", bounds=(-5, 10), parameter_type="float")
 LOG = RangeParameterConfig(name="z", bounds=(1e-4, 1), parameter_type="float", scaling="log")
 INTEGER = RangeParameterConfig(name="k", bounds=(1, 8), parameter_type="int")
 CHOICE = ChoiceParameterConfig(name="c", values=[3, 1, 2], parameter_type="int", is_ordered=False)
+LINEAR_PARAMETER = Parameter.real("x", -5, 10)
+LOG_PARAMETER = Parameter.real("z", 1e-4, 1, scale="log")
 Point = dict[str, Any]
 
 
@@ -883,15 +894,282 @@ def test_options_go_where_they_are_read(context: tuple[Context, Client]) -> None
 
 
 def test_input_transform_is_in_the_signature(context: tuple[Context, Client]) -> None:
-    for model in (ContextBasisGP, ContextMessagePriorGP, ContextMixture):
+    for model in (BasisGP, ContextBasisGP, ContextMessagePriorGP, ContextMixture):
         assert "input_transform" in inspect.getfullargspec(model).args  # keyword-only is unseen
-    config = ModelConfig(
-        botorch_model_class=BasisGP, model_options={"feature_map": context[0].feature_map}
+
+
+def _plain(phi: FeatureMap, **options: Any) -> GeneratorSpec:
+    """Ax's own spec of a model without a context, with Ax's own transforms."""
+    config = ModelConfig(botorch_model_class=BasisGP, model_options={"feature_map": phi, **options})
+    return GeneratorSpec(
+        Generators.BOTORCH_MODULAR,
+        generator_kwargs={"surrogate_spec": SurrogateSpec(model_configs=[config])},
     )
-    spec = modular_spec(ContextBasisGP, ContextThompsonSampling, message=0)
-    spec.generator_kwargs["surrogate_spec"] = SurrogateSpec(model_configs=[config])
-    with pytest.raises(UserInputError, match="input_transform"):
-        _next(_after_sobol(context[1], spec))
+
+
+def test_a_plain_model_in_axs_own_spec(context: tuple[Context, Client], tmp_path: Path) -> None:
+    phi = context[0].feature_map
+    client = _after_sobol(context[1], _plain(phi), trials=4)
+    client.save_to_json_file(str(tmp_path / "x.json"))
+    again = Client.load_from_json_file(str(tmp_path / "x.json"))
+    for found in (client, again):
+        point = _next(found)
+        assert isinstance(_model(found), BasisGP)
+        assert _model(found)._base_map.fingerprint == phi.fingerprint
+        (prediction,) = found.predict([point])
+        assert math.isfinite(prediction["loss"][0])
+        assert len(cross_validate(found._generation_strategy.adapter)) == 4
+    spec = _plain(phi, summaries=context[0].summaries)
+    with pytest.raises(UnsupportedError, match=r"takes no summaries.*ContextBasisGP"):
+        _next(_after_sobol(_client(LINEAR, LOG, INTEGER), spec))
+
+
+# ------------------------------------------------------------------ door B: several metrics
+
+
+def _seconds(point: Point) -> float:
+    """Far from the loss in size, and larger where the loss is small."""
+    return float(100 + 4 * point["x"])
+
+
+@pytest.fixture
+def two() -> Iterator[Callable[..., Client]]:
+    """Contexts of two metrics, of forty observations each, and what makes clients of both."""
+    ax_adapter.register()
+    space = SearchSpace((LINEAR_PARAMETER, LOG_PARAMETER))
+    phi = default_feature_map(space, num_features=50)
+    X = generator(0, "d").uniform(40, 2)
+    points = space.from_unit(X)
+    outcomes = {"loss": Outcome(3.0, 3.0, minimize=True), "seconds": Outcome(110.0, 10.0)}
+    for name, function in (("loss", _loss), ("seconds", _seconds)):
+        Y = torch.tensor([[function(p)] for p in points], dtype=torch.float64)
+        total = summarize(phi, X, outcomes[name].to_public(Y), noise_var=1e-4)
+        mean = WeightPosterior.from_total(total).mean.flatten()
+        contexts[name] = Context(
+            phi, outcomes[name], weights=torch.stack([mean, 0.9 * mean]), summaries=(total,)
+        )
+
+    def client_of(
+        spec: GeneratorSpec,
+        objective: str = "-loss",
+        constraints: tuple[str, ...] = ("seconds <= 109.2",),
+        storage: Any = None,
+        name: str | None = None,
+    ) -> Client:
+        client = Client(storage_config=storage, random_seed=0)
+        client.configure_experiment(parameters=[LINEAR, LOG], name=name)
+        client.configure_optimization(objective=objective, outcome_constraints=list(constraints))
+        optimizer = {"num_restarts": 2, "raw_samples": 32, "options": {"maxiter": 20}}
+        options = {"model_gen_options": {"optimizer_kwargs": optimizer}}
+        spec.generator_gen_kwargs.update(options)
+        client.set_generation_strategy(_strategy(GenerationNode(name="F", generator_specs=[spec])))
+        return client
+
+    yield client_of
+    contexts.clear()
+
+
+BOTH = {"loss": "loss", "seconds": "seconds"}
+
+
+def _observe(client: Client, trials: int) -> list[Point]:
+    """Points that are asked for and answered, of both metrics."""
+    points = []
+    for _ in range(trials):
+        for index, point in client.get_next_trials(max_trials=1).items():
+            answer = {"loss": _loss(dict(point)), "seconds": _seconds(dict(point))}
+            client.complete_trial(index, raw_data=answer)
+            points.append(dict(point))
+    return points
+
+
+@pytest.mark.parametrize("model", [ContextBasisGP, ContextMessagePriorGP, ContextMixture])
+def test_every_metric_has_a_context_of_its_own(model: Any, two: Callable[..., Client]) -> None:
+    """Without constraint the best point is at x = 3, where the other metric is 112."""
+    client = two(modular_spec(model, qLogNoisyExpectedImprovement, context=BOTH))
+    proposed = _observe(client, 6)[3:]
+    assert all(_seconds(point) <= 109.8 for point in proposed)  # but for noise and samples
+    test = [{"x": 1.5, "z": 0.01}, {"x": 4.0, "z": 0.1}]
+    for point, prediction in zip(test, client.predict(test), strict=True):
+        assert prediction["seconds"][0] == pytest.approx(_seconds(point), abs=1.5)
+        assert prediction["loss"][0] == pytest.approx(_loss(point), abs=0.8)
+    assert len(cross_validate(client._generation_strategy.adapter)) >= 5
+
+
+def test_a_metric_without_a_context_has_a_model_of_its_own_data(
+    two: Callable[..., Client],
+) -> None:
+    spec = modular_spec(ContextBasisGP, qLogNoisyExpectedImprovement, context={"loss": "loss"})
+    client = two(spec)
+    _observe(client, 5)
+    surrogate = client._generation_strategy.adapter.generator.surrogate
+    kinds = {n: type(m) for n, m in zip(surrogate.outcomes, surrogate.model.models, strict=True)}
+    assert kinds == {"loss": ContextBasisGP, "seconds": OwnMetricGP}
+    (prediction,) = client.predict([{"x": 0.0, "z": 0.01}])
+    assert prediction["loss"][0] == pytest.approx(_loss({"x": 0.0, "z": 0.01}), abs=0.3)
+    assert 80 < prediction["seconds"][0] < 140  # of four trials: of the right size at least
+
+
+def test_a_context_of_nobody_knows_which_metric_is_refused(two: Callable[..., Client]) -> None:
+    make = partial(modular_spec, ContextBasisGP, qLogNoisyExpectedImprovement)
+    with pytest.raises(UnsupportedError, match=r"has \['loss', 'seconds'\]: say which"):
+        _observe(two(make(context="loss")), 4)
+    with pytest.raises(UnsupportedError, match=r"contexts of the metrics \['los'\]"):
+        _observe(two(make(context={"los": "loss"})), 4)
+    with pytest.raises(InputDataError, match="a context each"):
+        make(context={"loss": "loss", "seconds": "loss"})
+    with pytest.raises(InputDataError, match="a context each"):
+        make(context={})
+    with pytest.raises(InputDataError, match="of the objective only"):
+        modular_spec(ContextBasisGP, ContextThompsonSampling, context=BOTH)
+
+
+@pytest.mark.parametrize(
+    ("model", "acquisition", "match"),
+    [
+        (ContextBasisGP, ContextThompsonSampling, "no outcome constraints"),
+        (ContextMixture, MixtureUCB, "knows no outcome constraints"),
+        (ContextMixture, MixtureEI, "knows no outcome constraints"),
+        (ContextMixture, ThompsonSampling, "knows no outcome constraints"),
+    ],
+)
+def test_constraints_are_not_ignored(
+    model: Any, acquisition: Any, match: str, two: Callable[..., Client]
+) -> None:
+    client = two(modular_spec(model, acquisition, context={"loss": "loss"}))
+    with pytest.raises(UnsupportedError, match=match):
+        _observe(client, 4)
+
+
+def test_a_sign_that_would_be_ignored_is_refused(two: Callable[..., Client]) -> None:
+    client = two(modular_spec(ContextBasisGP, ThompsonSampling, context="loss"), constraints=())
+    for _ in range(3):
+        assert _advance(client, most=1) == 1
+    with pytest.raises(UnsupportedError, match="negate outcomes that are minimised"):
+        _advance(client, most=1)
+
+
+def test_thompson_sampling_beside_a_tracking_metric(two: Callable[..., Client]) -> None:
+    for options in ({}, {"message": 1}):
+        spec = modular_spec(
+            ContextBasisGP, ContextThompsonSampling, context={"loss": "loss"}, **options
+        )
+        client = two(spec, constraints=())
+        client.configure_tracking_metrics(metric_names=["seconds"])
+        (point,) = _observe(client, 4)[3:]
+        assert abs(point["x"] - 3) < 2.5
+
+
+def test_several_objectives(two: Callable[..., Client]) -> None:
+    spec = modular_spec(ContextBasisGP, qLogNoisyExpectedHypervolumeImprovement, context=BOTH)
+    client = two(spec, objective="-loss, -seconds", constraints=())
+    proposed = _observe(client, 5)[3:]
+    # Each is small on its own at x = 3 and x = -5: nothing beyond is of use to either.
+    assert all(point["x"] <= 3.5 for point in proposed)
+    assert len(client.get_pareto_frontier()) >= 1
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("model", [ContextBasisGP, ContextMessagePriorGP, ContextMixture])
+def test_analyses_are_made_without_tracebacks(
+    model: Any, two: Callable[..., Client], caplog: pytest.LogCaptureFixture
+) -> None:
+    client = two(modular_spec(model, qLogNoisyExpectedImprovement, context=BOTH))
+    _observe(client, 6)
+    cards = [card for top in client.compute_analyses(display=False) for card in top.flatten()]
+    failed = [card.name for card in cards if isinstance(card, ErrorAnalysisCard)]
+    # Ax's sensitivities are of models with a normal posterior only.
+    assert set(failed) == ({"TopSurfacesAnalysis"} if model is ContextMixture else set())
+    assert len(cards) > 10
+
+
+def test_a_trial_that_is_stopped_early_counts_with_its_last_value(
+    two: Callable[..., Client],
+) -> None:
+    spec = modular_spec(ContextBasisGP, qLogNoisyExpectedImprovement, context="loss")
+    client = two(spec, constraints=())
+    client.set_early_stopping_strategy(
+        PercentileEarlyStoppingStrategy(
+            metric_signatures=["loss"], percentile_threshold=50, min_progression=2, min_curves=2
+        )
+    )
+    last, stopped = [], 0
+    for _ in range(5):
+        for index, point in client.get_next_trials(max_trials=1).items():
+            for step in (1, 2, 3):
+                value = _loss(dict(point)) + 1 / step
+                client.attach_data(index, raw_data={"loss": value}, progression=step)
+                if client.should_stop_trial_early(trial_index=index):
+                    client.mark_trial_early_stopped(index)
+                    stopped += 1
+                    break
+            else:
+                client.complete_trial(index, progression=3)
+            last.append(value)
+    assert stopped
+    _next(client)
+    model = _model(client)
+    values = model.outcome_transform.untransform(model._train_Y)[0].flatten()
+    assert sorted(values.tolist()) == pytest.approx(sorted(last))
+
+
+# ------------------------------------------------------------------ SQL
+
+
+@pytest.fixture
+def storage(tmp_path: Path) -> Any:
+    """A database in a file."""
+    pytest.importorskip("sqlalchemy", reason="Ax's SQL storage needs SQLAlchemy")
+    pytest.importorskip("tabulate", reason="Ax's SQL storage needs tabulate, by way of pandas")
+    from ax.storage.sqa_store.db import (
+        create_all_tables,
+        get_engine,
+        init_engine_and_session_factory,
+    )
+
+    url = f"sqlite:///{tmp_path / 'ax.db'}"
+    init_engine_and_session_factory(url=url, force_init=True)
+    create_all_tables(get_engine())
+    return StorageConfig(url=url)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("model", [ContextBasisGP, ContextMessagePriorGP, ContextMixture])
+def test_contexts_go_on_from_a_database(
+    model: Any, two: Callable[..., Client], storage: Any
+) -> None:
+    spec = modular_spec(model, qLogNoisyExpectedImprovement, context=BOTH)
+    _observe(two(spec, storage=storage, name=model.__name__), 4)
+    again = Client.load_from_database(model.__name__, storage_config=storage)
+    (point,) = _observe(again, 1)
+    assert _seconds(point) <= 109.8
+    models = again._generation_strategy.adapter.generator.surrogate.model.models
+    assert all(isinstance(one, model) for one in models)
+
+
+@pytest.mark.nightly
+def test_a_federation_goes_on_from_a_database(
+    two: Callable[..., Client], storage: Any, tmp_path: Path
+) -> None:
+    space = _space()
+    clients = {}
+    for name in NAMES:
+        clients[name] = Client(storage_config=storage, random_seed=0)
+        clients[name].configure_experiment(parameters=[LINEAR, LOG], name=name)
+        clients[name].configure_optimization(objective="-loss")
+    protocol = FTS(budget=4, every=1)
+    with AxFederation(protocol, clients, space=space, seed=3, folder=tmp_path / "f"):
+        for _ in range(2):
+            for client in clients.values():
+                _advance(client)
+    with AxFederation(protocol, NAMES, space=space, seed=3, folder=tmp_path / "f") as federation:
+        for name in NAMES:
+            clients[name] = Client.load_from_database(name, storage_config=storage)
+            federation.join(name, clients[name])
+        _finish(federation, clients)
+        expected = _by_run(protocol, space, seed=3)
+        for name in NAMES:
+            assert torch.equal(federation.history(name)[0], expected[name][0])
 
 
 def test_the_acquisition_sees_a_new_context_at_once(context: tuple[Context, Client]) -> None:
@@ -932,7 +1210,7 @@ def test_integers_and_outcomes_are_mapped_as_agreed(context: tuple[Context, Clie
     assert torch.allclose(torch.as_tensor(mean), Y.flatten(), atol=1.0)
 
 
-@pytest.mark.parametrize("model", [ContextBasisGP, ContextMessagePriorGP])
+@pytest.mark.parametrize("model", [ContextBasisGP, ContextMessagePriorGP, ContextMixture])
 def test_cross_validation_with_other_sizes_of_data(
     model: Any, context: tuple[Context, Client]
 ) -> None:

@@ -11,7 +11,9 @@ additive       `AdditiveGrid`: the bound of an additive model, coordinate by coo
 confidence     `private_ucb_width`: how far a private bound must reach, by the theorem
 constructors   input constructors for BoTorch and Ax, registered on import
 
-Any BoTorch acquisition function works on the package's models as well.
+BoTorch's acquisition functions work on the package's models as well; `docs/conformance.rst` is the
+table of which, of what is refused and why, and of where a closed form sees a normal instead of a
+mixture. A test writes it.
 """
 
 from botorch_fed.acquisition import constructors as _constructors  # noqa: F401 - registers them

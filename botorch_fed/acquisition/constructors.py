@@ -5,7 +5,7 @@ Importing `botorch_fed.acquisition` registers them; `get_acqf_input_constructor`
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 from botorch.acquisition.input_constructors import (
@@ -26,6 +26,8 @@ from botorch_fed.models import FeatureMap, Summary, draw_path
 from botorch_fed.models.mixture import LocalSharedMixture, draw_mixture_path
 from botorch_fed.rng import Generator
 
+Constraints = Sequence[Callable[[Tensor], Tensor]]  # of samples of outcomes, at most 0 where met
+
 
 @acqf_input_constructor(ThompsonSampling)
 def _thompson_sampling(
@@ -33,8 +35,12 @@ def _thompson_sampling(
     path: SamplePath | None = None,
     q: int = 1,
     generator: Generator | None = None,
+    posterior_transform: PosteriorTransform | None = None,
+    constraints: Constraints | None = None,
 ) -> dict[str, Any]:
     """A path, drawn from the own model or mixture unless one is given."""
+    _refuse_constraints(constraints)
+    _refuse_transform(posterior_transform)
     if path is None:
         sample_shape = Size([q]) if q > 1 else Size()
         draw: Any = draw_mixture_path if isinstance(model, LocalSharedMixture) else draw_path
@@ -52,8 +58,12 @@ def _transfer(
     best_f: float | Tensor | None = None,
     mean: float = 0.0,
     bandwidth: float = BANDWIDTH,
+    posterior_transform: PosteriorTransform | None = None,
+    constraints: Constraints | None = None,
 ) -> dict[str, Any]:
     """Of the own data the best value, unless one is given."""
+    _refuse_constraints(constraints)
+    _refuse_transform(posterior_transform)
     return {
         "model": model,
         "best_f": get_best_f_analytic(training_data) if best_f is None else best_f,
@@ -72,8 +82,10 @@ def _mixture_ucb(
     beta: float | Tensor = 0.2,
     maximize: bool = True,
     X_pending: Tensor | None = None,
+    constraints: Constraints | None = None,
 ) -> dict[str, Any]:
     """With BoTorch's default of `beta`."""
+    _refuse_constraints(constraints)
     _refuse_pending(X_pending)
     return {
         "model": model,
@@ -91,8 +103,10 @@ def _mixture_improvement(
     best_f: float | Tensor | None = None,
     maximize: bool = True,
     X_pending: Tensor | None = None,
+    constraints: Constraints | None = None,
 ) -> dict[str, Any]:
     """Of the own data the largest value, unless one is given; needed for minimisation."""
+    _refuse_constraints(constraints)
     _refuse_pending(X_pending)
     if best_f is None:
         if not maximize:
@@ -111,4 +125,26 @@ def _refuse_pending(X_pending: Tensor | None) -> None:
         raise UnsupportedError(
             f"Analytic acquisition functions do not account for pending points, {len(X_pending)} "
             "were given: use a Monte-Carlo one, e.g. qLogNoisyExpectedImprovement."
+        )
+
+
+def _refuse_constraints(constraints: Constraints | None) -> None:
+    if constraints:
+        raise UnsupportedError(
+            f"This acquisition function knows no outcome constraints, {len(constraints)} were "
+            "given: use one that does, e.g. qLogNoisyExpectedImprovement."
+        )
+
+
+def _refuse_transform(posterior_transform: PosteriorTransform | None) -> None:
+    """Ax sends the weight 1 where one metric is maximised; anything else would be ignored."""
+    if posterior_transform is None:
+        return
+    weights = getattr(posterior_transform, "weights", None)
+    offset = getattr(posterior_transform, "offset", 0.0)
+    if weights is None or weights.tolist() != [1.0] or offset != 0:
+        raise UnsupportedError(
+            f"This acquisition function maximises one outcome as it is, got a "
+            f"{type(posterior_transform).__name__}: negate outcomes that are minimised, or use "
+            "qLogNoisyExpectedImprovement."
         )

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 import math
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Self
 
@@ -23,15 +23,16 @@ from botorch.exceptions.errors import (
     InputDataError,
     UnsupportedError,
 )
-from botorch.exceptions.warnings import BotorchWarning, InputDataWarning
+from botorch.exceptions.warnings import BotorchWarning
 from botorch.models.model import FantasizeMixin, Model
-from botorch.models.transforms.input import InputTransform
+from botorch.models.transforms.input import ChainedInputTransform, InputTransform
 from botorch.models.transforms.outcome import OutcomeTransform, Standardize
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.constraints import GreaterThan, Interval
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
+from gpytorch.kernels import Kernel
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import ConstantMean
 from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
@@ -86,15 +87,15 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         train_X: A `batch_shape x n x d` tensor of points (`n = 0` gives the prior).
         train_Y: A `batch_shape x n x m` tensor of observations.
         train_Yvar: A `batch_shape x n x m` tensor of known noise variances, if they are known.
+        input_transform: Applied to all points before the map.
+        outcome_transform: Applied to `train_Y`; predictions are transformed back. None by
+            default: agents that add statistics must agree on one public scale.
         feature_map: The basis.
         noise_var: Initial noise *variance*, fixed until the model is fitted; default the mode of
             the prior, LogNormal(-4, 1). Not together with `train_Yvar`.
         summaries: Summaries of other agents over the same basis, each with batch shape
             `batch_shape` (`batch_shape x m` for several outputs), centred on a common mean.
         mean: Initial constant mean :math:`\mu`; with summaries, the one they were centred on.
-        input_transform: Applied to all points before the map.
-        outcome_transform: Applied to `train_Y`; predictions are transformed back. None by
-            default: agents that add statistics must agree on one public scale.
 
     Example:
         >>> phi = RandomFourierFeatures.draw(kernel, 100, generator=generator(0, "features"))
@@ -113,19 +114,20 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     named_priors: Callable[..., Any]
     _cache: _Cache | None = None
     _raw: _RawStatistics | None = None
+    _given_noise: Tensor | None = None  # variances of the last observations, `… x n' x m`
 
     def __init__(
         self,
         train_X: Tensor,
         train_Y: Tensor,
         train_Yvar: Tensor | None = None,
+        input_transform: InputTransform | None = None,  # Ax does not see keyword-only arguments
+        outcome_transform: OutcomeTransform | None = None,
         *,
         feature_map: FeatureMap,
         noise_var: float | Tensor | None = None,
         summaries: Sequence[Summary] = (),
         mean: float = 0.0,
-        input_transform: InputTransform | None = None,
-        outcome_transform: OutcomeTransform | None = None,
     ) -> None:
         super().__init__()
         train_X, train_Y = as_double(train_X, "train_X"), as_double(train_Y, "train_Y")
@@ -147,7 +149,15 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         if self._summaries:
             self._received = sum(self._summaries[1:], start=self._summaries[0])
         if summaries:
-            check_public_transforms(input_transform, outcome_transform, "received summaries")
+            learns = outcome_transform if n else None
+            check_public_transforms(input_transform, learns, "received summaries")
+        if feature_map.bounded and learns_coefficients(input_transform):
+            raise UnsupportedError(
+                f"{type(input_transform).__name__} learns the box from the data, and this map "
+                "stands for its kernel in its own box only: points between the data and the "
+                "bounds of the search space would be refused later. Give it those bounds, "
+                "Normalize(d, bounds=bounds)."
+            )
         if input_transform is not None:
             input_transform = input_transform.to(train_X)
             input_transform.train()
@@ -171,7 +181,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
                 )
         self._base_map = feature_map
         self._register_noise(noise_var, train_Yvar)
-        self.mean_module = _constant_mean(
+        self.mean_module = constant_mean(
             self._aug_batch_shape, torch.tensor(float(mean), dtype=torch.float64)
         )
         if self._summaries:
@@ -300,13 +310,33 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
 
     @property
     def train_inputs(self) -> tuple[Tensor]:
-        """Training points, transformed in eval mode as BoTorch has it."""
+        """Training points, transformed in eval mode as BoTorch has it; `NoOwnData` without any."""
+        if self._data.num_data == 0:
+            raise NoOwnData
         return (self._train_X if self.training else self._transformed_points(),)
 
     @property
     def _original_train_inputs(self) -> Tensor:  # type: ignore[override]
         """BoTorch's name for the untransformed points."""
         return self._train_X
+
+    @property
+    def _has_transformed_inputs(self) -> bool:  # type: ignore[override]
+        """Whether `train_inputs` are transformed now."""
+        return not self.training and hasattr(self, "input_transform")
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "train_inputs":  # PyTorch would replace the property's words
+            raise NoOwnData(
+                "This model has no observations of its own, only what it received, and was asked "
+                "for them: build it with data, or use a function that needs none."
+            )
+        return super().__getattr__(name)
+
+    @property
+    def covar_module(self) -> Kernel:
+        """The prior covariance as a kernel with `lengthscale`, `1 x d`, as trust regions ask."""
+        return _MapKernel(self.feature_map)
 
     @property
     def train_targets(self) -> Tensor:
@@ -384,6 +414,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         if moved.parts[0][0].device != self._data.parts[0][0].device:
             self._data = moved
             self._cache = self._raw = None
+            if self._given_noise is not None:
+                self._given_noise = self._given_noise.to(moved.parts[0][0].device)
         return self
 
     def set_train_data(
@@ -469,6 +501,17 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     @property
     def _noise(self) -> Tensor:
         """Noise variance, `batch_shape x m x n x 1` or `batch_shape x m x 1 x 1`."""
+        noise = self._likelihood_noise
+        if self._given_noise is None:
+            return noise
+        given = self._given_noise.mT.unsqueeze(-1)
+        batch_shape = torch.broadcast_shapes(noise.shape[:-2], given.shape[:-2])
+        first = self._data.num_data - given.shape[-2]
+        parts = [noise.expand(*batch_shape, first, 1), given.expand(*batch_shape, -1, 1)]
+        return torch.cat(parts, dim=-2)
+
+    @property
+    def _likelihood_noise(self) -> Tensor:
         noise = self.likelihood.noise
         noise = noise.unsqueeze(-2) if self._num_outputs == 1 else noise
         return noise.unsqueeze(-1)
@@ -527,6 +570,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         static = (
             not self._data.requires_grad
             and isinstance(self.likelihood, GaussianLikelihood)
+            and self._given_noise is None
             and not feature_map.lengthscale.requires_grad
             and not feature_map.outputscale.requires_grad
             and not (self.training and hasattr(self, "input_transform"))
@@ -592,7 +636,21 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         return self._joint(X, predictive.feature_map, predictive.weights)
 
     def forward(self, X: Tensor) -> MultivariateNormal:
-        r"""The distribution before own data: the prior, given received summaries.
+        r"""`prior`, for GPyTorch's objectives and BoTorch's `loo_cv`.
+
+        `loo_cv` would condition a point on the rest of its own block, which this model's
+        predictions over a map with a residual do not: it is refused.
+        """
+        if not self.training and self.feature_map.has_residual:
+            raise UnsupportedError(
+                "loo_cv scores a model that predicts a point from the others of its block, this "
+                "one predicts through the inducing points only: use batch_cross_validation, or "
+                "PartiallyIndependentGP."
+            )
+        return self.prior(X)
+
+    def prior(self, X: Tensor) -> MultivariateNormal:
+        r"""The distribution before own data, given received summaries.
 
         Args:
             X: A `batch_shape x n x d` tensor; transformed here in train mode only.
@@ -651,7 +709,9 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         Phi = feature_map(X)  # batch_shape x q x M
         feature_map.check_domain(X)
         location, U = weights.predict(Phi.unsqueeze(-3))  # cov = U U' + residual
-        location = (location + self._mean).squeeze(-1)
+        # The posterior's hyperparameters are constants, those of its weights and its mean.
+        mean = self._mean if self.training else self._mean.detach()
+        location = (location + mean).squeeze(-1)
         q, M = U.shape[-2:]
         if feature_map.has_residual:
             residual = feature_map.residual(X, Phi1=Phi).unsqueeze(-3)
@@ -685,7 +745,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
                     "This model has no observations whose noise could be averaged: pass the "
                     "variance itself as `observation_noise`."
                 )
-            variance = self.likelihood.noise.mean(dim=-1, keepdim=True)
+            variance = self.likelihood.noise.detach().mean(dim=-1, keepdim=True)
         try:
             variance = variance.expand(*distribution.mean.shape)
         except RuntimeError as error:
@@ -709,7 +769,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
                 dimensions (fantasies), which share the factorisation.
             noise: Known noise variances of the new observations, of the shape of `Y` or
                 broadcastable to it, in the transformed space. Needed where `train_Yvar` was
-                given; ignored where the noise is inferred, as in BoTorch.
+                given; default the inferred noise where it was not.
 
         Returns:
             A model of batch shape `broadcast(batch_shape, batch_shape', self.batch_shape)`.
@@ -723,12 +783,31 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     def get_fantasy_model(
         self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
     ) -> Self:
-        """GPyTorch's form of `condition_on_observations`, with targets `… x [m] x n'`."""
+        """GPyTorch's form of `condition_on_observations`, all of it in the transformed space.
+
+        Args:
+            inputs: A `… x n' x d` tensor of transformed points.
+            targets: A `… x [m] x n'` tensor of transformed observations.
+            noise: Their noise variances, of the shape of `targets`.
+        """
+        if hasattr(self, "input_transform"):
+            inputs = self._untransformed(inputs)
         single = self._num_outputs == 1
         Y = targets.unsqueeze(-1) if single else targets.mT
         if noise is not None:
             noise = noise.unsqueeze(-1) if single else noise.mT
         return self._conditioned(inputs, Y, noise)
+
+    def _untransformed(self, X: Tensor) -> Tensor:
+        """Points as they are kept, from those that the map sees."""
+        try:
+            points: Tensor = self.input_transform.untransform(X)
+        except NotImplementedError as error:
+            raise UnsupportedError(
+                f"{type(self.input_transform).__name__} cannot be undone, and this model keeps its "
+                "points as they were given: use condition_on_observations with those."
+            ) from error
+        return points
 
     def _conditioned(self, X: Tensor, Y: Tensor, noise: Tensor | None) -> Self:
         X, Y = as_double(X, "X"), as_double(Y, "Y")
@@ -754,8 +833,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         inner_X = inner_X.unsqueeze(-3)
         inner_Y = Y.mT.unsqueeze(-1)  # … x m x n' x 1
         # Hyperparameters are constants here, as in the posterior that is updated.
-        variance, mean = self._noise.detach(), self._mean.detach()
-        if fixed and noise is not None:
+        variance, mean = self._likelihood_noise.detach(), self._mean.detach()
+        if noise is not None:
             noise = as_double(noise, "noise").expand(*noise.shape[:-2], *Y.shape[-2:])
             variance = checked_noise(noise.mT.unsqueeze(-1), Y.shape[-2])
         block = cache.block
@@ -777,6 +856,10 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             old_noise = self._from_aug(self.likelihood.noise)
             both = _concatenate([old_noise, noise], batch_shape)
             model.likelihood = _KnownNoise(self._to_aug(both))
+        elif noise is not None or self._given_noise is not None:
+            new = variance.squeeze(-1).mT.expand(*variance.shape[:-3], *Y.shape[-2:])
+            given = new[..., :0, :] if self._given_noise is None else self._given_noise
+            model._given_noise = _concatenate([given, new], batch_shape)
         model._raw = None
         model._cache = _Cache(model._hyperparameters(), cache.feature_map, block, weights)
         return model
@@ -788,6 +871,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             self._base_map,
             self._summaries,
             self._received,
+            self._given_noise,
             self._cache,
             self._raw,
             getattr(self, "input_transform", None),
@@ -817,6 +901,8 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         model._num_outputs = len(idcs)
         model._summaries = tuple(s.outputs(idcs) for s in self._summaries)
         model._received = None if self._received is None else self._received.outputs(idcs)
+        if self._given_noise is not None:
+            model._given_noise = self._given_noise[..., idcs]
         if isinstance(self.likelihood, FixedNoiseGaussianLikelihood):
             model.likelihood = _KnownNoise(pick(self.likelihood.noise, -2))
         else:
@@ -909,6 +995,36 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         if not (torch.is_grad_enabled() and self.training):
             return self.feature_map
         return self._base_map.with_hyperparameters(self.raw_lengthscale, self.raw_outputscale)
+
+
+class NoOwnData(UnsupportedError, AttributeError):
+    """A model that only received what it knows was asked for its own observations."""
+
+
+class _MapKernel(Kernel):
+    """The covariance that a map stands for, seen as a GPyTorch kernel."""
+
+    def __init__(self, feature_map: FeatureMap) -> None:
+        super().__init__()
+        self.feature_map = feature_map
+
+    @property
+    def lengthscale(self) -> Tensor:
+        """The length scale of every input, `1 x d`."""
+        scales, d = self.feature_map.lengthscale.detach(), self.feature_map.input_dim
+        groups: Sequence[Sequence[int]] = getattr(self.feature_map, "groups", [range(d)])
+        order = [j for group in groups for j in group]
+        if scales.numel() != d or sorted(order) != list(range(d)):
+            raise UnsupportedError(
+                f"The inputs of this {type(self.feature_map).__name__} have no length scale each: "
+                f"it has {scales.numel()} for {d} inputs. Scale a trust region by hand."
+            )
+        return scales[torch.tensor(order).argsort()].unsqueeze(0)
+
+    def forward(self, x1: Tensor, x2: Tensor, diag: bool = False, **_: Any) -> Tensor:
+        """Covariances, `batch_shape x n x n'`, or `batch_shape x n` with `diag`."""
+        K = self.feature_map.covariance(x1, x2)
+        return K.diagonal(dim1=-2, dim2=-1) if diag else K
 
 
 class _InferredNoise(Float64Module, GaussianLikelihood):
@@ -1018,22 +1134,30 @@ class _RawStatistics:
         return shifted.scaled(1 / noise_var[..., 0, 0])
 
 
+def learns_coefficients(input_transform: InputTransform | None) -> bool:
+    """Whether a transform, or a part of it, takes its coefficients from the points it sees."""
+    parts: Iterable[Any] = (input_transform,)
+    if isinstance(input_transform, ChainedInputTransform):
+        parts = input_transform.children()
+    return any(getattr(part, "learn_coefficients", False) for part in parts)
+
+
 def check_public_transforms(
     input_transform: InputTransform | None, outcome_transform: OutcomeTransform | None, what: str
 ) -> None:
-    """Refuse an input transform that learns from own data; warn of such an outcome transform."""
-    if getattr(input_transform, "learn_coefficients", False):
+    """Refuse transforms that learn from own data, beside what is on a shared scale."""
+    if learns_coefficients(input_transform):
         raise UnsupportedError(
             f"{type(input_transform).__name__} learns its coefficients from this agent's data, but "
             f"{what} are over the shared inputs: give it the public bounds, "
             "Normalize(d, bounds=bounds)."
         )
-    if isinstance(outcome_transform, Standardize):
-        warnings.warn(
-            f"Standardize scales outcomes by this agent's own data, but {what} are on the shared "
-            "scale: agree on a public affine map of the outcomes.",
-            InputDataWarning,
-            stacklevel=3,
+    parts = () if outcome_transform is None else outcome_transform.modules()
+    if any(isinstance(part, Standardize) for part in parts):
+        raise UnsupportedError(
+            f"{type(outcome_transform).__name__} scales outcomes by this agent's own data, but "
+            f"{what} are on the shared scale: agree on a public affine map of the outcomes, as "
+            "the Outcome of a SearchSpace is."
         )
 
 
@@ -1064,7 +1188,7 @@ def _noise_likelihood(batch_shape: Size, noise_var: Tensor) -> GaussianLikelihoo
     return likelihood
 
 
-def _constant_mean(batch_shape: Size, constant: Tensor) -> ConstantMean:
+def constant_mean(batch_shape: Size, constant: Tensor) -> ConstantMean:
     # Made double before it is set: GPyTorch's default would round the value to float32.
     mean = ConstantMean(batch_shape=batch_shape).double()
     mean.raw_constant.data = constant.detach().expand(batch_shape).clone()

@@ -397,5 +397,6 @@ def as_single_task_gp(
             input_transform=None if log_warp.identity else log_warp,
         )
     model.outcome_transform = transform  # given at first, it would estimate the scale anew
+    model._subset_batch_dict = {}  # one output: subsetting copies
     model.requires_grad_(False)
     return model.eval()

@@ -31,17 +31,19 @@ from botorch.exceptions.errors import (
 from botorch.models.model import FantasizeMixin, Model
 from botorch.posteriors.gpytorch import GPyTorchPosterior
 from botorch.posteriors.posterior import Posterior
-from botorch.sampling.pathwise.utils import get_train_inputs
+from botorch.sampling.pathwise.paths import SamplePath
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths, draw_matheron_paths
 from botorch.utils.datasets import SupervisedDataset
 from gpytorch.distributions import MultivariateNormal
-from gpytorch.models import ExactGP
+from gpytorch.models import GP, ExactGP
 from linear_operator import to_linear_operator
 from linear_operator.operators import RootLinearOperator
 from torch import Size, Tensor
 
-from botorch_fed.models.basis_gp import BasisGP
+from botorch_fed.models.basis_gp import BasisGP, constant_mean
 from botorch_fed.models.features import FeatureMap
 from botorch_fed.models.numerics import Float64Module, check_finite, cholesky, solve_rows
+from botorch_fed.models.paths import WeightedPaths, linear_path, missed_paths, own_points
 from botorch_fed.models.summary import Summary, WeightPosterior, check_basis
 from botorch_fed.rng import Generator, fresh
 
@@ -49,7 +51,7 @@ NUM_SAMPLES = 100  # sampled ranking losses, as in the papers' comparisons
 DROP_QUANTILE = 0.95  # of the target's losses; an agent whose median loss is above is dropped
 
 
-class RankingEnsemble(Float64Module, Model, FantasizeMixin):
+class RankingEnsemble(Float64Module, Model, GP, FantasizeMixin):
     r"""A target model and agents' models over one basis, weighted by how they rank the target.
 
     The posterior is normal with mean :math:`\sum_i w_i \mu_i` and covariance
@@ -82,6 +84,7 @@ class RankingEnsemble(Float64Module, Model, FantasizeMixin):
     """
 
     agent_weights: Tensor
+    _target_weight: Tensor
     _agents_mean: Tensor
     _agents_chol: Tensor
 
@@ -109,10 +112,10 @@ class RankingEnsemble(Float64Module, Model, FantasizeMixin):
         self.target = target
         self.feature_map = feature_map
         self.mean = float(mean)
-        self.target_weight = float(target_share)
-        self.register_buffer("agent_weights", shares, persistent=False)
-        self.register_buffer("_agents_mean", location, persistent=False)
-        self.register_buffer("_agents_chol", chol, persistent=False)
+        self.register_buffer("_target_weight", target_share)
+        self.register_buffer("agent_weights", shares)
+        self.register_buffer("_agents_mean", location)
+        self.register_buffer("_agents_chol", chol)
 
     @classmethod
     def construct_inputs(cls, training_data: SupervisedDataset, **options: Any) -> NoReturn:
@@ -136,6 +139,52 @@ class RankingEnsemble(Float64Module, Model, FantasizeMixin):
     def likelihood(self) -> Any:
         """The target's likelihood, for which BoTorch asks when it draws fantasies."""
         return self.target.likelihood
+
+    @property
+    def target_weight(self) -> float:
+        """The weight of the target; the others' are `agent_weights`."""
+        return float(self._target_weight)
+
+    @target_weight.setter
+    def target_weight(self, value: float) -> None:
+        self._target_weight.fill_(value)
+
+    @property
+    def train_inputs(self) -> tuple[Tensor, ...]:
+        """The target's points, untransformed, as the ensemble takes them."""
+        return (own_points(self.target, transformed=False),)
+
+    @property
+    def train_targets(self) -> Tensor:
+        """The target's observations, in its transformed space."""
+        target: Any = self.target
+        targets: Tensor = target.train_targets
+        return targets
+
+    def forward(self, X: Tensor) -> NoReturn:
+        """Refused: the prior that BoTorch's `loo_cv` asks for."""
+        raise UnsupportedError(
+            "loo_cv would score weights that have seen the point that is left out: score the "
+            "target by itself, loo_cv(model.target)."
+        )
+
+    @property
+    def covar_module(self) -> Any:
+        """The target's kernel, by whose length scales trust regions are shaped."""
+        return self.target.covar_module
+
+    def __call__(self, X: Tensor) -> MultivariateNormal:
+        """The posterior of the latent function, for closed forms that ask the model itself."""
+        posterior: Any = self.posterior(X)
+        distribution: MultivariateNormal = posterior.distribution
+        return distribution
+
+    def custom_fit(self, **_: Any) -> NoReturn:
+        """What `fit_gpytorch_mll` calls, refused: weights belong to hyperparameters."""
+        raise UnsupportedError(
+            "The weights of a RankingEnsemble belong to its target's hyperparameters: fit the "
+            "target first, then build the ensemble around it."
+        )
 
     def posterior(  # type: ignore[override]  # the mixin's signature is narrower than Model's
         self,
@@ -208,6 +257,13 @@ class RankingEnsemble(Float64Module, Model, FantasizeMixin):
         model.target = self.target.condition_on_observations(X, Y, **kwargs)
         return model
 
+    def get_fantasy_model(
+        self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> Self:
+        """GPyTorch's form of `condition_on_observations`, with targets `… x n'`."""
+        variances = None if noise is None else noise.unsqueeze(-1)
+        return self.condition_on_observations(inputs, targets.unsqueeze(-1), variances, **kwargs)
+
     def subset_output(self, idcs: list[int]) -> Self:
         """A copy of the model: it has one output only."""
         self._check_outputs(idcs)
@@ -223,6 +279,42 @@ class RankingEnsemble(Float64Module, Model, FantasizeMixin):
             f"target_weight={self.target_weight:.2f}, agents={self.agent_weights.numel()}, "
             f"active={active}"
         )
+
+
+@DrawMatheronPaths.register(RankingEnsemble)  # type: ignore[untyped-decorator]
+def _draw_matheron_paths_ensemble(
+    model: RankingEnsemble,
+    *,
+    sample_shape: Size,
+    generator: Generator | None = None,
+    **kwargs: Any,
+) -> SamplePath:
+    """The law of the ensemble's own posterior: a path of the target and one of all agents."""
+    if len(model.batch_shape) > 0:
+        raise UnsupportedError(
+            "Paths of an ensemble need a target without batch dimensions, got batch shape "
+            f"{tuple(model.batch_shape)}: draw from its posterior at a set of points."
+        )
+    model.eval()
+    generator = fresh() if generator is None else generator
+    w, phi = model.target_weight, model.feature_map
+    paths: list[SamplePath] = []
+    shares: list[float] = []
+    if w > 0:
+        target: Any = model.target
+        paths.append(draw_matheron_paths(target, sample_shape, **kwargs))
+        shares.append(w)
+    if w < 1:
+        weights = generator.normal(*sample_shape, phi.num_features) @ model._agents_chol.mT
+        weights = weights + model._agents_mean.squeeze(-1)
+        scale = float(model.agent_weights.square().sum().sqrt())
+        inputs = list(range(phi.input_dim))
+        pulled, missed = missed_paths(phi, sample_shape, inputs, generator)
+        constant = torch.tensor((1 - w) * model.mean, dtype=torch.float64)
+        mean = constant_mean(Size(), constant).requires_grad_(False)
+        paths += [linear_path(phi, weights - scale * pulled, mean), *missed]
+        shares += [1.0, *[scale] * len(missed)]
+    return WeightedPaths(paths, shares)
 
 
 def target_data(target: Model) -> tuple[Tensor, Tensor]:
@@ -246,7 +338,7 @@ def target_data(target: Model) -> tuple[Tensor, Tensor]:
             f"outputs and batch shape {tuple(target.batch_shape)}: one ensemble per output."
         )
     target.eval()
-    (X,) = get_train_inputs(target, transformed=False)
+    X = own_points(target, transformed=False)
     if not isinstance(target.posterior(X[:1]), GPyTorchPosterior):
         raise UnsupportedError(
             "The target's posterior must be normal on the original scale: use an affine outcome "
@@ -365,8 +457,9 @@ def _prior_at_data(target: Any) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         predict (`n x n`), and the part that a `BasisGP`'s basis misses, for the data a part of the
         noise block (`n x n`; zero for other models).
     """
-    (X,) = get_train_inputs(target, transformed=True)
-    prior = target.forward(X)  # in eval mode: without own data
+    X = own_points(target, transformed=True)
+    # In eval mode: without own data.
+    prior = target.prior(X) if isinstance(target, BasisGP) else target.forward(X)
     K, m = prior.covariance_matrix.double(), prior.mean.double()
     missed = torch.zeros_like(K)
     if isinstance(target, BasisGP):

@@ -195,6 +195,11 @@ class FeatureMap(Float64Module, ABC):
             digest.update(array.tobytes())
         return digest.hexdigest()
 
+    @property
+    def bounded(self) -> bool:
+        """Whether there are points that `check_domain` refuses."""
+        return False
+
     def check_domain(self, X: Tensor) -> None:
         """Raise `InputDataError` if points lie where the map does not stand for its kernel."""
 
@@ -485,6 +490,10 @@ class QuadratureFourierFeatures(_FourierFeatures):
             min_lengthscale=self.min_lengthscale,
         )
 
+    @property
+    def bounded(self) -> bool:
+        return True
+
     def check_domain(self, X: Tensor) -> None:
         slack = 1e-6 * (self.bounds[1] - self.bounds[0])
         outside = (X < self.bounds[0] - slack) | (X > self.bounds[1] + slack)
@@ -632,6 +641,10 @@ class KLFeatures(_OverMap):
             )
         return KLFeatures(self.base.with_hyperparameters(lengthscale, outputscale), self.projection)
 
+    @property
+    def bounded(self) -> bool:
+        return self.base.bounded
+
     def check_domain(self, X: Tensor) -> None:
         self.base.check_domain(X)
 
@@ -692,6 +705,10 @@ class WarpedFeatures(_OverMap):
         return WarpedFeatures(
             self.base.with_hyperparameters(lengthscale, outputscale), self.offsets
         )
+
+    @property
+    def bounded(self) -> bool:
+        return self.base.bounded or bool((self.offsets > 0).any())
 
     def check_domain(self, X: Tensor) -> None:
         if bool((X.double() <= -self.offsets)[..., self.offsets > 0].any()):
@@ -805,6 +822,10 @@ class AdditiveFeatures(FeatureMap):
             )
         ]
         return AdditiveFeatures(parts, self.groups)
+
+    @property
+    def bounded(self) -> bool:
+        return any(part.bounded for part, _ in self._parts())
 
     def check_domain(self, X: Tensor) -> None:
         for part, group in self._parts():
@@ -1129,6 +1150,11 @@ def register_feature_map(kind: str) -> Callable[[type[_Map]], type[_Map]]:
         return cls
 
     return register
+
+
+def feature_map_kinds() -> tuple[type[FeatureMap], ...]:
+    """The classes that `feature_map_from_tensors` knows."""
+    return tuple(_KINDS.values())
 
 
 def feature_map_from_tensors(tensors: Mapping[str, Tensor]) -> FeatureMap:

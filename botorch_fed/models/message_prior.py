@@ -123,6 +123,15 @@ class MessageKernel(Float64Module, Kernel):
             self.register_constraint("raw_scale", GreaterThan(MIN_SCALE, transform=None))
             self.register_prior("scale_prior", LogNormalPrior(0.0, 1.0), _scale)
 
+    @property
+    def lengthscale(self) -> Tensor | None:
+        """The residual kernel's: what own data fit."""
+        kernel = self.residual
+        while isinstance(kernel, ScaleKernel):
+            kernel = kernel.base_kernel
+        scales: Tensor | None = kernel.lengthscale
+        return scales
+
     def message_features(self, x: Tensor) -> Tensor:
         r"""Features whose inner product is :math:`s^2 \phi^\top C \phi'`.
 

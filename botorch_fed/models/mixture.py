@@ -29,7 +29,7 @@ from __future__ import annotations
 import copy
 import math
 from functools import cached_property
-from typing import Any, Self
+from typing import Any, NoReturn, Self
 
 import torch
 from botorch import settings
@@ -47,10 +47,14 @@ from botorch.sampling.get_sampler import GetSampler
 from botorch.sampling.normal import IIDNormalSampler, NormalMCSampler, SobolQMCNormalSampler
 from botorch.sampling.pathwise.paths import SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
+from botorch.sampling.pathwise.utils import get_train_inputs
 from botorch.utils.datasets import SupervisedDataset
 from botorch.utils.transforms import is_ensemble
 from gpytorch.distributions import MultitaskMultivariateNormal, MultivariateNormal
 from gpytorch.likelihoods import FixedNoiseGaussianLikelihood
+from gpytorch.mlls import MarginalLogLikelihood
+from gpytorch.models import GP
+from linear_operator import to_linear_operator
 from torch import Size, Tensor
 from torch.nn import ModuleList
 from torch.quasirandom import SobolEngine
@@ -112,6 +116,17 @@ class MixturePosterior(Posterior):
         w = self._weight
         return w * local + (1 - w) * shared + w * (1 - w) * (mean_1 - mean_2).square()
 
+    @property
+    def mvn(self) -> MultivariateNormal:
+        """BoTorch's other name for `distribution`."""
+        return self.distribution
+
+    @property
+    def covariance_matrix(self) -> Tensor:
+        """The mixture's own joint covariance."""
+        covariance: Tensor = self.distribution.covariance_matrix
+        return covariance
+
     @cached_property
     def distribution(self) -> MultivariateNormal:
         """The normal of the mixture's mean and joint covariance: an approximation."""
@@ -127,7 +142,8 @@ class MixturePosterior(Posterior):
         apart = local.loc - shared.loc  # flat, in the order of the covariance
         between = apart.unsqueeze(-1) * apart.unsqueeze(-2)
         within = w * local.covariance_matrix + (1 - w) * shared.covariance_matrix
-        covariance = within + w * (1 - w) * between
+        # As an operator: a dense covariance would be factorised at once.
+        covariance = to_linear_operator(within + w * (1 - w) * between)
         if issubclass(kind, MultitaskMultivariateNormal):
             return MultitaskMultivariateNormal(self.mean, covariance, interleaved=layout)
         return MultivariateNormal(self.mean.squeeze(-1), covariance)
@@ -200,7 +216,7 @@ def _get_sampler_mixture(
     return SobolQMCNormalSampler(sample_shape, seed=seed)
 
 
-class LocalSharedMixture(Float64Module, Model, FantasizeMixin):
+class LocalSharedMixture(Float64Module, Model, GP, FantasizeMixin):
     r"""The local model with probability `local_weight`, the shared model otherwise.
 
     Both predict on the outcomes' original scale with transforms of their own. At weight 1 or 0 the
@@ -210,7 +226,7 @@ class LocalSharedMixture(Float64Module, Model, FantasizeMixin):
         local: The agent's own fitted model, e.g. of `own_gp`.
         shared: The federation's model, e.g. `BasisGP.from_summary(total, feature_map=phi)`.
         local_weight: :math:`w` in [0, 1]: a number, or a tensor that broadcasts with the models'
-            batch shapes. Not part of the state dict.
+            batch shapes.
 
     Example:
         >>> model = LocalSharedMixture(own_gp(X, Y, fit_own_gp(X, Y)), shared, 1 - t**-0.5)
@@ -242,7 +258,7 @@ class LocalSharedMixture(Float64Module, Model, FantasizeMixin):
             ) from error
         self.local = local
         self.shared = shared
-        self.register_buffer("local_weight", weight, persistent=False)
+        self.register_buffer("local_weight", weight)
 
     @classmethod
     def construct_inputs(  # type: ignore[override]  # without the shared model there is none
@@ -283,6 +299,43 @@ class LocalSharedMixture(Float64Module, Model, FantasizeMixin):
         """For BoTorch's questions about noise: the local model's, or the one that knows it."""
         known = _knows_noise(self.shared) and not _knows_noise(self.local)
         return self.shared.likelihood if known else self.local.likelihood
+
+    @property
+    def train_inputs(self) -> tuple[Tensor, ...]:
+        """The local model's points, untransformed: either model has transforms of its own."""
+        inputs: tuple[Tensor, ...] = get_train_inputs(self.local, transformed=False)
+        return inputs
+
+    @property
+    def train_targets(self) -> Tensor:
+        """The local model's observations, in its transformed space."""
+        local: Any = self.local
+        targets: Tensor = local.train_targets
+        return targets
+
+    def forward(self, X: Tensor) -> NoReturn:
+        """Refused: the prior that BoTorch's `loo_cv` asks for."""
+        raise UnsupportedError(
+            "loo_cv needs one normal prior of the data, and a mixture has two: score its models "
+            "by themselves, loo_cv(model.local)."
+        )
+
+    @property
+    def covar_module(self) -> Any:
+        """The local model's kernel, by whose length scales trust regions are shaped."""
+        return self.local.covar_module
+
+    def __call__(self, X: Tensor) -> MultivariateNormal:
+        """The normal of the mixture's mean and covariance, for closed forms that ask for one."""
+        return self.posterior(X).distribution
+
+    def custom_fit(self, *, mll: MarginalLogLikelihood, **options: Any) -> MarginalLogLikelihood:
+        """What `fit_gpytorch_mll` calls: the local model is fitted, the shared one was received."""
+        from botorch.fit import fit_gpytorch_mll  # costs 50 ms, and only fits need it
+
+        local: Any = self.local
+        fit_gpytorch_mll(type(mll)(local.likelihood, local), **options)
+        return mll.eval()
 
     def posterior(  # type: ignore[override]  # the mixin's signature is narrower than Model's
         self,
@@ -326,6 +379,16 @@ class LocalSharedMixture(Float64Module, Model, FantasizeMixin):
                 their data.
         """
         return self._conditioned(X, Y, (noise, noise), **kwargs)
+
+    def get_fantasy_model(
+        self, inputs: Tensor, targets: Tensor, noise: Tensor | None = None, **kwargs: Any
+    ) -> Self:
+        """GPyTorch's form of `condition_on_observations`, with targets `… x [m] x n'`."""
+        single = self.num_outputs == 1
+        Y = targets.unsqueeze(-1) if single else targets.mT
+        if noise is not None:
+            noise = noise.unsqueeze(-1) if single else noise.mT
+        return self.condition_on_observations(inputs, Y, noise, **kwargs)
 
     def fantasize(
         self,
@@ -478,12 +541,13 @@ def draw_mixture_path(
     choice = choice if len(sample_shape) else choice.squeeze(-1)
     for component, needed in ((model.local, choice.all()), (model.shared, ~choice.any())):
         if bool(needed):  # nobody asks the other one
-            return _component_path(component, sample_shape, generator)
-    paths = [_component_path(m, sample_shape, generator) for m in (model.local, model.shared)]
+            return component_path(component, sample_shape, generator)
+    paths = [component_path(m, sample_shape, generator) for m in (model.local, model.shared)]
     return _ChosenPath(paths[0], paths[1], choice)
 
 
-def _component_path(model: Any, sample_shape: Size, generator: Generator) -> SamplePath:
+def component_path(model: Any, sample_shape: Size, generator: Generator) -> SamplePath:
+    """Draws of any single-output model: from its own law where `draw_path` cannot know all data."""
     if isinstance(model, LocalSharedMixture):
         return draw_mixture_path(model, sample_shape, generator=generator)
     if isinstance(model, BasisGP) and (model.summaries or model.feature_map.has_residual):

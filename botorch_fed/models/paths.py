@@ -17,10 +17,13 @@ Features alone starve: with more data than features their variance vanishes wher
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from botorch.exceptions.errors import UnsupportedError
+from botorch.models.model import ModelList
+from botorch.models.model_list_gp_regression import ModelListGP
 from botorch.sampling.pathwise.paths import GeneralizedLinearPath, PathDict, SamplePath
 from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths
 from botorch.sampling.pathwise.utils import (
@@ -31,7 +34,7 @@ from botorch.sampling.pathwise.utils import (
 from gpytorch.means import Mean
 from gpytorch.models import ExactGP
 from torch import Size, Tensor
-from torch.nn import Module
+from torch.nn import Module, ModuleList
 
 from botorch_fed.models.basis_gp import BasisGP
 from botorch_fed.models.features import (
@@ -96,7 +99,7 @@ def draw_path(
         )
     generator = fresh() if generator is None else generator
     model.eval()
-    (X,) = get_train_inputs(model, transformed=True)
+    X = own_points(model, transformed=True)
     X, y = X.detach().double(), model.train_targets.detach().double()
     covariance: Any
     if isinstance(model, BasisGP):
@@ -133,10 +136,19 @@ def draw_path(
     residuals = y - mean(X) - prior_values
     update = solve_rows(L.mT, solve_rows(L, residuals.unsqueeze(-2)), upper=True).squeeze(-2)
     paths = {
-        "prior_paths": _linear(feature_map, weights, mean),
-        "update_paths": _linear(_KernelSections(covariance, X), update),
+        "prior_paths": linear_path(feature_map, weights, mean),
+        "update_paths": linear_path(_KernelSections(covariance, X), update),
     }
     return _joined(model, paths)
+
+
+def own_points(model: Any, *, transformed: bool) -> Tensor:
+    """A model's own points, also where it has none: `n x d`."""
+    if isinstance(model, BasisGP):
+        return model._transformed_points() if transformed else model._original_train_inputs
+    points: Tensor
+    (points,) = get_train_inputs(model, transformed=transformed)
+    return points
 
 
 @DrawMatheronPaths.register(BasisGP)  # type: ignore[untyped-decorator]
@@ -153,13 +165,18 @@ def _draw_matheron_paths_basis_gp(
     mean = _frozen(model.mean_module)
     generator = fresh() if generator is None else generator
     weights = model.sample_weights(sample_shape, generator=generator).detach()
-    pulled, missed = _missed(
+    pulled, missed = missed_paths(
         feature_map, weights.shape[:-1], list(range(feature_map.input_dim)), generator
     )
-    paths: dict[str, SamplePath] = {"weight_paths": _linear(feature_map, weights - pulled, mean)}
+    seen = linear_path(feature_map, weights - pulled, mean)
+    paths: dict[str, SamplePath] = {"weight_paths": seen}
     for k, path in enumerate(missed):
         paths["missed_paths" if k == 0 else f"missed_paths{k}"] = path
     return _joined(model, paths)
+
+
+# BoTorch has it for its list of GPs only; Ax makes plain lists of other models.
+DrawMatheronPaths.register(ModelList)(DrawMatheronPaths.dispatch(ModelListGP))
 
 
 class _OfInputs(Module):
@@ -174,7 +191,7 @@ class _OfInputs(Module):
         return self.feature_map(x[..., self.inputs])
 
 
-def _missed(
+def missed_paths(
     feature_map: FeatureMap, batch_shape: Size, inputs: list[int], generator: Generator
 ) -> tuple[Tensor, list[SamplePath]]:
     """What a draw `g` of the missed part takes off the weights, and its own paths."""
@@ -183,7 +200,7 @@ def _missed(
         return zeros, []
     if isinstance(feature_map, AdditiveFeatures):
         parts = [
-            _missed(part, batch_shape, [inputs[j] for j in group], generator)
+            missed_paths(part, batch_shape, [inputs[j] for j in group], generator)
             for part, group in zip(feature_map.maps, feature_map.groups, strict=True)
             if isinstance(part, FeatureMap)
         ]
@@ -198,7 +215,7 @@ def _missed(
     prior = generator.normal(*batch_shape, NUM_FEATURES)
     at_support = prior @ fourier(feature_map.inducing_points).mT  # g(Z)
     pulled = solve_rows(feature_map.chol, at_support.unsqueeze(-2)).squeeze(-2)
-    return pulled, [_linear(_OfInputs(fourier, inputs), prior)]
+    return pulled, [linear_path(_OfInputs(fourier, inputs), prior)]
 
 
 def _frozen(mean_module: Mean) -> Mean:
@@ -219,12 +236,36 @@ class _LinearPath(GeneralizedLinearPath):
         return values if self.bias_module is None else values + self.bias_module(x)
 
 
-def _linear(feature_map: Any, weights: Tensor, mean: Mean | None = None) -> SamplePath:
+def linear_path(feature_map: Any, weights: Tensor, mean: Mean | None = None) -> SamplePath:
     return _LinearPath(feature_map, weights, bias_module=mean)
 
 
 def _total(values: list[Tensor]) -> Tensor:
     return sum(values[1:], start=values[0])
+
+
+class WeightedPaths(SamplePath):
+    """A weighted sum of paths over the same points.
+
+    Args:
+        paths: The paths.
+        weights: What each one is multiplied by.
+    """
+
+    def __init__(self, paths: Sequence[SamplePath], weights: Sequence[float]) -> None:
+        super().__init__()
+        self.paths = ModuleList(paths)
+        self.weights = tuple(weights)
+
+    def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
+        paths: Any = self.paths
+        for path in paths:
+            path.set_ensemble_as_batch(ensemble_as_batch)
+
+    def forward(self, x: Tensor, **kwargs: Any) -> Tensor:
+        """Values at `batch_shape x n x d` points, draws as the paths have them."""
+        pairs = zip(self.paths, self.weights, strict=True)
+        return _total([weight * path(x, **kwargs) for path, weight in pairs])
 
 
 def _joined(model: Any, paths: dict[str, SamplePath]) -> PathDict:

@@ -47,7 +47,7 @@ from botorch_fed.models.paths import (
     _draw_matheron_paths_basis_gp,
     _joined,
     _KernelSections,
-    _linear,
+    linear_path,
 )
 from botorch_fed.models.summary import LocalBlock, Summary, summarize
 from botorch_fed.rng import Generator, fresh
@@ -123,6 +123,10 @@ class PartiallyIndependentGP(BasisGP):
             outcome_transform=outcome_transform,
         )
 
+    def forward(self, X: Tensor) -> MultivariateNormal:
+        """`prior`: own observations are one block, so that `loo_cv` scores this very model."""
+        return self.prior(X)
+
     def __call__(self, X: Tensor) -> MultivariateNormal:
         """The prior in train mode, the posterior in eval mode, both in the transformed space."""
         if self.training:
@@ -135,7 +139,7 @@ class PartiallyIndependentGP(BasisGP):
         S = _half_residual(cache.block, X, Phi)  # s(x)' in rows, batch_shape x m x q x n
         effective = Phi.unsqueeze(-3) - S @ cache.block.half_features
         location, U = cache.weights.predict(effective)
-        location = (location + S @ cache.block.half_residuals + self._mean).squeeze(-1)
+        location = (location + S @ cache.block.half_residuals + self._mean.detach()).squeeze(-1)
         missed = cache.feature_map.residual(X, Phi1=Phi).unsqueeze(-3) - S @ S.mT
         covariance = U @ U.mT + missed
         batch_shape = torch.broadcast_shapes(location.shape[:-1], covariance.shape[:-2])
@@ -221,5 +225,5 @@ def _draw_matheron_paths_pic(
         half = solve_rows(chol, targets.unsqueeze(-2))
         update = solve_rows(chol.mT, half, upper=True).squeeze(-2)
         sections = _KernelSections(cache.feature_map.residual, X)
-    parts["update_paths"] = _linear(sections, update)
+    parts["update_paths"] = linear_path(sections, update)
     return _joined(model, parts)

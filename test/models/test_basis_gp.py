@@ -17,9 +17,10 @@ from botorch.exceptions.errors import (
     UnsupportedError,
 )
 from botorch.exceptions.warnings import InputDataWarning
-from botorch.models import SingleTaskGP
+from botorch.models import ModelListGP, SingleTaskGP
 from botorch.models.transforms import Normalize, Standardize
-from botorch.models.transforms.input import Warp
+from botorch.models.transforms.input import ChainedInputTransform, Round, Warp
+from botorch.models.transforms.outcome import Bilog, ChainedOutcomeTransform
 from botorch.optim.fit import fit_gpytorch_mll_torch
 from botorch.sampling import SobolQMCNormalSampler
 from gpytorch.kernels import RBFKernel
@@ -32,6 +33,7 @@ from botorch_fed.models import (
     BasisGP,
     FeatureMap,
     InducingFeatures,
+    PartiallyIndependentGP,
     QuadratureFourierFeatures,
     RandomFourierFeatures,
     StationaryKernel,
@@ -45,6 +47,7 @@ from test.cases import (
     UNIT,
     additive,
     inducing,
+    karhunen_loeve,
     matern_product,
     normal,
     paper_cosine,
@@ -52,6 +55,7 @@ from test.cases import (
     random_fourier,
     se,
     uniform,
+    warped,
 )
 
 NOISE = 0.02
@@ -430,8 +434,18 @@ def test_scaling_by_own_data_contradicts_shared_statistics() -> None:
     with pytest.raises(UnsupportedError, match="public bounds"):
         BasisGP(X, Y, feature_map=phi, summaries=summaries, input_transform=Normalize(2))
     BasisGP(X, Y, feature_map=phi, summaries=summaries, input_transform=Normalize(2, bounds=UNIT))
-    with pytest.warns(InputDataWarning, match="public affine map"):
-        BasisGP(X, Y, feature_map=phi, summaries=summaries, outcome_transform=Standardize(m=1))
+    parts = ChainedInputTransform(box=Normalize(2, bounds=UNIT), learnt=Normalize(2))
+    with pytest.raises(UnsupportedError, match="ChainedInputTransform learns"):
+        BasisGP(X, Y, feature_map=phi, summaries=summaries, input_transform=parts)
+    chained = ChainedOutcomeTransform(bilog=Bilog(), scale=Standardize(m=1))
+    for learnt in (Standardize(m=1), chained):
+        with pytest.raises(UnsupportedError, match="public affine map"):
+            BasisGP(X, Y, feature_map=phi, summaries=summaries, outcome_transform=learnt)
+    trained = Standardize(m=1)
+    trained(Y)  # on public data; a model without own data learns nothing
+    public = BasisGP.from_summary(summaries[0], feature_map=phi, outcome_transform=trained.eval())
+    inner = BasisGP.from_summary(summaries[0], feature_map=phi).posterior(X).mean
+    torch.testing.assert_close(public.posterior(X).mean, Y.mean() + Y.std() * inner)
 
 
 def test_wrong_arguments() -> None:
@@ -483,34 +497,121 @@ def test_batch_cross_validation(make: Callable[[], FeatureMap], known_noise: boo
     assert results.observed_Y.shape == (8, 1, 1)
 
 
-@pytest.mark.parametrize("make", [random_fourier, inducing])
+@pytest.mark.parametrize("kind", [BasisGP, PartiallyIndependentGP])
+@pytest.mark.parametrize("received", [False, True])
 @pytest.mark.parametrize("transformed", [False, True])
 @pytest.mark.filterwarnings("ignore:A not p.d., added jitter")
 def test_leave_one_out_equals_conditioning_on_the_rest(
-    make: Callable[[], FeatureMap], transformed: bool
+    kind: type[BasisGP], received: bool, transformed: bool
 ) -> None:
     X, Y = _data(7)
+    phi = inducing() if kind is PartiallyIndependentGP else random_fourier()
+    kwargs: dict[str, Any] = {"feature_map": phi, "noise_var": NOISE}
+    if received:
+        kwargs["summaries"] = [summarize(phi, *_data(9, seed=2), noise_var=NOISE)]
     if transformed:
-        X = 3 * X
-    kwargs: dict[str, Any] = {"feature_map": make(), "noise_var": NOISE}
-    if transformed:
-        kwargs["input_transform"] = Normalize(2, bounds=3 * UNIT)
-    model = BasisGP(X, Y, **kwargs)
-    results = loo_cv(model.eval())
+        X, kwargs["input_transform"] = 3 * X, Normalize(2, bounds=3 * UNIT)
+    results = loo_cv(kind(X, Y, **kwargs).eval())
     for i in range(7):
         rest = [j for j in range(7) if j != i]
-        if isinstance(kwargs["feature_map"], InducingFeatures):
-            # A held-out point shares its block's residual, so the kernel is exact.
-            U = X / 3 if transformed else X
-            K = kwargs["feature_map"].covariance(U) + NOISE * torch.eye(7).double()
-            solved = torch.linalg.solve(K[rest][:, rest], torch.cat([Y[rest], K[rest][:, [i]]], 1))
-            mean, lost = (K[[i]][:, rest] @ solved).squeeze(0)
-            expected = (mean, K[i, i] - lost)
-        else:
-            one = BasisGP(X[rest], Y[rest], **kwargs).posterior(X[[i]], observation_noise=True)
-            expected = (one.mean.squeeze(), one.variance.squeeze())
-        actual = (results.posterior.mean[i].squeeze(), results.posterior.variance[i].squeeze())
-        torch.testing.assert_close(actual, expected, rtol=1e-6, atol=1e-7)
+        one = kind(X[rest], Y[rest], **kwargs).posterior(X[[i]], observation_noise=True)
+        torch.testing.assert_close(results.posterior.mean[i], one.mean, rtol=1e-6, atol=1e-7)
+        torch.testing.assert_close(
+            results.posterior.variance[i], one.variance, rtol=1e-6, atol=1e-7
+        )
+
+
+def test_leave_one_out_of_another_model_is_refused() -> None:
+    """A point of the block would be predicted from the others, as no prediction is."""
+    X, Y = _data(7)
+    model = BasisGP(X, Y, feature_map=inducing(), noise_var=NOISE)
+    with pytest.raises(UnsupportedError, match="batch_cross_validation"):
+        loo_cv(model.eval())
+    mll = _mll(model).train()
+    assert bool(mll(model(*model.train_inputs), model.train_targets).isfinite())
+
+
+@pytest.mark.parametrize("make", [random_fourier, inducing])
+@pytest.mark.parametrize("m", [1, 2])
+def test_given_noise_of_new_observations_counts(make: Callable[[], FeatureMap], m: int) -> None:
+    """Where the model's own noise is inferred, as where every variance is known."""
+    X, Y = _data(9, m=m)
+    new_X, new_Y = uniform(4, 2, seed=5), normal(4, m, seed=5)
+    noise = 0.01 + uniform(4, m, seed=6)
+    model = BasisGP(X, Y, feature_map=make(), noise_var=NOISE)
+    given = model.condition_on_observations(new_X, new_Y, noise=noise)
+    known = BasisGP(X, Y, torch.full_like(Y, NOISE), feature_map=make())
+    known = known.condition_on_observations(new_X, new_Y, noise=noise)
+    # A third step without a variance: the inferred one.
+    more_X, more_Y = uniform(3, 2, seed=8), normal(3, m, seed=8)
+    given = given.condition_on_observations(more_X, more_Y)
+    known = known.condition_on_observations(more_X, more_Y, noise=torch.full_like(more_Y, NOISE))
+    for posterior, expected in (
+        (given.posterior(X), known.posterior(X)),
+        (given.subset_output([m - 1]).posterior(X), known.subset_output([m - 1]).posterior(X)),
+        (copy.deepcopy(given).posterior(X), known.posterior(X)),
+    ):
+        torch.testing.assert_close(posterior.mean, expected.mean, rtol=1e-7, atol=1e-8)
+        torch.testing.assert_close(posterior.variance, expected.variance, rtol=1e-7, atol=1e-8)
+    given.mean_module.initialize(constant=0.7)  # all anew, from the data and their noise
+    known.mean_module.initialize(constant=0.7)
+    torch.testing.assert_close(given.posterior(X).mean, known.posterior(X).mean)
+    with pytest.raises(InputDataError, match="positive"):
+        model.condition_on_observations(new_X, new_Y, noise=-noise)
+
+
+def test_fantasy_models_of_a_list_know_of_input_transforms() -> None:
+    """BoTorch's list of GPs transforms points before it conditions on them."""
+    X, Y = _data(8, m=2)
+    new_X, new_Y = uniform(3, 2, seed=5), normal(3, 2, seed=5)
+
+    def listed(width: float) -> ModelListGP:
+        transform = Normalize(2, bounds=width * UNIT)
+        options: dict[str, Any] = {"feature_map": random_fourier(), "noise_var": NOISE}
+        options["input_transform"] = transform
+        models = [BasisGP(width * X, Y[:, [i]], **options) for i in range(2)]
+        return ModelListGP(*models).eval()
+
+    narrow, wide = (
+        m.condition_on_observations(m.transform_inputs(w * new_X), new_Y).posterior(w * X)
+        for w, m in ((w, listed(w)) for w in (1.0, 3.0))
+    )
+    torch.testing.assert_close(narrow.mean, wide.mean)
+    once = Round(integer_indices=[0])
+    model = BasisGP(X, Y, feature_map=random_fourier(), input_transform=once)
+    with pytest.raises(UnsupportedError, match="Round cannot be undone"):
+        model.get_fantasy_model(new_X, new_Y.mT)
+
+
+def test_a_bounded_map_takes_no_learnt_box() -> None:
+    X, Y = _data()
+    for make in (quadrature, additive, karhunen_loeve, warped):
+        with pytest.raises(UnsupportedError, match=r"Normalize\(d, bounds=bounds\)"):
+            BasisGP(X, Y, feature_map=make(), input_transform=Normalize(2))
+        BasisGP(X, Y, feature_map=make(), input_transform=Normalize(2, bounds=UNIT))
+    BasisGP(X, Y, feature_map=random_fourier(), input_transform=Normalize(2))
+
+
+def test_lengthscales_of_every_input() -> None:
+    X, Y = _data()
+    model = BasisGP(X, Y, feature_map=random_fourier())
+    assert model.covar_module.lengthscale.tolist() == [[0.4, 0.6]]
+    torch.testing.assert_close(model.covar_module(X, X).to_dense(), model.feature_map.covariance(X))
+    parts = [RandomFourierFeatures.draw(se(ell), 20, generator=generator(0)) for ell in (0.2, 0.9)]
+    swapped = BasisGP(X, Y, feature_map=AdditiveFeatures(parts, [[1], [0]]))
+    assert swapped.covar_module.lengthscale.tolist() == [[0.9, 0.2]]
+    twice = BasisGP(X, Y, feature_map=AdditiveFeatures([*parts, parts[0]], [[1], [0], [0]]))
+    with pytest.raises(UnsupportedError, match="3 for 2 inputs"):
+        _ = twice.covar_module.lengthscale
+
+
+def test_a_model_without_own_data_has_no_points() -> None:
+    phi = random_fourier()
+    model = BasisGP.from_summary(summarize(phi, *_data(), noise_var=NOISE), feature_map=phi)
+    assert not hasattr(model, "train_inputs")  # BoTorch's word for: there are none
+    with pytest.raises(UnsupportedError, match="no observations of its own"):
+        _ = model.train_inputs
+    assert model.condition_on_observations(*_data(3)).train_inputs[0].shape == (3, 2)
 
 
 def test_fantasies_share_the_data() -> None:

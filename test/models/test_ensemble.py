@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 import torch
+from botorch import fit_gpytorch_mll
+from botorch.cross_validation import loo_cv
 from botorch.exceptions.errors import (
     BotorchTensorDimensionError,
     InputDataError,
@@ -18,6 +20,8 @@ from botorch.models.deterministic import GenericDeterministicModel
 from botorch.models.transforms import Normalize, Standardize
 from botorch.models.transforms.outcome import Log
 from botorch.sampling import SobolQMCNormalSampler
+from botorch.sampling.pathwise import draw_matheron_paths
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Size, Tensor
 
 from botorch_fed.errors import BasisMismatch
@@ -153,6 +157,53 @@ def test_copies_and_outputs() -> None:
         with pytest.raises(IndexError, match="one output"):
             model.subset_output(wrong)
     assert "agents=6" in repr(model)
+
+
+@kinds
+@pytest.mark.parametrize("make_map", [random_fourier, inducing])
+def test_drawn_functions_have_the_ensembles_law(kind: str, make_map: Any) -> None:
+    phi = make_map()
+    model = _ensemble(_target(kind, phi), phi, SIGNS)
+    X, count = uniform(4, 2, seed=3), 3000
+    with torch.no_grad():
+        draws = draw_matheron_paths(model, Size([count]))(X)
+        posterior = model.posterior(X)
+    covariance = posterior.distribution.covariance_matrix
+    variance = covariance.diagonal()
+    # Six standard errors; a prior that is drawn by features may be off by one percent.
+    error = (draws.mean(dim=0) - posterior.mean.squeeze(-1)).abs()
+    assert bool((error < 6 * (variance / count).sqrt()).all())
+    spread = (variance[:, None] * variance + covariance.square()).sqrt()
+    error = (draws.T.cov() - covariance).abs()
+    assert bool((error < 6 * spread / count**0.5 + 0.01 * spread).all())
+
+
+def test_drawn_functions_of_fantasies_are_refused() -> None:
+    phi = random_fourier()
+    model = _ensemble(_target("basis", phi), phi, SIGNS)
+    fantasy = model.condition_on_observations(uniform(3, 2, 2), normal(3, 2, 1))
+    with pytest.raises(UnsupportedError, match=r"batch shape \(3,\)"):
+        draw_matheron_paths(fantasy, Size([2]))
+
+
+def test_what_needs_one_prior_or_other_weights_is_refused() -> None:
+    phi = random_fourier()
+    model = _ensemble(_target("raw", phi), phi, SIGNS)
+    with pytest.raises(UnsupportedError, match="fit the target first"):
+        fit_gpytorch_mll(ExactMarginalLogLikelihood(model.likelihood, model))
+    with pytest.raises(UnsupportedError, match=r"loo_cv\(model\.target\)"):
+        loo_cv(model)
+
+
+def test_weights_are_part_of_the_state() -> None:
+    phi = random_fourier()
+    model = _ensemble(_target("basis", phi), phi, SIGNS)
+    other = _ensemble(_target("basis", phi), phi, [-s for s in SIGNS])
+    assert not torch.equal(other.agent_weights, model.agent_weights)
+    other.load_state_dict(model.state_dict())
+    X = uniform(4, 2, seed=3)
+    torch.testing.assert_close(other.posterior(X).mean, model.posterior(X).mean)
+    torch.testing.assert_close(other.posterior(X).variance, model.posterior(X).variance)
 
 
 # ------------------------------------------------------------------ weights

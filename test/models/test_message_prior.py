@@ -320,5 +320,5 @@ def test_bad_input() -> None:
             )
     with pytest.raises(UnsupportedError, match="public bounds"):
         MessagePriorGP(X, Y, feature_map=phi, weights=W, input_transform=Normalize(2))
-    with pytest.warns(InputDataWarning, match="messages are on the shared scale"):
+    with pytest.raises(UnsupportedError, match="messages are on the shared scale"):
         MessagePriorGP(X, Y, feature_map=phi, weights=W, outcome_transform=Standardize(m=1))

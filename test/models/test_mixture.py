@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch import fit_gpytorch_mll
 from botorch.acquisition import (
     LogExpectedImprovement,
     UpperConfidenceBound,
@@ -17,6 +18,7 @@ from botorch.acquisition import (
 )
 from botorch.acquisition.objective import ScalarizedPosteriorTransform
 from botorch.acquisition.thompson_sampling import PathwiseThompsonSampling
+from botorch.cross_validation import loo_cv
 from botorch.exceptions.errors import (
     BotorchTensorDimensionError,
     DeprecationError,
@@ -34,6 +36,7 @@ from botorch.sampling.get_sampler import get_sampler
 from botorch.sampling.list_sampler import ListSampler
 from botorch.sampling.pathwise import draw_matheron_paths
 from botorch.utils.datasets import SupervisedDataset
+from gpytorch.mlls import ExactMarginalLogLikelihood
 from torch import Size, Tensor
 
 from botorch_fed.models import (
@@ -381,16 +384,43 @@ def test_copies_and_state_dict() -> None:
         other.local.likelihood.noise = 0.5
         assert torch.equal(model.posterior(X).mean, before.mean)
     state = model.state_dict()
-    assert "local_weight" not in state  # of the schedule, not of the models
+    assert float(state["local_weight"]) == 0.7
     fewer = LocalSharedMixture(SingleTaskGP(*_data(5)), _shared(), 0.2)
     model.local.likelihood.noise = 0.07
     fewer.load_state_dict(model.state_dict())
     torch.testing.assert_close(fewer.local.likelihood.noise, model.local.likelihood.noise)
-    assert float(fewer.local_weight) == 0.2
+    assert float(fewer.local_weight) == 0.7
     assert model.double() is model
     assert "local_weight=0.700, num_outputs=1" in repr(model)
     assert "shape (2,)" in repr(_mixture(torch.tensor([0.1, 0.2])))
     assert repr(before) == "MixturePosterior(shape=(3, 1))"
+
+
+def test_fitting_fits_the_local_model() -> None:
+    X, Y = _data(9)
+    local, twin = SingleTaskGP(X, Y), SingleTaskGP(X, Y)
+    model = LocalSharedMixture(local, _shared(), 0.4)
+    before = copy.deepcopy(model.shared.state_dict())
+    mll = ExactMarginalLogLikelihood(model.likelihood, model)
+    assert fit_gpytorch_mll(mll) is mll
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(twin.likelihood, twin))
+    torch.testing.assert_close(model.local.posterior(X).mean, twin.posterior(X).mean)
+    assert all(
+        torch.equal(value, before[name]) for name, value in model.shared.state_dict().items()
+    )
+    with pytest.raises(UnsupportedError, match=r"loo_cv\(model\.local\)"):
+        loo_cv(model)
+
+
+def test_closed_forms_see_the_normal_of_both_moments() -> None:
+    model, X = _mixture(0.3), uniform(3, 2, seed=1)
+    posterior, normal_ = model.posterior(X), model(X)
+    torch.testing.assert_close(normal_.mean, posterior.mean.squeeze(-1))
+    torch.testing.assert_close(normal_.variance, posterior.variance.squeeze(-1))
+    torch.testing.assert_close(posterior.covariance_matrix, posterior.mvn.covariance_matrix)
+    # Of a point that is asked for twice the covariance is singular, and nothing factorises it.
+    twice = model.posterior(X[:1].expand(2, 2)).distribution
+    torch.testing.assert_close(twice.covariance_matrix[0, 0], twice.covariance_matrix[0, 1])
 
 
 def test_subset_output() -> None:
