@@ -590,8 +590,8 @@ def relatedness(search: RegionSearch, found: RegionView, total: Tensor, mine: Te
         mine: What oneself has put into it.
 
     Returns:
-        The difference of logarithms; 0 where one of them has no data, minus infinity if the rest
-        is no sum of summaries.
+        The difference of logarithms; 0 where they say nothing: somebody has no data, or outcomes
+        that are all the same, or the rest is no sum of summaries.
     """
     others = total - mine
     if min(float(others[-1]), float(mine[-1])) < 0.5:
@@ -600,7 +600,7 @@ def relatedness(search: RegionSearch, found: RegionView, total: Tensor, mine: Te
     try:
         rest, alone = (_compare(search, found.plan, part)[2] for part in (others, mine))
     except NumericalError:
-        return -math.inf
+        return 0.0
     gain = float(found.evidence[row, found.warp] - rest[row, found.warp] - alone.max())
     return gain if math.isfinite(gain) else 0.0
 

@@ -15,8 +15,8 @@ both models, whichever step has made them.
 by the evidence of the own data :math:`D_i` in the model of the region, given the others' or by
 themselves (`search.region.relatedness`): both are functions of the sum and of the own part in it.
 The model is the same on both sides, so that what a quadratic function cannot describe counts for
-neither. The prior probability :math:`p_i` is the mean of what the others have found, with the public
-`PRIOR` as `POOLING` sites more: in a federation of unlike sites nobody has to find that out alone.
+neither. The prior probability :math:`p_i` is the mean of what the others have found, with the
+public `PRIOR` as `POOLING` sites more: among unlike sites nobody has to find that out alone.
 
 A message is that of `TransferSum`, the summaries of `RegionSearch`, and five numbers: two votes on
 the scale of outcomes, :math:`\log s_i` and :math:`\mathrm{arsinh}(m_i / s_i)` of the own mean and
@@ -24,9 +24,10 @@ deviation, and whether the site votes; :math:`\pi_i`, and whether the site has c
 first sum has no summaries: the means of the votes are the scale on which the next ones are made, so
 that no user has to know it, and a stretched site moves it by little. Own steps need no scale.
 
-The region shrinks with the number of observations in the sum, whatever budgets sites have. What a
-sum says depends on those before: a site that has missed more of them than the hub keeps goes on
-alone.
+The region shrinks with the number of observations in the sum, whatever budgets sites have. Before
+it begins to, the sum has too few of them for a quadratic function, and all sites take their own
+steps. What a sum says depends on those before: a site that has missed more of them than the hub
+keeps goes on alone.
 """
 
 from __future__ import annotations
@@ -196,7 +197,7 @@ class RelatedSum(TransferSum):
         """The next point: that of the region with the probability of one function, or its own."""
         memory: RelatedMemory = view.memory
         region = memory.region
-        if region is not None and region.seen is not None and self.strategy.listen:
+        if region is not None and region.plan.half_width < 0.5 and self.strategy.listen:
             chance = float(view.stream("related", view.n - view.first).uniform(1))
             if chance < memory.trust:
                 return self.region.point(replace(view, memory=region))
