@@ -1133,7 +1133,7 @@ class FedGP(Federation):
         search            numbers in a sum         what a sum tells its readers
         TransferSearch    M + 6, mostly 106        the sum of the agents' mean functions, and of the
                                                    trusts they have earned (`search.sums`)
-        the same, 8-20    24,187 in ten            also that of RegionSearch, and of the logarithms
+        the same, 8-15    24,187 in ten            also that of RegionSearch, and of the logarithms
         inputs            dimensions               of the outcomes' scales (`search.related`)
         SupportSearch     k(k + 3)/2               the summary of all data on `k` support points
         RegionSearch      several such             the same in a region, and moments of outcomes
@@ -1186,7 +1186,7 @@ class FedGP(Federation):
         identities: The agents' public identity keys by name (`privacy.channels.identity`), for
             ``"threshold"`` across machines; without them agents take the first that they are told.
         min_agents: The fewest agents under a joint key; default half of all.
-        common: With `TransferSearch` and 8 to 20 inputs: add summaries of the data as well, by
+        common: With `TransferSearch` and 8 to 15 inputs: add summaries of the data as well, by
             which sites find out whether all have one function, and then search together. False
             for short messages (172 numbers in ten dimensions), and sums that say less; so it is
             with `active` or one sum.
@@ -1228,6 +1228,8 @@ class FedGP(Federation):
             raise InputDataError(
                 f"{type(self.search).__name__} has no shared basis: leave feature_map out."
             )
+        if not self.common and not self._transfers:
+            raise InputDataError("common is for search=TransferSearch(): leave it out.")
         _ = self.make_aggregation()  # what it refuses is refused now
         if not self.data:  # with data it depends on who takes part, see `server`
             self._check_sums(())
@@ -1319,6 +1321,7 @@ class FedGP(Federation):
         return replace(
             self,
             search=TransferSearch(listen=False),
+            common=False,
             channel="plain",
             mechanism=None,
             noise_at="none",

@@ -51,8 +51,9 @@ from botorch_fed.search.region import (
 )
 from botorch_fed.search.releases import Sum, Sums
 from botorch_fed.search.sums import SummedSearch, TransferSum
-from botorch_fed.search.transfer import MANY_INPUTS, MOST_PAIRED, Advice, report_size
+from botorch_fed.search.transfer import MANY_INPUTS, Advice, report_size
 
+MOST_INPUTS = 15  # messages grow with the fourth power, and 350 observations are few in twenty
 PRIOR = 0.2  # probability that all sites have one function
 POOLING = 2.0  # sites that it counts for beside what the others have found
 LEAST = 0.005  # probability of either, whatever others have found
@@ -66,7 +67,7 @@ _LARGEST_RATIO = 40.0  # of a vote on the centre: a mean of 10^17 deviations
 
 def suits(dim: int) -> bool:
     """Whether there are so many inputs that the search is worth its summaries, and not too many."""
-    return MANY_INPUTS <= dim <= MOST_PAIRED
+    return MANY_INPUTS <= dim <= MOST_INPUTS
 
 
 @dataclass(frozen=True, eq=False)

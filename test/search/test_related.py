@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.exceptions.errors import InputDataError
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -64,7 +65,7 @@ def driven(centres: tuple[float, float, float], rounds: int, **options: Any) -> 
 # ------------------------------------------------------------------ who has it
 
 
-@pytest.mark.parametrize(("dim", "size"), [(8, 16_858), (10, 24_187), (20, 127_807)])
+@pytest.mark.parametrize(("dim", "size"), [(8, 16_858), (10, 24_187), (15, 58_172)])
 def test_the_default_in_many_dimensions(dim: int, size: int) -> None:
     terms = FedGP(budget=5).terms(cube(dim), NAMES)
     assert isinstance(terms.search, RelatedSum)
@@ -76,7 +77,7 @@ def test_the_default_in_many_dimensions(dim: int, size: int) -> None:
     ("dim", "options"),
     [
         (7, {}),
-        (21, {}),
+        (16, {}),
         (10, {"common": False}),
         (10, {"active": NAMES[:1]}),
         (10, {"sums": 1}),
@@ -85,6 +86,11 @@ def test_the_default_in_many_dimensions(dim: int, size: int) -> None:
 def test_elsewhere_messages_are_short(dim: int, options: dict[str, Any]) -> None:
     terms = FedGP(budget=5, **options).terms(cube(dim), NAMES)
     assert type(terms.search) is TransferSum
+
+
+def test_other_searches_have_no_short_form() -> None:
+    with pytest.raises(InputDataError, match="common is for"):
+        FedGP(budget=9, search=RegionSearch(), common=False)
 
 
 def test_a_larger_budget_changes_no_word() -> None:
@@ -276,6 +282,6 @@ def test_a_site_that_was_away_reads_the_sums_in_order() -> None:
 
 
 def test_votes_are_fine_enough() -> None:
-    terms = FedGP(budget=5).terms(cube(20), NAMES)
+    terms = FedGP(budget=5).terms(cube(15), NAMES)
     step = terms.search.bound(terms) * terms.search.precision(1000) / FINE  # type: ignore[attr-defined]
     assert step < 1e-4
