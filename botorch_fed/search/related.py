@@ -28,6 +28,10 @@ The region shrinks with the number of observations in the sum, whatever budgets 
 it begins to, the sum has too few of them for a quadratic function, and all sites take their own
 steps. What a sum says depends on those before: a site that has missed more of them than the hub
 keeps goes on alone.
+
+What a sum reveals is what the sums of both searches do, and the mean scale of outcomes. A site that
+adds other numbers than those of its data spoils the region, not own steps: the evidence of the
+others falls.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import torch
+from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
 from botorch_fed.federation.terms import Terms, View, check_vector
@@ -57,7 +62,7 @@ MOST_INPUTS = 15  # messages grow with the fourth power, and 350 observations ar
 PRIOR = 0.2  # probability that all sites have one function
 POOLING = 2.0  # sites that it counts for beside what the others have found
 LEAST = 0.005  # probability of either, whatever others have found
-MOST_SUMMED = 1000  # observations of one site: the nearest to the region
+MOST_SUMMED = 1000  # observations of one site
 FINE = 2.0**12  # by which votes are stretched on the grid of sums
 FARTHEST = 1e6  # outcomes, in units of the region's scale
 _NUM_SAID = 5  # two votes and their number, a probability and its number
@@ -95,7 +100,7 @@ class RelatedSum(TransferSum):
 
     Attributes:
         region: The search for all sites; without a horizon its region shrinks with the number of
-            observations.
+            observations. A site adds as many observations as are `given`, the nearest to it.
     """
 
     region: RegionSearch = field(default=RegionSearch(given=MOST_SUMMED))
@@ -106,6 +111,15 @@ class RelatedSum(TransferSum):
         "the mean function of its own model, its trust in what it has received, the scale of its "
         "outcomes, and summaries of its data in a region"
     )
+
+    def check_terms(self, terms: Terms) -> None:
+        """Raise `InputDataError` for noise, or for a region of no observations."""
+        super().check_terms(terms)
+        if self.region.given < 1:
+            raise InputDataError(
+                f"Expected region.given >= 1 observations of a site, got {self.region.given}: "
+                f"write region=RegionSearch(given={MOST_SUMMED})."
+            )
 
     # -------------------------------------------------------------- what a site says
 
@@ -134,7 +148,8 @@ class RelatedSum(TransferSum):
             none = report.new_zeros(self.region.size(view.terms))
             return torch.cat([report, none, _votes(view.Y), report.new_zeros(2)])
         plan = replace(memory.region.plan, t=view.t)
-        summaries = contribution(self.region, plan, *_nearest(plan, view.X, view.Y))
+        data = _nearest(plan, view.X, view.Y, self.region.given)
+        summaries = contribution(self.region, plan, *data)
         found = report.new_tensor([memory.trust, 1.0] if memory.compared else [0.0, 0.0])
         return torch.cat([report, summaries, report.new_zeros(3), found])
 
@@ -254,11 +269,11 @@ def _scaled_plan(search: RegionSearch, dim: int, t: int, said: Tensor) -> Region
     return first_plan(search, dim, t=t + 1, mean=mean, scale=scale)
 
 
-def _nearest(plan: RegionPlan, X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
+def _nearest(plan: RegionPlan, X: Tensor, Y: Tensor, most: int) -> tuple[Tensor, Tensor]:
     """The observations nearest to the region, and outcomes that its summaries can hold."""
-    if len(X) > MOST_SUMMED:
+    if len(X) > most:
         distance = (X - plan.centre).abs().amax(dim=-1)
-        rows = distance.argsort(stable=True)[:MOST_SUMMED]
+        rows = distance.argsort(stable=True)[:most]
         X, Y = X[rows], Y[rows]
     reach = FARTHEST * plan.scale
     return X, Y.clamp(plan.mean - reach, plan.mean + reach)

@@ -93,6 +93,11 @@ def test_other_searches_have_no_short_form() -> None:
         FedGP(budget=9, search=RegionSearch(), common=False)
 
 
+def test_a_region_of_no_observations_is_refused() -> None:
+    with pytest.raises(InputDataError, match=r"region\.given >= 1"):
+        study(RelatedSum(region=RegionSearch())).terms(SQUARE, NAMES)
+
+
 def test_a_larger_budget_changes_no_word() -> None:
     words = [FedGP(budget=budget).terms(cube(10), NAMES).words for budget in (5, 500)]
     assert words[0] == words[1]
@@ -186,7 +191,7 @@ def test_wild_outcomes_stay_within_the_bound(shift: float, spread: float, seed: 
     bound = SMALL.bound(terms)
     plan = first_plan(REGION, 2)
     X, Y = uniform(8, 2, seed=seed), shift + spread * normal(8, 1, seed=seed)
-    values = contribution(REGION, plan, *_nearest(plan, X, Y))
+    values = contribution(REGION, plan, *_nearest(plan, X, Y, MOST_SUMMED))
     assert bool(values.isfinite().all())
     assert float(values.abs().max()) <= bound
     assert float(_votes(Y).abs().max()) <= bound
@@ -195,7 +200,7 @@ def test_wild_outcomes_stay_within_the_bound(shift: float, spread: float, seed: 
 def test_of_many_observations_the_nearest_are_added() -> None:
     X = uniform(MOST_SUMMED + 50, 2)
     plan = replace(first_plan(REGION, 2), centre=torch.tensor([0.2, 0.2]).double())
-    near, Y = _nearest(plan, X, X[:, :1])
+    near, Y = _nearest(plan, X, X[:, :1], MOST_SUMMED)
     assert len(near) == len(Y) == MOST_SUMMED
     assert torch.equal(near[:, :1], Y)
     farthest = (near - 0.2).abs().amax(dim=-1).max()
@@ -223,6 +228,20 @@ def test_sites_find_out_whether_they_have_one_function() -> None:
     unlike = driven((0.1, 0.5, 0.9), 6)
     assert all(memory_of(unlike, name).trust < 0.1 for name in NAMES)
     assert all(memory_of(unlike, name).compared for name in NAMES)
+
+
+def test_a_hostile_site_costs_the_others_their_trust() -> None:
+    class Hostile(Hill):
+        def __call__(self, X: Tensor) -> Tensor:
+            return -1e4 * super().__call__(X)
+
+    federation = Federation(study(SMALL, rounds=6))
+    for name, kind in zip(NAMES, (Hill, Hill, Hostile), strict=True):
+        federation.sites[name].objective = kind(0.4)
+    federation.drive()
+    for name in NAMES[:2]:
+        assert memory_of(federation, name).trust < 0.5
+        assert float(federation.sites[name].state.Y.max()) > 0.97
 
 
 def test_a_stretched_federation_searches_alike() -> None:
