@@ -80,6 +80,7 @@ from botorch_fed.search.messages import (
 )
 from botorch_fed.search.noisy import MIN_RELIABILITY, NoisyTransfer
 from botorch_fed.search.region import RegionSearch
+from botorch_fed.search.related import RelatedSum, suits
 from botorch_fed.search.released import RIDGE, Following, ReleaseMessage, ReleaseSearch
 from botorch_fed.search.sums import TransferSum, mechanism_of
 from botorch_fed.search.support import SupportSearch
@@ -217,6 +218,10 @@ class Federation(Budgeted):
         """The search."""
         return TransferRows() if self.search is None else self.search
 
+    def search_over(self, space: SearchSpace) -> Search:
+        """The search in a space."""
+        return self.make_search()
+
     def make_aggregation(self) -> Aggregation:
         """The aggregation."""
         return Relay() if self.aggregation is None else self.aggregation
@@ -240,7 +245,7 @@ class Federation(Budgeted):
             )
         key = (space, names)
         if key not in self._made:
-            search, basis = self.make_search(), self.feature_map
+            search, basis = self.search_over(space), self.feature_map
             if basis is None and search.has_basis:
                 basis = self.make_basis(space)
             self._made[key] = Terms(
@@ -1128,6 +1133,8 @@ class FedGP(Federation):
         search            numbers in a sum         what a sum tells its readers
         TransferSearch    M + 6, mostly 106        the sum of the agents' mean functions, and of the
                                                    trusts they have earned (`search.sums`)
+        the same, 8-15    24,187 in ten            also that of RegionSearch, and of the logarithms
+        inputs            dimensions               of the outcomes' scales (`search.related`)
         SupportSearch     k(k + 3)/2               the summary of all data on `k` support points
         RegionSearch      several such             the same in a region, and moments of outcomes
 
@@ -1179,6 +1186,10 @@ class FedGP(Federation):
         identities: The agents' public identity keys by name (`privacy.channels.identity`), for
             ``"threshold"`` across machines; without them agents take the first that they are told.
         min_agents: The fewest agents under a joint key; default half of all.
+        common: With `TransferSearch` and 8 to 15 inputs: add summaries of the data as well, by
+            which sites find out whether all have one function, and then search together. False
+            for short messages (172 numbers in ten dimensions), and sums that say less; so it is
+            with `active` or one sum.
 
     A process that plays one part says by `with_stores` who takes part and where its secrets lie.
     With ``"ckks"`` somebody whom all agents trust calls `provision` before, once: a machine that
@@ -1207,6 +1218,7 @@ class FedGP(Federation):
     opened_by: Opener | None = None
     identities: Mapping[AgentId, str] = field(default_factory=dict, repr=False)
     min_agents: int | None = None
+    common: bool = True
 
     def __post_init__(self) -> None:
         self._check_budget()
@@ -1216,6 +1228,8 @@ class FedGP(Federation):
             raise InputDataError(
                 f"{type(self.search).__name__} has no shared basis: leave feature_map out."
             )
+        if not self.common and not self._transfers:
+            raise InputDataError("common is for search=TransferSearch(): leave it out.")
         _ = self.make_aggregation()  # what it refuses is refused now
         if not self.data:  # with data it depends on who takes part, see `server`
             self._check_sums(())
@@ -1273,6 +1287,14 @@ class FedGP(Federation):
             return replace(search, horizon=self.budget + given)
         return search
 
+    def search_over(self, space: SearchSpace) -> Search:
+        """The default one adds up data as well, where inputs are many and all sites evaluate."""
+        search = self.make_search()
+        if not isinstance(search, TransferSum) or not (self.common and suits(space.dim)):
+            return search
+        one_sum = self.active is not None or self.sums == 1  # it would have the scale alone
+        return search if one_sum else RelatedSum(strategy=search.strategy)
+
     def make_aggregation(self) -> Aggregation:
         """Messages are added up."""
         if self.aggregation is not None:
@@ -1299,6 +1321,7 @@ class FedGP(Federation):
         return replace(
             self,
             search=TransferSearch(listen=False),
+            common=False,
             channel="plain",
             mechanism=None,
             noise_at="none",

@@ -69,6 +69,9 @@ _FARTHEST = 100.0  # outcomes, in units of the region's scale, where moments are
 _LARGEST = 1e3  # an outcome over its noise
 _BEYOND = 10.0  # on the logarithmic scale: how far beyond the top an outcome counts
 _REACH = 0.2  # of the distance from the mean to the top
+# Observations for each coefficient of the quadratic part: the region begins to shrink at the first
+# number, and has its final width at the second.
+_FEW, _MANY = 1.5, 8.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -140,7 +143,8 @@ class RegionSearch(SummedSearch):
         num_raw: Random points that the optimiser looks at.
         num_restarts: How many of the best of them it improves.
         horizon: The number of evaluations of a site, the first ones included, over which the
-            region shrinks. A study fills in its budget.
+            region shrinks. A study fills in its budget. As a part of `search.related`, None: the
+            region shrinks with the number of observations in the sum.
         given: How many observations a site has before them at most. A study fills it in.
     """
 
@@ -220,9 +224,15 @@ class RegionSearch(SummedSearch):
         share = max(0, t - self.wait) / max(1, rounds - self.wait)
         return 0.5 * (self.final_half_width / 0.5) ** min(share, 1.0)
 
+    def half_width_of(self, num_data: float, dim: int) -> float:
+        """The half width where so many observations are in the sum, without a horizon."""
+        each = num_data / _coefficients(dim)
+        share = (each - _FEW) / (_MANY - _FEW)
+        return 0.5 * (self.final_half_width / 0.5) ** min(max(share, 0.0), 1.0)
+
     def num_features(self, dim: int) -> int:
         """Features of the quadratic part and of the process."""
-        return 1 + 2 * dim + dim * (dim - 1) // 2 + self.num_inducing
+        return _coefficients(dim) + self.num_inducing
 
     def numbers(self, dim: int) -> int:
         """How many numbers an agent contributes to a sum."""
@@ -236,9 +246,10 @@ class RegionSearch(SummedSearch):
 
     # -------------------------------------------------------------- what a site says
 
-    def rounds(self, terms: Terms) -> int:
-        """The number of queries over which the region shrinks."""
-        assert self.horizon is not None  # by `check_terms`
+    def rounds(self, terms: Terms) -> int | None:
+        """The number of queries over which the region shrinks; None without a horizon."""
+        if self.horizon is None:
+            return None
         return math.ceil(max(self.horizon - terms.num_initial, 0) / terms.q)
 
     def size(self, terms: Terms) -> int:
@@ -247,8 +258,7 @@ class RegionSearch(SummedSearch):
 
     def bound(self, terms: Terms) -> float:
         """The largest number that a site contributes."""
-        assert self.horizon is not None
-        return self.largest(self.horizon + self.given)
+        return self.largest((self.horizon or 0) + self.given)
 
     def start(self, view: View) -> RegionMemory:
         """The whole cube."""
@@ -261,15 +271,16 @@ class RegionSearch(SummedSearch):
         release: Sums | None = view.release
         for found in () if release is None else release.sums:
             if found.t > memory.t and found.previous == memory.t:
-                memory = self._read(view, memory, found)
+                memory = self.after(view, memory, found)
         return memory
 
-    def _read(self, view: View, memory: RegionMemory, found: Sum) -> RegionMemory:
+    def after(self, view: View, memory: RegionMemory, found: Sum) -> RegionMemory:
+        """The memory after the next sum."""
         plan = replace(memory.plan, t=found.t)  # it has waited through rounds without a sum
         try:
             if found.total is None:
                 raise NumericalError("it cannot be decrypted")
-            read = _remembered_view(self, view.terms, plan, found.total, found.count)
+            read = remembered_view(self, view.terms, plan, found.total, found.count)
         except NumericalError as error:  # an agent has spoilt it, for all alike
             logger.warning(
                 "agent %r can not read the sum of round %d: %s", view.name, found.t, error
@@ -300,7 +311,7 @@ class RegionSearch(SummedSearch):
         if memory.seen is None:
             point = random_point(space, None, stream, view.failed)
         else:
-            read = _remembered_view(self, view.terms, memory.seen, memory.total, memory.count)
+            read = remembered_view(self, view.terms, memory.seen, memory.total, memory.count)
             turn = agents[read.plan.t % len(agents)] == view.name
             point = next_point(
                 self,
@@ -325,7 +336,7 @@ def _feasible(view: View) -> Feasible | None:
     return None if feasibility is None else Feasible(feasibility, view.X)
 
 
-def _remembered_view(
+def remembered_view(
     search: RegionSearch, terms: Terms, plan: RegionPlan, total: Tensor, count: int
 ) -> RegionView:
     """What a sum says, worked out once for all agents of a process."""
@@ -335,11 +346,26 @@ def _remembered_view(
     return remembered(key, lambda: read_sum(search, plan, total, num_agents=count, rounds=rounds))
 
 
-def first_plan(search: RegionSearch, dim: int) -> RegionPlan:
-    """The plan of the first sum: the whole cube, outcomes on the public scale."""
+def first_plan(
+    search: RegionSearch, dim: int, *, t: int = 0, mean: float = 0.0, scale: float = 1.0
+) -> RegionPlan:
+    """The plan of the first sum: the whole cube.
+
+    Args:
+        search: The public settings.
+        dim: How many inputs there are.
+        t: The round.
+        mean: Of outcomes; default as on the public scale.
+        scale: Of outcomes, alike.
+    """
     centre = torch.full((dim,), 0.5, dtype=torch.float64)
-    kernels = _compared(search, search.kernels.index(_middle(search)), 0)
-    return RegionPlan(0, centre, 0.5, 0.0, 1.0, 3.0, 1.0, kernels)
+    kernels = _compared(search, search.kernels.index(_middle(search)), t)
+    return RegionPlan(t, centre, 0.5, mean, scale, 3.0, 1.0, kernels)
+
+
+def _coefficients(dim: int) -> int:
+    """Of a quadratic function."""
+    return 1 + 2 * dim + dim * (dim - 1) // 2
 
 
 def _middle(search: RegionSearch) -> tuple[float, float, float]:
@@ -485,7 +511,7 @@ def contribution(search: RegionSearch, plan: RegionPlan, X: Tensor, Y: Tensor) -
 
 
 def read_sum(
-    search: RegionSearch, plan: RegionPlan, total: Tensor, *, num_agents: int, rounds: int
+    search: RegionSearch, plan: RegionPlan, total: Tensor, *, num_agents: int, rounds: int | None
 ) -> RegionView:
     """What a sum says: the shared posterior, and the next plan.
 
@@ -494,23 +520,13 @@ def read_sum(
         plan: The plan of the sum.
         total: The sum of all contributions.
         num_agents: How many agents contributed.
-        rounds: How many rounds there are.
+        rounds: How many rounds there are; None if the region shrinks with the observations.
 
     Raises:
         NumericalError: The sum is no sum of summaries.
     """
-    rows = total[:-NUM_MOMENTS].reshape(search.num_candidates, -1)
     fine, counts = total[-NUM_MOMENTS:-2] / _FINE, total[-2:]
-    num_data = max(round(float(counts[1])), 1)
-    summaries = [
-        _summary(_feature_map(search, plan, kernel), row, num_data)
-        for kernel, row in zip(plan.kernels, rows, strict=True)
-    ]
-    fits = [profiled_evidence(summary) for summary in summaries]
-    evidence = torch.stack([fit[0] for fit in fits])  # kernels x outcome scales
-    evidence[:, 1] += fine[4]  # a density of what was observed
-    if "log" not in search.warps:
-        evidence[:, 1] = -math.inf
+    summaries, scales, evidence = _compare(search, plan, total)
     best = int(evidence.argmax())
     index, warp = best // _WARPS, best % _WARPS
     chosen = summaries[index]
@@ -524,7 +540,7 @@ def read_sum(
         plan=plan,
         features=phi,
         posterior=posterior,
-        scale=math.sqrt(float(fits[index][1][warp])),
+        scale=math.sqrt(float(scales[index, warp])),
         kernel=plan.kernels[index],
         warp=warp,
         evidence=evidence,
@@ -532,8 +548,61 @@ def read_sum(
         raw_features=phi(raw).detach(),
         following=plan,
     )
-    following = _following(search, found, fine, float(counts[0]), num_agents, rounds)
+    if rounds is None:
+        half_width = search.half_width_of(float(counts[1]), len(plan.centre))
+    else:
+        half_width = search.half_width(plan.t + 1, rounds)
+    following = _following(search, found, fine, float(counts[0]), num_agents, half_width)
     return replace(found, following=following)
+
+
+def _compare(
+    search: RegionSearch, plan: RegionPlan, total: Tensor
+) -> tuple[list[Summary], Tensor, Tensor]:
+    """Summaries of all kernels, and scales and log evidence, kernels x outcome scales."""
+    rows = total[:-NUM_MOMENTS].reshape(search.num_candidates, -1)
+    num_data = max(round(float(total[-1])), 1)
+    summaries = [
+        _summary(_feature_map(search, plan, kernel), row, num_data)
+        for kernel, row in zip(plan.kernels, rows, strict=True)
+    ]
+    fits = [profiled_evidence(summary) for summary in summaries]
+    evidence = torch.stack([fit[0] for fit in fits])
+    evidence[:, 1] += total[-NUM_MOMENTS + 4] / _FINE  # a density of what was observed
+    if "log" not in search.warps:
+        evidence[:, 1] = -math.inf
+    return summaries, torch.stack([fit[1] for fit in fits]), evidence
+
+
+def relatedness(search: RegionSearch, found: RegionView, total: Tensor, mine: Tensor) -> float:
+    r"""How much more likely own data are if all sites have one function.
+
+    .. math:: \log p(D) - \log p(D_{-i}) - \max_k \log p_k(D_i),
+
+    the evidence of own data given all others', under the kernel that the sum has chosen, over that
+    of own data by themselves, under the best kernel for them. Of data outside the region both know
+    little.
+
+    Args:
+        search: The public settings.
+        found: What the sum says.
+        total: The sum.
+        mine: What oneself has put into it.
+
+    Returns:
+        The difference of logarithms; 0 where they say nothing: somebody has no data, or outcomes
+        that are all the same, or the rest is no sum of summaries.
+    """
+    others = total - mine
+    if min(float(others[-1]), float(mine[-1])) < 0.5:
+        return 0.0
+    row = found.plan.kernels.index(found.kernel)
+    try:
+        rest, alone = (_compare(search, found.plan, part)[2] for part in (others, mine))
+    except NumericalError:
+        return 0.0
+    gain = float(found.evidence[row, found.warp] - rest[row, found.warp] - alone.max())
+    return gain if math.isfinite(gain) else 0.0
 
 
 def _summary(phi: FeatureMap, row: Tensor, num_data: int) -> Summary:
@@ -550,7 +619,7 @@ def _following(
     fine: Tensor,
     inside: float,
     num_agents: int,
-    rounds: int,
+    half_width: float,
 ) -> RegionPlan:
     plan = found.plan
     total, squares, best, best_squares = fine[:4].tolist()
@@ -567,7 +636,7 @@ def _following(
     return RegionPlan(
         t=plan.t + 1,
         centre=centre.squeeze(0),
-        half_width=search.half_width(plan.t + 1, rounds),
+        half_width=half_width,
         mean=plan.mean + plan.scale * mean,
         scale=plan.scale * spread,
         top=top,

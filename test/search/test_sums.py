@@ -118,7 +118,7 @@ def test_a_message_is_no_louder_than_a_site_can_be() -> None:
 def test_contributions_fit_the_grid(dim: int, size: int) -> None:
     """With room: also outliers, steps and noise, on any scale."""
     space = SearchSpace(tuple(Parameter.real(f"x{i}", 0.0, 1.0) for i in range(dim)))
-    terms = FedGP(budget=5, channel="plain").terms(space, NAMES)
+    terms = FedGP(budget=5, channel="plain", common=False).terms(space, NAMES)
     phi = default_feature_map(space)
     assert terms.search.size(terms) == report_size(phi) + 1 == size + K
     for n in (3, 40):
