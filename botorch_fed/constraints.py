@@ -130,7 +130,8 @@ def _sum(node: ast.expr, text: str, names: Sequence[str]) -> _Sum:
 
 def _plus(one: _Sum, two: _Sum, factor: float) -> _Sum:
     return {
-        name: one.get(name, 0.0) + factor * two.get(name, 0.0) for name in dict.fromkeys([*one, *two])
+        name: one.get(name, 0.0) + factor * two.get(name, 0.0)
+        for name in dict.fromkeys([*one, *two])
     }
 
 

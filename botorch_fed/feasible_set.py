@@ -147,7 +147,7 @@ class FeasibleSet:
     def _linear(self, X: Array) -> Flags:
         over = X @ self.A.T <= self.b + self._tolerance(self.A)
         on = np.abs(X @ self.C.T - self.d) <= self._tolerance(self.C)
-        inside: Flags = over.all(axis=1) & on.all(axis=1)
+        inside: Flags = np.logical_and(over.all(axis=1), on.all(axis=1))
         return inside
 
     @staticmethod
@@ -363,8 +363,17 @@ class FeasibleSet:
             more = stream.uniform(missing, self.dim)
         return torch.cat([points, self.nearest(more)])
 
+    def met(self, X: Tensor) -> Tensor:
+        """Those of `n x d` points that meet the constraints; its anchors if none does."""
+        if not self.constrained:
+            return X
+        inside = X[self.contains(X)]
+        return inside if len(inside) else self.anchors
+
     def filtered(self, X: Tensor) -> Tensor:
         """Those of `n x d` points that lie in the set, with values that exist; in their order."""
+        if not self._involved:  # values that exist change nothing about linear constraints
+            X = X[torch.from_numpy(self._linear(X.double().numpy()))]
         points = self.legal(X)
         return points[self.contains(points)]
 

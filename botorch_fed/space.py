@@ -431,8 +431,7 @@ class SearchSpace:
         if self.outcome.name == Outcome.name:  # the fingerprints of spaces without a named outcome
             del fields[-1]["name"]
         fields += [
-            [[(name, exact(factor)) for name, factor in one.coefficients], exact(one.bound)]
-            + [one.equality]
+            [[(n, exact(factor)) for n, factor in one.coefficients], exact(one.bound), one.equality]
             for one in self._linear
         ]
         if self.feasible is not None:
@@ -532,11 +531,16 @@ class SearchSpace:
             for equal in (False, True)
         )
         curved = any(not self._flat(one) for one in self._linear)
+        A, b = self._matrix(below)
+        C, d = self._matrix(on)
         return FeasibleSet(
             self.dim,
             self._legal,
             tuple(block for block in blocks if block is not None),
-            *(matrix for rows in (below, on) for matrix in self._matrix(rows)),
+            A,
+            b,
+            C,
+            d,
             check=self._meets if curved or self.feasible is not None else None,
         )
 
@@ -558,6 +562,12 @@ class SearchSpace:
                 f"feasible must return True or False, got {type(answer).__name__}."
             )
         return None if answer else f"feasible ({name_of(self.feasible)})"
+
+    @property
+    def constraint_words(self) -> tuple[str, ...]:
+        """Every constraint in words."""
+        check = () if self.feasible is None else (f"feasible ({name_of(self.feasible)})",)
+        return (*map(str, self._linear), *check)
 
     def refuse_infeasible(self, X: Tensor, what: str) -> None:
         """Raise `InputDataError` if one of `n x d` points violates a constraint.
