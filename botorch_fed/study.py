@@ -99,7 +99,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
 from types import NoneType, UnionType
@@ -505,6 +505,12 @@ class _Code:
         )
 
 
+@lru_cache(maxsize=8)
+def _loaded(code: _Code) -> Callable[..., Any]:
+    """The function of a check, which is called often, looked for once."""
+    return code.load()
+
+
 def _check_code(text: _Text, name: str) -> _Code:
     return _Code(text, ("space", "feasible"), name, "feasible(point: dict) -> bool")
 
@@ -847,7 +853,8 @@ def _space(top: _Table) -> SearchSpace:
             space = replace(space, constraints=constraints)
     if _is_condition(table, "feasible"):
         name = _function_name(table, "feasible", 'feasible = "mixing:stable"')
-        space = replace(space, feasible=NamedCheck(name, _check_code(top.text, name).load))
+        load = partial(_loaded, _check_code(top.text, name))
+        space = replace(space, feasible=NamedCheck(name, load))
     return space
 
 
@@ -1161,7 +1168,7 @@ def _default(
         with values.blamed(p.name):
             p.to_columns(point[p.name])
     with table.blamed("default"):
-        _linear_part(space).refuse_infeasible(space.to_unit([point]), "It")
+        _linear_part(space).refuse_infeasible(space.to_unit([point]), "This default")
     return point
 
 

@@ -79,6 +79,7 @@ ROOMS: dict[str, set[str]] = {
     "report": {"errors", "federation", "privacy", "run", "space"},
     "run": {"errors", "rng", "space", "wire", "storage", "federation", "engines", "test_functions"},
     "ax_adapter": {
+        "constraints",
         "errors",
         "rng",
         "space",
