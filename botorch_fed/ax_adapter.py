@@ -66,8 +66,8 @@ from botorch_fed.acquisition import (
     ThompsonSampling,
     weight_path,
 )
-from botorch_fed.engines.inprocess import InProcess, refusal_code
 from botorch_fed.constraints import LinearConstraint
+from botorch_fed.engines.inprocess import InProcess, refusal_code
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import (
     Agent,

@@ -42,6 +42,7 @@ MAX_LISTED = 16  # values of one ordered parameter that are
 _BISECTIONS = 20
 _NUM_CHAINS = 64
 _THINNING = 8
+_WALKED = 128  # points of a walk that are looked at together
 
 
 @dataclass(frozen=True, eq=False)
@@ -199,17 +200,13 @@ class FeasibleSet:
 
     def _distance_programme(self, x: Array, bounds: Array, free: Flags) -> Array | None:
         """The nearest point within bounds in some columns, by non-negative least squares."""
-        from scipy.linalg import null_space
         from scipy.optimize import nnls  # costs 70 ms to import, and only constraints need it
 
         z, C = x[free], self.C[:, free]
         if len(C):
             rest = self.d - self.C[:, ~free] @ x[~free]
             z = z + np.linalg.lstsq(C, rest - C @ z, rcond=None)[0]
-            basis = null_space(C) if C.any() else np.eye(len(z))
-        else:
-            basis = np.eye(len(z))
-        eye = np.eye(len(z))
+        basis, eye = self._directions(free), np.eye(len(z))
         G = np.concatenate([-self.A[:, free], eye, -eye])
         h = np.concatenate([
             self.A[:, ~free] @ x[~free] - bounds,
@@ -231,6 +228,21 @@ class FeasibleSet:
         moved = x.copy()
         moved[free] = (z - basis @ residual[:-1] / residual[-1]).clip(0.0, 1.0)
         return moved
+
+    def _directions(self, free: Flags) -> Array:
+        """An orthonormal basis of the moves in some columns that keep the equalities."""
+        from scipy.linalg import null_space
+
+        key = free.tobytes()
+        if key not in self._bases:
+            C = self.C[:, free]
+            self._bases[key] = null_space(C) if C.any() else np.eye(C.shape[1])
+        return self._bases[key]
+
+    @cached_property
+    def _bases(self) -> dict[bytes, Array]:
+        """What `_directions` has found."""
+        return {}
 
     @cached_property
     def _involved(self) -> tuple[Block, ...]:
@@ -325,9 +337,12 @@ class FeasibleSet:
         stream = generator(0, "feasible set")
         found = self._accepted(NUM_ANCHORS, stream, None, MAX_DRAWN)
         if not len(found) and (len(self.A) or len(self.C)):
-            walk = self._walk(MAX_DRAWN // 8, stream)
-            inside = self.legal(torch.from_numpy(np.stack([self._repaired(x) for x in walk])))
-            found = inside[self.contains(inside)][:NUM_ANCHORS]
+            for _ in range(MAX_DRAWN // (8 * _WALKED)):
+                walk = [self._repaired(x) for x in self._walk(_WALKED, stream)]
+                inside = self.legal(torch.from_numpy(np.stack(walk)))
+                found = inside[self.contains(inside)][:NUM_ANCHORS]
+                if len(found):
+                    break
         if not len(found):
             raise InputDataError(
                 f"None of {MAX_DRAWN:,} points of the search space meets all constraints"
@@ -389,9 +404,7 @@ class FeasibleSet:
 
     def _walk(self, count: int, stream: Generator) -> Array:
         """Points of the polytope by hit and run, `count x d`, whatever values exist."""
-        from scipy.linalg import null_space
-
-        basis = null_space(self.C) if len(self.C) else np.eye(self.dim)
+        basis = self._directions(np.ones(self.dim, dtype=bool))
         chains = min(count, _NUM_CHAINS)
         state = np.repeat(self._centre[None], chains, axis=0)
         rows = np.concatenate([self.A, np.eye(self.dim), -np.eye(self.dim)])

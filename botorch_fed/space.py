@@ -655,7 +655,7 @@ class SearchSpace:
 
     def check_feasible(self) -> None:
         """Raise `InputDataError` unless points that meet all constraints can be found."""
-        if self.feasible_set.constrained:
+        if self.feasible_set.check is not None:  # linear ones alone are known to be met somewhere
             _ = self.feasible_set.anchors
 
     def _ready(self, one: LinearConstraint | str) -> LinearConstraint:

@@ -197,10 +197,11 @@ def spread_points(
     sequence = spread(sobol_support(space.dim, count, seed=seed))
     if not found.constrained:
         return sequence
-    drawn = count
-    points = found.filtered(sequence)
-    while len(points) < count and drawn < MAX_SEQUENCE:
-        drawn = 4 * drawn
+    drawn, points = count, sequence[:0]
+    if not len(found.C):  # no point of a sequence meets an equality
+        points = found.filtered(sequence)
+    while len(points) < count and drawn < MAX_SEQUENCE and not len(found.C):
+        drawn = min(4 * drawn, MAX_SEQUENCE)
         points = found.filtered(spread(sobol_support(space.dim, drawn, seed=seed)))
     if len(points) < count:
         pool = _pool(space, seed, max(NUM_POOL, 2 ** math.ceil(math.log2(count))))
