@@ -19,9 +19,10 @@ constraint by more than 1e-9.
 
 Values: the best value of the first site at 5, 10 and 20 evaluations, by `FTS(every=1)` with the
 others, by the same search alone, and by BoTorch alone (`SingleTaskGP`, `LogExpectedImprovement`,
-`optimize_acqf` or `optimize_acqf_mixed_alternating` with the same linear constraints; its walk for
-raw points is shortened tenfold, which else takes two thirds of its time). All have the same three first points. p values are of Wilcoxon's signed rank test over seeds against BoTorch,
-two-sided. CPU is the median of a proposal.
+`optimize_acqf` or `optimize_acqf_mixed_alternating` with the same linear constraints; the walk of
+`optimize_acqf` for raw points is shortened tenfold, which else takes two thirds of its time). All
+have the same three first points. p values are of Wilcoxon's signed rank test over seeds against
+BoTorch, two-sided. CPU is the median of a proposal.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def test_empty_sets_are_refused(constraints: tuple[str, ...], match: str) -> Non
 
 
 def test_a_check_that_nothing_meets_is_refused() -> None:
-    with pytest.raises(InputDataError, match="None of 16,384 points .* and feasible"):
+    with pytest.raises(InputDataError, match=r"None of 16,384 points .* and feasible"):
         SearchSpace(REALS[:1], feasible=lambda point: False)
     with pytest.raises(InputDataError, match="must return True or False, got float"):
         SearchSpace(REALS[:1], feasible=lambda point: point["x0"])

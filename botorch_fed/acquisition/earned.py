@@ -40,8 +40,8 @@ NUM_FIRST = 64  # random points that are looked at while nothing has succeeded
 MAX_ITERATIONS = 60
 NUM_MIXED = 4  # points whose discrete values are improved,
 MAX_ROUNDS = 4  # in so many rounds at most
-NUM_POLISHED = 64  # random points near the best, where a check has no gradient,
-WIDTHS = (0.1, 0.03, 0.01, 0.003)  # at these distances in turn
+NUM_STEPS = 8  # random steps from each point, where a check has no gradient,
+WIDTHS = (0.2, 0.1, 0.05, 0.02, 0.01, 0.003)  # of these lengths in turn
 FAR = -1e3  # below it one term of an expansion is exact to 1e-5
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -274,13 +274,12 @@ def _constrained_best(improvement: EarnedImprovement, domain: Domain, stream: Ge
     raw = feasible.uniform(NUM_RAW, stream, posterior.log_warp.untransform)
     raw = torch.cat([raw, _near_best(posterior, domain, stream)])
     values = score(raw)
-    ends = ascend_within(
-        lambda X: _unit_gradient(improvement, X), raw[_starts(values, stream)].numpy(), feasible
-    )
+    starts = raw[_starts(values, stream)]
+    ends = ascend_within(lambda X: _unit_gradient(improvement, X), starts.numpy(), feasible)
     order = values.argsort()[::-1][:NUM_RESTARTS].copy()
     points = torch.cat([feasible.nearest(torch.from_numpy(ends)), raw[order]])
     if feasible.check is not None:
-        points = _polished(score, feasible, points, stream)
+        points = _polished(improvement, feasible, torch.cat([points, starts]), stream)
     ranks = _ranks_of(points, domain, posterior)
     if ranks.all():  # in a small space the best may all be tried
         points = torch.cat([points, raw])
@@ -320,16 +319,25 @@ def _unit_gradient(improvement: EarnedImprovement, X: Array) -> tuple[Array, Arr
 
 
 def _polished(
-    score: Callable[[Tensor], Array], feasible: FeasibleSet, points: Tensor, stream: Generator
+    improvement: EarnedImprovement, feasible: FeasibleSet, points: Tensor, stream: Generator
 ) -> Tensor:
-    """With better points, found by random steps that stay in the set."""
+    """Points of the set, each moved by random steps, as the models see them, that improve it."""
+    posterior = improvement.posterior
+    values = improvement(posterior.warp(points))
     for width in WIDTHS:
-        values = score(points)
-        best = points[torch.from_numpy(values.argsort()[::-1][:NUM_MIXED].copy())]
-        near = best[torch.arange(NUM_POLISHED) % len(best)]
-        near = (near + width * stream.normal(*near.shape)).clamp(0.0, 1.0)
-        near = feasible.nearest(near) if len(feasible.C) else feasible.filtered(near)
-        points = torch.cat([points, near])
+        steps = width * stream.normal(NUM_STEPS, *points.shape).numpy()
+        moved = (posterior.warp(points) + steps).clip(0.0, 1.0).reshape(-1, points.shape[1])
+        tried = feasible.legal(posterior.unwarp(moved))
+        if len(feasible.C):
+            tried = feasible.nearest(tried)
+        scores = np.where(feasible.contains(tried), improvement(posterior.warp(tried)), -np.inf)
+        scores = scores.reshape(NUM_STEPS, len(points))
+        best = scores.argmax(axis=0)
+        here = np.arange(len(points))
+        better = torch.from_numpy(scores[best, here] > values)
+        found = tried.reshape(NUM_STEPS, *points.shape)[torch.from_numpy(best), here]
+        points = torch.where(better.unsqueeze(-1), found, points)
+        values = np.maximum(values, scores[best, here])
     return points
 
 
