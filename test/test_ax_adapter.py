@@ -975,7 +975,7 @@ def test_a_missing_ax_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> N
 
 UNIT = [RangeParameterConfig(name=n, bounds=(0, 1), parameter_type="float") for n in "pq"]
 SIZE = ChoiceParameterConfig(name="s", values=[10, 30, 50], parameter_type="int", is_ordered=True)
-FLAG = ChoiceParameterConfig(name="f", values=[True, False], parameter_type="bool")
+FLAG = ChoiceParameterConfig(name="f", values=[True, False], parameter_type="bool", is_ordered=True)
 
 
 def _constrained(*constraints: str, parameters: Sequence[Any] = (*UNIT, SIZE, FLAG)) -> Client:

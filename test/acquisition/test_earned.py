@@ -438,7 +438,7 @@ def test_the_best_point_of_a_constrained_set(warp: bool, constraint: str) -> Non
         space = SearchSpace(reals, feasible=lambda p: bool(p["x"] ** 2 + p["y"] ** 2 <= 0.16))
     else:
         space = SearchSpace(reals, constraints=(constraint,))
-    X = space.snap(uniform(7, 2))
+    X = space.feasible_set.uniform(7, generator(2))
     scale = LogWarp(OFFSETS) if warp else None
     model = fit_earned(X, hill(X), some_prior(), log_warp=scale)
     improvement = EarnedImprovement.of(model, X)
