@@ -130,7 +130,7 @@ class FeasibleSet:
             ]
 
         found = {
-            "inequality_constraints": listed(self.A, self._inner, -1.0),
+            "inequality_constraints": listed(self.A, self.inner, -1.0),
             "equality_constraints": listed(self.C, self.d, 1.0),
         }
         return {name: rows for name, rows in found.items() if rows}
@@ -157,7 +157,7 @@ class FeasibleSet:
         return tolerance
 
     @cached_property
-    def _inner(self) -> Array:
+    def inner(self) -> Array:
         """Bounds that are met with room for rounding."""
         inner: Array = self.b - self._tolerance(self.A)
         return inner
@@ -192,7 +192,7 @@ class FeasibleSet:
 
         With room for rounding if there is room.
         """
-        for bounds in (self._inner, self.b):
+        for bounds in (self.inner, self.b):
             found = self._distance_programme(x, bounds, self.continuous)
             if found is not None and self._linear(found[None])[0]:
                 return found
@@ -408,7 +408,7 @@ class FeasibleSet:
         chains = min(count, _NUM_CHAINS)
         state = np.repeat(self._centre[None], chains, axis=0)
         rows = np.concatenate([self.A, np.eye(self.dim), -np.eye(self.dim)])
-        bounds = np.concatenate([self._inner, np.ones(self.dim), np.zeros(self.dim)])
+        bounds = np.concatenate([self.inner, np.ones(self.dim), np.zeros(self.dim)])
         kept: list[Array] = []
         rounds = math.ceil(count / chains)
         warm_up = 4 * self.dim + 2 * _THINNING
@@ -445,7 +445,7 @@ class FeasibleSet:
         )
         start = np.full(self.dim, 0.5) if found.x is None else found.x[:-1].clip(0.0, 1.0)
         every = np.ones(self.dim, dtype=bool)
-        inside = self._distance_programme(start, self._inner, every)
+        inside = self._distance_programme(start, self.inner, every)
         return start if inside is None else inside
 
     # -------------------------------------------------------------- discrete values

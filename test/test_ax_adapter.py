@@ -167,7 +167,7 @@ def test_an_experiment_gives_the_canonical_space() -> None:
             Parameter.real("x", -5, 10),
             Parameter.real("z", 1e-4, 1, scale="log"),
             Parameter.integer("k", 1, 8),
-            Parameter.choice("c", ["1", "2", "3"]),
+            Parameter.choice("c", [1, 2, 3], ordered=False),
         ),
         Outcome(1.0, 2.0, minimize=True),
     )

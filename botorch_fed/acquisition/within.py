@@ -45,7 +45,7 @@ def ascend_within(
 
         rules = []
         for kind, rows, bounds in (
-            ("ineq", -feasible.A, -feasible.b),
+            ("ineq", -feasible.A, -feasible.inner),
             ("eq", feasible.C, feasible.d),
         ):
             used = rows[:, free].any(axis=1)
