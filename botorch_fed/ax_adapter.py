@@ -68,6 +68,7 @@ from botorch_fed.acquisition import (
     ThompsonSampling,
     weight_path,
 )
+from botorch_fed.constraints import LinearConstraint
 from botorch_fed.engines.inprocess import InProcess, refusal_code
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import (
@@ -146,7 +147,8 @@ class RoundOpen(DataRequiredError):
 def search_space(client: Client, *, centre: float = 0.0, scale: float = 1.0) -> SearchSpace:
     """The canonical search space of an Ax experiment; the objective's sign included.
 
-    Choices are one-hot, those with an order too; fixed parameters are left out.
+    Parameter constraints are its constraints. Choices with an order take one column, others are
+    one-hot; fixed parameters are left out.
 
     Args:
         client: A client with an experiment and one objective.
@@ -157,7 +159,7 @@ def search_space(client: Client, *, centre: float = 0.0, scale: float = 1.0) -> 
     _, minimize = _objective(experiment)
     parameters = [_parameter(p) for p in experiment.search_space.parameters.values()]
     searched = tuple(p for p in parameters if p is not None)
-    return SearchSpace(searched, Outcome(centre, scale, minimize))
+    return SearchSpace(searched, Outcome(centre, scale, minimize), _constraints(experiment))
 
 
 @dataclass(frozen=True)
@@ -183,17 +185,25 @@ class AxMap:
         theirs = experiment.search_space.parameters
         parameters = {name: _parameter(p) for name, p in theirs.items()}
         own = {name: p for name, p in parameters.items() if p is not None}
-        if own.keys() != set(space.names):
+        searched = [p for p in space.parameters if p.kind != "fixed"]
+        names = [p.name for p in searched]
+        if own.keys() != set(names):
             raise InputDataError(
                 f"The experiment has the parameters {sorted(own)}, the federation "
-                f"{sorted(space.names)}: they must have the same names."
+                f"{sorted(names)}: they must have the same names."
             )
-        for parameter in space.parameters:
+        for parameter in searched:
             if _ordered(own[parameter.name], parameter) != parameter:
                 raise InputDataError(
                     f"Parameter {parameter.name!r} is {own[parameter.name]} in the experiment and "
                     f"{parameter} in the federation: kind, bounds, scale and values must agree."
                 )
+        unknown = [c for c in _canonical(space, experiment) if c not in space.constraints]
+        if unknown:
+            raise InputDataError(
+                f"The experiment has the parameter constraint '{unknown[0]}', the federation has "
+                f"not: give its search space constraints=('{unknown[0]}', …), at all sites."
+            )
         if minimize != space.outcome.minimize:
             raise InputDataError(
                 f"The experiment {'mini' if minimize else 'maxi'}mises {metric!r}, the federation "
@@ -205,6 +215,12 @@ class AxMap:
             if isinstance(p, ChoiceParameter)
         }
         fixed = {name: p.value for name, p in theirs.items() if isinstance(p, FixedParameter)}
+        for p in space.parameters:
+            if p.kind == "fixed" and fixed.get(p.name, p.values[0]) != p.values[0]:
+                raise InputDataError(
+                    f"Parameter {p.name!r} is fixed at {fixed[p.name]!r} in the experiment and at "
+                    f"{p.values[0]!r} in the federation: the values must agree."
+                )
         return cls(space, values, fixed, metric)
 
     def to_ax(self, X: Tensor) -> list[TParameterization]:
@@ -212,19 +228,26 @@ class AxMap:
         points: list[TParameterization] = []
         for point in self.space.from_unit(X):
             named = {
-                name: self.values[name][str(value)] if name in self.values else value
-                for name, value in point.items()
+                p.name: self.values[p.name][str(point[p.name])]
+                if p.name in self.values
+                else point[p.name]
+                for p in self._searched
             }
             points.append({**named, **self.fixed})
         return points
 
     def from_ax(self, parameters: TParameterization) -> Tensor:
         """A parameterization to a `1 x d` tensor; `InputDataError` outside the bounds."""
-        point: dict[str, Any] = {
-            name: str(parameters[name]) if name in self.values else parameters[name]
-            for name in self.space.names
-        }
+        point: dict[str, Any] = {}
+        for p in self._searched:
+            known = {str(value): value for value in p.values}
+            given = parameters[p.name]
+            point[p.name] = known.get(str(given), given)
         return self.space.to_unit([point])
+
+    @property
+    def _searched(self) -> list[Parameter]:
+        return [p for p in self.space.parameters if p.kind != "fixed"]
 
 
 def _objective(experiment: Experiment) -> tuple[str, bool]:
@@ -244,9 +267,13 @@ def _parameter(theirs: Any) -> Parameter | None:
     if isinstance(theirs, FixedParameter):
         return None
     if getattr(theirs, "is_fidelity", False) or getattr(theirs, "is_hierarchical", False):
-        raise InputDataError(f"Parameter {theirs.name!r} is a fidelity or has dependents.")
+        raise InputDataError(
+            f"Parameter {theirs.name!r} is a fidelity or has dependents, which a federation's "
+            "search does not know: fix it, search the flat space, or use `modular_spec`, where Ax "
+            "itself handles it."
+        )
     if isinstance(theirs, ChoiceParameter):
-        return Parameter.choice(theirs.name, [str(value) for value in theirs.values])
+        return _choice(theirs)
     if not isinstance(theirs, RangeParameter) or theirs.logit_scale or theirs.digits is not None:
         raise InputDataError(
             f"Parameter {theirs.name!r} is no range on a linear or log scale, without rounding, "
@@ -258,10 +285,36 @@ def _parameter(theirs: Any) -> Parameter | None:
     return Parameter.real(theirs.name, theirs.lower, theirs.upper, scale=scale)
 
 
+def _choice(theirs: Any) -> Parameter:
+    """A choice with its values; two texts have no order that says anything."""
+    text = theirs.parameter_type == ParameterType.STRING
+    ordered = bool(theirs.is_ordered) and not (text and len(theirs.values) == 2)
+    log = ordered and bool(getattr(theirs, "log_scale", False))
+    return Parameter.choice(
+        theirs.name, theirs.values, ordered=ordered, scale="log" if log else "linear"
+    )
+
+
+def _constraints(experiment: Experiment) -> tuple[LinearConstraint, ...]:
+    """The parameter constraints of an experiment."""
+    return tuple(
+        LinearConstraint(tuple(one.constraint_dict.items()), one.bound, one.is_equality)
+        for one in experiment.search_space.parameter_constraints
+    )
+
+
+def _canonical(space: SearchSpace, experiment: Experiment) -> tuple[LinearConstraint | str, ...]:
+    """The same in the form that a space gives them."""
+    return SearchSpace(space.parameters, constraints=_constraints(experiment)).constraints
+
+
 def _ordered(parameter: Parameter, wanted: Parameter) -> Parameter:
-    """A choice in the order of another: Ax sorts the values as it likes."""
-    if set(parameter.values) == set(wanted.values):
-        return replace(parameter, values=wanted.values)
+    """A choice in the order of another: Ax sorts the values as it likes.
+
+    Texts that name numbers or booleans stand for them.
+    """
+    if wanted.kind == "choice" and {*map(str, parameter.values)} == {*map(str, wanted.values)}:
+        return replace(wanted, name=parameter.name)
     return parameter
 
 

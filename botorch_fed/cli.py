@@ -891,6 +891,8 @@ def _show_plan(
     table = _table(show_header=False, title=f"Plan of {study.path.name}: nothing was evaluated")
     table.add_row("protocol", outline.protocol)
     table.add_row("space", f"{', '.join(study.space.names)} ({outline.columns} columns)")
+    if outline.constraints:
+        table.add_row("constraints", "\n".join(outline.constraints))
     table.add_row(
         "budget",
         f"{outline.budget} evaluations of each of {agents}, initial ones included, "

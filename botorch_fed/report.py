@@ -260,7 +260,16 @@ def _summary(run: _Run) -> list[str]:
         *_guarantee(result),
         _facts("The run", facts),
         _table(f"Search space; of the outcome, {outcome}", head, [_cells(row) for row in rows]),
+        *_constraints(result.space),
     ]
+
+
+def _constraints(space: SearchSpace) -> list[str]:
+    words = space.constraint_words
+    if not words:
+        return []
+    rows = [_cells([one]) for one in words]
+    return [_table("Constraints, which every point of a search meets", ("Constraint",), rows)]
 
 
 def _budget(result: RunResult) -> str:
@@ -270,8 +279,8 @@ def _budget(result: RunResult) -> str:
 
 
 def _range(parameter: Parameter) -> str:
-    if parameter.kind == "choice":
-        return ", ".join(parameter.values)
+    if parameter.values:
+        return ", ".join(map(str, parameter.values))
     return f"{parameter.lower:g} to {parameter.upper:g}"
 
 
@@ -919,8 +928,8 @@ def _best_rows(result: RunResult, rows: list[Record], values: list[float]) -> li
 
 def _place(parameter: Parameter, value: float | int | str) -> float:
     """A value as a number on an axis."""
-    if parameter.kind == "choice":
-        return float(parameter.values.index(str(value)))
+    if parameter.values:
+        return float(parameter.values.index(value))
     return float(value)
 
 
@@ -948,8 +957,9 @@ def _name_axes(axes: Any, space: SearchSpace, i: int, j: int) -> None:
 
 
 def _scale_axis(set_scale: Any, set_limits: Any, axis: Any, parameter: Parameter) -> None:
-    if parameter.kind == "choice":
-        axis.set_ticks(range(len(parameter.values)), [_short(v, 14) for v in parameter.values])
+    if parameter.values:
+        names = [_short(str(value), 14) for value in parameter.values]
+        axis.set_ticks(range(len(parameter.values)), names)
         set_limits(-0.5, len(parameter.values) - 0.5)
         return
     low, high = parameter.lower, parameter.upper

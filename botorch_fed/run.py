@@ -24,7 +24,7 @@ import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -60,7 +60,7 @@ from botorch_fed.federation.hub import finished_rounds, hub_log
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
 from botorch_fed.rng import generator
-from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
+from botorch_fed.space import SearchSpace, Value
 from botorch_fed.storage.log import FileLog, Log
 from botorch_fed.storage.store import Blobs, MemoryBlobs, own_folder
 from botorch_fed.test_functions.base import FederatedTestProblem
@@ -181,7 +181,14 @@ class RunResult:
         What an agent had before the run counts from its first query on.
         """
         given, rows = self._given(agent), self._rows(agent)
-        values = [row["y"] if row["true"] is None else row["true"] for row in (*given, *rows)]
+        values = [
+            -self._sign * math.inf
+            if "violates" in row
+            else row["y"]
+            if row["true"] is None
+            else row["true"]
+            for row in (*given, *rows)
+        ]
         if not values:
             return torch.zeros(0, dtype=torch.float64)
         signed = self._sign * torch.tensor(values, dtype=torch.float64)
@@ -190,9 +197,11 @@ class RunResult:
     def best_parameters(self, site: AgentId) -> dict[str, Value]:
         """The parameters of a site's best observed value, by name and in the user's units.
 
-        What the site had before the run counts; of equal values the first.
+        What the site had before the run counts where it meets the constraints of the space; of
+        equal values the first.
         """
-        X, Y = self.history(site, given=True)
+        rows = [*self._given(site), *self._rows(site)]
+        X, Y = self._history([row for row in rows if "violates" not in row])
         if not len(Y):
             raise InputDataError(f"Site {site!r} has no observation: there is no best one.")
         row = int((self._sign * Y).argmax())
@@ -310,7 +319,7 @@ class RunResult:
         options: list[tuple[str, list[bool]]] = []
         for parameter in self.space.parameters:
             name, values = parameter.name, [point[parameter.name] for point in points]
-            if parameter.kind == "choice":
+            if not parameter.is_number or parameter.kind == "choice":
                 options += [(f"{name} = {v}", [u == v for u in values]) for v in parameter.values]
                 continue
             numbers = sorted({float(value) for value in values})
@@ -361,7 +370,7 @@ class RunResult:
         head = {
             "format": FORMAT,
             "names": self.names,
-            "space": asdict(self.space),
+            "space": self.space.to_dict(),
             "seed": self.seed,
             "protocol": self.protocol,
             "optimal_values": self.optimal_values,
@@ -395,7 +404,7 @@ class RunResult:
             )
         return cls(
             names=tuple(head["names"]),
-            space=_space(head["space"]),
+            space=SearchSpace.from_dict(head["space"]),
             seed=head["seed"],
             protocol=head["protocol"],
             records=_lines(folder / "records.jsonl"),
@@ -468,7 +477,7 @@ def run(
         protocol=_title(protocol),
         optimal_values=optima,
         versions=_versions(),
-        given=_given_rows(protocol, objectives, optima),
+        given=_given_rows(protocol, objectives, optima, space),
         budget=protocol.budget,
     )
     folder = _folder(out, resume=resume)
@@ -625,7 +634,7 @@ def site_result(
         part="site",
         budget=budget,
     )
-    result.records = _observation_rows(name, observations, None, None)
+    result.records = _flagged(_observation_rows(name, observations, None, None), space)
     return result
 
 
@@ -817,7 +826,10 @@ def _observation_rows(
 
 
 def _given_rows(
-    protocol: Study, objectives: Mapping[AgentId, Objective], optima: dict[AgentId, float] | None
+    protocol: Study,
+    objectives: Mapping[AgentId, Objective],
+    optima: dict[AgentId, float] | None,
+    space: SearchSpace,
 ) -> list[Record]:
     """What agents have observed before, of studies that have `data`."""
     rows: list[Record] = []
@@ -832,6 +844,18 @@ def _given_rows(
         for x, y, value in zip(X.tolist(), Y.flatten().tolist(), true, strict=True):
             regret = None if value is None or optima is None else abs(optima[agent] - value)
             rows.append({"agent": agent, "x": x, "y": y, "true": value, "regret": regret})
+    return _flagged(rows, space)
+
+
+def _flagged(rows: list[Record], space: SearchSpace) -> list[Record]:
+    """Rows, those of points outside of the constraints with the constraint that they violate."""
+    if not space.feasible_set.constrained:
+        return rows
+    for row in rows:
+        (point,) = space.from_unit(torch.tensor([row["x"]], dtype=torch.float64))
+        broken = space.violated(point)
+        if broken is not None:
+            row["violates"] = broken
     return rows
 
 
@@ -1026,14 +1050,6 @@ def _rounds(path: Path) -> list[Record]:
             row["replied"] = row.pop("heard")
         rows.append(row)
     return rows
-
-
-def _space(fields: dict[str, Any]) -> SearchSpace:
-    parameters = [
-        Parameter(**{**parameter, "values": tuple(parameter["values"])})
-        for parameter in fields["parameters"]
-    ]
-    return SearchSpace(tuple(parameters), Outcome(**fields["outcome"]))
 
 
 def _versions() -> dict[str, str]:

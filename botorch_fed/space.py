@@ -9,7 +9,14 @@ learnt from data.
     range, log       (log x - log lower) / (log upper - log lower)
     integer          as a range, and rounded on the way back
     choice           one column per value, one-hot; the largest column on the way back
+    ordered choice   one column: a number as in a range, other values evenly in their order; the
+                     nearest value on the way back
+    fixed            no column; it is in every point
     outcome          sign * (y - centre) / scale, to be maximised
+
+A space may have constraints: linear ones over numbers in the user's units, which are text or
+`LinearConstraint`, and `feasible`, a known and cheap function of a point by name. They are hard:
+`SearchSpace.snap` moves every point to one that meets them, and no search evaluates another.
 """
 
 from __future__ import annotations
@@ -17,60 +24,75 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
+import numpy as np
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
 
-Value = float | int | str
+from botorch_fed.constraints import LinearConstraint
+from botorch_fed.feasible_set import TOLERANCE, Array, Block, FeasibleSet
+
+Value = float | int | str | bool
+Kind = Literal["real", "integer", "choice", "ordinal", "fixed"]
+MAX_LISTED = 10_000  # values of an integer up to which they are searched one by one
 DECADES = 100.0  # the ratio of bounds from which on a parameter is taken to act by its ratio
 Scale = Literal["linear", "log"]
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One parameter of a search space; made by `real`, `integer` or `choice`.
+    """One parameter of a search space; made by `real`, `integer`, `choice` or `fixed`.
 
     Attributes:
         name: How the site's objective calls it.
-        kind: What kind of values it has.
-        lower: Lower bound (0 for a choice).
-        upper: Upper bound (0 for a choice).
+        kind: What kind of values it has; an ordered choice is ``"ordinal"``.
+        lower: Lower bound (0 for a choice without numbers).
+        upper: Upper bound (0 for a choice without numbers or order).
         scale: Whether equal steps are equal differences or equal ratios.
-        values: The values of a choice.
+        values: The values of a choice, or the one of a fixed parameter.
     """
 
     name: str
-    kind: Literal["real", "integer", "choice"]
+    kind: Kind
     lower: float
     upper: float
     scale: Scale
-    values: tuple[str, ...]
+    values: tuple[Value, ...]
 
     def __post_init__(self) -> None:
         if not self.name:
             raise InputDataError("A parameter needs a name.")
-        if self.kind == "choice":
-            if len(self.values) < 2 or len(set(self.values)) < len(self.values):
+        if self.kind == "fixed":
+            if len(self.values) != 1 or not _is_value(self.values[0]):
                 raise InputDataError(
-                    f"Choice {self.name!r} needs at least two different values, got {self.values}."
+                    f"Fixed parameter {self.name!r} needs one value, a finite number, a text or a "
+                    f"boolean, got {self.values}."
                 )
             return
-        if self.kind not in ("real", "integer") or self.scale not in ("linear", "log"):
+        if self.kind in ("choice", "ordinal"):
+            self._check_values()
+            if self.kind == "choice":
+                return
+        elif self.kind not in ("real", "integer"):
             raise InputDataError(
-                f"Parameter {self.name!r}: kind must be real, integer or choice and scale linear "
-                f"or log, got {self.kind!r} and {self.scale!r}."
+                f"Parameter {self.name!r}: kind must be real, integer, choice, ordinal or fixed, "
+                f"got {self.kind!r}."
+            )
+        if self.scale not in ("linear", "log"):
+            raise InputDataError(
+                f"Parameter {self.name!r}: scale must be linear or log, got {self.scale!r}."
             )
         if not (math.isfinite(self.lower) and math.isfinite(self.upper)):
             raise InputDataError(f"The bounds of {self.name!r} must be finite.")
         if not self.lower < self.upper:
             raise InputDataError(
                 f"The lower bound of {self.name!r} must lie below the upper, got {self.lower} and "
-                f"{self.upper}: leave a fixed parameter out of the space."
+                f"{self.upper}: write Parameter.fixed for a parameter with one value."
             )
         if self.scale == "log" and self.lower <= 0:
             raise InputDataError(
@@ -80,6 +102,19 @@ class Parameter:
             raise InputDataError(
                 f"The bounds of integer {self.name!r} must be integers, got {self.lower} and "
                 f"{self.upper}."
+            )
+
+    def _check_values(self) -> None:
+        """Refuse values of a choice that are not different, or of several kinds."""
+        if len(self.values) < 2 or len(set(self.values)) < len(self.values):
+            raise InputDataError(
+                f"Choice {self.name!r} needs at least two different values, got {self.values}."
+            )
+        kinds = {_kind_of(value) for value in self.values}
+        if len(kinds) > 1 or not all(map(_is_value, self.values)):
+            raise InputDataError(
+                f"Choice {self.name!r} needs texts, finite numbers or booleans, all of one kind, "
+                f"got {self.values}."
             )
 
     @classmethod
@@ -93,23 +128,62 @@ class Parameter:
         return cls(name, "integer", float(lower), float(upper), scale, ())
 
     @classmethod
-    def choice(cls, name: str, values: Sequence[str]) -> Parameter:
-        """One of several values without an order."""
-        return cls(name, "choice", 0.0, 0.0, "linear", tuple(values))
+    def choice(
+        cls,
+        name: str,
+        values: Sequence[Value],
+        *,
+        ordered: bool | None = None,
+        scale: Scale = "linear",
+    ) -> Parameter:
+        """One of several values: texts, numbers or booleans.
+
+        Args:
+            name: How the site's objective calls it.
+            values: The values.
+            ordered: Whether values between which others lie are alike; default for numbers and
+                booleans only. Texts are ordered as they stand.
+            scale: Of ordered numbers.
+        """
+        values = tuple(values)
+        kinds = {_kind_of(value) for value in values}
+        if ordered is None:
+            ordered = kinds in ({"number"}, {"boolean"})
+        if kinds != {"number"} and scale != "linear":
+            raise InputDataError(f"Choice {name!r}: a log scale is for numbers, got {values}.")
+        if not ordered or not all(map(_is_value, values)):
+            return cls(name, "choice", 0.0, 0.0, "linear", values)
+        if kinds == {"number"}:
+            values = tuple(sorted(values, key=float))
+            return cls(name, "ordinal", float(values[0]), float(values[-1]), scale, values)
+        if kinds == {"boolean"}:
+            values = tuple(sorted(values))
+        return cls(name, "ordinal", 0.0, max(len(values) - 1.0, 0.0), "linear", values)
+
+    @classmethod
+    def fixed(cls, name: str, value: Value) -> Parameter:
+        """A parameter with one value, which every point has."""
+        return cls(name, "fixed", 0.0, 0.0, "linear", (value,))
 
     @property
     def num_columns(self) -> int:
         """How many columns of the unit cube it takes."""
-        return len(self.values) if self.kind == "choice" else 1
+        return {"choice": len(self.values), "fixed": 0}.get(self.kind, 1)
+
+    @property
+    def is_number(self) -> bool:
+        """Whether its values are numbers."""
+        return not self.values or {_kind_of(value) for value in self.values} == {"number"}
 
     def to_columns(self, value: Value) -> list[float]:
         """The columns of one value."""
-        if self.kind == "choice":
-            if value not in self.values:
-                raise InputDataError(
-                    f"Parameter {self.name!r} must be one of {self.values}, got {value!r}."
-                )
-            return [1.0 if value == v else 0.0 for v in self.values]
+        if self.values:
+            index = self._index(value)
+            if self.kind == "fixed":
+                return []
+            if self.kind == "choice":
+                return [float(k == index) for k in range(len(self.values))]
+            return [self._places[index]]
         if isinstance(value, (str, bool)) or not math.isfinite(value):
             raise InputDataError(f"Parameter {self.name!r} must be a number, got {value!r}.")
         if not self.lower <= value <= self.upper:
@@ -119,15 +193,19 @@ class Parameter:
             )
         if self.kind == "integer" and value % 1:
             raise InputDataError(f"Parameter {self.name!r} must be an integer, got {value:g}.")
-        low, high = self._warped
-        return [min(max((self._warp(float(value)) - low) / (high - low), 0.0), 1.0)]
+        return [self._column(float(value))]
 
     def from_columns(self, columns: Sequence[float]) -> Value:
         """The value nearest to a point of the unit cube; the bounds are never left."""
+        if self.kind == "fixed":
+            return self.values[0]
         if self.kind == "choice":
             return self.values[max(range(len(columns)), key=columns.__getitem__)]
-        low, high = self._warped
         column = columns[0]
+        if self.kind == "ordinal":
+            places = self._places
+            return self.values[min(range(len(places)), key=lambda k: abs(places[k] - column))]
+        low, high = self._warped
         if column <= 0 or column >= 1:  # exactly: exp(log(upper)) may exceed the upper bound
             value = self.lower if column <= 0 else self.upper
         else:
@@ -136,12 +214,69 @@ class Parameter:
             value = min(max(value, self.lower), self.upper)
         return round(value) if self.kind == "integer" else value
 
+    def from_text(self, text: str) -> Value:
+        """A value as it stands in a table; `ValueError` if it is none."""
+        if self.values:
+            named = {str(value).lower(): value for value in self.values}
+            if text.lower() in named and (text in map(str, self.values) or not self.is_text):
+                return named[text.lower()]
+            return float(text) if self.is_number else text
+        return float(text)
+
+    @property
+    def is_text(self) -> bool:
+        """Whether its values are texts."""
+        return bool(self.values) and isinstance(self.values[0], str)
+
+    def block(self, start: int) -> Block | None:
+        """Its values in columns from one on; None of what has no or too many."""
+        if self.kind in ("real", "fixed"):
+            return None
+        values: Sequence[Value] = self.values
+        if self.kind == "integer":
+            if self.upper - self.lower >= MAX_LISTED:
+                return None
+            values = range(int(self.lower), int(self.upper) + 1)
+        rows = np.array([self.to_columns(value) for value in values])
+        return Block(start, rows, self.kind != "choice")
+
+    def _index(self, value: Value) -> int:
+        """The number of a value."""
+        for k, known in enumerate(self.values):
+            if value == known and _kind_of(value) == _kind_of(known):
+                return k
+        what = "be one of" if len(self.values) > 1 else "have the fixed value"
+        shown = self.values if len(self.values) > 1 else repr(self.values[0])
+        raise InputDataError(f"Parameter {self.name!r} must {what} {shown}, got {value!r}.")
+
+    @cached_property
+    def _places(self) -> list[float]:
+        """The columns of ordered values."""
+        numbers = self.values if self.is_number else range(len(self.values))
+        return [self._column(float(number)) for number in numbers]
+
+    def _column(self, value: float) -> float:
+        low, high = self._warped
+        return min(max((self._warp(value) - low) / (high - low), 0.0), 1.0)
+
     def _warp(self, value: float) -> float:
         return math.log(value) if self.scale == "log" else value
 
     @property
     def _warped(self) -> tuple[float, float]:
         return self._warp(self.lower), self._warp(self.upper)
+
+
+def _kind_of(value: object) -> str:
+    if isinstance(value, bool):
+        return "boolean"
+    return "number" if isinstance(value, int | float) else "text"
+
+
+def _is_value(value: object) -> bool:
+    return isinstance(value, str | bool) or (
+        isinstance(value, int | float) and math.isfinite(value)
+    )
 
 
 @dataclass(frozen=True)
@@ -183,12 +318,36 @@ class Outcome:
 
 
 @dataclass(frozen=True)
+class NamedCheck:
+    """A `feasible` that is known by its name, and imported when it is first called.
+
+    Attributes:
+        name: ``"module:function"``.
+        load: Imports it; None where it is known by name only, as in a result that was saved.
+    """
+
+    name: str
+    load: Callable[[], Callable[[dict[str, Any]], bool]] | None = field(
+        default=None, compare=False, repr=False, metadata={"own": True}
+    )
+
+    def __call__(self, point: dict[str, Any]) -> bool:
+        """Whether a point may be evaluated."""
+        if self.load is None:
+            raise InputDataError(f"feasible = {self.name!r} is known by its name only.")
+        return self.load()(point)
+
+
+@dataclass(frozen=True)
 class SearchSpace:
-    """Parameters in a fixed order, and the outcome's scale.
+    """Parameters in a fixed order, the outcome's scale, and which points may be evaluated.
 
     Attributes:
         parameters: The parameters; their order is the order of the columns.
         outcome: The map of outcomes.
+        constraints: Linear constraints over numeric parameters, in the user's units; text is read
+            by `LinearConstraint.parse`. On a log scale inequalities only.
+        feasible: Whether a point by name may be evaluated; known, cheap and the same at all sites.
 
     Example:
         >>> space = SearchSpace(
@@ -197,10 +356,18 @@ class SearchSpace:
         ... )
         >>> space.to_unit([{"lr": 1e-2, "depth": 8}])
         tensor([[0.5000, 1.0000]], dtype=torch.float64)
+        >>> mixture = SearchSpace(
+        ...     (Parameter.real("x", 0.0, 1.0), Parameter.real("y", 0.0, 1.0)),
+        ...     constraints=("x + y <= 1",),
+        ... )
+        >>> mixture.violated({"x": 0.75, "y": 0.5})
+        'x + y <= 1'
     """
 
     parameters: tuple[Parameter, ...]
     outcome: Outcome = Outcome()
+    constraints: tuple[LinearConstraint | str, ...] = ()
+    feasible: Callable[[dict[str, Any]], bool] | None = None
 
     def __post_init__(self) -> None:
         if not isinstance(self.parameters, tuple) or not all(
@@ -210,10 +377,13 @@ class SearchSpace:
                 f"Expected parameters as a tuple of Parameter, got {type(self.parameters).__name__}"
                 ": write SearchSpace((Parameter.real(…), …)), with a comma after a single one."
             )
-        if not self.parameters:
-            raise InputDataError("A search space needs at least one parameter.")
+        if not self.dim:
+            raise InputDataError("A search space needs at least one parameter that is not fixed.")
         if len(set(self.names)) < len(self.names):
             raise InputDataError(f"Parameters must have different names, got {self.names}.")
+        self._check_constraints()
+
+    # -------------------------------------------------------------- parameters
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -246,34 +416,83 @@ class SearchSpace:
 
     @cached_property
     def fingerprint(self) -> str:
-        """SHA-256 of the map: equal if and only if both sides mean the same by a point."""
+        """SHA-256 of the map: equal if and only if both sides mean the same by a point.
+
+        A function `feasible` is in it by its name.
+        """
 
         def exact(value: object) -> object:
             return value.hex() if isinstance(value, float) else value
 
         parts: list[Parameter | Outcome] = [*self.parameters, self.outcome]
-        fields = [{key: exact(value) for key, value in asdict(part).items()} for part in parts]
+        fields: list[Any] = [
+            {key: exact(value) for key, value in asdict(part).items()} for part in parts
+        ]
         if self.outcome.name == Outcome.name:  # the fingerprints of spaces without a named outcome
             del fields[-1]["name"]
+        fields += [
+            [[(n, exact(factor)) for n, factor in one.coefficients], exact(one.bound), one.equality]
+            for one in self._linear
+        ]
+        if self.feasible is not None:
+            fields.append({"feasible": name_of(self.feasible)})
         text = json.dumps(fields, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
+    def to_dict(self) -> dict[str, Any]:
+        """The space as JSON has it, `feasible` by its name."""
+        document: dict[str, Any] = {
+            "parameters": [asdict(parameter) for parameter in self.parameters],
+            "outcome": asdict(self.outcome),
+        }
+        if self.constraints:
+            document["constraints"] = [asdict(one) for one in self._linear]
+        if self.feasible is not None:
+            document["feasible"] = name_of(self.feasible)
+        return document
+
+    @classmethod
+    def from_dict(cls, document: Mapping[str, Any]) -> SearchSpace:
+        """The inverse of `to_dict`, but that `feasible` is known by its name only."""
+        parameters = tuple(
+            Parameter(**{**one, "values": tuple(one["values"])}) for one in document["parameters"]
+        )
+        constraints = tuple(
+            LinearConstraint(**{**one, "coefficients": tuple(map(tuple, one["coefficients"]))})
+            for one in document.get("constraints", ())
+        )
+        check = document.get("feasible")
+        return cls(
+            parameters,
+            Outcome(**document["outcome"]),
+            constraints,
+            None if check is None else NamedCheck(check),
+        )
+
+    # -------------------------------------------------------------- the unit cube
+
     def to_unit(self, points: Sequence[Mapping[str, Value]]) -> Tensor:
-        """Points by name to an `n x d` tensor in the unit cube."""
+        """Points by name to an `n x d` tensor in the unit cube; fixed parameters may be left out.
+
+        Constraints are not looked at: results of any point may be known.
+        """
+        fixed = {p.name for p in self.parameters if p.kind == "fixed"}
         rows = []
         for point in points:
-            if point.keys() != set(self.names):
-                missing = sorted(set(self.names) - point.keys())
+            if point.keys() | fixed != set(self.names):
+                missing = sorted(set(self.names) - point.keys() - fixed)
                 unknown = sorted(point.keys() - set(self.names))
                 raise InputDataError(
                     f"A point must name exactly the parameters {list(self.names)}: missing "
                     f"{missing}, unknown {unknown}."
                 )
-            rows.append([c for p in self.parameters for c in p.to_columns(point[p.name])])
+            rows.append(
+                [c for p in self.parameters if p.name in point for c in p.to_columns(point[p.name])]
+            )
         return torch.tensor(rows, dtype=torch.float64).reshape(len(rows), self.dim)
 
     def from_unit(self, X: Tensor) -> list[dict[str, Value]]:
-        """An `n x d` tensor in the unit cube to points by name, the nearest legal ones."""
+        """An `n x d` tensor in the unit cube to points by name, with the nearest values."""
         if X.dim() != 2 or X.shape[-1] != self.dim:
             raise BotorchTensorDimensionError(
                 f"X must be `n x {self.dim}` for this search space, got shape {tuple(X.shape)}."
@@ -292,5 +511,216 @@ class SearchSpace:
         return points
 
     def snap(self, X: Tensor) -> Tensor:
-        """The nearest points that a site can really evaluate, `n x d`."""
+        """The nearest points that a site can really evaluate, `n x d`: constraints are met."""
+        return self.feasible_set.nearest(X)
+
+    def _legal(self, X: Tensor) -> Tensor:
         return self.to_unit(self.from_unit(X))
+
+    # -------------------------------------------------------------- constraints
+
+    @cached_property
+    def feasible_set(self) -> FeasibleSet:
+        """The points of the unit cube that can be evaluated."""
+        blocks, start = [], 0
+        for parameter in self.parameters:
+            blocks.append(parameter.block(start))
+            start += parameter.num_columns
+        below, on = (
+            [self._row(one) for one in self._linear if one.equality is equal and self._flat(one)]
+            for equal in (False, True)
+        )
+        curved = any(not self._flat(one) for one in self._linear)
+        A, b = self._matrix(below)
+        C, d = self._matrix(on)
+        return FeasibleSet(
+            self.dim,
+            self._legal,
+            tuple(block for block in blocks if block is not None),
+            A,
+            b,
+            C,
+            d,
+            check=self._meets if curved or self.feasible is not None else None,
+        )
+
+    def violated(self, point: Mapping[str, Value]) -> str | None:
+        """The first constraint that a point by name does not meet, in words; None if it meets all.
+
+        Args:
+            point: A value for each parameter.
+        """
+        values = {**self._fixed, **point}
+        for one in self._linear:
+            if one.excess(values) > TOLERANCE * self._extent(one):  # type: ignore[arg-type]
+                return str(one)
+        if self.feasible is None:
+            return None
+        answer = self.feasible({name: values[name] for name in self.names})
+        if not isinstance(answer, bool | np.bool_):
+            raise InputDataError(
+                f"feasible must return True or False, got {type(answer).__name__}."
+            )
+        return None if answer else f"feasible ({name_of(self.feasible)})"
+
+    @property
+    def constraint_words(self) -> tuple[str, ...]:
+        """Every constraint in words."""
+        check = () if self.feasible is None else (f"feasible ({name_of(self.feasible)})",)
+        return (*map(str, self._linear), *check)
+
+    def refuse_infeasible(self, X: Tensor, what: str) -> None:
+        """Raise `InputDataError` if one of `n x d` points violates a constraint.
+
+        Args:
+            X: The points.
+            what: Whose they are, for the message.
+        """
+        if not self.feasible_set.constrained:
+            return
+        for point in self.from_unit(X):
+            broken = self.violated(point)
+            if broken is not None:
+                raise InputDataError(
+                    f"{what} has the point {point}, which violates {broken}: give a point that "
+                    "meets all constraints."
+                )
+
+    @property
+    def _linear(self) -> tuple[LinearConstraint, ...]:
+        return tuple(one for one in self.constraints if isinstance(one, LinearConstraint))
+
+    @property
+    def _fixed(self) -> dict[str, Value]:
+        return {p.name: p.values[0] for p in self.parameters if p.kind == "fixed"}
+
+    def _named(self, one: LinearConstraint) -> list[tuple[Parameter, float]]:
+        """The parameters of a constraint with their factors."""
+        known = {parameter.name: parameter for parameter in self.parameters}
+        return [(known[name], factor) for name, factor in one.coefficients]
+
+    def _flat(self, one: LinearConstraint) -> bool:
+        """Whether a constraint is linear in the columns."""
+        return all(p.scale == "linear" and p.kind != "choice" for p, _ in self._named(one))
+
+    def _extent(self, one: LinearConstraint) -> float:
+        """How far the left side of a constraint varies over the space."""
+        return sum(abs(factor) * _width(p) for p, factor in self._named(one))
+
+    def _row(self, one: LinearConstraint) -> tuple[Array, float]:
+        """A constraint that is linear in the columns: factors by column, and the bound."""
+        factors, row = dict(one.coefficients), []
+        bound = one.bound
+        for p in self.parameters:
+            factor = factors.get(p.name, 0.0)
+            if p.kind == "fixed":
+                bound -= factor * float(p.values[0]) if factor else 0.0
+                continue
+            row += [factor * _width(p)] * p.num_columns if factor else [0.0] * p.num_columns
+            bound -= factor * p.lower
+        return np.array(row), bound
+
+    def _matrix(self, rows: Sequence[tuple[Array, float]]) -> tuple[Array, Array]:
+        if not rows:
+            return np.zeros((0, self.dim)), np.zeros(0)
+        return np.stack([row for row, _ in rows]), np.array([bound for _, bound in rows])
+
+    def _meets(self, X: Tensor) -> list[bool]:
+        """Which of `n x d` points meet constraints that are not linear in the columns."""
+        return [self.violated(point) is None for point in self.from_unit(X)]
+
+    def _check_constraints(self) -> None:
+        """Bring constraints into one form, and refuse those that nothing can meet."""
+        if isinstance(self.constraints, str) or not isinstance(self.constraints, Sequence):
+            raise InputDataError(
+                f"Expected constraints as a tuple, got {type(self.constraints).__name__}: write "
+                'constraints=("x + y <= 1",), with a comma after a single one.'
+            )
+        if self.feasible is not None and not callable(self.feasible):
+            raise InputDataError(
+                "Expected feasible as a function of a point by name, got "
+                f"{type(self.feasible).__name__}."
+            )
+        ready = tuple(self._ready(one) for one in self.constraints)
+        object.__setattr__(self, "constraints", ready)
+        for one in ready:
+            self._check_alone(one)
+        if ready and self.feasible_set.polytope_is_empty:
+            raise InputDataError(
+                "No point of the search space meets all constraints together: "
+                f"{', '.join(map(str, ready))}. Relax one of them, or widen the bounds."
+            )
+        if self.feasible_set.check is not None and not isinstance(self.feasible, NamedCheck):
+            self.check_feasible()
+
+    def check_feasible(self) -> None:
+        """Raise `InputDataError` unless points that meet all constraints can be found."""
+        if self.feasible_set.check is not None:  # linear ones alone are known to be met somewhere
+            _ = self.feasible_set.anchors
+
+    def _ready(self, one: LinearConstraint | str) -> LinearConstraint:
+        if isinstance(one, LinearConstraint):
+            factors = dict(one.coefficients)
+            unknown = sorted(factors.keys() - set(self.names))
+            if unknown:
+                raise InputDataError(
+                    f"Constraint '{one}': there is no parameter {unknown[0]!r}. Expected some of "
+                    f"{list(self.names)}."
+                )
+            ordered = [(name, factors[name]) for name in self.names if factors.get(name)]
+            return LinearConstraint(tuple(ordered), one.bound, one.equality)
+        if not isinstance(one, str):
+            raise InputDataError(
+                f"A constraint is text such as 'x + y <= 1', got {type(one).__name__}."
+            )
+        return LinearConstraint.parse(one, self.names)
+
+    def _check_alone(self, one: LinearConstraint) -> None:
+        named = self._named(one)
+        for p, _ in named:
+            if not p.is_number or p.kind == "choice":
+                raise InputDataError(
+                    f"Constraint '{one}': {p.name!r} has no numbers in an order, so that sums of "
+                    "it mean nothing. Write feasible, a function of the parameters."
+                )
+            many = p.kind == "integer" and p.upper - p.lower >= MAX_LISTED
+            if one.equality and (p.scale == "log" or many):
+                why = "is on a log scale" if p.scale == "log" else "has more than 10,000 values"
+                raise InputDataError(
+                    f"Constraint '{one}': {p.name!r} {why}, where no equality can be kept. Leave "
+                    "the parameter out, and compute it from the others in the objective."
+                )
+        if all(p.kind == "fixed" for p, _ in named):
+            raise InputDataError(f"Constraint '{one}': all of its parameters are fixed.")
+        low, high = (
+            math.fsum(factor * end(p, factor) for p, factor in named) for end in (_least, _most)
+        )
+        room = TOLERANCE * self._extent(one)
+        if one.bound < low - room or (one.equality and one.bound > high + room):
+            raise InputDataError(
+                f"Constraint '{one}' is met nowhere: within the bounds of its parameters the left "
+                f"side lies between {low:.6g} and {high:.6g}."
+            )
+
+
+def _width(p: Parameter) -> float:
+    return 0.0 if p.kind == "fixed" else p.upper - p.lower
+
+
+def _least(p: Parameter, factor: float) -> float:
+    """Where a parameter times a factor is smallest."""
+    if p.kind == "fixed":
+        return float(p.values[0])
+    return p.lower if factor > 0 else p.upper
+
+
+def _most(p: Parameter, factor: float) -> float:
+    return _least(p, -factor)
+
+
+def name_of(check: Callable[..., Any]) -> str:
+    """The name of a function."""
+    if isinstance(check, NamedCheck):
+        return check.name
+    named = check if hasattr(check, "__qualname__") else type(check)
+    return f"{named.__module__}:{named.__qualname__}"

@@ -9,6 +9,11 @@ r"""Study files: a run of any objective, written in TOML.
     C = { type = "real", lower = 1e-3, upper = 1e3, log = true }
     depth = { type = "integer", lower = 1, upper = 8 }
     kernel = { type = "choice", values = ["rbf", "linear"] }
+    size = { type = "choice", values = [16, 32, 64], log = true }    # numbers and booleans are
+                                    # ordered, texts with ordered = true
+    folds = { type = "fixed", value = 5 }
+    constraints = ["depth + size / 8 <= 12"]        # linear, with <=, >= or ==
+    feasible = "tuning:fits"        # fits(point: dict) -> bool: known, cheap, the same at all sites
 
     [outcome]                       # public guesses, never statistics of data
     centre = 0.9
@@ -70,9 +75,9 @@ settings stand beside `kind`; a setting that is a dataclass is a table in turn:
     warp = false
 
 *The contract of an objective*: it is called as ``objective(agent, **parameters)`` with the name of
-the agent and one keyword per parameter of the space, a float, an int or a str, and returns one
-finite number on the scale on which the agent measures. The module is looked for beside the study
-file first.
+the agent and one keyword per parameter of the space, a float, an int, a str or a bool, and returns
+one finite number on the scale on which the agent measures. The module is looked for beside the
+study file first.
 
 Whatever does not fit is refused before anything is evaluated, with the line and what to write
 instead. Lines are found by scanning the text, because TOML readers do not tell them.
@@ -94,7 +99,7 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
-from functools import partial
+from functools import lru_cache, partial
 from importlib import metadata
 from pathlib import Path
 from types import NoneType, UnionType
@@ -109,7 +114,12 @@ from botorch_fed.errors import BudgetExceeded, FederatedError, ObjectiveError
 from botorch_fed.federation.base import MAX_NAME, AgentId, Objective, secrets_in, with_stores
 from botorch_fed.federation.budget import Budgeted, renamed
 from botorch_fed.federation.disclosure import Price, Sees, disclosed
-from botorch_fed.federation.points import spread_design, tensor_hash
+from botorch_fed.federation.points import (
+    allowed_candidates,
+    spread_design,
+    spread_points,
+    tensor_hash,
+)
 from botorch_fed.federation.registry import (
     AGGREGATIONS,
     PROTOCOLS,
@@ -143,7 +153,7 @@ from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, evaluations_of, run
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.transfer import LENGTHSCALE, TransferSearch
-from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
+from botorch_fed.space import NamedCheck, Outcome, Parameter, SearchSpace, Value
 from botorch_fed.storage.store import own_folder
 from botorch_fed.studies import default_kernel
 
@@ -170,8 +180,11 @@ OWN_KEYS = {"objective", "workers", "out", "ledger"}  # each machine's own
 PARAMETER_KEYS = {
     "real": ("type", "lower", "upper", "log"),
     "integer": ("type", "lower", "upper", "log"),
-    "choice": ("type", "values"),
+    "choice": ("type", "values", "ordered", "log"),
+    "fixed": ("type", "value"),
 }
+ONE_VALUE = str | bool | int | float  # of a parameter
+CHOICES = tuple[str, ...] | tuple[bool, ...] | tuple[int, ...] | tuple[float, ...]
 # Settings that are one of several dataclasses: tables with a kind.
 PARTS = ("strategy", "search", "aggregation")
 OPEN: dict[type[Any], Mapping[str, str]] = {Search: SEARCHES, Aggregation: AGGREGATIONS}
@@ -421,6 +434,85 @@ def simple_settings(kind: type[Any]) -> dict[str, Any]:
     return {name: hints[name] for name in names if name not in refused and _simple(hints[name])}
 
 
+# ------------------------------------------------------------------ functions that a file names
+
+
+@dataclass(frozen=True, eq=False)
+class _Code:
+    """A function by its name in a file.
+
+    Attributes:
+        text: Of the file.
+        key: Where the name stands.
+        name: ``"package.module:function"``.
+        signature: What it should be.
+    """
+
+    text: _Text
+    key: tuple[str, ...]
+    name: str
+    signature: str
+
+    def load(self) -> Callable[..., Any]:
+        """The function; `StudyError` if it cannot be found."""
+        module, _, name = self.name.partition(":")
+        self.find()
+        _look_beside(self.text.path)
+        try:
+            function = getattr(importlib.import_module(module), name)
+        except ModuleNotFoundError as error:
+            raise self._missing(f"there is no module {error.name!r}") from error
+        except AttributeError as error:
+            raise self._missing(f"the module {module!r} has no {name!r}") from error
+        except Exception as error:
+            raise self._missing(f"importing {module!r} failed ({error!r})") from error
+        if not callable(function):
+            raise self._missing(f"{self.name!r} is no function")
+        source = getattr(sys.modules[module], "__file__", None)
+        if not self._is_entry_point and not _below(source, self.text.path):
+            raise self._missing(f"the module {module!r} that is loaded is {source}")
+        found: Callable[..., Any] = function
+        return found
+
+    def find(self) -> None:
+        """Raise `StudyError` unless there is such a function; nothing is imported."""
+        if self._is_entry_point:
+            return
+        module, _, name = self.name.partition(":")
+        source = _source_beside(module, self.text.path)
+        if source is None:
+            raise self._missing(f"there is no module {module!r} below the file's folder")
+        try:
+            known = set(re.findall(r"\w+", source.read_text(encoding="utf-8")))
+        except (OSError, UnicodeDecodeError) as error:
+            raise self._missing(f"{source} cannot be read ({error})") from error
+        if name not in known:
+            raise self._missing(f"the module {module!r} has no {name!r}")
+
+    @property
+    def _is_entry_point(self) -> bool:
+        return _is_entry_point(OBJECTIVES, self.name)
+
+    def _missing(self, what: str) -> StudyError:
+        module = self.name.partition(":")[0]
+        return self.text.error(
+            self.key,
+            f"{what}. Put {module.split('.')[0]}.py beside {self.text.path.name}, with a function "
+            f"{self.signature}, or install a package that names it as an entry point in the group "
+            f"{OBJECTIVES!r}.",
+        )
+
+
+@lru_cache(maxsize=8)
+def _loaded(code: _Code) -> Callable[..., Any]:
+    """The function of a check, which is called often, looked for once."""
+    return code.load()
+
+
+def _check_code(text: _Text, name: str) -> _Code:
+    return _Code(text, ("space", "feasible"), name, "feasible(point: dict) -> bool")
+
+
 # ------------------------------------------------------------------ the content of a file
 
 
@@ -499,54 +591,23 @@ class StudyFile:
                 f'objective = "{BY_HAND}" is for sites of a hub, whose trials are answered by '
                 "`botorch-fed site tell`. Name a function to run the study here.",
             )
-        module, _, name = self.objective.partition(":")
-        self.find()
-        _look_beside(self.path)
-        try:
-            function = getattr(importlib.import_module(module), name)
-        except ModuleNotFoundError as error:
-            raise self._missing(f"there is no module {error.name!r}", module) from error
-        except AttributeError as error:
-            raise self._missing(f"the module {module!r} has no {name!r}", module) from error
-        except Exception as error:
-            raise self._missing(f"importing {module!r} failed ({error!r})", module) from error
-        if not callable(function):
-            raise self._missing(f"{self.objective!r} is no function", module)
-        source = getattr(sys.modules[module], "__file__", None)
-        if not self._is_entry_point and not _below(source, self.path):
-            raise self._missing(f"the module {module!r} that is loaded is {source}", module)
-        return function
+        return self._code.load()
 
     def find(self) -> None:
-        """Raise `StudyError` unless the objective is one that a study file may name.
+        """Raise `StudyError` unless the functions are such as a study file may name.
 
         That is a function of a module below the file's folder, or an entry point of an installed
         package in the group ``botorch_fed.objectives``. Nothing is imported.
         """
-        if self.objective == BY_HAND or self._is_entry_point:
-            return
-        module, _, name = self.objective.partition(":")
-        source = _source_beside(module, self.path)
-        if source is None:
-            raise self._missing(f"there is no module {module!r} below the file's folder", module)
-        try:
-            known = set(re.findall(r"\w+", source.read_text(encoding="utf-8")))
-        except (OSError, UnicodeDecodeError) as error:
-            raise self._missing(f"{source} cannot be read ({error})", module) from error
-        if name not in known:
-            raise self._missing(f"the module {module!r} has no {name!r}", module)
+        if self.objective != BY_HAND:
+            self._code.find()
+        if isinstance(self.space.feasible, NamedCheck):
+            _check_code(self.text, self.space.feasible.name).find()
 
     @property
-    def _is_entry_point(self) -> bool:
-        return _is_entry_point(OBJECTIVES, self.objective)
-
-    def _missing(self, what: str, module: str) -> StudyError:
-        return self.text.error(
-            ("objective",),
-            f"{what}. Put {module.split('.')[0]}.py beside {self.path.name}, with a function "
-            f"score(agent: str, **parameters) -> float, or install a package that names it as an "
-            f"entry point in the group {OBJECTIVES!r}.",
-        )
+    def _code(self) -> _Code:
+        signature = "score(agent: str, **parameters) -> float"
+        return _Code(self.text, ("objective",), self.objective, signature)
 
     def objectives(self) -> dict[AgentId, Objective]:
         """The objective of every agent, from points of the unit cube to outcomes."""
@@ -765,11 +826,16 @@ def _count(table: _Table, key: str, least: int, example: str, default: Any = ...
 
 
 def _objective(top: _Table) -> str:
-    example = 'objective = "tuning:score"'
-    value: str = top.get("objective", str, example)
-    if value != BY_HAND and not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
-        raise top.error(
-            "objective", f'expected "package.module:function", got {value!r}. Write e.g. {example}.'
+    if top.values.get("objective") == BY_HAND:
+        return BY_HAND
+    return _function_name(top, "objective", 'objective = "tuning:score"')
+
+
+def _function_name(table: _Table, key: str, example: str) -> str:
+    value: str = table.get(key, str, example)
+    if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", value):
+        raise table.error(
+            key, f'expected "package.module:function", got {value!r}. Write e.g. {example}.'
         )
     return value
 
@@ -798,7 +864,8 @@ def _space(top: _Table) -> SearchSpace:
             "missing; expected one line per parameter. Write e.g. [space] and under it "
             'C = { type = "real", lower = 1e-3, upper = 1e3, log = true }.',
         )
-    parameters = tuple(_parameter(table, name) for name in table.values)
+    names = [name for name in table.values if not _is_condition(table, name)]
+    parameters = tuple(_parameter(table, name) for name in names)
     outcome = top.table("outcome")
     outcome.only(("centre", "scale", "minimize", "name"), {"center": "unknown key. Write centre."})
     with outcome.blamed():
@@ -808,7 +875,29 @@ def _space(top: _Table) -> SearchSpace:
             minimize=outcome.get("minimize", bool, "minimize = true", False),
             name=outcome.get("name", str, 'name = "yield"', "objective"),
         )
-    return SearchSpace(parameters, scales)
+    if not any(p.num_columns for p in parameters):
+        raise top.error("space", "no parameter is searched: write one that is not fixed.")
+    space = SearchSpace(parameters, scales)
+    if _is_condition(table, "constraints"):
+        constraints = table.get("constraints", tuple[str, ...], 'constraints = ["x + y <= 1"]')
+        with table.blamed("constraints"):
+            space = replace(space, constraints=constraints)
+    if _is_condition(table, "feasible"):
+        name = _function_name(table, "feasible", 'feasible = "mixing:stable"')
+        load = partial(_loaded, _check_code(top.text, name))
+        space = replace(space, feasible=NamedCheck(name, load))
+    return space
+
+
+def _is_condition(space: _Table, key: str) -> bool:
+    """Whether a key of a space is no parameter: these are tables."""
+    known = key in ("constraints", "feasible")
+    return known and key in space.values and not isinstance(space.values[key], dict)
+
+
+def _linear_part(space: SearchSpace) -> SearchSpace:
+    """A space without the check that a file names: it is not imported before a run."""
+    return replace(space, feasible=None)
 
 
 def _parameter(space: _Table, name: str) -> Parameter:
@@ -819,12 +908,16 @@ def _parameter(space: _Table, name: str) -> Parameter:
             "learning_rate.",
         )
     table = space.table(name)
-    kind = table.get("type", Literal["real", "integer", "choice"], 'type = "real"')
+    kind = table.get("type", Literal["real", "integer", "choice", "fixed"], 'type = "real"')
     table.only(PARAMETER_KEYS[kind], {"scale": "unknown key. Write log = true, or leave it out."})
     with table.blamed():
         if kind == "choice":
-            values = table.get("values", tuple[str, ...], 'values = ["rbf", "linear"]')
-            return Parameter.choice(name, values)
+            values = table.get("values", CHOICES, 'values = ["rbf", "linear"]')
+            ordered = table.get("ordered", bool, "ordered = true", None)
+            log = table.get("log", bool, "log = true", False)
+            return Parameter.choice(name, values, ordered=ordered, scale="log" if log else "linear")
+        if kind == "fixed":
+            return Parameter.fixed(name, table.get("value", ONE_VALUE, "value = 3"))
         number: Any = float if kind == "real" else int
         lower = table.get("lower", number, "lower = 1")
         upper = table.get("upper", number, "upper = 8")
@@ -933,6 +1026,12 @@ def _settings(
         given["candidates"] = _candidates(table, space)
     if "initial_design" in table.values:
         count = _count(table, "initial_design", 1, "initial_design = 3")
+        if space.feasible is not None:
+            raise table.error(
+                "initial_design",
+                "does not go with feasible, which is not called before the run: leave it out, and "
+                "the sites are dealt points that meet it.",
+            )
         given["initial_design"] = spread_design(
             space, agents, count, candidates=given.get("candidates")
         )
@@ -1069,6 +1168,9 @@ def _candidates(table: _Table, space: SearchSpace) -> Tensor:
     with table.blamed("candidates"):
         if isinstance(value, str):
             points = space.to_unit(_listed(table, table.text.path.parent / value, space))
+            points = allowed_candidates(_linear_part(space), points)
+        elif space.feasible_set.constrained:
+            points = space.feasible_set.legal(spread_points(_linear_part(space), value))
         else:
             points = space.snap(sobol_support(space.dim, value))
     return torch.tensor(list(dict.fromkeys(map(tuple, points.tolist()))), dtype=torch.float64)
@@ -1085,19 +1187,32 @@ def _default(
         raise table.error("default", "does not go with a published search: leave it out.")
     values = table.table("default")
     values.only(space.names)
-    hints: dict[str, Any] = {"real": float, "integer": int, "choice": str}
     point: dict[str, Value] = {}
     for p in space.parameters:
-        example = f'"{p.values[0]}"' if p.kind == "choice" else f"{p.upper:g}"
-        point[p.name] = values.get(p.name, hints[p.kind], f"{p.name} = {example}")
+        if p.kind == "fixed" and p.name not in values.values:
+            continue
+        example = json.dumps(p.values[0]) if p.values else f"{p.upper:g}"
+        point[p.name] = values.get(p.name, _hint_of(p), f"{p.name} = {example}")
         with values.blamed(p.name):
             p.to_columns(point[p.name])
+    with table.blamed("default"):
+        _linear_part(space).refuse_infeasible(space.to_unit([point]), "This default")
     return point
+
+
+def _hint_of(parameter: Parameter) -> Any:
+    """The type of a parameter's values in a file."""
+    if parameter.kind == "integer":
+        return int
+    if parameter.is_number:
+        return float
+    return type(parameter.values[0])
 
 
 def _listed(table: _Table, path: Path, space: SearchSpace) -> list[dict[str, Value]]:
     """The points of a CSV file, by name."""
-    header = ",".join(space.names)
+    names = [p.name for p in space.parameters if p.kind != "fixed"]
+    header = ",".join(names)
     try:
         with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
@@ -1108,7 +1223,7 @@ def _listed(table: _Table, path: Path, space: SearchSpace) -> list[dict[str, Val
             f"{path.name} cannot be read ({type(error).__name__}). Write a number of points, or "
             f"the name of a CSV file beside this one that begins with {header}.",
         ) from error
-    if sorted(reader.fieldnames or ()) != sorted(space.names) or not rows:
+    if sorted(reader.fieldnames or ()) != sorted(names) or not rows:
         raise table.error(
             "candidates",
             f"{path.name} must have the parameters as columns and one point at least: begin it "
@@ -1119,10 +1234,7 @@ def _listed(table: _Table, path: Path, space: SearchSpace) -> list[dict[str, Val
         try:
             if None in row or None in row.values():
                 raise ValueError("it has another number of columns than the first line")
-            point = {
-                p.name: row[p.name] if p.kind == "choice" else float(row[p.name])
-                for p in space.parameters
-            }
+            point = {p.name: p.from_text(row[p.name]) for p in space.parameters if p.name in names}
             space.to_unit([point])
         except (BotorchError, ValueError) as error:
             raise table.error(
@@ -1357,6 +1469,7 @@ class Plan:
         protocol: Its name.
         agents: How many there are.
         columns: Dimension of the unit cube.
+        constraints: Of the space, in words.
         budget: Evaluations of each agent, the initial ones included, at most.
         total: Evaluations of all agents, at most.
         rounds: Rounds of queries, as they follow from the budget.
@@ -1371,6 +1484,7 @@ class Plan:
     protocol: str
     agents: int
     columns: int
+    constraints: tuple[str, ...]
     budget: int
     total: int
     rounds: int
@@ -1391,6 +1505,7 @@ def plan(study: StudyFile) -> Plan:
         protocol=study.protocol,
         agents=len(study.agents),
         columns=study.space.dim,
+        constraints=study.space.constraint_words,
         budget=study.budget,
         total=evaluations_of(made, study.agents),
         rounds=_rounds(made, study.agents),
@@ -1440,11 +1555,12 @@ def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:
     if isinstance(made, Budgeted):
         budget = int(type(made).budget_of(rounds, study.agents, dict(study.settings)))
         rounds = _rounds(replace(made, budget=budget), study.agents)  # type: ignore[type-var]
-    made_up: dict[AgentId, Objective] = dict.fromkeys(study.agents, _MadeUp(study.space))
+    space = _linear_part(study.space)
+    made_up: dict[AgentId, Objective] = dict.fromkeys(study.agents, _MadeUp(space))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)  # the plan says it of all rounds
         result = run(
-            study.study(budget=budget), made_up, seed=study.seed, space=study.space, progress=False
+            study.study(budget=budget), made_up, seed=study.seed, space=space, progress=False
         )
     counts = result.bytes_per_round()
     note = f"measured in {rounds} rounds on synthetic values, exchanges in order"

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib.util
 import inspect
 import json
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -177,7 +178,7 @@ def test_an_experiment_gives_the_canonical_space() -> None:
             Parameter.real("x", -5, 10),
             Parameter.real("z", 1e-4, 1, scale="log"),
             Parameter.integer("k", 1, 8),
-            Parameter.choice("c", ["1", "2", "3"]),
+            Parameter.choice("c", [1, 2, 3], ordered=False),
         ),
         Outcome(1.0, 2.0, minimize=True),
     )
@@ -1246,3 +1247,84 @@ def test_a_missing_ax_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> N
     assert spec.loader is not None
     with pytest.raises(ImportError, match=r"pip install \"botorch_fed\[ax\]\""):
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+# ------------------------------------------------------------------ constraints
+
+UNIT = [RangeParameterConfig(name=n, bounds=(0, 1), parameter_type="float") for n in "pq"]
+SIZE = ChoiceParameterConfig(name="s", values=[10, 30, 50], parameter_type="int", is_ordered=True)
+FLAG = ChoiceParameterConfig(name="f", values=[True, False], parameter_type="bool", is_ordered=True)
+
+
+def _constrained(*constraints: str, parameters: Sequence[Any] = (*UNIT, SIZE, FLAG)) -> Client:
+    client = Client(random_seed=0)
+    client.configure_experiment(
+        parameters=list(parameters), parameter_constraints=list(constraints)
+    )
+    client.configure_optimization(objective="y")
+    return client
+
+
+def test_parameter_constraints_are_kept_in_batches() -> None:
+    constraints = ("p + q <= 0.7", "40 * p <= s")
+    clients = {name: _constrained(*constraints) for name in "ab"}
+    federation = AxFederation(FTS(budget=6, every=1), clients, seed=0)
+    assert federation.space.constraint_words == ("p + q <= 0.7", "40 * p - s <= 0")
+    assert federation.space.dim == 4  # ordered values take one column
+    seen: list[Point] = []
+    while not federation.finished:
+        for client in clients.values():
+            with contextlib.suppress(RoundOpen, GenerationStrategyCompleted):
+                batch = client.get_next_trials(max_trials=3)
+                assert len({str(point) for point in batch.values()}) == len(batch)
+                for index, point in batch.items():
+                    seen.append(dict(point))
+                    value = -((point["p"] - 0.6) ** 2) - (point["q"] - 0.6) ** 2  # type: ignore
+                    client.complete_trial(index, raw_data={"y": float(value)})
+    assert len(seen) == 12
+    assert all(p["p"] + p["q"] <= 0.7 and 40 * p["p"] <= p["s"] for p in seen)
+    assert {type(p["s"]) for p in seen} == {int}
+    assert {type(p["f"]) for p in seen} == {bool}
+
+
+def test_constraints_of_another_kind_are_refused() -> None:
+    space = search_space(_constrained("p + q <= 0.7"))
+    with pytest.raises(InputDataError, match=r"parameter constraint 'p - q <= 0', the federation"):
+        AxFederation(FTS(budget=4, every=1), {"a": _constrained("p <= q")}, space=space, seed=0)
+    stricter = replace(space, constraints=("p + q <= 0.7", "p == q"))
+    AxFederation(
+        FTS(budget=4, every=1), {"a": _constrained("q + p <= 0.7")}, space=stricter, seed=0
+    )
+
+
+def test_choices_are_as_ax_has_them() -> None:
+    word = ChoiceParameterConfig(
+        name="w", values=["c", "a", "b"], parameter_type="str", is_ordered=True
+    )
+    space = search_space(_constrained(parameters=(*UNIT, SIZE, FLAG, CHOICE, word)))
+    kinds = {p.name: (p.kind, p.values) for p in space.parameters if p.values}
+    assert kinds == {
+        "s": ("ordinal", (10, 30, 50)),
+        "f": ("ordinal", (False, True)),
+        "c": ("choice", (1, 2, 3)),
+        "w": ("ordinal", ("c", "a", "b")),
+    }
+
+
+def test_a_draw_inside_ax_keeps_constraints(context: tuple[Context, Client]) -> None:
+    client = _constrained("p + q <= 0.7", "q >= p", parameters=UNIT)
+    space = search_space(client)
+    contexts["default"] = Context(default_feature_map(space, num_features=30), space.outcome)
+    client.set_generation_strategy(
+        _strategy(
+            GenerationNode(
+                name="F",
+                generator_specs=[modular_spec(ContextBasisGP, ContextThompsonSampling)],
+            )
+        )
+    )
+    for _ in range(5):
+        (index, point), *_ = client.get_next_trials(max_trials=1).items()
+        assert point["p"] + point["q"] <= 0.7 + 1e-9  # type: ignore[operator]
+        assert point["q"] >= point["p"] - 1e-9  # type: ignore[operator]
+        client.complete_trial(index, raw_data={"y": float(point["p"]) + float(point["q"])})

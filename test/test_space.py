@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from typing import Any
@@ -13,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from botorch_fed.space import Outcome, Parameter, SearchSpace
-from botorch_fed.wire.codec import decode, encode
 
 SPACE = SearchSpace(
     (
@@ -95,8 +95,8 @@ def test_fingerprint_is_of_everything() -> None:
     assert SPACE.fingerprint[:16] == "8a9637c787d63786"
 
 
-def test_travels() -> None:
-    assert decode(encode(SPACE), SearchSpace) == SPACE
+def test_a_space_survives_json() -> None:
+    assert SearchSpace.from_dict(json.loads(json.dumps(SPACE.to_dict()))) == SPACE
 
 
 @pytest.mark.parametrize(
@@ -172,4 +172,116 @@ def test_whole_numbers_make_the_same_outcome() -> None:
     a = SearchSpace(SPACE.parameters, Outcome(0, 2))
     b = SearchSpace(SPACE.parameters, Outcome(0.0, 2.0))
     assert a.fingerprint == b.fingerprint
-    assert decode(encode(a), SearchSpace).fingerprint == a.fingerprint
+    saved = json.loads(json.dumps(a.to_dict()))
+    assert SearchSpace.from_dict(saved).fingerprint == a.fingerprint
+
+
+# ------------------------------------------------------------------ choices, fixed parameters
+
+RICH = SearchSpace(
+    (
+        Parameter.choice("size", [64, 16, 32], scale="log"),
+        Parameter.choice("share", [0.1, 0.2, 0.9]),
+        Parameter.choice("flag", [True, False]),
+        Parameter.choice("level", ["low", "mid", "high"], ordered=True),
+        Parameter.choice("seed", [3, 1, 2], ordered=False),
+        Parameter.choice("kind", ["a", "b"]),
+        Parameter.fixed("folds", 5),
+        Parameter.real("x", 0.0, 1.0),
+    ),
+    constraints=("x + share <= 1", "size + folds <= 50"),
+)
+
+
+def test_choices_have_their_values_and_order() -> None:
+    assert [p.num_columns for p in RICH.parameters] == [1, 1, 1, 1, 3, 2, 0, 1]
+    point = {
+        "size": 32, "share": 0.2, "flag": True, "level": "mid", "seed": 1, "kind": "b", "x": 0.5
+    }  # fmt: skip
+    X = RICH.to_unit([point])  # a fixed parameter may be left out
+    expected = [0.5, 0.125, 1.0, 0.5, 0, 1, 0, 0, 1, 0.5]
+    torch.testing.assert_close(X, torch.tensor([expected], dtype=torch.float64))
+    (back,) = RICH.from_unit(X)
+    assert back == {**point, "folds": 5}
+    assert [type(value) for value in back.values()] == [int, float, bool, str, int, str, int, float]
+    near = RICH.from_unit(X + 0.1 * (X < 0.9))[0]
+    assert (near["size"], near["share"], near["level"]) == (32, 0.2, "mid")
+
+
+def test_a_rich_space_survives_json() -> None:
+    saved = json.loads(json.dumps(RICH.to_dict()))
+    assert SearchSpace.from_dict(saved) == RICH
+    assert SearchSpace.from_dict(saved).fingerprint == RICH.fingerprint
+    others = {
+        replace(RICH, constraints=()).fingerprint,
+        replace(RICH, constraints=("x + share <= 0.9", "size + folds <= 50")).fingerprint,
+        replace(RICH, feasible=halves).fingerprint,
+        RICH.fingerprint,
+    }
+    assert len(others) == 4
+    known = SearchSpace.from_dict(replace(RICH, feasible=halves).to_dict())
+    assert known.constraint_words[-1] == f"feasible ({__name__}:halves)"
+    with pytest.raises(InputDataError, match="known by its name only"):
+        known.violated(RICH.from_unit(RICH.snap(torch.zeros(1, RICH.dim).double()))[0])
+
+
+def halves(point: dict[str, Any]) -> bool:
+    return bool(point["x"] <= 0.5)
+
+
+def test_a_violated_constraint_is_named() -> None:
+    space = replace(RICH, feasible=halves)
+    (point,) = space.from_unit(space.snap(torch.full((1, space.dim), 0.5).double()))
+    assert space.violated(point) is None
+    assert space.violated({**point, "share": 0.9, "x": 0.4}) == "share + x <= 1"
+    assert space.violated({**point, "size": 64}) == "size + folds <= 50"
+    assert space.violated({**point, "share": 0.1, "x": 0.6}) == f"feasible ({__name__}:halves)"
+    with pytest.raises(InputDataError, match=r"The design has the point .* violates size \+ folds"):
+        space.refuse_infeasible(space.to_unit([{**point, "size": 64}]), "The design")
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Parameter.choice("a", [1, "b"]), "all of one kind"),
+        (lambda: Parameter.choice("a", [1, True]), "all of one kind|different"),
+        (lambda: Parameter.choice("a", [1.0, math.inf]), "finite numbers"),
+        (lambda: Parameter.choice("a", [-1, 1], scale="log"), "positive bounds"),
+        (lambda: Parameter.choice("a", ["u", "v"], scale="log"), "log scale is for numbers"),
+        (lambda: Parameter.fixed("a", math.nan), "needs one value"),
+        (lambda: SearchSpace((Parameter.fixed("a", 1),)), "one parameter that is not fixed"),
+        (lambda: RICH.to_unit([{"folds": 4, "x": 0.5}]), "missing"),
+        (lambda: Parameter.choice("flag", [True, False]).to_columns(1), "one of"),
+        (lambda: Parameter.fixed("folds", 5).to_columns(4), "fixed value 5, got 4"),
+    ],
+)
+def test_values_that_are_none_are_refused(make: Any, match: str) -> None:
+    with pytest.raises(InputDataError, match=match):
+        make()
+
+
+@pytest.mark.parametrize(
+    ("constraints", "match"),
+    [
+        ("x <= 1", r"Expected constraints as a tuple, got str.*with a comma"),
+        (("kind <= 1",), "'kind' has no numbers in an order.*Write feasible"),
+        (("seed <= 1",), "'seed' has no numbers in an order"),
+        (("level <= 1",), "'level' has no numbers in an order"),
+        (("size == 16 + x",), "'size' is on a log scale, where no equality"),
+        (("folds <= 4",), "all of its parameters are fixed"),
+        ((1,), "A constraint is text"),
+    ],
+)
+def test_constraints_that_cannot_be_kept_are_refused(constraints: Any, match: str) -> None:
+    with pytest.raises(InputDataError, match=match):
+        replace(RICH, constraints=constraints)
+
+
+def test_tables_are_read_by_text() -> None:
+    values = {"size": "32", "share": "0.2", "flag": "true", "level": "mid", "kind": "b", "x": "0.5"}
+    parsed = {p.name: p.from_text(values[p.name]) for p in RICH.parameters if p.name in values}
+    assert parsed == {
+        "size": 32, "share": 0.2, "flag": True, "level": "mid", "kind": "b", "x": 0.5
+    }  # fmt: skip
+    with pytest.raises(ValueError, match="could not convert"):
+        RICH.parameters[0].from_text("big")

@@ -843,3 +843,84 @@ def test_a_delta_that_says_nothing_is_refused_with_its_line(
         return
     with pytest.raises(StudyError, match=f"delta.*{why}.*1e-05"):
         read(folder, text)
+
+
+# ------------------------------------------------------------------ constraints and values
+
+RICH = STUDY.replace(
+    'kind = { type = "choice", values = ["rbf", "linear"] }',
+    'kind = { type = "choice", values = ["rbf", "linear"] }\n'
+    'size = { type = "choice", values = [16, 32, 64], log = true }\n'
+    'flag = { type = "choice", values = [true, false] }\n'
+    'level = { type = "choice", values = ["low", "mid"], ordered = true }\n'
+    'folds = { type = "fixed", value = 5 }\n'
+    'constraints = ["depth + size / 8 <= 9"]\n'
+    'feasible = "MODULE:fits"',
+).replace(":score", ":rich")
+CHECK = """
+def fits(point):
+    return point["depth"] != 3
+def rich(agent, *, size, flag, level, folds, depth, **point):
+    assert (type(size), type(flag), type(level), folds) == (int, bool, str, 5)
+    assert depth + size / 8 <= 9 and depth != 3
+    return score(agent, depth=depth, **point)
+"""
+
+
+def rich(folder: Path, text: str = RICH) -> StudyFile:
+    path = write(folder, text)
+    (module,) = folder.glob("objective_of_a_test_*.py")
+    module.write_text(OBJECTIVE + CHECK)
+    return read_study(path)
+
+
+def test_constraints_of_a_file_hold(folder: Path) -> None:
+    study = rich(folder, RICH.replace("budget = 2", "budget = 6"))
+    assert study.space.constraint_words[0] == "depth + 0.125 * size <= 9"
+    assert plan(study).constraints == study.space.constraint_words
+    assert not any(name.startswith("objective_of_a_test") and folder.name in str(
+        getattr(module, "__file__", "")
+    ) for name, module in sys.modules.items())  # fmt: skip
+    study.find()
+    result = run_study(study, out=None, progress=False, raise_errors=True)
+    assert len(result.records) == 12
+    assert pickle.loads(pickle.dumps(study)).space.fingerprint == study.space.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ("depth + size / 8 <= 9", "dept + size <= 9", r":1\d: space.constraints: .*Did you mean"),
+        ("depth + size / 8 <= 9", "depth <= 0", r"space.constraints: .*met nowhere"),
+        ('"MODULE:fits"', '"fits"', r"space.feasible: expected .package.module:function"),
+        ("[16, 32, 64]", '[16, "a"]', r"space.size.values: expected a list"),
+        ("value = 5", "values = 5", r"space.folds.*unknown key. Did you mean 'value'"),
+        ("every = 1", "every = 1\ninitial_design = 2", "does not go with feasible"),
+    ],
+)
+def test_conditions_that_mean_nothing_are_refused(
+    folder: Path, old: str, new: str, match: str
+) -> None:
+    with pytest.raises(StudyError, match=match):
+        rich(folder, RICH.replace(old, new))
+
+
+def test_a_check_that_is_not_there_belongs_to_the_plan(folder: Path) -> None:
+    study = rich(folder, RICH.replace("MODULE:fits", "MODULE:fitting"))
+    with pytest.raises(StudyError, match=r"space.feasible: .*has no 'fitting'.*feasible\(point"):
+        study.find()
+
+
+def test_an_infeasible_default_of_a_file_is_refused(folder: Path) -> None:
+    text = RICH.split("[protocol.strategy]")[0] + (
+        'default = { lr = 1.0, depth = 8, kind = "rbf", size = 32, flag = true, level = "low" }\n'
+    )
+    with pytest.raises(StudyError, match=r"protocol.default: .*violates depth \+ 0.125"):
+        rich(folder, text)
+
+
+def test_candidates_of_a_file_meet_its_constraints(folder: Path) -> None:
+    study = rich(folder, RICH.replace("every = 1", "every = 1\ncandidates = 40"))
+    points = study.space.from_unit(study.settings["candidates"])
+    assert len(points) > 20
+    assert all(p["depth"] + p["size"] / 8 <= 9 for p in points)  # type: ignore[operator]

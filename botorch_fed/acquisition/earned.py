@@ -23,6 +23,8 @@ from numpy.typing import NDArray
 from scipy.special import erfcx, log_ndtr, ndtr
 from torch import Tensor
 
+from botorch_fed.acquisition.within import ascend_within
+from botorch_fed.feasible_set import FeasibleSet
 from botorch_fed.models.earned_prior import EarnedPosterior, PriorFunction, spread_over
 from botorch_fed.models.feasibility import Feasibility
 from botorch_fed.models.local_gp import Array, LocalGP
@@ -36,6 +38,10 @@ NUM_NEAR = 64  # and points near the best that were tried
 NUM_RESTARTS = 8  # of which so many are improved
 NUM_FIRST = 64  # random points that are looked at while nothing has succeeded
 MAX_ITERATIONS = 60
+NUM_MIXED = 4  # points whose discrete values are improved,
+MAX_ROUNDS = 4  # in so many rounds at most
+NUM_STEPS = 8  # random steps from each point, where a check has no gradient,
+WIDTHS = (0.2, 0.1, 0.05, 0.02, 0.01, 0.003)  # of these lengths in turn
 FAR = -1e3  # below it one term of an expansion is exact to 1e-5
 _SQRT_HALF_PI = math.sqrt(math.pi / 2)
 _LOG_SQRT_2PI = 0.5 * math.log(2 * math.pi)
@@ -183,6 +189,8 @@ class Domain:
         snap: From `n x d` points to the nearest that can be evaluated; None if all can.
         tried: Points that are not to be chosen again, `n x d`.
         failed: Points that are chosen last of all, `m x d`, if there are any.
+        feasible: What can be evaluated, where there are constraints or discrete values; of the
+            whole unit cube.
     """
 
     lower: Tensor
@@ -191,6 +199,24 @@ class Domain:
     candidates: Tensor | None = None
     snap: Callable[[Tensor], Tensor] | None = None
     failed: Tensor | None = None
+    feasible: FeasibleSet | None = None
+
+    @property
+    def constrained(self) -> bool:
+        """Whether there are constraints."""
+        return self.feasible is not None and self.feasible.constrained
+
+    def spread(self, count: int, stream: Generator, spread: Callable[[Tensor], Tensor]) -> Tensor:
+        """Random points, `count x d`; where there are constraints, points that meet them.
+
+        Args:
+            count: How many.
+            stream: Of the points.
+            spread: From evenly spread points of the unit cube to points of the box.
+        """
+        if self.feasible is not None and self.feasible.constrained:
+            return self.feasible.uniform(count, stream, spread)
+        return spread(stream.uniform(count, self.dim))
 
     @property
     def dim(self) -> int:
@@ -208,8 +234,10 @@ def maximize_improvement(
     """The best point, `1 x d`.
 
     Random points of the box and points near the best that was tried, a few of them improved by
-    L-BFGS-B; then what can be evaluated nearest to them. Of a list, the best candidate that was
-    not tried.
+    L-BFGS-B; then what can be evaluated nearest to them. From the best of these, integers and
+    choices are changed as long as that helps, in turns with the other inputs. Under constraints
+    improvement is by SLSQP within linear ones, and by random steps where there is a check. Of a
+    list, the best candidate that was not tried.
 
     Args:
         improvement: What is maximised.
@@ -219,6 +247,8 @@ def maximize_improvement(
     posterior = improvement.posterior
     if domain.candidates is not None:
         return best_candidate(lambda X: improvement(posterior.warp(X)), domain)
+    if domain.constrained:
+        return _constrained_best(improvement, domain, stream)
     low, high = (posterior.warp(side.unsqueeze(0))[0] for side in (domain.lower, domain.upper))
     raw = _raw_points(posterior, low, high, domain, stream)
     values = improvement(raw)
@@ -228,7 +258,146 @@ def maximize_improvement(
     points, ranks = _evaluable(posterior, domain, np.concatenate([ends, raw[order]]))
     if domain.snap is not None and ranks.all():  # in a small space the best may all be tried
         points, ranks = _evaluable(posterior, domain, raw)
+    if domain.feasible is not None and domain.feasible.blocks:
+        points, ranks = _with_discrete(improvement, domain, points, ranks)
     return _best(improvement(posterior.warp(points)), points, ranks)
+
+
+def _constrained_best(improvement: EarnedImprovement, domain: Domain, stream: Generator) -> Tensor:
+    """The best point of a set with constraints, `1 x d`."""
+    posterior, feasible = improvement.posterior, domain.feasible
+    assert feasible is not None
+
+    def score(X: Tensor) -> Array:
+        return improvement(posterior.warp(X))
+
+    raw = feasible.uniform(NUM_RAW, stream, posterior.log_warp.untransform)
+    raw = torch.cat([raw, _near_best(posterior, domain, stream)])
+    values = score(raw)
+    starts = raw[_starts(values, stream)]
+    ends = ascend_within(lambda X: _unit_gradient(improvement, X), starts.numpy(), feasible)
+    order = values.argsort()[::-1][:NUM_RESTARTS].copy()
+    points = torch.cat([feasible.nearest(torch.from_numpy(ends)), raw[order]])
+    if feasible.check is not None:
+        points = _polished(improvement, feasible, torch.cat([points, starts]), stream)
+    ranks = _ranks_of(points, domain, posterior)
+    if ranks.all():  # in a small space the best may all be tried
+        points = torch.cat([points, raw])
+        ranks = _ranks_of(points, domain, posterior)
+    if feasible.blocks:
+        points, ranks = _with_discrete(improvement, domain, points, ranks)
+    return _best(score(points), points, ranks)
+
+
+def _near_best(posterior: EarnedPosterior, domain: Domain, stream: Generator) -> Tensor:
+    """Points that can be evaluated near the best that were tried, and these if they can be."""
+    assert domain.feasible is not None
+    mean = posterior.predict(domain.tried)[0]
+    best = domain.tried[torch.from_numpy(mean.argsort()[::-1].copy())[:4]]
+    steps = torch.from_numpy(_steps(domain.dim, stream))
+    near = best[torch.arange(NUM_NEAR) % len(best)] + steps
+    return domain.feasible.nearest(near.clamp(0.0, 1.0))
+
+
+def _steps(dim: int, stream: Generator) -> Array:
+    """Random steps of different lengths, `NUM_NEAR x d`."""
+    widths = 10.0 ** -(0.5 + 1.5 * stream.uniform(NUM_NEAR, 1).numpy())
+    steps: Array = widths * stream.normal(NUM_NEAR, dim).numpy()
+    return steps
+
+
+def _unit_gradient(improvement: EarnedImprovement, X: Array) -> tuple[Array, Array]:
+    """Values and gradients at `m x d` points of the unit cube."""
+    warp = improvement.posterior.log_warp
+    if warp.identity:
+        return improvement.with_gradient(X)
+    points = torch.from_numpy(X).requires_grad_()
+    warped = warp.transform(points)
+    values, gradient = improvement.with_gradient(warped.detach().numpy())
+    (slope,) = torch.autograd.grad(warped, points, torch.from_numpy(gradient))
+    return values, slope.numpy()
+
+
+def _polished(
+    improvement: EarnedImprovement, feasible: FeasibleSet, points: Tensor, stream: Generator
+) -> Tensor:
+    """Points of the set, each moved by random steps, as the models see them, that improve it."""
+    posterior = improvement.posterior
+    values = improvement(posterior.warp(points))
+    for width in WIDTHS:
+        steps = width * stream.normal(NUM_STEPS, *points.shape).numpy()
+        moved = (posterior.warp(points) + steps).clip(0.0, 1.0).reshape(-1, points.shape[1])
+        tried = feasible.legal(posterior.unwarp(moved))
+        if len(feasible.C):
+            tried = feasible.nearest(tried)
+        scores = np.where(feasible.contains(tried), improvement(posterior.warp(tried)), -np.inf)
+        scores = scores.reshape(NUM_STEPS, len(points))
+        best = scores.argmax(axis=0)
+        here = np.arange(len(points))
+        better = torch.from_numpy(scores[best, here] > values)
+        found = tried.reshape(NUM_STEPS, *points.shape)[torch.from_numpy(best), here]
+        points = torch.where(better.unsqueeze(-1), found, points)
+        values = np.maximum(values, scores[best, here])
+    return points
+
+
+def _with_discrete(
+    improvement: EarnedImprovement, domain: Domain, points: Tensor, ranks: Ranks
+) -> tuple[Tensor, Ranks]:
+    """With points whose integers and choices are better, and the ranks of all.
+
+    From the best points on: the best of the neighbours with other discrete values, and then the
+    other inputs improved with these fixed, as long as that helps.
+    """
+    posterior, feasible = improvement.posterior, domain.feasible
+    assert feasible is not None
+    values = improvement(posterior.warp(points))
+    order = np.lexsort((-values, ranks))
+    _, firsts = np.unique(points[torch.from_numpy(order)].numpy(), axis=0, return_index=True)
+    here = points[torch.from_numpy(order[np.sort(firsts)[:NUM_MIXED]])]
+    found = [points]
+    for _ in range(MAX_ROUNDS):
+        around = [feasible.neighbours(x) for x in here]
+        moved = torch.cat([_refined(improvement, domain, here), *around])
+        found.append(moved)
+        scores, ranked = improvement(posterior.warp(moved)), _ranks_of(moved, domain, posterior)
+        before = improvement(posterior.warp(here)), _ranks_of(here, domain, posterior)
+        following, start = here.clone(), len(here)
+        improved = False
+        for i, block in enumerate(around):
+            mine = np.r_[i, start : start + len(block)]
+            start += len(block)
+            best = int(mine[np.lexsort((-scores[mine], ranked[mine]))[0]])
+            better = (ranked[best], -scores[best]) < (before[1][i], -before[0][i] - 1e-9)
+            if better:
+                following[i], improved = moved[best], True
+        if not improved:
+            break
+        here = following
+    everything = torch.cat(found)
+    return everything, _ranks_of(everything, domain, posterior)
+
+
+def _refined(improvement: EarnedImprovement, domain: Domain, points: Tensor) -> Tensor:
+    """Points whose continuous inputs are improved, with the same discrete values."""
+    posterior, feasible = improvement.posterior, domain.feasible
+    assert feasible is not None
+    free = feasible.continuous
+    if not free.any():
+        return points
+    if feasible.constrained:
+        ends = ascend_within(
+            lambda X: _unit_gradient(improvement, X), points.numpy(), feasible, free=free
+        )
+        return feasible.nearest(torch.from_numpy(ends))
+    Z = posterior.warp(points)
+    low, high = (posterior.warp(side.unsqueeze(0))[0] for side in (domain.lower, domain.upper))
+    ends = _improved(improvement, Z, np.where(free, low, Z), np.where(free, high, Z))
+    return _evaluable(posterior, domain, ends)[0]
+
+
+def _ranks_of(points: Tensor, domain: Domain, posterior: EarnedPosterior) -> Ranks:
+    return _ranks(points, domain, MIN_DISTANCE, posterior.warp)
 
 
 def _evaluable(posterior: EarnedPosterior, domain: Domain, Z: Array) -> tuple[Tensor, Ranks]:
@@ -236,7 +405,7 @@ def _evaluable(posterior: EarnedPosterior, domain: Domain, Z: Array) -> tuple[Te
     points = torch.minimum(torch.maximum(posterior.unwarp(Z), domain.lower), domain.upper)
     if domain.snap is not None:
         points = domain.snap(points)
-    return points, _ranks(points, domain, MIN_DISTANCE, posterior.warp)
+    return points, _ranks_of(points, domain, posterior)
 
 
 def best_candidate(score: Callable[[Tensor], Array], domain: Domain) -> Tensor:
@@ -270,11 +439,14 @@ def maximize_prior(
             return values
         return values + feasibility.log_probability(feasibility.warp(X))
 
+    def spread(uniform: Tensor) -> Tensor:
+        seen = spread_over(prior.feature_map, uniform)
+        return domain.lower + (domain.upper - domain.lower) * seen
+
     points = domain.candidates
     if points is None:
-        uniform = spread_over(prior.feature_map, stream.uniform(4 * NUM_RAW, domain.dim))
-        points = domain.lower + (domain.upper - domain.lower) * uniform
-        if domain.snap is not None:
+        points = domain.spread(4 * NUM_RAW, stream, spread)
+        if domain.snap is not None and not domain.constrained:
             order = score(points).argsort()[::-1].copy()[:NUM_RAW]
             points = domain.snap(points[torch.from_numpy(order)])
     points = points.double()
@@ -291,16 +463,19 @@ def maximize_feasibility(feasibility: Feasibility, domain: Domain, stream: Gener
         domain: Where.
         stream: Of the random points.
     """
+
+    def spread(uniform: Tensor) -> Tensor:
+        if feasibility.log_warp is None:
+            return domain.lower + (domain.upper - domain.lower) * uniform
+        low, high = (
+            torch.from_numpy(feasibility.warp(side)) for side in (domain.lower, domain.upper)
+        )
+        return feasibility.log_warp.untransform(low + (high - low) * uniform)
+
     points = domain.candidates
     if points is None:
-        uniform = stream.uniform(NUM_FIRST, domain.dim)
-        points = domain.lower + (domain.upper - domain.lower) * uniform
-        if feasibility.log_warp is not None:
-            low, high = (
-                torch.from_numpy(feasibility.warp(side)) for side in (domain.lower, domain.upper)
-            )
-            points = feasibility.log_warp.untransform(low + (high - low) * uniform)
-        if domain.snap is not None:
+        points = domain.spread(NUM_FIRST, stream, spread)
+        if domain.snap is not None and not domain.constrained:
             points = domain.snap(points)
     points = points.double()
     values = feasibility.log_probability(feasibility.warp(points))
@@ -317,8 +492,7 @@ def _raw_points(
         return raw
     mean = posterior.predict(domain.tried)[0]
     best = posterior.warp(domain.tried[torch.from_numpy(mean.argsort()[::-1].copy())[:4]])
-    widths = 10.0 ** -(0.5 + 1.5 * stream.uniform(NUM_NEAR, 1).numpy())
-    steps = widths * stream.normal(NUM_NEAR, domain.dim).numpy()
+    steps = _steps(domain.dim, stream)
     near = best[np.arange(NUM_NEAR) % len(best)] + (high - low) * steps
     return np.concatenate([raw, near.clip(low, high)])
 
@@ -335,6 +509,7 @@ def _starts(values: Array, stream: Generator) -> Array:
 
 
 def _improved(improvement: EarnedImprovement, starts: Array, low: Array, high: Array) -> Array:
+    """Where L-BFGS-B ends, within corners of one box `d` or of a box for each start `m x d`."""
     from scipy.optimize import minimize  # costs 70 ms to import, and only searches need it
 
     shape = starts.shape
@@ -349,7 +524,13 @@ def _improved(improvement: EarnedImprovement, starts: Array, low: Array, high: A
         starts.ravel(),
         jac=True,
         method="L-BFGS-B",
-        bounds=list(zip(low, high, strict=True)) * shape[0],
+        bounds=[
+            *zip(
+                np.broadcast_to(low, shape).ravel(),
+                np.broadcast_to(high, shape).ravel(),
+                strict=True,
+            )
+        ],
         options={"maxiter": MAX_ITERATIONS},
     )
     ends: Array = fit.x.reshape(shape)

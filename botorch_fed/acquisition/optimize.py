@@ -25,6 +25,8 @@ from botorch.optim.optimize import optimize_acqf
 from torch import Tensor
 
 from botorch_fed.acquisition.regions import Partition
+from botorch_fed.acquisition.within import ascend_within
+from botorch_fed.feasible_set import Array, FeasibleSet
 from botorch_fed.models.warp import LogWarp
 from botorch_fed.rng import Generator
 
@@ -43,6 +45,7 @@ def maximize(
     failed: Tensor | None = None,
     snap: Callable[[Tensor], Tensor] | None = None,
     partition: Partition | None = None,
+    feasible: FeasibleSet | None = None,
     num_raw: int = 1000,
     num_restarts: int = 20,
 ) -> tuple[Tensor, float]:
@@ -64,6 +67,8 @@ def maximize(
         partition: The regions between which the function may jump. Improvement starts from the
             best raw point of every region first, of the best regions if there are more than
             `num_restarts`; then from the best of the others. A list needs none.
+        feasible: What can be evaluated: where there are constraints, all points meet them. Not for
+            lists of candidates.
         num_raw: How many uniform points to look at.
         num_restarts: How many of the best of them to improve.
 
@@ -82,19 +87,32 @@ def maximize(
         raise InputDataError(
             f"num_restarts must lie between 1 and num_raw = {num_raw}, got {num_restarts}."
         )
-    raw = generator.uniform(num_raw, dim)
-    if log_warp is not None:
-        raw[1::2] = log_warp.untransform(raw[1::2])
+    constrained = feasible is not None and feasible.constrained
+
+    def spread(cube: Tensor) -> Tensor:
+        if log_warp is not None:
+            cube[1::2] = log_warp.untransform(cube[1::2])
+        return cube
+
+    if feasible is not None and feasible.constrained:
+        raw = feasible.uniform(num_raw, generator, spread)
+    else:
+        raw = spread(generator.uniform(num_raw, dim))
     values = _values(acquisition, raw)
     points = raw
     # Where improvement fails, e.g. at a function that is NaN in a part of the cube, raw points do.
     with contextlib.suppress(OptimizationGradientError):
         if partition is None or partition.num_regions == 1:
             starts = raw[values.topk(num_restarts).indices]
-            found, found_values = _improve(acquisition, starts, upper=torch.ones(dim).double())
+            linear = feasible.for_botorch if feasible is not None else {}
+            upper = torch.ones(dim).double()
+            found, found_values = _improve(acquisition, starts, upper=upper, **linear)
         else:
             starts = raw[_best_by_region(values, partition.region_of(raw), num_restarts)]
             found, found_values = _improve_in_regions(acquisition, starts, partition)
+        if feasible is not None and constrained:
+            found = feasible.nearest(found)
+            found_values = _values(acquisition, found)
         points = torch.cat([found, raw])
         values = torch.nan_to_num(torch.cat([found_values, values]), nan=-torch.inf)
     ranks = torch.zeros(len(points), dtype=torch.long)
@@ -116,6 +134,7 @@ def ascend(
     lower: Tensor,
     upper: Tensor,
     *,
+    feasible: FeasibleSet | None = None,
     max_iterations: int = 30,
 ) -> tuple[Tensor, Tensor]:
     """Improve points by one L-BFGS-B on the sum of their values: for cheap closed forms.
@@ -127,13 +146,17 @@ def ascend(
         starts: An `n x d` tensor.
         lower: A `d` tensor of lower bounds.
         upper: A `d` tensor of upper bounds.
-        max_iterations: Of L-BFGS-B.
+        feasible: What can be evaluated, of the whole unit cube. Where there are constraints the
+            points meet them, and improvement is by SLSQP.
+        max_iterations: Of L-BFGS-B, or of SLSQP.
 
     Returns:
         An `n x d` tensor of points within the bounds, and their `n` values.
     """
     from scipy.optimize import minimize  # costs 70 ms to import, and only searches need it
 
+    if feasible is not None and feasible.constrained:
+        return _ascend_within(function, starts, feasible, max_iterations)
     width = (upper - lower).clamp_min(1e-12)
     with torch.no_grad():
         spread = float(function(starts).std(correction=0)) if len(starts) > 1 else 0.0
@@ -160,6 +183,25 @@ def ascend(
         return points, function(points)
 
 
+def _ascend_within(
+    function: Callable[[Tensor], Tensor],
+    starts: Tensor,
+    feasible: FeasibleSet,
+    max_iterations: int,
+) -> tuple[Tensor, Tensor]:
+    def graded(X: Array) -> tuple[Array, Array]:
+        points = torch.from_numpy(X).requires_grad_()
+        values = function(points)
+        (gradient,) = torch.autograd.grad(values.sum(), points)
+        return values.detach().numpy(), gradient.numpy()
+
+    inside = feasible.nearest(starts).numpy()
+    ends = ascend_within(graded, inside, feasible, max_iterations=max_iterations)
+    points = feasible.nearest(torch.from_numpy(ends))
+    with torch.no_grad():
+        return points, function(points)
+
+
 class _InOwnRegion(AcquisitionFunction):
     """A function on `… x 1 x (d + 1)` points: a point of the cube, and the region it stands for."""
 
@@ -176,7 +218,7 @@ class _InOwnRegion(AcquisitionFunction):
 
 
 def _improve(
-    acquisition: AcquisitionFunction, starts: Tensor, *, upper: Tensor
+    acquisition: AcquisitionFunction, starts: Tensor, *, upper: Tensor, **linear: Any
 ) -> tuple[Tensor, Tensor]:
     """Improve every one of `n x d` points between zero and `upper`: points and their values."""
     points, values = optimize_acqf(
@@ -186,6 +228,7 @@ def _improve(
         num_restarts=len(starts),
         batch_initial_conditions=starts.unsqueeze(-2),
         return_best_only=False,
+        **linear,
     )
     assert values is not None
     return points.detach().squeeze(-2), values.detach()

@@ -1038,6 +1038,8 @@ class PublicStream(CentralStream):
         arms = self.candidates
         if arms is not None and not bool((arms == order.X).all(dim=-1).any()):
             raise MessageError("The action is none of those that this site can play.")
+        if not bool(site.terms.space.feasible_set.contains(order.X).all()):
+            raise MessageError("The action violates a constraint of the search space.")
 
     def action(self, order: Play) -> Tensor:
         """The public action."""

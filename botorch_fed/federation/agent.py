@@ -22,11 +22,13 @@ from torch import Tensor
 from botorch_fed.errors import FederatedError, MessageError, NumericalError
 from botorch_fed.federation.base import AgentId, Pending
 from botorch_fed.federation.points import (
+    allowed_candidates,
     answered,
     check_data,
     check_public_points,
     public_data,
     tensor_hash,
+    warn_infeasible,
 )
 from botorch_fed.federation.terms import (
     MAX_WEIGHT,
@@ -52,6 +54,7 @@ ROUNDING = 1e-9  # of a number of a shared basis that another machine has comput
 ACCOUNTING = 1e-3  # likewise of an epsilon: a calibrated noise is found to so much
 T = TypeVar("T")
 
+REDRAWS = 100  # of a point that is pending or has failed
 MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows with the cube
 
 
@@ -173,6 +176,15 @@ class FederatedAgent:
     def __post_init__(self) -> None:
         d, q = self.space.dim, self.terms.q
         check_public_points(self.candidates, self.initial_design, d)
+        self.space.check_feasible()
+        if self.terms.default is not None:
+            self.space.refuse_infeasible(self.terms.default, "default")
+        if self.initial_design is not None:
+            self.space.refuse_infeasible(self.initial_design, "initial_design")
+        if self.candidates is not None:
+            object.__setattr__(self, "candidates", allowed_candidates(self.space, self.candidates))
+        if self.data is not None:
+            warn_infeasible(self.space, self.data[0], f"data of agent {self.name!r}")
         if self.initial_design is not None and len(self.initial_design) % q:
             raise InputDataError(
                 f"The initial design has {len(self.initial_design)} points, no multiple of q = {q}."
@@ -316,9 +328,11 @@ class FederatedAgent:
             view = self._view(state, terms, torch.cat([waiting, chosen]))
             if design is not None and index < len(design):
                 point = design[index : index + 1]
+                if self.initial_design is None:
+                    point = self._fresh(view, point)
             elif self._deals(view, few):
                 # By evaluations, not by outcomes: one that failed is not asked again.
-                point = view.dealt(view.n + 1, self.candidates)[view.n :]
+                point = self._fresh(view, view.dealt(view.n + 1, self.candidates)[view.n :])
             else:
                 point = self._apart(view, terms.search.point(view))
             chosen = torch.cat([chosen, point])
@@ -351,6 +365,7 @@ class FederatedAgent:
                 f"{type(self.terms.search).__name__} learns from what is evaluated in its rounds: "
                 "results that exist already cannot be attached."
             )
+        warn_infeasible(self.space, X, f"a result attached at {self.name!r}")
         return self._grown(self._with_data(state, X, Y))
 
     def reply(self, state: AgentState) -> tuple[AgentState, Any]:
@@ -401,14 +416,21 @@ class FederatedAgent:
         return few and not view.terms.search.heard(view)
 
     def _apart(self, view: View, point: Tensor) -> Tensor:
-        """A point that can be evaluated, and is none of those without an outcome."""
+        """A point that can be evaluated, and is none of those without an outcome if possible."""
         if self.candidates is not None or not view.terms.search.snaps:
             return point
-        point = self.space.snap(point)
-        if len(view.avoid) and bool((view.avoid == point).all(dim=-1).any()):
-            # Two points on one integer or choice: a random one instead.
-            stream = generator(self.seed, "again", view.query, view.slot)
-            point = self.space.snap(stream.uniform(1, self.space.dim))
+        return self._fresh(view, self.space.snap(point))
+
+    def _fresh(self, view: View, point: Tensor) -> Tensor:
+        """A point that is none of those without an outcome if possible."""
+        if self.candidates is not None:
+            return point
+        # Two points on one integer or choice: a random one instead.
+        stream = generator(self.seed, "again", view.query, view.slot)
+        for _ in range(REDRAWS):
+            if not len(view.avoid) or not bool((view.avoid == point).all(dim=-1).any()):
+                break
+            point = self.space.snap(self.space.feasible_set.uniform(1, stream))
         return point
 
     def _left(self, avoid: Tensor) -> Tensor | None:

@@ -8,7 +8,10 @@ check_*                       what a study refuses
 from __future__ import annotations
 
 import hashlib
+import logging
+import math
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -17,7 +20,13 @@ from torch import Tensor
 from botorch_fed.federation.base import AgentId
 from botorch_fed.models import LogWarp
 from botorch_fed.models.support import sobol_support
+from botorch_fed.rng import generator
 from botorch_fed.space import SearchSpace, Value
+
+logger = logging.getLogger(__name__)
+
+MAX_SEQUENCE = 2**12  # points of a sequence that are looked at for those that meet constraints
+NUM_POOL = 512  # random points, where these are too few
 
 
 def default_point(space: SearchSpace, default: Mapping[str, Value] | None) -> Tensor | None:
@@ -150,8 +159,7 @@ def dealt_design(
     """
     if num_points < 1:
         return torch.zeros(0, space.dim).double()
-    sequence = sobol_support(space.dim, num_sites * num_points, seed=seed)[index::num_sites]
-    sequence = LogWarp(space.log_offsets).untransform(sequence)  # evenly on a model's scale
+    sequence = spread_points(space, num_sites * num_points, seed=seed)[index::num_sites]
     if candidates is None:
         return space.snap(sequence)
     left = candidates.double()
@@ -162,6 +170,62 @@ def dealt_design(
         if len(left) > 1:
             left = torch.cat([left[:nearest], left[nearest + 1 :]])
     return torch.stack(rows)
+
+
+def spread_points(
+    space: SearchSpace, count: int, *, seed: int = 0, width: float | None = None
+) -> Tensor:
+    """The first points of a low-discrepancy sequence that meet all constraints, `count x d`.
+
+    Where constraints leave too little of the space, random points follow, each as far as possible
+    from those before.
+
+    Args:
+        space: The map of inputs.
+        count: How many points.
+        seed: Of the sequence, public.
+        width: Of the cube around the centre that the sequence covers; None for all of the space,
+            evenly on the scale of models.
+    """
+    found = space.feasible_set
+
+    def spread(sequence: Tensor) -> Tensor:
+        if width is not None:
+            return 0.5 + width * (sequence - 0.5)
+        return LogWarp(space.log_offsets).untransform(sequence)
+
+    sequence = spread(sobol_support(space.dim, count, seed=seed))
+    if not found.constrained:
+        return sequence
+    drawn, points = count, sequence[:0]
+    if not len(found.C):  # no point of a sequence meets an equality
+        points = found.filtered(sequence)
+    while len(points) < count and drawn < MAX_SEQUENCE and not len(found.C):
+        drawn = min(4 * drawn, MAX_SEQUENCE)
+        points = found.filtered(spread(sobol_support(space.dim, drawn, seed=seed)))
+    if len(points) < count:
+        pool = _pool(space, seed, max(NUM_POOL, 2 ** math.ceil(math.log2(count))))
+        points = _far_apart(points, pool, count)
+    return points[:count]
+
+
+@lru_cache(maxsize=8)
+def _pool(space: SearchSpace, seed: int, count: int) -> Tensor:
+    """Random points that meet all constraints, the same at every site."""
+    return space.feasible_set.uniform(count, generator(seed, "spread points"))
+
+
+def _far_apart(points: Tensor, pool: Tensor, count: int) -> Tensor:
+    """Points, and others of a pool: each in turn the farthest from all before, `count x d`."""
+    if not len(points):
+        points, pool = pool[:1], pool[1:]
+    distance = torch.cdist(pool, points).amin(dim=-1)
+    rows = [points]
+    for _ in range(count - len(points)):
+        farthest = pool[int(distance.argmax())].unsqueeze(0)
+        rows.append(farthest)
+        distance = torch.minimum(distance, torch.cdist(pool, farthest).squeeze(-1))
+    return torch.cat(rows)
 
 
 def spread_design(
@@ -198,8 +262,7 @@ def spread_design(
     centre = torch.full((1, space.dim), 0.5, dtype=torch.float64)
     points = centre.clone()
     if num_points > 1:
-        sequence = sobol_support(space.dim, len(names) * (num_points - 1), seed=seed)
-        points = 0.5 + width * (sequence - 0.5)
+        points = spread_points(space, len(names) * (num_points - 1), seed=seed, width=width)
     made = {}
     for n, name in enumerate(names):
         design = torch.cat([centre, points[n :: len(names)][: num_points - 1]])
@@ -257,6 +320,44 @@ def check_public_points(candidates: Tensor | None, design: Tensor | None, dim: i
     if not all(row.tobytes() in known for row in (design.double() + 0.0).numpy()):
         raise InputDataError(
             "initial_design has points that are no candidates: only those can be evaluated."
+        )
+
+
+def allowed_candidates(space: SearchSpace, candidates: Tensor) -> Tensor:
+    """The candidates `K x d` that meet all constraints; `InputDataError` if none does."""
+    if not space.feasible_set.constrained:
+        return candidates
+    allowed = candidates[space.feasible_set.contains(candidates.double())]
+    if not len(allowed):
+        raise InputDataError(
+            f"None of {len(candidates)} candidates meets the constraints of the search space: give "
+            "others, or relax the constraints."
+        )
+    return allowed
+
+
+def warn_infeasible(space: SearchSpace, X: Tensor, what: str) -> None:
+    """Note that results of points outside of the constraints are used as data.
+
+    They say something about the function; no search proposes such points, and none is a best one.
+
+    Args:
+        space: The map of inputs.
+        X: The points, `n x d`.
+        what: Whose they are.
+    """
+    if not space.feasible_set.constrained:
+        return
+    points = space.from_unit(X)
+    broken = [words for words in map(space.violated, points) if words is not None]
+    if broken:
+        logger.warning(
+            "%d of %d points in %s violate constraints of the search space (%s): they are used as "
+            "data, and no best point",
+            len(broken),
+            len(points),
+            what,
+            ", ".join(sorted(set(broken))),
         )
 
 

@@ -404,6 +404,9 @@ class Site:
     ) -> Trial:
         """Add a result that exists already. It counts as data, not as an evaluation.
 
+        One that violates a constraint of the search space is data too, with a warning; `best` does
+        not count it.
+
         Args:
             parameters: Named values in the user's units, or a point of the unit cube, `1 x d`.
             value: As in `tell`.
@@ -444,8 +447,13 @@ class Site:
             return sorted([*answered, *self.pending()], key=lambda trial: trial.id)
 
     def best(self) -> Trial | None:
-        """The trial with the best value, attached results included; None without a value."""
+        """The trial with the best value, attached results included; None without a value.
+
+        An attached result that violates a constraint of the search space is none.
+        """
         values = [trial for trial in self.trials() if trial.value is not None]
+        if self.space.feasible_set.constrained:
+            values = [trial for trial in values if self.space.violated(trial.parameters) is None]
         sign = -1.0 if self.space.outcome.minimize else 1.0
         return max(values, key=lambda trial: sign * float(trial.value or 0.0), default=None)
 

@@ -35,7 +35,7 @@ from botorch_fed.acquisition import AdditiveGrid, private_ucb_width
 from botorch_fed.acquisition.optimize import ascend
 from botorch_fed.errors import MessageError, NumericalError
 from botorch_fed.federation.base import AgentId
-from botorch_fed.federation.points import check_points
+from botorch_fed.federation.points import allowed_candidates, check_points
 from botorch_fed.federation.terms import OWN, Search, Terms, View, check_vector, remembered
 from botorch_fed.models import (
     AdditiveFeatures,
@@ -169,9 +169,12 @@ class BanditSearch(Search):
     def arms(self, view: View) -> Tensor | None:
         """What may be played in this round, `K x d`; None for the whole cube."""
         if self.decision_sets is None:
-            return None if view.candidates is None else view.candidates.double()
+            if view.candidates is None:
+                return None
+            return allowed_candidates(view.terms.space, view.candidates.double())
         arms = self.decision_sets(view.name, view.t)
         check_arms(arms, view.terms.space.dim, f"The decision set of round {view.t}")
+        view.terms.space.refuse_infeasible(arms, f"The decision set of round {view.t}")
         return arms.double()
 
     def deviation(self, view: View, X: Tensor) -> float:
@@ -284,14 +287,18 @@ class SumPosterior:
             variance = variance + phi.residual(points, Phi1=features).flatten()
         return mean.squeeze(-1), variance.clamp_min(1e-30).sqrt()
 
-    def score(self, arms: Tensor | None, stream: Generator) -> Callable[[Tensor], Tensor]:
+    def score(
+        self, arms: Tensor | None, stream: Generator, space: SearchSpace
+    ) -> Callable[[Tensor], Tensor]:
         """What is maximised: `n x d` points to `n` values."""
         phi, acquisition = self.feature_map, self.search.acquisition
         if acquisition == "thompson":
             weights = self.posterior.sample(scale=self.search.exploration, generator=stream)
             return lambda X: phi(X) @ weights
         if acquisition == "ei":
-            points = reference_points(phi.input_dim) if arms is None else arms
+            points = arms
+            if points is None:
+                points = space.feasible_set.met(reference_points(phi.input_dim))
             with torch.no_grad():
                 best = self.predict(points)[0].max()
             model = BasisGP.from_summary(self.total, feature_map=phi)
@@ -337,15 +344,20 @@ class SumPosterior:
     def action(self, space: SearchSpace, arms: Tensor | None, view: View) -> Tensor:
         """The action that promises most, `1 x d`: of the arms, or of the cube."""
         t = view.t
-        score = self.score(arms, view.stream("score", t))
+        score = self.score(arms, view.stream("score", t), space)
         if arms is not None:
             order = view.stream("ties", t).uniform(len(arms)).argsort(stable=True)
             with torch.no_grad():
                 values = torch.nan_to_num(score(arms[order]), nan=-torch.inf)
                 best = int(order[int(values.argmax())])
             return arms[best : best + 1].clone()
-        raw = view.stream("point", t).uniform(NUM_RAW, space.dim)
-        raw[1::2] = LogWarp(space.log_offsets).untransform(raw[1::2])
+        warp = LogWarp(space.log_offsets)
+
+        def spread(cube: Tensor) -> Tensor:
+            cube[1::2] = warp.untransform(cube[1::2])
+            return cube
+
+        raw = space.feasible_set.uniform(NUM_RAW, view.stream("point", t), spread)
         with torch.no_grad():
             values = score(raw)
         starts = raw[values.topk(NUM_STARTS).indices]
@@ -361,7 +373,7 @@ class SumPosterior:
                 for i in range(NUM_GRID_STARTS)
             ]
             starts = torch.cat([*points, starts[NUM_GRID_STARTS:]])
-        found, found_values = ascend(score, starts, *space.bounds)
+        found, found_values = ascend(score, starts, *space.bounds, feasible=space.feasible_set)
         best = int(torch.nan_to_num(torch.cat([found_values, values]), nan=-torch.inf).argmax())
         return space.snap(torch.cat([found, raw])[best : best + 1])
 

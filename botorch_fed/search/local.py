@@ -185,6 +185,7 @@ class OwnStrategy:
             min_distance=self.min_distance,
             failed=failed,
             snap=space.snap,
+            feasible=space.feasible_set,
             num_raw=self.num_raw,
             num_restarts=self.num_restarts,
         )
@@ -226,7 +227,7 @@ def random_point(
     stream: Generator,
     failed: Tensor | None = None,
 ) -> Tensor:
-    """A uniform point of the cube or of the candidates, `1 x d`; not a failed one if possible.
+    """A uniform point of the space or of the candidates, `1 x d`; not a failed one if possible.
 
     Args:
         space: The map of inputs.
@@ -236,12 +237,12 @@ def random_point(
     """
     failed = failed if failed is not None and len(failed) else None
     if candidates is None:
-        point = stream.uniform(1, space.dim)
+        point = space.feasible_set.uniform(1, stream)
         if failed is not None:
             for _ in range(REDRAWS):
                 if not bool((failed == space.snap(point)).all(dim=-1).any()):
                     break
-                point = stream.uniform(1, space.dim)
+                point = space.feasible_set.uniform(1, stream)
         return point
     if failed is not None:
         candidates = untried(candidates, failed)

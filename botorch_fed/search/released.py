@@ -395,6 +395,7 @@ class ReleaseSearch(VectorSearch):
             min_distance=max(spread, strategy.min_distance),
             failed=view.failed,
             snap=space.snap,
+            feasible=space.feasible_set,
             partition=partition,
             num_raw=strategy.num_raw,
             num_restarts=strategy.num_restarts,

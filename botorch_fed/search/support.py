@@ -250,9 +250,10 @@ class SupportSearch(SummedSearch):
 
 def uniform_points(view: View, count: int) -> Tensor:
     """Points that a site begins with, at random, `count x d`."""
-    uniform = view.stream("initial").uniform(view.n + count, view.terms.space.dim)[view.n :]
+    space, stream = view.terms.space, view.stream("initial")
     if view.candidates is None:
-        return view.terms.space.snap(uniform)
+        return space.snap(space.feasible_set.uniform(view.n + count, stream))[view.n :]
+    uniform = stream.uniform(view.n + count, space.dim)[view.n :]
     rows = (uniform[:, 0] * len(view.candidates)).long()
     return view.candidates[rows].double()
 
@@ -431,6 +432,7 @@ def next_point(
         min_distance=0.0 if candidates is not None else MIN_DISTANCE,
         failed=failed,
         snap=space.snap,
+        feasible=space.feasible_set,
         num_raw=search.num_raw,
         num_restarts=search.num_restarts,
     )
@@ -510,11 +512,11 @@ def _best(
     with torch.no_grad():
         if candidates is not None:
             return candidates[int(score(candidates.double()).argmax())].double().unsqueeze(0)
-        raw = stream.uniform(search.num_raw, space.dim)
+        raw = space.feasible_set.uniform(search.num_raw, stream)
         values = score(raw)
     starts = raw[values.topk(search.num_restarts).indices]
     zero = torch.zeros(space.dim, dtype=torch.float64)
-    ends, end_values = ascend(score, starts, zero, zero + 1)
+    ends, end_values = ascend(score, starts, zero, zero + 1, feasible=space.feasible_set)
     points = space.snap(torch.cat([ends, raw]))
     values = torch.cat([end_values, values])
     if len(X):

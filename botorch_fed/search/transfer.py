@@ -261,7 +261,7 @@ class TransferSearch:
         chance = float(stream.uniform(1))  # in any case: no trust is then the site alone, exactly
         if prior is not None and others is None and not len(chosen):
             posterior = posterior.only(posterior.drawn(chance))
-        improvement = EarnedImprovement.of(posterior, tried, feasibility)
+        improvement = EarnedImprovement.of(posterior, _incumbents(space, tried), feasibility)
         return maximize_improvement(improvement, domain, stream)
 
     def _feasibility(self, space: SearchSpace, X: Tensor, failed: Tensor) -> Feasibility | None:
@@ -293,6 +293,7 @@ class TransferSearch:
             min_distance=1e-4,
             failed=domain.failed,
             snap=domain.snap,
+            feasible=domain.feasible,
             num_raw=512,
             num_restarts=10,
         )
@@ -307,9 +308,19 @@ class TransferSearch:
     ) -> Domain:
         lower, upper = space.bounds.double()
         if candidates is None:
-            return Domain(lower, upper, tried, None, space.snap, failed)
+            found = space.feasible_set
+            known = found if found.constrained or found.blocks else None
+            return Domain(lower, upper, tried, None, space.snap, failed, known)
         candidates = untried(candidates, failed)
         return Domain(lower, upper, tried, untried(candidates, tried), failed=failed)
+
+
+def _incumbents(space: SearchSpace, tried: Tensor) -> Tensor:
+    """The points over which an improvement counts: given ones may violate constraints."""
+    if not space.feasible_set.constrained:
+        return tried
+    allowed = tried[space.feasible_set.contains(tried)]
+    return allowed if len(allowed) else tried
 
 
 # ------------------------------------------------------------------ what arrives

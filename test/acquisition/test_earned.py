@@ -404,3 +404,62 @@ def test_before_any_success_the_likeliest_of_a_few_points() -> None:
     domain = box(none, candidates=listed, failed=FAILED)
     found = maximize_feasibility(success, domain, generator(0))
     assert bool((listed[3:] == found).all(dim=-1).any())
+
+
+# ------------------------------------------------------------------ discrete values, constraints
+
+GRID = SearchSpace((
+    Parameter.real("a", 0.0, 1.0), Parameter.integer("n", 1, 9), Parameter.choice("k", ["u", "v"])
+))  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_discrete_values_are_searched(seed: int) -> None:
+    """Not worse than rounding alone, and as good as the best of a fine grid over everything."""
+    X = GRID.snap(uniform(9, GRID.dim, seed=seed))
+    improvement = EarnedImprovement.of(fit_earned(X, hill(X), None), X)
+    rounded = box(X, snap=GRID.snap)
+    found = maximize_improvement(improvement, rounded, generator(seed))
+    better = maximize_improvement(
+        improvement, replace(rounded, feasible=GRID.feasible_set), generator(seed)
+    )
+    torch.testing.assert_close(GRID.snap(better), better, rtol=0, atol=1e-12)
+    fine = [{"a": a / 200, "n": n, "k": k} for a in range(201) for n in range(1, 10) for k in "uv"]
+    values = improvement(GRID.to_unit(fine).numpy())
+    assert improvement(better.numpy())[0] >= improvement(found.numpy())[0] - 1e-9
+    assert improvement(better.numpy())[0] >= values.max() - 1e-3
+
+
+@pytest.mark.parametrize("warp", [False, True])
+@pytest.mark.parametrize("constraint", ["x + y <= 0.6", "x + y == 0.6", "disc"])
+def test_the_best_point_of_a_constrained_set(warp: bool, constraint: str) -> None:
+    reals = (Parameter.real("x", 0.0, 1.0), Parameter.real("y", 0.0, 1.0))
+    if constraint == "disc":
+        space = SearchSpace(reals, feasible=lambda p: bool(p["x"] ** 2 + p["y"] ** 2 <= 0.16))
+    else:
+        space = SearchSpace(reals, constraints=(constraint,))
+    X = space.feasible_set.uniform(7, generator(2))
+    scale = LogWarp(OFFSETS) if warp else None
+    model = fit_earned(X, hill(X), some_prior(), log_warp=scale)
+    improvement = EarnedImprovement.of(model, X)
+    domain = box(X, snap=space.snap, feasible=space.feasible_set)
+    point = maximize_improvement(improvement, domain, generator(0))
+    assert bool(space.feasible_set.contains(point).all())
+    others = space.feasible_set.uniform(4000, generator(1))
+    values = improvement(model.warp(others))
+    assert improvement(model.warp(point))[0] >= values.max() - 1e-3
+
+
+def test_first_points_of_a_constrained_set() -> None:
+    space = SearchSpace(
+        (Parameter.real("x", 0.0, 1.0), Parameter.real("y", 0.0, 1.0)),
+        constraints=("x + y <= 0.3",),
+    )
+    nothing = torch.zeros(0, 2).double()
+    domain = box(nothing, snap=space.snap, feasible=space.feasible_set)
+    points = [maximize_prior(some_prior(), domain, generator(0), apart=0.25)]
+    failed = space.feasible_set.uniform(4, generator(2))
+    feasibility = fit_feasibility(nothing, failed, log_warp=LogWarp(torch.zeros(2).double()))
+    assert feasibility is not None
+    points.append(maximize_feasibility(feasibility, replace(domain, failed=failed), generator(0)))
+    assert bool(space.feasible_set.contains(torch.cat(points)).all())

@@ -583,3 +583,37 @@ def test_nonsense_as_json_is_answered(data: bytes, said: str) -> None:
 def test_a_site_without_a_hub_says_so() -> None:
     site = Site("a", BoxAgent(seed=1), None, log=Log(SITE_EVENTS))
     assert "no request from the hub" in perform(site, "ask", {})["error"]
+
+
+SMALL = SearchSpace((Parameter.integer("n", 1, 3), Parameter.choice("kind", ["a", "b"])))
+LINE = SearchSpace(PLANE.parameters, constraints=("x + y == 1",))
+
+
+@pytest.mark.parametrize("space", [PLANE, SMALL, LINE], ids=["plane", "small", "line"])
+def test_four_workers_get_four_points_that_know_of_each_other(space: SearchSpace) -> None:
+    """Also where few points exist, and while the first of them is answered."""
+    study, blobs = FTS(budget=11, every=1), MemoryBlobs()
+    site = Site("north", make_agent(study, "north", space, 0, blobs), None)
+    server, engine, told = study.server(space, ("north",)), InProcess([site]), 0
+
+    def exchange(outgoing: Outgoing) -> Exchanged:
+        nonlocal told
+        while True:
+            exchanged = engine(outgoing)
+            if refusal_code(exchanged.replies["north"]) != "busy":
+                return exchanged
+            for _ in range(4 - len(site.pending())):
+                site.ask()
+            open_ = [str(trial.parameters) for trial in site.pending()]
+            failed = [str(t.parameters) for t in site.trials() if t.status == "failed"]
+            free = 6 if space is SMALL else 99
+            assert len({*open_, *failed}) == min(len(open_) + len(failed), free)
+            first = site.pending()[0]
+            assert space.violated(first.parameters) is None
+            told += 1
+            site.tell(first.id, sum(map(len, map(str, first.parameters.values()))))
+
+    with engine:
+        drive(server, exchange)
+    assert told == 11
+    assert len(site.trials()) == 11
