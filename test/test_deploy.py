@@ -375,7 +375,7 @@ def test_folders_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["hub", "admit", "{hub}", "north", "nowhere.pub"], 2, "node.pub is needed"),
+        (["hub", "admit", "{hub}", "north", "nowhere.pub"], 2, "expected the site's node.pub"),
         (["hub", "run", "{hub}", "{study}"], 2, "write out"),
         (["hub", "run", "{hub}", "{study}", "--out", "{out}"], 1, "hub admit"),
         (["hub", "start", "{out}"], 1, "hub init"),

@@ -248,8 +248,8 @@ def test_a_missed_quorum_says_who_is_missing_and_can_be_resumed(tmp_path: Path) 
 def test_settings_of_a_run_that_make_no_sense() -> None:
     for wrong, words in (
         ({"quorum": 4}, "A quorum of 4 needs as many agents, there are 3"),
-        ({"quorum": -1}, "count from 0"),
-        ({"retries": -1}, "count from 0"),
+        ({"quorum": -1}, "quorum >= 0 and retries >= 0"),
+        ({"retries": -1}, "quorum >= 0 and retries >= 0"),
         ({"deadline": 60.0}, "workers"),
     ):
         with pytest.raises(InputDataError, match=words):
@@ -618,7 +618,9 @@ def test_a_hub_of_an_earlier_release_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run(study(budget=3), Bowls(), seed=3, out=out)
     (out / "server" / "log").rename(out / "server" / "record")
-    with pytest.raises(ProtocolError, match=r"of an earlier release, .*: go on with that release"):
+    with pytest.raises(
+        ProtocolError, match=r"of an earlier release, .*: continue it with that release"
+    ):
         run(study(budget=3), Bowls(), seed=3, out=out, resume=True)
 
 

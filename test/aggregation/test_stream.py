@@ -1152,7 +1152,7 @@ def test_other_settings_have_other_fingerprints() -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"budget": 5}, r"aggregation\.horizon: this site has 4, the hub says 5"),
+        ({"budget": 5}, r"aggregation\.horizon: this site has 4, the hub has 5"),
         ({"noise_multiplier": 1.0}, r"aggregation\.noise_multiplier"),
         ({"outcome_bound": 1.0}, r"aggregation\.outcome_bound"),
         ({"exploration": 0.6}, r"search\.exploration"),

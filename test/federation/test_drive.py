@@ -490,7 +490,7 @@ def test_a_run_goes_on_with_the_ledger_that_it_has_seen(tmp_path: Path) -> None:
             ledger.spend(Event(2.0))
         with pytest.raises(ProtocolError, match=r"has others: it was cut back or exchanged"):
             drive(Paying(NAMES, 4, shared_ledger=ledger), InProcess(home), log=log)
-    with pytest.raises(ProtocolError, match="paid from a ledger on disk, and none was given"):
+    with pytest.raises(ProtocolError, match="paid from a ledger on disk, and this study has none"):
         drive(Paying(NAMES, 4), InProcess(home), log=log)
     assert len(log) == events
 
@@ -561,7 +561,7 @@ def test_a_quorum_is_of_those_who_are_asked() -> None:
 
 @pytest.mark.parametrize("wrong", [{"quorum": -1}, {"retries": -1}])
 def test_a_quorum_counts_from_zero(wrong: dict[str, int]) -> None:
-    with pytest.raises(InputDataError, match="count from 0"):
+    with pytest.raises(InputDataError, match=">= 0"):
         drive(SERVER, InProcess(sites()), **wrong)
 
 
