@@ -214,7 +214,7 @@ def test_objectives_by_name_and_minimisation() -> None:
     best = result.best("oven")
     assert bool((best[1:] <= best[:-1]).all())
     assert result.optimal_values is None
-    with pytest.raises(InputDataError, match="not known"):
+    with pytest.raises(InputDataError, match="does not define them"):
         result.regret("oven")
     with pytest.raises(InputDataError, match="space="):
         run(FTS(budget=1), objectives, seed=0)
@@ -247,7 +247,7 @@ def test_a_missed_quorum_says_who_is_missing_and_can_be_resumed(tmp_path: Path) 
 
 def test_settings_of_a_run_that_make_no_sense() -> None:
     for wrong, words in (
-        ({"quorum": 4}, "A quorum of 4 needs as many agents, there are 3"),
+        ({"quorum": 4}, "Expected quorum <= 3, the agents, got 4"),
         ({"quorum": -1}, "quorum >= 0 and retries >= 0"),
         ({"retries": -1}, "quorum >= 0 and retries >= 0"),
         ({"deadline": 60.0}, "workers"),

@@ -320,7 +320,7 @@ def test_bad_terms() -> None:
     for change in ({"budget": -1}, {"q": 0}, {"num_initial": -1}):
         with pytest.raises(InputDataError, match=f"<= {next(iter(change))} <="):
             terms(**change)
-    with pytest.raises(InputDataError, match="must differ"):
+    with pytest.raises(InputDataError, match="Expected different names"):
         terms(agents=("a", "a"))
     with pytest.raises(InputDataError, match="no agents"):
         terms(active=("zoe",))

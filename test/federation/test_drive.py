@@ -372,9 +372,9 @@ def test_a_log_of_another_run_or_other_settings_is_refused() -> None:
         drive(SERVER, InProcess(sites()), run="other", log=log)
     with pytest.raises(ProtocolError, match="settings"):
         drive(BoxServer(("a",), rounds=4), InProcess(sites()), log=log)
-    with pytest.raises(ProtocolError, match="no log of a hub"):
+    with pytest.raises(ProtocolError, match="the log is of another party"):
         drive(SERVER, InProcess(sites()), log=cut(log, 1))
-    with pytest.raises(ProtocolError, match="no log of a hub"):
+    with pytest.raises(ProtocolError, match="the log is of another party"):
         drive(SERVER, InProcess(sites()), log=twice(log))
     odd = SavedLog()
     started = log[0]
@@ -484,7 +484,7 @@ def test_a_run_goes_on_with_the_ledger_that_it_has_seen(tmp_path: Path) -> None:
         assert ledger.releases == 5
     events = len(log)
     with SharedLedger(seen) as ledger:  # a copy that is too old
-        with pytest.raises(ProtocolError, match=r"seen 6 events .* has 3: it was cut back"):
+        with pytest.raises(ProtocolError, match=r"recorded 6 events .* has 3: it was cut back"):
             drive(Paying(NAMES, 4, shared_ledger=ledger), InProcess(home), log=log)
         for _ in range(9):  # as long as the true one, and another
             ledger.spend(Event(2.0))
