@@ -548,11 +548,11 @@ def _demo_runs(arguments: argparse.Namespace) -> _Demo:
         gains["the same, default first"] = with_default
     newcomers = {}
     if _welcomes(studies["together"], problems[arguments.seed]):
-        told = _newcomers(
+        with_messages = _newcomers(
             studies["together"], arms["alone"], problems, min(NEWCOMER_MARKS[-1], arguments.budget)
         )
         for name in ("alone", "default first"):
-            newcomers[name] = _gains(told, curves[name], NEWCOMER_MARKS)
+            newcomers[name] = _gains(with_messages, curves[name], NEWCOMER_MARKS)
     return _Demo(arms, gains, newcomers)
 
 

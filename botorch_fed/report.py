@@ -479,7 +479,7 @@ def _differences(this: _Run, other: _Run, query: int | None) -> list[float]:
         mine, theirs = _at(both[0], k), _at(both[1], k)
         if mine is not None and theirs is not None:
             differences.append(this.sign * (mine - theirs))
-    return sorted(differences)  # the same sum, whatever the order of the names
+    return sorted(differences)  # the sum does not depend on the order of the names
 
 
 def _interval(values: list[float]) -> str:

@@ -161,5 +161,5 @@ def weight_path(feature_map: FeatureMap, weights: Tensor, *, mean: float = 0.0) 
     constant = ConstantMean().double()
     constant.raw_constant.data.fill_(mean)
     constant.requires_grad_(False)
-    features: Any = feature_map  # to BoTorch, a map of its own kind
+    features: Any = feature_map  # BoTorch has another type of feature maps
     return GeneralizedLinearPath(features, weights.detach(), bias_module=constant)

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-POLL = 0.1  # seconds between two looks for replies
+POLL = 0.1  # seconds between two polls for replies
 PAUSE = 1.0  # seconds before a site is asked again, at first; then doubled up to a minute
 LONGEST_PAUSE = 60.0
 LEAST = 1.0  # seconds before the deadline after which no site is asked again

@@ -41,7 +41,7 @@ from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode
 
 logger = logging.getLogger(__name__)
 
-COUNT = struct.Struct("<I")  # how many byte strings follow
+COUNT = struct.Struct("<I")  # number of byte strings that follow
 LENGTH = struct.Struct("<Q")  # of one of them
 MOST_PATIENCE = 86400.0
 MOST_WAIT = 600.0  # seconds for an answer to a verb, which waits for a running request

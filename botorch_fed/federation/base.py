@@ -9,7 +9,7 @@ carries the bytes, and `site.Site` and `drive.drive` store the states.
     results of a round     Exchanged: replies, and a Failure with its reason for every other agent
 
 Broadcasts are content-addressed: a request names their hashes, an agent's state keeps a hash, and
-the bytes lie in the agent's `Blobs`, once.
+the agent's `Blobs` store the bytes, once.
 """
 
 from __future__ import annotations

@@ -118,12 +118,12 @@ def drive(
                 return exchange(outgoing)
 
         hub = HubLog(server, run, log)
-        seen = Anchors(MemoryStore()) if anchors is None else anchors
+        store = Anchors(MemoryStore()) if anchors is None else anchors
         cache: list[tuple[Any, bytes, str]] = []
         while (outbox := server.outbox(hub.state)) is not None:
             record = hub.record
             cache = _encoded_broadcasts(outbox, cache, max_bytes=max_bytes)
-            outgoing = _outgoing(record, outbox, cache, max_bytes=max_bytes, ledgers=seen.all())
+            outgoing = _outgoing(record, outbox, cache, max_bytes=max_bytes, ledgers=store.all())
             past: Exchanged | None = None
             for attempt in range(retries + 1):
                 inbox, exchanged = _finished(
@@ -134,7 +134,7 @@ def drive(
                         record,
                         exchange=carry,
                         max_bytes=max_bytes,
-                        anchors=seen,
+                        anchors=store,
                     ),
                     outgoing,
                     idle=idle,

@@ -239,25 +239,26 @@ class HubLog:
 
     def _check(self, run: str) -> None:
         """Raise unless the log is of this run and this ledger."""
-        started, seen = self.record.started, self.record.ledger
+        started, anchor = self.record.started, self.record.ledger
         if (started.run, started.fingerprint) != (run, self._server.fingerprint):
             raise ProtocolError(
                 f"The log is of run {started.run!r} with settings {started.fingerprint[:12]}…, "
                 f"this is run {run!r} with {self._server.fingerprint[:12]}…: use the name and the "
                 "settings of the logged run."
             )
-        if seen is None:
+        if anchor is None:
             return
         if self._books is None:
             raise ProtocolError(
                 "The run has paid from a ledger on disk, and this study has none: name that "
                 "ledger in the study."
             )
-        if (head := self._books.head_at(seen.length)) != seen.head:
+        if (head := self._books.head_at(anchor.length)) != anchor.head:
             has = "others" if head else len(self._books)
             raise ProtocolError(
-                f"The run has recorded {seen.length} events of its ledger on disk, {self._books!r} "
-                f"has {has}: it was cut back or exchanged. Restore the newest copy of it."
+                f"The run has recorded {anchor.length} events of its ledger on disk, "
+                f"{self._books!r} has {has}: it was cut back or exchanged. Restore the newest copy "
+                "of it."
             )
 
 

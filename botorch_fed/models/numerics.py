@@ -134,17 +134,17 @@ def solve_rows(L: Tensor, rows: Tensor, *, upper: bool = False) -> Tensor:
     dims = max(L.dim(), rows.dim()) - 2
     factor_batch = (1,) * (dims + 2 - L.dim()) + L.shape[:-2]
     row_batch = (1,) * (dims + 2 - rows.dim()) + rows.shape[:-2]
-    own = [i for i in range(dims) if factor_batch[i] != 1]
+    separate = [i for i in range(dims) if factor_batch[i] != 1]
     shared = [i for i in range(dims) if factor_batch[i] == 1]
-    sizes = [factor_batch[i] if i in own else row_batch[i] for i in range(dims)]
+    sizes = [factor_batch[i] if i in separate else row_batch[i] for i in range(dims)]
     q, M = rows.shape[-2:]
-    order = [*own, *shared, dims, dims + 1]
+    order = [*separate, *shared, dims, dims + 1]
     stacked = rows.reshape(*row_batch, q, M).expand(*sizes, q, M).permute(order)
     stacked_shape = stacked.shape
-    own_sizes = [sizes[i] for i in own]
+    batch = [sizes[i] for i in separate]
     count = q * math.prod(sizes[i] for i in shared)
-    columns = stacked.reshape(*own_sizes, count, M).mT
-    solved = torch.linalg.solve_triangular(L.reshape(*own_sizes, M, M), columns, upper=upper).mT
+    columns = stacked.reshape(*batch, count, M).mT
+    solved = torch.linalg.solve_triangular(L.reshape(*batch, M, M), columns, upper=upper).mT
     inverse = sorted(range(dims + 2), key=order.__getitem__)
     return solved.reshape(stacked_shape).permute(inverse)
 

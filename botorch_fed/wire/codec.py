@@ -50,7 +50,7 @@ _DTYPES: dict[str, tuple[torch.dtype, np.dtype[Any]]] = {
     "u1": (torch.uint8, np.dtype("u1")),
     "b1": (torch.bool, np.dtype("?")),
 }
-# MessagePack's formats, by their first byte: how many bytes follow, or tell the length.
+# MessagePack's formats, by their first byte: number of bytes that follow, or of the length.
 _SCALARS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _SCALARS |= {0xCA: 4, 0xCB: 8}  # floats
 _STRINGS = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4}
@@ -532,7 +532,7 @@ def _compile(annotation: Any, where: str, inside: tuple[Any, ...]) -> _Kind:
         return _Mapping(_compile(args[1], where, inside))
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return _compile_record(annotation, inside)
-    raise TypeError(f"{where}: {annotation} cannot stand in a message.")
+    raise TypeError(f"{where}: {annotation} is not allowed in a message.")
 
 
 def _compile_union(kinds: list[_Kind], where: str) -> _Union:

@@ -416,7 +416,7 @@ def test_profiled_evidence_where_nothing_is_left_to_explain() -> None:
         log_p, scale = profiled_evidence(total)
         assert float(log_p) == -math.inf
         assert float(scale) > 0
-    with pytest.raises(InputDataError, match="needs observations"):
+    with pytest.raises(InputDataError, match="Expected a total with observations"):
         profiled_evidence(Summary.zero(phi))
     with pytest.raises(InputDataError, match="a packed summary does not have"):
         profiled_evidence(Summary.unpack(honest.pack(), basis=phi.fingerprint))
