@@ -1241,7 +1241,7 @@ def _add_hub(commands: Any) -> None:
     _add_out(run)
     seconds = partial(_option, run, kind=float, metavar="SECONDS")
     seconds("--deadline", default=600.0, words="longest wait of a round for its agents")
-    absence = "longest wait of a round for agents that are absent and replied in the round before"
+    absence = "longest wait of a round for absent agents that were present in the round before"
     seconds("--absence", default=60.0, words=absence)
     idle = "longest wait of a round for the first finished evaluation"
     seconds("--idle", default=math.inf, words=idle)

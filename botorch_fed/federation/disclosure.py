@@ -52,8 +52,8 @@ class Row:
         sender: The sending party.
         content: The content, as a noun phrase.
         readers: The parties that can read the content: the server, all agents, or only the agent
-            that it is sent to. The sender can always read it and is not listed; the list is empty
-            for an encrypted content that no party can decrypt alone.
+            that it is sent to. An agent can also read its own messages; the list is empty for an
+            encrypted content that no party can decrypt alone.
         reveals: What the content depends on, besides public settings and earlier releases:
             nothing, agents' data, or agents' data with the noise of a mechanism.
     """

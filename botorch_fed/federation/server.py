@@ -158,7 +158,7 @@ class FederatedServer:
         return self.terms.aggregation.start(self.hub)
 
     def resumed(self, state: Any) -> Any:
-        """The state with the agents that join and, if its rounds are over, with a larger budget."""
+        """The state; after its last round, with the agents that join and a larger budget."""
         state = self.terms.aggregation.resumed(self.hub, state)
         return self._current(state).state
 

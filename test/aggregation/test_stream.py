@@ -981,7 +981,7 @@ def test_good_replies_are_taken_from_those_who_were_asked(trust: str, values: Te
     state = server.start()
     server.check(state, "ann", message)
     for stranger in ("cem", "zoe"):
-        with pytest.raises(MessageError, match="nobody asked"):
+        with pytest.raises(MessageError, match="agent without an order"):
             server.check(state, stranger, message)
     state = server.step(state, {"ann": message})
     if trust == "joint":
