@@ -1,4 +1,4 @@
-"""Writes `who_sees_what.rst` from the studies' own `sees` and `price`: `python docs/tables.py`."""
+"""Writes `who_sees_what.rst` from `sees` and `price` of the studies: `python docs/tables.py`."""
 
 from __future__ import annotations
 
@@ -82,9 +82,9 @@ INTRODUCTION = f"""Who sees what
 
 ``python docs/tables.py`` writes this page from the studies: ``study.sees(space, names)`` lists the
 messages and their readers, ``study.price(space, names)`` is the privacy cost of a run.
-``botorch-fed run study.toml --dry-run`` prints both for a study file before any evaluation, and every
-result has ``result.sees`` and ``result.price``. The numbers are for {AGENTS} sites with two parameters
-and {BUDGET} evaluations each. :doc:`threat_model` has the assumptions about the parties.
+``botorch-fed run study.toml --dry-run`` prints both for a study file before any evaluation, and
+every result has ``result.sees`` and ``result.price``. The numbers are for {AGENTS} sites with two
+parameters and {BUDGET} evaluations each. :doc:`threat_model` has the assumptions about the parties.
 
 Frames around the messages of every protocol:
 
