@@ -116,7 +116,7 @@ def test_rows_are_tidy_and_curves_follow_from_them() -> None:
     assert all(total > 0 for total in result.bytes_per_round().values())
     assert all(row["replied"] for row in result.rounds)
     assert "agents=3" in repr(result)
-    with pytest.raises(InputDataError, match="no agent 'nobody'"):
+    with pytest.raises(InputDataError, match="got 'nobody'"):
         result.history("nobody")
 
 
@@ -218,7 +218,7 @@ def test_objectives_by_name_and_minimisation() -> None:
         result.regret("oven")
     with pytest.raises(InputDataError, match="space="):
         run(FTS(budget=1), objectives, seed=0)
-    with pytest.raises(InputDataError, match="own search space"):
+    with pytest.raises(InputDataError, match="defines its search space"):
         run(FTS(budget=1), Bowls(), seed=0, space=space)
 
 
