@@ -1,26 +1,26 @@
 r"""The command line: `botorch-fed`, or ``python -m botorch_fed.cli``.
 
-    demo         eight sites tune a classifier together, against each alone, and a newcomer
-    run          a study file: any objective, any protocol
-    protocols    the protocols that a study file can name, and the settings of one
-    account      what noisy releases cost, or how much noise a budget needs
-    audit        run a mechanism in two worlds and try to tell them apart
-    report       a page of pictures from the folder of a run
-    hub          the machine in the middle of a study across machines
-    site         one of its sites
+    demo         compare eight sites that tune a classifier together, alone, and as a newcomer
+    run          run a study file: any objective, any protocol
+    protocols    list the protocols of study files, or the settings of one
+    account      the privacy cost of noisy releases, or the noise for a given cost
+    audit        run a mechanism in two worlds and try to distinguish them
+    report       an HTML report from the folder of a run
+    hub          the hub of a study across machines
+    site         a site of a study across machines
+    ledger       a ledger on disk, from which studies pay
     completion   completion for bash, zsh or fish
 
 Exit codes::
 
-    0    fine
+    0    success
     1    a run or an audit failed
-    2    wrong usage, or a study file that cannot be used
+    2    wrong usage, or an invalid study file
     3    the privacy budget is exhausted
     130  interrupted
 
-Results go to stdout, everything else to stderr; with ``--json`` stdout is exactly one JSON
-document, ``{"error": …, "exit_code": …}`` where there is no result. Whatever is expensive to import
-is imported by the command that needs it.
+Results go to stdout, other output to stderr. With ``--json`` stdout is one JSON document,
+``{"error": …, "exit_code": …}`` without a result. Each command imports its expensive modules.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ if TYPE_CHECKING:
 PROGRAM = "botorch-fed"
 FINE, FAILED, USAGE, EXHAUSTED, INTERRUPTED = 0, 1, 2, 3, 130
 EPILOG = """exit codes:
-  0 fine, 1 a run or an audit failed, 2 wrong usage or study file,
+  0 success, 1 a run or an audit failed, 2 wrong usage or study file,
   3 privacy budget exhausted, 130 interrupted"""
-RUN_EPILOG = """a study file, complete (botorch_fed/study.py describes all keys):
+RUN_EPILOG = """a complete study file (botorch_fed/study.py describes all keys):
   objective = "tuning:score"   # tuning.py beside it: score(agent: str, **parameters) -> float
   agents = ["north", "south"]
   budget = 12                  # evaluations of each agent, the initial ones included
@@ -66,7 +66,7 @@ RUN_EPILOG = """a study file, complete (botorch_fed/study.py describes all keys)
   [space]
   C = { type = "real", lower = 1e-3, upper = 1e3, log = true }
   depth = { type = "integer", lower = 1, upper = 8 }
-  [outcome]                    # public guesses of the middle and the spread
+  [outcome]                    # public guesses of the mean and the standard deviation
   centre = 0.9
   scale = 0.1
   [protocol]
@@ -77,7 +77,7 @@ RUN_EPILOG = """a study file, complete (botorch_fed/study.py describes all keys)
 ADJACENCIES = ("zero-out", "replace-one")
 MECHANISMS = ("gaussian-sum", "weighted", "correlated")
 SHELLS = ("bash", "zsh", "fish")
-KEYS_HELP = 'for channel = "ckks": this party\'s folder of those that site keys made; needed once'
+KEYS_HELP = 'for channel = "ckks": this party\'s folder, made by site keys; needed once'
 DEMO_SITES = 8
 DEMO_BUDGET = 12
 DEMO_REPEATS = 5
@@ -85,11 +85,11 @@ DEMO_OUT = "botorch-fed-demo"
 DEFAULT_TOGETHER = "together, default first"
 NEWCOMER_MARKS = (1, 2, 3, 5)
 DEMO_EPSILON = 4.0
-DEMO_DELTA = 1e-3  # of protocols that have no default: eight sites are protected
+DEMO_DELTA = 1e-3  # for protocols without a default: eight sites are protected
 
 
 class UsageError(FederatedError):
-    """The arguments do not go together; the message says what to write."""
+    """The arguments do not fit together; the message says what to write."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +105,7 @@ class _Done:
     code: int = FINE
 
 
-# ------------------------------------------------------------------ the front door
+# ------------------------------------------------------------------ entry point
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -124,7 +124,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             done: _Done = arguments.command(arguments)
     except KeyboardInterrupt:
         resumes = arguments.command in (_run, _hub_run)
-        more = "; a run with a folder goes on with --resume" if resumes else ""
+        more = "; a run with a folder continues with --resume" if resumes else ""
         _complain(f"interrupted{more}", as_json, INTERRUPTED)
         return INTERRUPTED
     except Exception as error:
@@ -139,7 +139,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _code_of(error: Exception) -> int | None:
-    """The exit code of an error of the package; None for others, which are shown in full."""
+    """The exit code of an error of the package; None for other errors, shown with a traceback."""
     if isinstance(error, BudgetExceeded):
         return EXHAUSTED
     if isinstance(error, UsageError) or _is_a(error, "botorch_fed.study", "StudyError"):
@@ -152,13 +152,13 @@ def _code_of(error: Exception) -> int | None:
 
 
 def _is_a(error: Exception, module: str, name: str) -> bool:
-    """Whether it is one of a module that may never have been imported."""
+    """Whether an error is of a class whose module may not be imported."""
     return module in sys.modules and isinstance(error, getattr(sys.modules[module], name))
 
 
 def _message_of(error: Exception) -> str:
     text = str(error).strip()
-    if "Traceback (most recent call last)" in text:  # of a worker process: its last words
+    if "Traceback (most recent call last)" in text:  # of a worker process: its last line
         last = text.splitlines()[-1]
         return last.removeprefix("botorch_fed.errors.ObjectiveError: ")
     return text
@@ -187,7 +187,7 @@ def _notes() -> Iterator[None]:
 
 @contextmanager
 def _umask(private: bool) -> Iterator[None]:
-    """What hubs and sites write is for nobody else on the machine."""
+    """Files of hubs and sites are not readable by other users of the machine."""
     before = os.umask(0o077) if private else None
     try:
         yield
@@ -197,7 +197,7 @@ def _umask(private: bool) -> Iterator[None]:
 
 
 def _expect_notes() -> None:
-    """Show the package's warnings of noise, and not BoTorch's of scales."""
+    """Show the package's warnings of weak signals, and hide BoTorch's of input scales."""
     from botorch.exceptions.warnings import InputDataWarning
 
     from botorch_fed.privacy import SignalWarning
@@ -215,7 +215,7 @@ def _note(text: str) -> None:
 
 
 def _say(arguments: argparse.Namespace, text: str) -> None:
-    """A line for people: on stdout, or on stderr beside a JSON document."""
+    """Print a line on stdout, or on stderr beside a JSON document."""
     (sys.stderr if arguments.json else sys.stdout).write(text + "\n")
 
 
@@ -223,7 +223,7 @@ def _show(arguments: argparse.Namespace, table: Table) -> None:
     from rich.console import Console
 
     file = sys.stderr if arguments.json else sys.stdout
-    plain: dict[str, Any] = {"file": file, "markup": False, "emoji": False}  # names are anybody's
+    plain: dict[str, Any] = {"file": file, "markup": False, "emoji": False}  # names are untrusted
     console = Console(**plain)
     if not console.is_terminal:
         console = Console(width=110, **plain)
@@ -237,7 +237,7 @@ def _table(*head: Any, **options: Any) -> Table:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON can hold; numbers that are not finite become null."""
+    """A value for JSON; numbers that are not finite become null."""
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -283,10 +283,12 @@ def _command(
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(command=command)
-    parser.add_argument("--debug", action="store_true", help="show where an error comes from")
+    parser.add_argument("--debug", action="store_true", help="show the traceback of an error")
     if name != "completion":
         parser.add_argument(
-            "--json", action="store_true", help="one JSON document on stdout, the rest on stderr"
+            "--json",
+            action="store_true",
+            help="print one JSON document on stdout, other output on stderr",
         )
     return parser
 
@@ -295,7 +297,7 @@ def _count(least: int) -> Callable[[str], int]:
     def count(text: str) -> int:
         value = int(text)
         if value < least:
-            raise argparse.ArgumentTypeError(f"expected an integer from {least} on, got {text}")
+            raise argparse.ArgumentTypeError(f"expected an integer >= {least}, got {text}")
         return value
 
     count.__name__ = "int"  # the word that argparse shows
@@ -318,7 +320,7 @@ def _option(
 ) -> None:
     """An option with a default, which its help names."""
     shown = f"{default:g}" if isinstance(default, float) else str(default)
-    shown = "without end" if default == math.inf else shown
+    shown = "no limit" if default == math.inf else shown
     parser.add_argument(
         name,
         type=kind,
@@ -339,85 +341,89 @@ def _choice(
 
 
 def _add_demo(commands: Any) -> None:
-    words = "eight sites tune a classifier together; tables against each alone, and of a newcomer"
+    words = "compare eight sites that tune a classifier together, alone, and as a newcomer"
     parser = _command(commands, "demo", _demo, words)
-    _choice(parser, "--protocol", [*PROTOCOLS])
+    _choice(parser, "--protocol", [*PROTOCOLS], "protocol of the study")
     budget = "evaluations of each site, the initial ones included"
     _option(parser, "--budget", _count(3), DEMO_BUDGET, "N", budget)
     parser.add_argument("--rounds", type=_renamed, help=argparse.SUPPRESS)
-    _option(parser, "--seed", _count(0), 0, "S")
-    repeats = "seeds S, S+1, …, of runs and of shares"
+    _option(parser, "--seed", _count(0), 0, "S", "seed of the first repeat")
+    repeats = "number of repeats, with seeds S, S+1, … of the run and of the sites' shares"
     _option(parser, "--repeats", _count(1), DEMO_REPEATS, "K", repeats)
     _option(parser, "--out", Path, Path(DEMO_OUT), "DIR", "folder of the results")
-    parser.add_argument("--no-report", action="store_true", help="no HTML report")
+    parser.add_argument("--no-report", action="store_true", help="write no HTML report")
 
 
 def _add_run(commands: Any) -> None:
     parser = _command(commands, "run", _run, "run a study file: any objective, any protocol")
     parser.epilog = f"{RUN_EPILOG}\n\n{EPILOG}"
-    parser.add_argument("study", type=Path, metavar="STUDY.toml")
+    parser.add_argument("study", type=Path, metavar="STUDY.toml", help="the study file")
     _add_out(parser)
     parser.add_argument("--dry-run", action="store_true", help="print the plan, evaluate nothing")
 
 
 def _add_out(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--resume", action="store_true", help="go on with the run in its folder")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="folder instead of the file's out")
+    parser.add_argument("--resume", action="store_true", help="continue the run in its folder")
+    out = "folder of the run, instead of out in the study file"
+    parser.add_argument("--out", type=Path, metavar="DIR", help=out)
 
 
 def _add_account(commands: Any) -> None:
-    words = "what noisy releases cost, or how much noise a budget needs"
+    words = "the privacy cost of noisy releases, or the noise for a given cost"
     parser = _command(commands, "account", _account, words)
     _option(parser, "--sampling-rate", float, 1.0, "Q", "share of units in a release")
-    wanted = parser.add_mutually_exclusive_group(required=True)
-    wanted.add_argument(
-        "--noise-multiplier", type=float, metavar="Z", help="noise over one contribution's norm"
-    )
-    wanted.add_argument("--epsilon", type=float, metavar="E", help="gives the noise multiplier")
-    parser.add_argument("--releases", type=_count(1), required=True, metavar="T", help="how many")
+    given = parser.add_mutually_exclusive_group(required=True)
+    multiplier = "noise divided by the norm of one contribution"
+    given.add_argument("--noise-multiplier", type=float, metavar="Z", help=multiplier)
+    epsilon = "total epsilon, from which the noise multiplier is computed"
+    given.add_argument("--epsilon", type=float, metavar="E", help=epsilon)
     parser.add_argument(
-        "--delta", type=float, required=True, metavar="D", help="far below one over the units"
+        "--releases", type=_count(1), required=True, metavar="T", help="number of releases"
     )
-    parser.add_argument(
-        "--units", type=_count(1), metavar="N", help="how many are protected: delta is below 1/N"
-    )
-    _choice(parser, "--adjacency", ADJACENCIES)
-    _choice(parser, "--unit", ("agent", "record"), "whose data are protected")
+    delta = "delta of the guarantee, far below 1 / (number of units)"
+    parser.add_argument("--delta", type=float, required=True, metavar="D", help=delta)
+    units = "number of protected units; a delta of 1/N or more is refused"
+    parser.add_argument("--units", type=_count(1), metavar="N", help=units)
+    _choice(parser, "--adjacency", ADJACENCIES, "neighbouring data sets")
+    _choice(parser, "--unit", ("agent", "record"), "protected unit")
 
 
 def _add_audit(commands: Any) -> None:
-    words = "run a mechanism in two worlds and try to tell them apart"
+    words = "run a mechanism in two worlds and try to distinguish them"
     parser = _command(commands, "audit", _audit, words)
-    _choice(parser, "--mechanism", MECHANISMS)
-    _option(parser, "--agents", _count(1), 5, "N")
+    _choice(parser, "--mechanism", MECHANISMS, "mechanism to audit")
+    _option(parser, "--agents", _count(1), 5, "N", "number of agents")
     _option(parser, "--dim", _count(1), 4, "M", "numbers of a contribution")
-    _option(parser, "--clip-norm", float, 1.0, "C")
-    _option(parser, "--noise-multiplier", float, 1.0, "Z", "noise over one contribution's norm")
+    _option(parser, "--clip-norm", float, 1.0, "C", "largest norm of a contribution")
+    multiplier = "noise divided by the norm of one contribution"
+    _option(parser, "--noise-multiplier", float, 1.0, "Z", multiplier)
     _option(parser, "--sampling-rate", float, 1.0, "Q", "share of agents in a release")
-    _option(parser, "--regions", _count(1), 2, "P", "not for gaussian-sum")
-    contrast = "log weight of an agent in its region over elsewhere"
+    regions = "number of regions; gaussian-sum has none"
+    _option(parser, "--regions", _count(1), 2, "P", regions)
+    contrast = "log ratio of an agent's weight in its region to its weight elsewhere"
     _option(parser, "--contrast", float, 1.0, "K", contrast)
-    _choice(parser, "--adjacency", ADJACENCIES)
+    _choice(parser, "--adjacency", ADJACENCIES, "neighbouring data sets")
     _option(parser, "--rounds", _count(1), 2, "T", "releases of a transcript")
     _option(parser, "--runs", _count(10), 1000, "N", "runs of each world")
-    _option(parser, "--delta", float, 1e-3, "D")
-    _option(parser, "--seed", _count(0), 0, "S")
-    parser.add_argument(
-        "--os-noise", action="store_true", help="noise of the operating system, not of the seed"
-    )
+    _option(parser, "--delta", float, 1e-3, "D", "delta of the guarantee")
+    _option(parser, "--seed", _count(0), 0, "S", "seed of the runs")
+    os_noise = "use noise of the operating system instead of seeded noise"
+    parser.add_argument("--os-noise", action="store_true", help=os_noise)
 
 
 def _add_report(commands: Any) -> None:
-    parser = _command(commands, "report", _report, "a page of pictures from the folder of a run")
+    parser = _command(commands, "report", _report, "an HTML report from the folder of a run")
     parser.add_argument(
         "run", type=Path, metavar="RUN", help="folder written by run(out=…) or demo"
     )
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default RUN/report.html")
+    parser.add_argument(
+        "--out", type=Path, metavar="FILE", help="file of the report; default RUN/report.html"
+    )
 
 
 def _add_completion(commands: Any) -> None:
     parser = _command(commands, "completion", _completion, "completion for bash, zsh or fish")
-    parser.add_argument("shell", choices=SHELLS)
+    parser.add_argument("shell", choices=SHELLS, help="the shell")
 
 
 # ------------------------------------------------------------------ demo
@@ -425,7 +431,7 @@ def _add_completion(commands: Any) -> None:
 
 @dataclass(frozen=True, eq=False)
 class _Arm:
-    """One way to tune, over several seeds."""
+    """The results of one configuration over several seeds."""
 
     name: str
     results: tuple[RunResult, ...]
@@ -444,14 +450,14 @@ class _Arm:
 
 @dataclass(frozen=True)
 class _Gain:
-    """What one arm gains over another after so many evaluations, mean over sites and repeats.
+    """The gain of one arm over another after some evaluations, mean over sites and repeats.
 
     Attributes:
-        evaluations: How many.
-        first: The one.
-        second: The other.
-        gain: Their difference.
-        half_width: Of its 95 % interval over repeats; None of one repeat.
+        evaluations: The number of evaluations.
+        first: The mean best value of the first arm.
+        second: The mean best value of the second arm.
+        gain: The difference of `first` and `second`.
+        half_width: Half the width of the gain's 95 % interval over repeats; None for one repeat.
     """
 
     evaluations: int
@@ -464,11 +470,11 @@ class _Gain:
     def words(self) -> str:
         """The verdict."""
         if self.half_width is None:
-            return "one run only: take --repeats"
+            return "one run only: use --repeats 2 or more"
         if self.gain == self.half_width == 0:
-            return "nothing: the same starts"
+            return "equal: the same initial points"
         if abs(self.gain) <= self.half_width:
-            return "nothing that can be told from chance"
+            return "no significant difference"
         return "gained" if self.gain > 0 else "lost"
 
     @property
@@ -485,7 +491,8 @@ class _Demo:
     Attributes:
         arms: The arms by name.
         gains: Together against alone, and with the default configuration first in both.
-        newcomers: A site that starts when the others are done, against the same site by itself.
+        newcomers: A site that starts after the other sites have finished, against the same site
+            alone.
     """
 
     arms: Mapping[str, _Arm]
@@ -541,11 +548,11 @@ def _demo_runs(arguments: argparse.Namespace) -> _Demo:
         gains["the same, default first"] = with_default
     newcomers = {}
     if _welcomes(studies["together"], problems[arguments.seed]):
-        told = _newcomers(
+        with_messages = _newcomers(
             studies["together"], arms["alone"], problems, min(NEWCOMER_MARKS[-1], arguments.budget)
         )
         for name in ("alone", "default first"):
-            newcomers[name] = _gains(told, curves[name], NEWCOMER_MARKS)
+            newcomers[name] = _gains(with_messages, curves[name], NEWCOMER_MARKS)
     return _Demo(arms, gains, newcomers)
 
 
@@ -572,7 +579,7 @@ def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict
 
 
 def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
-    """The study, and the same machinery without messages: the same starts, own model and LogEI."""
+    """The study, and the same without messages: equal initial points, local model and LogEI."""
     from botorch_fed.federation.registry import study_class
     from botorch_fed.search.transfer import MIN_OWN
     from botorch_fed.study import simple_settings
@@ -590,12 +597,12 @@ def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
 
 
 def _has(study: Any, setting: str) -> bool:
-    refused: frozenset[str] = getattr(study, "refused", frozenset())
-    return setting not in refused and any(item.name == setting for item in fields(study))
+    unsupported: frozenset[str] = getattr(study, "refused", frozenset())
+    return setting not in unsupported and any(item.name == setting for item in fields(study))
 
 
 def _welcomes(study: Any, problem: SklearnTuning) -> bool:
-    """Whether agents who have finished can tell a newcomer at no price and in the open."""
+    """Whether finished agents can send messages to a newcomer without noise or encryption."""
     names = tuple(f"agent{index}" for index in range(len(problem)))
     active = _has(study, "active") and _has(study, "data")
     sees = study.sees(problem.space, names)
@@ -615,9 +622,9 @@ def _demo_arm(name: str, study: Any, problems: Mapping[int, SklearnTuning]) -> _
 def _newcomers(
     study: Any, alone: _Arm, problems: Mapping[int, SklearnTuning], evaluations: int
 ) -> Tensor:
-    """Best values of sites that begin with what the others found alone, as `_Arm.curves`.
+    """Best values of newcomers, as `_Arm.curves`.
 
-    Each site in turn is the newcomer; the others start without messages of it.
+    Each site in turn is the newcomer; the other sites have the data of their runs alone.
     """
     import torch
 
@@ -629,21 +636,21 @@ def _newcomers(
         curves = []
         for name in finished.names:
             data = {other: finished.history(other) for other in finished.names if other != name}
-            told = replace(study, budget=evaluations, active=(name,), data=data)
-            made = run(told, problems[finished.seed], seed=finished.seed, progress=False)
-            curves.append(made.best(name))
+            newcomer = replace(study, budget=evaluations, active=(name,), data=data)
+            result = run(newcomer, problems[finished.seed], seed=finished.seed, progress=False)
+            curves.append(result.best(name))
         repeats.append(torch.stack(curves))
     return torch.stack(repeats)
 
 
 def _marks(evaluations: int) -> tuple[int, ...]:
-    """After how many evaluations arms are compared."""
+    """The numbers of evaluations at which arms are compared."""
     usual = {1, 2, evaluations // 3, evaluations // 2, evaluations // 2 + 2, evaluations}
     return tuple(sorted(mark for mark in usual if 0 < mark <= evaluations))
 
 
 def _gains(first: Tensor, second: Tensor, marks: Sequence[int]) -> list[_Gain]:
-    """Of two arms' curves, `repeats x sites x evaluations`."""
+    """The gains of one arm over another from their curves, `repeats x sites x evaluations`."""
     gains = []
     for mark in marks:
         if mark > first.shape[-1]:
@@ -657,7 +664,7 @@ def _gains(first: Tensor, second: Tensor, marks: Sequence[int]) -> list[_Gain]:
 
 
 def _half_width(differences: Tensor) -> float | None:
-    """Of Student's 95 % interval of a mean."""
+    """Half the width of Student's 95 % interval of a mean."""
     from scipy.special import stdtrit
 
     count = len(differences)
@@ -688,10 +695,10 @@ def _gain_table(demo: _Demo, evaluations: int) -> Table:
 
 
 def _newcomer_table(newcomers: Mapping[str, Sequence[_Gain]]) -> Table:
-    told = newcomers["alone"]
-    title = "A newcomer, after the others have tuned alone: best accuracy"
-    table = _by_evaluations(title, [gain.evaluations for gain in told])
-    table.add_row("with messages", *(f"{gain.first:.3f}" for gain in told))
+    alone = newcomers["alone"]
+    title = "A newcomer, after the other sites have tuned alone: best accuracy"
+    table = _by_evaluations(title, [gain.evaluations for gain in alone])
+    table.add_row("with messages", *(f"{gain.first:.3f}" for gain in alone))
     for name, gains in newcomers.items():
         table.add_row(name, *(f"{gain.second:.3f}" for gain in gains))
     for name, gains in newcomers.items():
@@ -717,13 +724,13 @@ def _verdict(demo: _Demo, arguments: argparse.Namespace) -> list[str]:
         for name, gains in demo.newcomers.items():
             lines += _judged(f"A newcomer with messages, against {name}", gains)
     lines.append(
-        "Alone is BoTorch's SingleTaskGP with LogExpectedImprovement, the default scikit-learn's."
+        "Alone: BoTorch's SingleTaskGP with LogExpectedImprovement. Default: that of scikit-learn."
     )
     return lines
 
 
 def _judged(what: str, gains: Sequence[_Gain]) -> list[str]:
-    """Where something is gained, and where it is lost."""
+    """The evaluations after which there is a gain, and those after which there is a loss."""
 
     def after(words: str) -> str:
         return ", ".join(str(gain.evaluations) for gain in gains if gain.words == words)
@@ -735,7 +742,7 @@ def _judged(what: str, gains: Sequence[_Gain]) -> list[str]:
     if lost:
         lines.append(f"{what}: a loss after {lost} evaluations.")
     if not lines:
-        lines.append(f"{what}: nothing that could be told from chance.")
+        lines.append(f"{what}: no significant difference.")
     return lines
 
 
@@ -759,7 +766,7 @@ def _demo_report(
     title = f"{DEMO_SITES} sites tune a classifier together ({arguments.protocol})"
     try:
         path = _write_report(first, arguments.out / "report.html", others, title)
-    except FederatedError as error:  # the results are worth more than the pictures
+    except FederatedError as error:  # the results are printed without a report
         sys.stderr.write(f"note: no report: {error}\n")
         return None
     _say(arguments, f"Report: {path}")
@@ -775,7 +782,7 @@ def _write_report(
         written: Path = write_report(result, path, others=others, title=title)
     except ImportError as error:
         raise FederatedError(
-            f"Pictures need matplotlib ({error}): pip install 'botorch_fed[plot]'."
+            f"A report needs matplotlib ({error}): pip install 'botorch_fed[plot]'."
         ) from error
     return written
 
@@ -838,7 +845,7 @@ def _run(arguments: argparse.Namespace) -> _Done:
     study = read_study(arguments.study)
     out = arguments.out if arguments.out is not None else study.out
     if arguments.dry_run:
-        study.find()  # one that is missing belongs to the plan; nothing is imported
+        study.find()  # reports a missing objective; nothing is imported
         outline = plan(study)
         _show_plan(arguments, study, outline, out)
         return _Done({"command": "run", "dry_run": True, "out": out, **asdict(outline)})
@@ -862,12 +869,12 @@ def _run(arguments: argparse.Namespace) -> _Done:
     for line in _silent(result):
         sys.stderr.write(f"note: {line}\n")
     if not result.records:
-        raise FederatedError("Nothing was evaluated: no agent replied, see the notes above.")
+        raise FederatedError("No agent replied, so that nothing was evaluated: see the notes.")
     exhausted = bool((result.privacy or {}).get("exhausted"))
     if exhausted:
         sys.stderr.write(
-            f"{PROGRAM}: the privacy budget ran out: some releases were not made, and agents went "
-            "on alone. Plan fewer releases or more noise, or give the ledger more.\n"
+            f"{PROGRAM}: the privacy budget is exhausted: some releases were not made, and agents "
+            "continued alone. Plan fewer releases or more noise, or raise the ledger's budget.\n"
         )
     return _Done(_result_document(result, out), EXHAUSTED if exhausted else FINE)
 
@@ -879,7 +886,7 @@ def _check_folder(out: Path | None, resume: bool) -> None:
         )
     if out is not None and (out / "run.json").exists() and not resume:
         raise UsageError(
-            f"There is a run in {out} already: go on with it by --resume, or choose another folder "
+            f"There is a run in {out} already: continue it with --resume, or choose another folder "
             "with --out."
         )
 
@@ -918,19 +925,19 @@ def _bytes_words(outline: Plan) -> str:
 
 
 def _silent(result: RunResult) -> list[str]:
-    """Who did not reply in how many exchanges, and why last."""
+    """The agents without replies: number of exchanges and the last reason."""
     missed: dict[str, list[str]] = {}
     for row in result.rounds:
         if not row["replied"]:
             missed.setdefault(row["agent"], []).append(row["failure"] or "unknown")
     return [
-        f"{agent} did not reply in {len(why)} exchange(s), the last time because: {why[-1]}."
+        f"{agent} did not reply in {len(why)} exchange(s), last reason: {why[-1]}."
         for agent, why in missed.items()
     ]
 
 
 def _best(result: RunResult, agent: str) -> tuple[int, float, dict[str, Any]]:
-    """An agent's number of evaluations, its best value and where that was."""
+    """An agent's number of evaluations, its best value and the parameters of that value."""
     _, Y = result.history(agent, given=True)
     best = Y.min() if result.space.outcome.minimize else Y.max()
     return len(result.history(agent)[1]), float(best), result.best_parameters(agent)
@@ -992,11 +999,10 @@ def _result_document(result: RunResult, out: Path | None) -> dict[str, Any]:
 
 
 def _add_protocols(commands: Any) -> None:
-    words = "the protocols that a study file can name, and the settings of one"
+    words = "list the protocols of study files, or the settings of one"
     parser = _command(commands, "protocols", _protocols, words)
-    parser.add_argument(
-        "name", nargs="?", metavar="NAME", help="one of them, or module:Name of a study class"
-    )
+    name = "a protocol, or module:Name of a study class, whose settings are listed"
+    parser.add_argument("name", nargs="?", metavar="NAME", help=name)
 
 
 def _protocols(arguments: argparse.Namespace) -> _Done:
@@ -1005,12 +1011,12 @@ def _protocols(arguments: argparse.Namespace) -> _Done:
 
     if arguments.name is None:
         names = {name: _first_line(study_class(name)) for name in PROTOCOLS}
-        table = _table("name", "what it is")
+        table = _table("name", "description")
         for name, words in names.items():
             table.add_row(name, words)
         _show(arguments, table)
         return _Done({"command": "protocols", "protocols": names})
-    sys.path.insert(0, str(Path.cwd()))  # where a study file would lie
+    sys.path.insert(0, str(Path.cwd()))  # the usual folder of a study file
     try:
         rows = settings(study_class(arguments.name))
     except FederatedError as error:
@@ -1124,7 +1130,7 @@ def _audit(arguments: argparse.Namespace) -> _Done:
     )
     _say(arguments, str(report))
     if report.passed:
-        _say(arguments, "A passed audit is no proof of privacy; a failed one is a defect.")
+        _say(arguments, "A passed audit is no proof of privacy; a failed audit shows a defect.")
     return _Done(_audit_document(report), FINE if report.passed else FAILED)
 
 
@@ -1181,7 +1187,7 @@ def _report(arguments: argparse.Namespace) -> _Done:
     if not (arguments.run / "result.json").is_file():
         unfinished = (arguments.run / "run.json").is_file()
         why = (
-            "holds an unfinished run: finish it with --resume"
+            "holds an unfinished run: finish it with run --resume"
             if unfinished
             else ("has no result.json: expected a folder written by run(out=…)")
         )
@@ -1191,7 +1197,7 @@ def _report(arguments: argparse.Namespace) -> _Done:
     except (ValueError, KeyError, TypeError) as error:
         raise FederatedError(
             f"The files in {arguments.run} are damaged ({type(error).__name__}: {error}): restore "
-            "them from a copy, or end the run again by --resume."
+            "them from a copy, or write them again with run --resume."
         ) from error
     out = arguments.run / "report.html" if arguments.out is None else arguments.out
     path = _write_report(result, out, {}, None)
@@ -1203,47 +1209,46 @@ def _report(arguments: argparse.Namespace) -> _Done:
 
 
 def _group(commands: Any, name: str, words: str) -> Any:
-    """A group of verbs, whose files are for nobody else on the machine."""
+    """A group of verbs, whose files are private to this user."""
     group = commands.add_parser(name, help=words, description=f"{words[0].upper()}{words[1:]}.")
     group.set_defaults(private=True)
     return group.add_subparsers(title="commands", metavar="VERB", required=True)
 
 
 def _add_hub(commands: Any) -> None:
-    verbs = _group(commands, "hub", "the machine in the middle of a study across machines")
+    verbs = _group(commands, "hub", "the hub of a study across machines")
 
     def verb(
         name: str, command: Callable[[argparse.Namespace], _Done], words: str
     ) -> argparse.ArgumentParser:
         parser = _command(verbs, name, command, words)
-        parser.add_argument("folder", type=Path, metavar="HUB")
+        parser.add_argument("folder", type=Path, metavar="HUB", help="the hub's folder")
         return parser
 
-    made = verb("init", _hub_init, "make a hub's folder: certificates and settings")
-    made.add_argument(
-        "--address", required=True, metavar="NAME", help="by which sites reach this machine"
-    )
-    _option(made, "--port", _count(1), 8000, "N")
-    start = verb("start", _hub_start, "run the hub's process, until it is stopped")
-    host = "address of this machine for sites to reach, 0.0.0.0 for all"
+    init = verb("init", _hub_init, "create the hub's folder with certificates and settings")
+    address = "host name or address of this machine, as sites reach it"
+    init.add_argument("--address", required=True, metavar="NAME", help=address)
+    _option(init, "--port", _count(1), 8000, "N", "port on which sites connect")
+    start = verb("start", _hub_start, "run the hub's process until it is stopped")
+    host = "local address on which the hub accepts sites, 0.0.0.0 for all"
     _option(start, "--host", str, "127.0.0.1", "IP", host)
-    admit = verb("admit", _hub_admit, "let a site's node take part under a name")
+    admit = verb("admit", _hub_admit, "admit a site's node under a name")
     admit.add_argument("name", metavar="NAME", help="one of the study's agents")
-    admit.add_argument("key", type=Path, metavar="NODE.pub")
-    dismiss = verb("dismiss", _hub_dismiss, "forget a site and its key")
-    dismiss.add_argument("name", metavar="NAME")
-    verb("sites", _hub_sites, "the sites and whether their nodes are online")
+    admit.add_argument("key", type=Path, metavar="NODE.pub", help="public key of the site's node")
+    dismiss = verb("dismiss", _hub_dismiss, "remove a site and its key")
+    dismiss.add_argument("name", metavar="NAME", help="name of the site")
+    verb("sites", _hub_sites, "list the sites and the status of their nodes")
     run = verb("run", _hub_run, "run a study over the sites")
-    run.add_argument("study", type=Path, metavar="STUDY.toml")
+    run.add_argument("study", type=Path, metavar="STUDY.toml", help="the study file")
     _add_out(run)
     seconds = partial(_option, run, kind=float, metavar="SECONDS")
-    seconds("--deadline", default=600.0, words="how long a round waits for its agents")
-    absence = "how long it waits for agents that replied before and are not there"
+    seconds("--deadline", default=600.0, words="longest wait of a round for its agents")
+    absence = "longest wait of a round for absent agents that were present in the round before"
     seconds("--absence", default=60.0, words=absence)
-    idle = "how long a round waits while no site finishes an evaluation"
+    idle = "longest wait of a round for the first finished evaluation"
     seconds("--idle", default=math.inf, words=idle)
-    _option(run, "--quorum", _count(0), 1, "N", "fewest replies with which a round goes on")
-    retries = "how often a round below the quorum is asked again before the run stops"
+    _option(run, "--quorum", _count(0), 1, "N", "least number of replies of a complete round")
+    retries = "number of repetitions of a round below the quorum, before the run stops"
     _option(run, "--retries", _count(0), 0, "N", retries)
     run.add_argument("--keys", type=Path, metavar="DIR", help=KEYS_HELP)
 
@@ -1269,7 +1274,7 @@ def _hub_start(arguments: argparse.Namespace) -> NoReturn:
 
 def _hub_admit(arguments: argparse.Namespace) -> _Done:
     if not arguments.key.exists():
-        raise UsageError(f"There is no file {arguments.key}: the site's node.pub is needed.")
+        raise UsageError(f"There is no file {arguments.key}: expected the site's node.pub.")
     node = _hub(arguments).admit(arguments.name, arguments.key)
     _say(arguments, f"Site {arguments.name!r} may take part.")
     return _Done({"command": "hub admit", "site": arguments.name, "node": str(node)})
@@ -1316,7 +1321,7 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
     for line in [*_privacy_words(result), f"Saved in {out}. Each site has its own observations."]:
         _say(arguments, line)
     if all(row["last_replied"] is None for row in contributions):
-        raise FederatedError("No site has replied in any round: are they online (hub sites)?")
+        raise FederatedError("No site has replied in any round: check the sites with hub sites.")
     exhausted = bool((result.privacy or {}).get("exhausted"))
     document = {
         "command": "hub run",
@@ -1329,69 +1334,69 @@ def _hub_run(arguments: argparse.Namespace) -> _Done:
 
 def _add_ledger(commands: Any) -> None:
     verbs = _group(commands, "ledger", "a ledger on disk, from which studies pay")
-    show = _command(verbs, "show", _ledger_show, "what was paid, and what may still be spent")
-    limit = _command(verbs, "limit", _ledger_limit, "let another budget hold from now on")
+    show = _command(verbs, "show", _ledger_show, "show the payments and the budget of a ledger")
+    limit = _command(verbs, "limit", _ledger_limit, "set the budget of a ledger")
     for parser in (show, limit):
         parser.add_argument("path", type=Path, metavar="PATH", help="path of [ledger] in a study")
-    limit.add_argument("--epsilon", type=float, required=True, help="what may be spent in total")
-    limit.add_argument("--delta", type=float, required=True, help="the probability beside it")
+    limit.add_argument("--epsilon", type=float, required=True, help="total epsilon of the budget")
+    limit.add_argument("--delta", type=float, required=True, help="delta of the budget")
     limit.add_argument(
-        "--raise", dest="more", action="store_true", help="let it be more than it was"
+        "--raise", dest="more", action="store_true", help="allow a budget above the present one"
     )
 
 
 def _ledger_show(arguments: argparse.Namespace) -> _Done:
     from botorch_fed.privacy import SharedLedger
 
-    with SharedLedger.at(arguments.path) as books:
-        return _ledger_said(arguments, books, "ledger show")
+    with SharedLedger.at(arguments.path) as ledger:
+        return _shown_ledger(arguments, ledger, "ledger show")
 
 
 def _ledger_limit(arguments: argparse.Namespace) -> _Done:
     from botorch_fed.privacy import Budget, SharedLedger
 
     budget = Budget(arguments.epsilon, arguments.delta)
-    with SharedLedger.at(arguments.path) as books:
-        old = books.budget
+    with SharedLedger.at(arguments.path) as ledger:
+        old = ledger.budget
         more = old is not None and (budget.epsilon > old.epsilon or budget.delta > old.delta)
         if more and not arguments.more:
             raise FederatedError(
                 f"The limit is ({old.epsilon:g}, {old.delta:g}), "  # type: ignore[union-attr]
-                f"({budget.epsilon:g}, {budget.delta:g}) is more: pass --raise if it is meant."
+                f"({budget.epsilon:g}, {budget.delta:g}) is more: pass --raise to raise the limit."
             )
-        return _ledger_said(arguments, books.limit(budget), "ledger limit")
+        return _shown_ledger(arguments, ledger.limit(budget), "ledger limit")
 
 
-def _ledger_said(arguments: argparse.Namespace, books: SharedLedger, command: str) -> _Done:
-    budget, ledger = books.budget, books.ledger
-    table = _table("for", "releases", "noise multiplier", title=str(books.path))
-    for entry in ledger.entries:
+def _shown_ledger(arguments: argparse.Namespace, ledger: SharedLedger, command: str) -> _Done:
+    budget, payments = ledger.budget, ledger.ledger
+    table = _table("for", "releases", "noise multiplier", title=str(ledger.path))
+    for entry in payments.entries:
         event = entry.event
         table.add_row(entry.note, str(entry.count), f"{event.noise_multiplier:.4g}")
-    spent = None if budget is None else ledger.guarantee().epsilon
+    spent = None if budget is None else payments.guarantee().epsilon
     _show(arguments, table)
-    said = f"{books.releases} releases, no limit"
+    summary = f"{ledger.releases} releases, no limit"
     if budget is not None:
-        said = f"epsilon {spent:.4g} of {budget.epsilon:g} at delta = {budget.delta:g}"
-    head = f"{len(books)} events, head {books.head[:16]}"
-    _say(arguments, f"per {books.unit}, {books.adjacency}: {said}; {head}")
+        summary = f"epsilon {spent:.4g} of {budget.epsilon:g} at delta = {budget.delta:g}"
+    head = f"{len(ledger)} events, head {ledger.head[:16]}"
+    _say(arguments, f"per {ledger.unit}, {ledger.adjacency}: {summary}; {head}")
     return _Done(
         {
             "command": command,
-            "path": str(books.path),
-            "unit": books.unit,
-            "adjacency": books.adjacency,
+            "path": str(ledger.path),
+            "unit": ledger.unit,
+            "adjacency": ledger.adjacency,
             "budget": None if budget is None else [budget.epsilon, budget.delta],
             "spent": spent,
-            "releases": books.releases,
-            "events": len(books),
-            "head": books.head,
+            "releases": ledger.releases,
+            "events": len(ledger),
+            "head": ledger.head,
         }
     )
 
 
 def _add_site(commands: Any) -> None:
-    verbs = _group(commands, "site", "one of the sites of a study across machines")
+    verbs = _group(commands, "site", "a site of a study across machines")
 
     def verb(
         name: str,
@@ -1401,41 +1406,47 @@ def _add_site(commands: Any) -> None:
         study: bool = False,
     ) -> argparse.ArgumentParser:
         parser = _command(verbs, name, command or partial(_site_verb, name), words)
-        parser.add_argument("folder", type=Path, metavar="SITE")
+        parser.add_argument("folder", type=Path, metavar="SITE", help="the site's folder")
         if study:
-            parser.add_argument("study", type=Path, metavar="STUDY.toml")
-            parser.add_argument("--name", required=True, help="which of the study's agents it is")
+            parser.add_argument("study", type=Path, metavar="STUDY.toml", help="the study file")
+            name_help = "name of this site, one of the study's agents"
+            parser.add_argument("--name", required=True, help=name_help)
         return parser
 
-    verb("init", "make a site's folder, with the key of its node", _site_init)
-    verb("identity", "the site's public key, for [identities] of a study", _site_identity)
-    start = verb("start", "answer the hub's requests, until it is stopped", _site_start, study=True)
+    verb("init", "create the site's folder with the key of its node", _site_init)
+    verb("identity", "print the site's public key, for [identities] of a study", _site_identity)
+    start = verb("start", "answer the hub's requests until it is stopped", _site_start, study=True)
     start.add_argument("--hub", required=True, metavar="NAME:PORT", help="the hub's address")
     start.add_argument("--ca", required=True, type=Path, metavar="FILE", help="the hub's ca.crt")
-    patience = "how long a request waits for the objective before the site is busy"
+    patience = "longest wait of a request for the objective, before the site answers busy"
     _option(start, "--patience", float, 20.0, "SECONDS", patience)
     start.add_argument("--keys", type=Path, metavar="DIR", help=KEYS_HELP)
-    # The trial service, for sites with objective = "ask", and for results of other origin.
-    ask = verb("ask", "new trials to evaluate")
-    _option(ask, "-n", int, 1, "N", "how many")
-    tell = verb("tell", "the value of an open trial")
-    tell.add_argument("id", type=int, metavar="TRIAL")
-    tell.add_argument("value", type=float, metavar="VALUE")
-    fail = verb("fail", "an open trial has no value")
-    fail.add_argument("id", type=int, metavar="TRIAL")
-    fail.add_argument("--reason", default="", help="kept at the site")
-    attach = verb("attach", "a result that exists already")
-    attach.add_argument("parameters", nargs="+", metavar="NAME=VALUE", type=_named_value)
+    # The trial service, for sites with objective = "ask", and for existing results.
+    ask = verb("ask", "print new trials to evaluate")
+    _option(ask, "-n", int, 1, "N", "number of trials")
+    tell = verb("tell", "record the value of an open trial")
+    fail = verb("fail", "mark an open trial as failed")
+    for parser in (tell, fail):
+        parser.add_argument("id", type=int, metavar="TRIAL", help="number of the trial")
+    tell.add_argument("value", type=float, metavar="VALUE", help="the outcome as measured")
+    fail.add_argument("--reason", default="", help="reason of the failure; stays at the site")
+    attach = verb("attach", "add an existing result")
+    parameters = "every parameter of the search space, in its units"
+    attach.add_argument(
+        "parameters", nargs="+", metavar="NAME=VALUE", type=_named_value, help=parameters
+    )
     attach.add_argument("--value", required=True, type=float, help="the outcome as measured")
-    attach.add_argument("--label", default="", help="its name: no result is added twice")
+    label = "name of the result; a second result of the same name is not added"
+    attach.add_argument("--label", default="", help=label)
     for parser in (tell, attach):
         parser.add_argument("--sem", type=float, help="the standard error of the value")
-    verb("status", "all trials, and the best")
-    keys = _command(verbs, "keys", _site_keys, "make the single key of ckks, at a trusted place")
-    keys.add_argument("study", type=Path, metavar="STUDY.toml")
-    keys.add_argument("folder", type=Path, metavar="DIR")
-    shown = verb("show", "what the site has observed in a study", _site_show, study=True)
-    shown.add_argument("--out", type=Path, metavar="DIR", help=f"save it for {PROGRAM} report")
+    verb("status", "print all trials and the best value")
+    keys = _command(verbs, "keys", _site_keys, "make the single ckks key, at a trusted place")
+    keys.add_argument("study", type=Path, metavar="STUDY.toml", help="the study file")
+    keys.add_argument("folder", type=Path, metavar="DIR", help="new folder for the keys")
+    shown = verb("show", "print the site's observations in a study", _site_show, study=True)
+    out = f"folder in which to save the observations for {PROGRAM} report"
+    shown.add_argument("--out", type=Path, metavar="DIR", help=out)
 
 
 def _named_value(text: str) -> tuple[str, Any]:
@@ -1505,7 +1516,10 @@ def _site_keys(arguments: argparse.Namespace) -> _Done:
     from botorch_fed.study import read_study
 
     make_keys(read_study(arguments.study), arguments.folder)
-    _say(arguments, f"Made {arguments.folder}: give hub to the hub and each site its own folder.")
+    _say(
+        arguments,
+        f"Made {arguments.folder}: give the folder hub to the hub, and its folder to each site.",
+    )
     return _Done({"command": "site keys", "folder": arguments.folder})
 
 
@@ -1564,7 +1578,7 @@ class _Word:
 
 
 def _tree() -> dict[str, tuple[str, list[_Word]]]:
-    """The commands, what they do and what they take, from the parser itself."""
+    """The commands with their help and arguments, read from the parser."""
     actions = _parser()._actions
     commands = next(a for a in actions if isinstance(a, argparse._SubParsersAction))
     helps = {action.dest: action.help or "" for action in commands._choices_actions}
@@ -1628,14 +1642,14 @@ def _fish(tree: Mapping[str, tuple[str, list[_Word]]]) -> str:
     for name, (about, words) in tree.items():
         start = f"complete -c {PROGRAM}"
         lines.append(f"{start} -n __fish_use_subcommand -a {name} -d {_quoted(about)}")
-        seen = f'{start} -n "__fish_seen_subcommand_from {name}"'
+        prefix = f'{start} -n "__fish_seen_subcommand_from {name}"'
         for word in words:
             options = [f"-l {o[2:]}" if o.startswith("--") else f"-s {o[1:]}" for o in word.names]
             values = f" -a {_quoted(' '.join(word.values))}" if word.values else ""
             needs = " -x" if word.values else " -r" if word.names and word.takes_value else ""
             if options or values:
                 about = f" -d {_quoted(word.words)}" if word.words else ""
-                lines.append(f"{seen} {' '.join(options)}{needs}{values}{about}")
+                lines.append(f"{prefix} {' '.join(options)}{needs}{values}{about}")
     return "\n".join(lines)
 
 

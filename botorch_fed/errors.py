@@ -2,20 +2,19 @@ r"""The exceptions of this package::
 
     FederatedError
     ├── BasisMismatch    two objects over different feature maps were combined
-    ├── BudgetExceeded   a release would cost more privacy than is left; nothing was computed
-    ├── MessageError     bytes from outside are no acceptable message
-    ├── ObjectiveError   an objective fails wherever it is evaluated
+    ├── BudgetExceeded   a release would cost more than the privacy budget; nothing was computed
+    ├── MessageError     received bytes are no acceptable message
+    ├── ObjectiveError   an objective has failed at every point so far
     ├── NumericalError   a factorisation failed; the message names the condition
-    └── ProtocolError    a party's part of a protocol cannot go on: settings, records, files
+    └── ProtocolError    a party cannot continue a protocol: settings, records, files
 
-Malformed tensors raise BoTorch's own `InputDataError` and `BotorchTensorDimensionError`,
-so that code written for BoTorch catches what it expects. Messages carry shapes, counts and
-fingerprints, never data.
+Malformed tensors raise BoTorch's `InputDataError` and `BotorchTensorDimensionError`, so that code
+written for BoTorch catches them. Error messages hold shapes, counts and fingerprints, never data.
 """
 
 
 class FederatedError(Exception):
-    """Base class of every error this package raises of its own."""
+    """Base class of the errors that this package defines."""
 
 
 class BasisMismatch(FederatedError, ValueError):
@@ -27,11 +26,11 @@ class BudgetExceeded(FederatedError):
 
 
 class MessageError(FederatedError, ValueError):
-    """Bytes from outside are malformed, too large, of another version, or not acceptable here."""
+    """Received bytes are malformed, too large, of another version, or not accepted here."""
 
 
 class NumericalError(FederatedError, ArithmeticError):
-    """A matrix could not be factorised; nothing was substituted for the result."""
+    """A matrix could not be factorised; no result was substituted."""
 
 
 class ObjectiveError(FederatedError, RuntimeError):
@@ -39,4 +38,4 @@ class ObjectiveError(FederatedError, RuntimeError):
 
 
 class ProtocolError(FederatedError, RuntimeError):
-    """A party's part of a protocol cannot go on; the message says what to do."""
+    """A party cannot continue a protocol; the message says what to do."""

@@ -1,9 +1,9 @@
-"""Figures and reports of results; the one room that draws.
+"""Figures and reports of results.
 
-plot_audit    what an audit measured against what was claimed
-write_report  a whole run as one HTML file that needs nothing else
+plot_audit    the measurements of an audit and the claimed guarantee
+write_report  a run as one self-contained HTML file
 
-Needs matplotlib, which nothing else here does.
+Only this module needs matplotlib.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ if TYPE_CHECKING:
 from botorch_fed.space import Parameter, SearchSpace
 
 _CLAIMED, _MEASURED, _BOUNDS, _FAILED = "#444444", "#0072b2", "#009e73", "#d55e00"
-_FARTHEST = 100.0  # times the limit; farther bars are cut there
+_FARTHEST = 100.0  # longest bar, in multiples of the limit
 _NO_MATPLOTLIB = 'needs matplotlib: pip install "botorch_fed[plot]".'
 
 
 def plot_audit(report: AuditReport) -> Figure:
-    """What an audit measured against what was claimed.
+    """The measurements of an audit and the claimed guarantee.
 
-    Left, the errors of telling the worlds apart: the claim forbids the grey area below its
-    trade-off curve; the line is what the runs did, the squares are the confidence bounds at the
-    audited thresholds, and a square inside the grey is a violation. Right, every check as a share
-    of what it allows: beyond one it failed.
+    Left, the errors of tests that distinguish the two worlds. The claim excludes the grey area
+    below its trade-off curve. The line shows the measured errors, the squares are confidence bounds
+    at the audited thresholds; a square in the grey area is a violation. Right, every check as a
+    share of its limit; a share above one is a failure.
 
     Args:
-        report: Of `audit` or `audit_transcripts`.
+        report: The report of `audit` or `audit_transcripts`.
 
-    Returns: A figure; it belongs to no window, so save it by ``figure.savefig(path)``.
+    Returns: A figure without a window; save it by ``figure.savefig(path)``.
     """
     try:
         from matplotlib.figure import Figure
@@ -71,11 +71,11 @@ def _draw_errors(axes: Any, report: AuditReport) -> None:
     grid = torch.linspace(0, 1, 401, dtype=torch.float64)
     least = report.claim.least_misses(grid)
     axes.fill_between(grid, least, color=_CLAIMED, alpha=0.15, linewidth=0)
-    axes.plot(grid, least, color=_CLAIMED, label="claimed: no test is below")
+    axes.plot(grid, least, color=_CLAIMED, label="claimed lower bound of all tests")
     alarms, misses = _measured_curve(report.scores)
     axes.plot(alarms, misses, color=_MEASURED, label=f"measured, {report.runs} runs per world")
     bounds = [(point.false_alarms_bound, point.misses_bound) for point in report.points]
-    label = f"both errors are below, {report.confidence:.4g} confidence"
+    label = f"upper bounds of both errors, confidence {report.confidence:.4g}"
     axes.plot(*zip(*bounds, strict=True), "s", color=_BOUNDS, label=label, clip_on=False)
     axes.set(xlabel="false alarms", ylabel="misses", xlim=(0, 1), ylim=(0, 1), aspect="equal")
     axes.legend(frameon=False, fontsize=8, loc="upper right")
@@ -104,11 +104,11 @@ def _draw_shares(axes: Any, checks: tuple[Check, ...]) -> None:
         axes.set_xscale("symlog", linthresh=1)
         axes.set_xticks([0, 1, 10, 100], ["0", "1", "10", "100"])
     axes.set_xlim(0, 1.1 * max(1, *shares))
-    axes.set_xlabel("share of what is allowed")
+    axes.set_xlabel("share of the limit")
 
 
 def _share(check: Check) -> float:
-    """How far a check is used up: one is the limit."""
+    """The measurement of a check as a share of its limit."""
     used, allowed = check.measured, check.limit
     if check.relation == ">=":
         used, allowed = allowed, used
@@ -127,18 +127,17 @@ def write_report(
     others: Mapping[str, RunResult] = {},
     title: str | None = None,
 ) -> Path:
-    """A run as one HTML file: no scripts, no network, for light and dark screens and for paper.
+    """A run as one HTML file without scripts or network access, for screen and print.
 
-    It shows what the result holds: the guarantee in words, convergence over agents and agent by
-    agent, what was spent, what travelled, where agents have looked, who was absent, and who sees
-    what. A part without data is left out.
+    The sections are the guarantee, convergence over agents and per agent, the payments, the
+    messages, the evaluated points, absences and failures, and the readers of each message. A
+    section without data is left out.
 
-    The file shows every agent's points and outcomes, like the result itself: no guarantee of the
-    run covers it.
+    The file shows every agent's points and outcomes; the guarantee of the run does not cover it.
 
     Args:
-        result: Of `run`, or `RunResult.load(folder)`.
-        path: Where to write; a file that is there is replaced.
+        result: The result of `run`, or `RunResult.load(folder)`.
+        path: The file, which is replaced if it exists.
         others: Runs to compare with, by label, for example "alone" or "pooled". Differences are
             paired by the names of the agents.
         title: The heading; by default the protocol and the number of agents.
@@ -167,8 +166,8 @@ def _check_comparable(result: RunResult, others: Mapping[str, RunResult]) -> Non
     for label, other in others.items():
         if other.space.outcome.minimize != result.space.outcome.minimize:
             raise InputDataError(
-                f"Run {label!r} minimises or maximises the other way round: its values cannot be "
-                "compared with those of the result."
+                f"Expected runs that all minimise or all maximise, got the other direction in "
+                f"{label!r}: its values cannot be compared."
             )
 
 
@@ -183,7 +182,7 @@ class _Section:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run, what it is called, and how its line looks."""
+    """A run with its label and line style."""
 
     label: str
     place: int
@@ -217,7 +216,7 @@ class _Run:
 
     @property
     def line(self) -> dict[str, Any]:
-        """How matplotlib draws it."""
+        """The line style for matplotlib."""
         width = 2.2 if self.place == 0 else 1.6
         return {"color": self.colour, "linestyle": _linestyle(self.dash), "linewidth": width}
 
@@ -288,9 +287,9 @@ _WHOSE = {
     "whole": "This file is for the person who ran the simulation. It holds every agent's points "
     "and outcomes, and no guarantee covers it.",
     "hub": "This is the hub's part of a run across machines. Points and outcomes are at the sites.",
-    "site": "This is one site's part of a run across machines, for that site alone: it holds its "
-    "points and outcomes, which no guarantee covers. What the run promises towards others stands "
-    "in the hub's report.",
+    "site": "This is one site's part of a run across machines, for that site only. It holds its "
+    "points and outcomes, which no guarantee covers. The hub's report has the promise of the run "
+    "to other parties.",
 }
 
 
@@ -300,15 +299,15 @@ def _guarantee(result: RunResult) -> list[str]:
     if result.part == "site":
         return [note]
     if "epsilon" not in account:
-        return [_banner("warn", "No privacy guarantee.", "This run promises none."), note]
+        return [_banner("warn", "No privacy guarantee.", "This run has none."), note]
     if not account.get("private"):
         return [
             _banner(
                 "bad",
                 "Not private: the noise was seeded.",
-                "Anybody who knows or guesses the seed can subtract the noise: nothing is "
-                "protected. The numbers here say what noise of this size would promise if "
-                "it came from the operating system.",
+                "A reader who knows or guesses the seed can subtract the noise: nothing is "
+                "protected. The numbers below are the guarantee of noise of this size from the "
+                "operating system.",
             ),
             _paragraph(_promise(account, "would be")),
             note,
@@ -326,10 +325,10 @@ def _promise(account: Mapping[str, Any], verb: str = "is") -> str:
     unit, adjacency = account["unit"], account["adjacency"]
     world = _WORLDS.get(adjacency, "that differs in one {unit}").format(unit=unit)
     return (
-        f"What was released in the whole run {verb} (ε, δ)-indistinguishable from a run {world}, "
-        f"with ε ≤ {_upper(account['epsilon'])} and δ = {_upper(account['delta'])}, per {unit}, "
-        f"adjacency {adjacency}, {_count(account['releases'], 'release')}, by the accountant "
-        f"{account['accountant']}."
+        f"The releases of the whole run {verb} (ε, δ)-indistinguishable from those of a run "
+        f"{world}, with ε ≤ {_upper(account['epsilon'])} and δ = {_upper(account['delta'])}, per "
+        f"{unit}, adjacency {adjacency}, {_count(account['releases'], 'release')}, by the "
+        f"accountant {account['accountant']}."
     )
 
 
@@ -340,7 +339,7 @@ def _large_delta(result: RunResult) -> list[str]:
     return [
         _paragraph(
             f"δ is large: {account['delta']:.3g} is not well below one over {len(result.names)} "
-            "agents. Read ε together with it."
+            "agents. ε alone does not describe the guarantee."
         )
     ]
 
@@ -356,10 +355,10 @@ def _convergence(runs: list[_Run]) -> list[str]:
     if len(shown) > 1:
         tables.append(_difference_table(shown))
     words = (
-        "The best value so far is the noise-free one where it is known, else the observed one. "
-        "Intervals are Student's t over the agents of one run: they say how agents differ, not "
-        "what another seed would give. First points count as queries, and at each query only "
-        "agents with that many count."
+        "The best value so far is the noise-free one if the problem defines it, else the observed "
+        "one. Intervals are Student's t over the agents of one run: they show the differences "
+        "between agents, not between seeds. Initial points count as queries, and each query "
+        "includes the agents with at least that many."
     )
     return [_convergence_figure(shown), _paragraph(words), *tables]
 
@@ -459,7 +458,7 @@ def _best_table(runs: list[_Run]) -> str:
     head = ["Run", *_query_heads(runs[0])]
     caption = (
         "Best value so far: mean over agents, 95 % interval, number of agents. After the last "
-        "query: each agent's own last one"
+        "query: the last one of each agent"
     )
     return _table(caption, head, rows)
 
@@ -481,7 +480,7 @@ def _difference_table(runs: list[_Run]) -> str:
 
 
 def _differences(this: _Run, other: _Run, query: int | None) -> list[float]:
-    """Of the agents that both runs have, at a query that both have."""
+    """Differences of the agents in both runs, at a query that both runs have."""
     differences = []
     for name in this.best.keys() & other.best.keys():
         both = this.best[name], other.best[name]
@@ -489,11 +488,11 @@ def _differences(this: _Run, other: _Run, query: int | None) -> list[float]:
         mine, theirs = _at(both[0], k), _at(both[1], k)
         if mine is not None and theirs is not None:
             differences.append(this.sign * (mine - theirs))
-    return sorted(differences)  # the same sum, whatever the order of the names
+    return sorted(differences)  # the sum does not depend on the order of the names
 
 
 def _interval(values: list[float]) -> str:
-    """A cell: the mean of some values, its 95 % interval and how many they are."""
+    """A cell: the mean of some values, its 95 % interval and their number."""
     if not values:
         return _cell("–", numeric=True)
     half = _half_width(values)
@@ -525,8 +524,7 @@ def _agents(runs: list[_Run]) -> list[str]:
     words = f" The first {_MOST_PANELS} of {len(best)} agents; the others are in the table."
     many = max(map(len, best.values())) > _MOST_DRAWN
     caption = (
-        f"Best value so far (lines) and {'some of ' if many else ''}what this run has observed "
-        "(dots)"
+        f"Best value so far (lines) and {'some ' if many else ''}observations of this run (dots)"
         + ("; the thin line is the optimum." if runs[0].result.optimal_values else ".")
         + (words if left > 0 else "")
     )
@@ -577,7 +575,7 @@ def _draw_agent(axes: Any, runs: list[_Run], name: str) -> None:
     _whole_ticks(axes)
 
 
-# ------------------------------------------------------------------ what was spent
+# ------------------------------------------------------------------ privacy spent
 
 
 def _privacy(run: _Run) -> list[str]:
@@ -587,7 +585,7 @@ def _privacy(run: _Run) -> list[str]:
     return [_privacy_table(account), *_spending(run.result), *_signal(account)]
 
 
-_PRIVACY_ROWS = {  # nothing else of a server's account is shown
+_PRIVACY_ROWS = {  # the keys of a server's account that are shown
     "epsilon": "ε spent",
     "promised_epsilon": "ε promised before the run",
     "delta": "δ",
@@ -597,16 +595,16 @@ _PRIVACY_ROWS = {  # nothing else of a server's account is shown
     "releases": "Releases paid",
     "private": "Noise from the operating system",
     "exhausted": "Budget exhausted before the end",
-    "signal": "Signal to expect",
+    "signal": "Expected signal",
     "mechanism": "Mechanism",
-    "settings": "Its settings",
-    "noise_multiplier": "Noise over the norm of one contribution",
+    "settings": "Settings of the mechanism",
+    "noise_multiplier": "Noise divided by the norm of one contribution",
     "noise_std": "Standard deviation of the noise",
     "planned_releases": "Releases planned",
-    "paid_at": "Whose ledger pays",
+    "paid_at": "Paying ledger",
     "channel": "Channel",
     "trust": "Trust",
-    "sums": "Sums that were opened",
+    "sums": "Opened sums",
     "rekeys": "New joint keys",
     "outcomes": "Outcomes in the newest release",
 }
@@ -615,14 +613,14 @@ _PRIVACY_ROWS = {  # nothing else of a server's account is shown
 def _privacy_table(account: Mapping[str, Any]) -> str:
     bounds = ("epsilon", "promised_epsilon", "delta")
     facts = [
-        (name, _upper(account[key]) if key in bounds else _said(account[key]))
+        (name, _upper(account[key]) if key in bounds else _plain(account[key]))
         for key, name in _PRIVACY_ROWS.items()
         if key in account and (key != "private" or "epsilon" in account)
     ]
     return _facts("Privacy, as the server reports it", facts)
 
 
-def _said(value: object) -> str:
+def _plain(value: object) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -634,7 +632,7 @@ def _spending(result: RunResult) -> list[str]:
     if "epsilon" not in account:
         return []
     if account["releases"] < 2:
-        words = "One payment covers all that the run released about one unit."
+        words = "One payment covers all releases of the run about one unit."
         return [_paragraph(words if account["releases"] else "Nothing was released.")]
     spent = _spent(result)
     if not spent:
@@ -662,7 +660,7 @@ def _spending(result: RunResult) -> list[str]:
 
 
 def _spent(result: RunResult) -> list[tuple[int, float]]:
-    """How many payments cost how much; nothing, if the result does not list them."""
+    """Numbers of payments and their epsilon; empty if the result does not list payments."""
     price, entries = result.price, entries_of(result.privacy or {})
     if price is None:
         return []
@@ -671,7 +669,7 @@ def _spent(result: RunResult) -> list[tuple[int, float]]:
 
 
 def _some_counts(total: int, most: int = 12) -> list[int]:
-    """At most so many of 1, …, total, evenly spread, both ends included."""
+    """At most `most` of 1, …, total, evenly spaced, both ends included."""
     if total <= most:
         return list(range(1, total + 1))
     return sorted({round(1 + i * (total - 1) / (most - 1)) for i in range(most)})
@@ -680,8 +678,8 @@ def _some_counts(total: int, most: int = 12) -> list[int]:
 def _signal(account: Mapping[str, Any]) -> list[str]:
     ratios = account.get("signal_to_noise")
     words = (
-        "It is estimated from the releases themselves and costs nothing. Below one a release is "
-        "mostly noise; with no signal at all the estimate is still above zero half of the time."
+        "It is estimated from the releases, without a privacy cost. Below one a release is mostly "
+        "noise; without any signal the estimate is above zero in half of the cases."
     )
     if isinstance(ratios, (int, float)):
         return [_paragraph(f"Signal over noise of the newest release: {ratios:.3g}. {words}")]
@@ -750,7 +748,7 @@ def _deltas(runs: list[_Run]) -> str:
     if len(set(deltas.values())) == 1:
         return f"δ = {next(iter(deltas.values()))}."
     listed = "; ".join(f"{delta} in {label}" for label, delta in deltas.items())
-    return f"They are not at the same δ: {listed}."
+    return f"The values of δ differ: {listed}."
 
 
 def _with_seed(run: _Run) -> str:
@@ -758,7 +756,7 @@ def _with_seed(run: _Run) -> str:
 
 
 def _alike(mine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two promises may stand on one axis."""
+    """Whether two promises may be drawn on one axis."""
     if "epsilon" not in mine or not 0 < mine["epsilon"] < math.inf:
         return False
     return all(mine[key] == other[key] for key in ("unit", "adjacency"))
@@ -814,7 +812,7 @@ def _communication(result: RunResult) -> list[str]:
 
 
 def _contributions(result: RunResult) -> list[str]:
-    """What each agent has sent and received."""
+    """Messages and bytes of each agent."""
     rows = []
     for row in result.contributions():
         counts = ("messages_sent", "messages_received", "last_replied", "joined")
@@ -856,11 +854,11 @@ def _communication_table(result: RunResult, rounds: int) -> str:
     return _table("Bytes and CPU time" if seconds else "Bytes", head, cells)
 
 
-# ------------------------------------------------------------------ where agents have looked
+# ------------------------------------------------------------------ evaluated points
 
 _MOST_PARAMETERS = 4
 _MOST_POINTS = 2000
-_QUARTERS = (0.3, 0.5, 0.75, 1.0)  # how opaque early and late points are
+_QUARTERS = (0.3, 0.5, 0.75, 1.0)  # opacity of early to late points
 
 
 def _points(result: RunResult) -> list[str]:
@@ -879,7 +877,7 @@ def _points(result: RunResult) -> list[str]:
     caption = (
         "On the diagonal the value against a parameter"
         + (", below it pairs of parameters" if len(columns) > 1 else "")
-        + ", in their own units. Later points are stronger."
+        + ", in the parameters' units. Later points are darker."
         + (f" One point of {step} is shown." if step > 1 else "")
     )
     marks = (("●", _PALETTE[0][0], "a point"), ("★", _PALETTE[1][0], "an agent's best"))
@@ -894,7 +892,7 @@ def _pair_plots(
     shades: list[float],
     best: list[int],
 ) -> Figure:
-    """Every parameter against the value, and below the diagonal against every other one."""
+    """Every parameter against the value, and below the diagonal against every other parameter."""
     d = len(columns)
     figure = _canvas(min(9.6, 5.2 + 1.5 * (d - 1)), 3.2 if d == 1 else 0.5 + 2.1 * d)
     grid = figure.subplots(d, d, squeeze=False)
@@ -916,7 +914,7 @@ def _shades(rows: list[Record]) -> list[float]:
 
 
 def _best_rows(result: RunResult, rows: list[Record], values: list[float]) -> list[int]:
-    """Which of the rows is the best one of an agent."""
+    """The indices of the agents' best rows."""
     sign = -1.0 if result.space.outcome.minimize else 1.0
     best: dict[str, int] = {}
     for i, row in enumerate(rows):
@@ -980,7 +978,7 @@ def _absences(result: RunResult) -> list[str]:
 
 
 def _failures(result: RunResult) -> list[str]:
-    """Which evaluations failed, why and where."""
+    """The failed evaluations with their reasons and regions."""
     rows = []
     for row in result.failures():
         number = _cell(f"{row['failed']} of {row['evaluations']}", numeric=True)
@@ -1040,10 +1038,10 @@ def _threats(result: RunResult) -> list[str]:
         ["This result does not record who sees what."] if sees is None else [*sees.sentences]
     )
     if "epsilon" in account and not account.get("private"):
-        sentences.append("In this run the noise was seeded, so that it protects from nobody.")
+        sentences.append("In this run the noise was seeded, so that it protects no data.")
     not_covered = (
-        "Never covered: observers of an agent's own queries and results; who takes part and how "
-        "long answers take; settings that were tuned on the agents' data without paying for it"
+        "Never covered: observers of an agent's queries and results; the names of the agents and "
+        "the times of their answers; settings that were tuned on the agents' data without payment"
     )
     files = {
         "whole": "; and this file, which shows every agent's points and outcomes.",
@@ -1064,8 +1062,8 @@ def _sees_table(sees: Sees) -> str:
 
 # ------------------------------------------------------------------ drawing
 
-_INK = "#1a1b1c"  # stands for the colour of the text around a figure
-# Okabe and Ito's colours, which colour-blind readers tell apart: on light, and lightened on dark.
+_INK = "#1a1b1c"  # placeholder of the page's text colour
+# Okabe and Ito's colours, distinct for colour-blind readers: for light pages, and for dark pages.
 _PALETTE = (
     ("#0072b2", "#4db4f0"),
     ("#d55e00", "#ff8f3d"),
@@ -1105,7 +1103,7 @@ _STYLE = {
 
 @contextmanager
 def _drawing() -> Iterator[None]:
-    """Matplotlib in this report's style, whatever the user's own style is."""
+    """Matplotlib in the style of this report, independent of the user's style."""
     try:
         from matplotlib import style
     except ImportError as error:
@@ -1132,7 +1130,7 @@ def _whole_ticks(axes: Any) -> None:
 
 
 def _ticks_at(axes: Any, values: Sequence[float]) -> None:
-    """A logarithmic axis with ticks at these values, but not too near each other."""
+    """A logarithmic axis with ticks at these values, at least 10 % apart."""
     from matplotlib.ticker import NullLocator
 
     ticks: list[float] = []
@@ -1156,7 +1154,7 @@ def _log_ticks(set_scale: Any, axis: Any, values: Sequence[float]) -> None:
 
 
 def _svg(figure: Figure, key: str, label: str) -> str:
-    """A figure as a part of the page: in the page's colours and fonts, with its own names."""
+    """A figure as a part of the page: in the page's colours and fonts, with unique ids."""
     buffer = io.StringIO()
     figure.savefig(buffer, format="svg")
     text = buffer.getvalue()
@@ -1176,7 +1174,7 @@ def _svg(figure: Figure, key: str, label: str) -> str:
 def _tag(tag: str, key: str, used: set[str]) -> str:
     """A tag of a figure in the page's colours and fonts.
 
-    Names that are referred to get a prefix of their own, all others are dropped.
+    Ids with references get the prefix `key`; all other ids are dropped.
     """
     for place, (light, _) in enumerate(_PALETTE):
         tag = tag.replace(light, f"var(--c{place})")
@@ -1202,7 +1200,7 @@ def _number(value: float) -> str:
 
 
 def _upper(value: float) -> str:
-    """Four digits, rounded up: a bound is never shown smaller than it is."""
+    """Four digits, rounded up, so that an upper bound stays one."""
     up = Context(prec=4, rounding=ROUND_CEILING).create_decimal(repr(value))
     return f"{float(up):g}"
 
@@ -1220,13 +1218,13 @@ def _size(number: float) -> str:
 
 
 def _short(name: str, most: int = 22) -> str:
-    """A name for a figure: one line, not too long, never hidden by a first underscore."""
+    """A name for a figure: one line of at most `most` characters."""
     line = " ".join(name.split())
     return line if len(line) <= most else line[: most - 1] + "…"
 
 
 def _data(value: float) -> str:
-    """A number for the eye, with all its digits for a program."""
+    """A rounded number, with all its digits as machine-readable value."""
     return f'<data value="{value!r}">{_number(value)}</data>'
 
 
@@ -1287,7 +1285,7 @@ def _figure(figure: Figure, key: str, label: str, caption: str, legend: str = ""
 
 
 def _legend(runs: list[_Run]) -> str:
-    """What the lines are, where there are several."""
+    """The legend of the lines, if there are several."""
     items = [_line_item(run.colour, run.dash, run.label) for run in runs]
     return _items(items) if len(runs) > 1 else ""
 

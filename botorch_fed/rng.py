@@ -1,8 +1,8 @@
 r"""Reproducible random numbers by a published recipe.
 
-A seeded result must not depend on the version of a numerical library, nor on the process that
-computes it. All algorithmic randomness therefore comes from this recipe, which any language can
-repeat (``||`` joins bytes, ``u64`` is eight bytes, little endian):
+A seeded result does not depend on the version of a numerical library or on the process that
+computes it. All algorithmic randomness comes from this recipe, which any language can implement
+(``||`` joins bytes, ``u64`` is eight bytes, little endian):
 
 1. ``key = SHAKE-256("botorch_fed/rng/1" || item(seed) || item(path[0]) || …)``, 32 bytes, where
    ``item(int) = "i" || u64(len(ascii)) || ascii decimal`` and
@@ -13,9 +13,8 @@ repeat (``||`` joins bytes, ``u64`` is eight bytes, little endian):
 4. Normals are ``ndtri((k + 1/2) / 2^53)``, in the upper half ``-ndtri((k' + 1/2) / 2^53)`` with
    ``k' = 2^53 - 1 - k``, so that both tails are exact mirrors and never infinite.
 
-Streams are addressed by what they are for (``generator(seed, t, "thompson")``), not by the order
-in which they were asked for. Privacy noise never comes from here: a reader of the seed could
-subtract it.
+A stream is addressed by its purpose (``generator(seed, t, "thompson")``), not by the order of the
+requests. Privacy noise never comes from this recipe: a reader of the seed could subtract it.
 """
 
 from __future__ import annotations
@@ -36,14 +35,14 @@ _HALF = 1 << 52
 def _item(value: int | str) -> bytes:
     if isinstance(value, bool) or not isinstance(value, (int, str)):
         raise TypeError(
-            f"A seed or a path item must be an int or a str, got {type(value).__name__}."
+            f"Expected an int or a str as a seed or a path item, got {type(value).__name__}."
         )
     tag, text = (b"i", str(value).encode()) if isinstance(value, int) else (b"s", value.encode())
     return tag + len(text).to_bytes(8, "little") + text
 
 
 class Generator:
-    r"""A stream of random numbers; see the module's recipe. Made by `generator`."""
+    r"""A stream of random numbers of the module's recipe, made by `generator`."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
@@ -59,7 +58,7 @@ class Generator:
     def uniform(self, *shape: int) -> Tensor:
         """Uniform numbers in the open unit interval, float64."""
         values = (self._integers(shape).astype(np.float64) + 0.5) * 2.0**-53
-        # (2^53 - 1) + 1/2 rounds up to 2^53; the last cell keeps its place below one.
+        # (2^53 - 1) + 1/2 rounds up to 2^53; the largest value is capped below one.
         values = np.minimum(values, np.nextafter(1.0, 0.0))
         return torch.from_numpy(values).reshape(shape)
 
@@ -76,11 +75,12 @@ class Generator:
 
 
 def generator(seed: int, *path: int | str) -> Generator:
-    r"""The stream of random numbers that belongs to a seed and a purpose.
+    r"""The stream of random numbers of a seed and a path.
 
     Args:
         seed: The seed of the run or of the agent.
-        path: What the numbers are for, e.g. ``(t, "thompson")``. Different paths are independent.
+        path: The purpose of the numbers, e.g. ``(t, "thompson")``. Different paths have independent
+            streams.
 
     Example:
         >>> generator(0, "features").normal(2, 3).shape

@@ -1,15 +1,15 @@
 r"""A whole run in one call, and its result.
 
     result = run(FTS(budget=20), SklearnTuning(4), seed=0)
-    result.best("agent3")                 # best value so far, query by query
-    result.best_parameters("agent3")      # where the best value was observed
-    result.contributions()                # what each site has sent and received
+    result.best("agent3")                 # best value up to each query
+    result.best_parameters("agent3")      # parameters of the best observed value
+    result.contributions()                # messages sent and received by each site
     result.save("results/tuning-0")       # JSON lines and arrays, no pickle
 
-With ``out=`` a run is on disk from its first message on: kill it anywhere, go on by
-``resume=True``. On one kind of processor, with the same versions, a run is fixed by its seed, bit
-for bit, whatever the number of workers. On another kind the last bits of a factorisation differ,
-and the points of later queries with them.
+With ``out=`` a run is on disk from its first message on, and continues with ``resume=True`` after
+a crash at any time. On one kind of processor, with the same versions, the seed determines a run bit
+for bit, for any number of workers. On another kind of processor the last bits of a factorisation
+differ, and so do the points of later queries.
 """
 
 from __future__ import annotations
@@ -72,18 +72,18 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 Part = Literal["whole", "hub", "site"]
 Measure = Literal["simple", "cumulative"]
-MIN_FAILED = 2  # evaluations from which on a region of failures is named
+MIN_FAILED = 2  # least number of failures for which a region is named
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
 FORMAT = 2  # of the files of a result; 1 has "heard" for "replied"
-HEAD = "run.json"  # of a folder: what its run was started with
-FILES = {"server", "sites", "run.json.draft", "lock"}  # that a folder may hold before its run
+HEAD = "run.json"  # the settings with which the run in a folder was started
+FILES = {"server", "sites", "run.json.draft", "lock"}  # allowed in a folder before its run
 
 
 class Study(Protocol):
-    """The settings of a protocol: what makes its server and its agents.
+    """The settings of a protocol, which make its server and its agents.
 
     Attributes:
-        budget: How many evaluations each site makes at most, initial points included.
+        budget: The largest number of evaluations of each site, initial points included.
     """
 
     @property
@@ -100,31 +100,31 @@ class Study(Protocol):
 
 @dataclass(eq=False)
 class RunResult:
-    """What happened in a run.
+    """The result of a run.
 
     Attributes:
         names: The agents.
         space: The search space.
         seed: The seed of the run.
         protocol: The protocol's name.
-        records: One row per observation: agent, round, query, point, value, the noise-free value
-            and regret where they are known. See `to_dataframe` for parameters by name.
-        rounds: One row per agent and exchange: whether it replied, why not, whether it sent a
-            message, short hashes of what it received, bytes down and up, CPU seconds, and how many
-            evaluations a site had been asked for by then. See `contributions` for sums.
-        optimal_values: The largest noise-free value of each agent, where it is known.
-        versions: Versions of Python and of the packages that matter.
-        privacy: What the run reveals and how noisy its releases were, as the protocol's server says
-            it; None for protocols without privacy.
-        sees: Who sees what; None if the study or its saved result does not say it.
-        price: What the run was to cost in privacy, planned before it; None without noise.
-        measure: By which regret the protocol is judged: "simple", of the best point so far, or
-            "cumulative", where every evaluation counts.
-        part: Of a run across machines, the hub's part has no observations, and a site's has its own
-            alone and does not know what was promised.
-        given: One row per observation that an agent had before the run: agent, point, value, the
-            noise-free value and regret where they are known.
-        budget: How many evaluations each site had at most; None if that is not known.
+        records: One row per observation: agent, round, query, point, value, and the noise-free
+            value and regret if the problem defines them. See `to_dataframe` for named parameters.
+        rounds: One row per agent and exchange: whether it replied, the reason of a failure, whether
+            it sent a message, short hashes of received broadcasts, bytes down and up, CPU seconds,
+            and the number of evaluations requested from a site so far. See `contributions` for
+            sums.
+        optimal_values: The best noise-free value of each agent, if the problem defines it.
+        versions: Versions of Python and of the main packages.
+        privacy: The server's account of payments and noise; None for protocols without privacy.
+        sees: The readers of all messages; None if the study or its saved result has no such list.
+        price: The planned privacy cost of the run; None without noise.
+        measure: The regret of the protocol: "simple", of the best point so far, or "cumulative",
+            the sum over all evaluations.
+        part: The part of a run across machines: the hub's part has no observations; a site's part
+            has its observations only and no promise.
+        given: One row per observation that an agent had before the run: agent, point, value, and
+            the noise-free value and regret if the problem defines them.
+        budget: The largest number of evaluations of each site; None if not recorded.
     """
 
     names: tuple[AgentId, ...]
@@ -150,7 +150,7 @@ class RunResult:
         )
 
     def _promise(self) -> str:
-        """The guarantee, if there is one: an epsilon is nothing without the rest."""
+        """The complete guarantee, if there is one."""
         account = self.privacy or {}
         if "epsilon" not in account:
             return ""
@@ -165,7 +165,7 @@ class RunResult:
 
         Args:
             agent: Its name.
-            given: Whether what it had before the run comes first.
+            given: Whether its observations before the run come first.
         """
         rows = self._rows(agent)
         return self._history([*self._given(agent), *rows] if given else rows)
@@ -176,9 +176,9 @@ class RunResult:
         return X.reshape(len(rows), self.space.dim), Y.reshape(len(rows), 1)
 
     def best(self, agent: AgentId) -> Tensor:
-        """The best value up to each query: noise-free where it is known, else as observed.
+        """The best value up to each query: noise-free if the problem defines it, else observed.
 
-        What an agent had before the run counts from its first query on.
+        An agent's observations before the run count from its first query on.
         """
         given, rows = self._given(agent), self._rows(agent)
         values = [
@@ -197,13 +197,13 @@ class RunResult:
     def best_parameters(self, site: AgentId) -> dict[str, Value]:
         """The parameters of a site's best observed value, by name and in the user's units.
 
-        What the site had before the run counts where it meets the constraints of the space; of
-        equal values the first.
+        Observations before the run count if they meet the constraints of the space; the first of
+        equal values wins.
         """
         rows = [*self._given(site), *self._rows(site)]
         X, Y = self._history([row for row in rows if "violates" not in row])
         if not len(Y):
-            raise InputDataError(f"Site {site!r} has no observation: there is no best one.")
+            raise InputDataError(f"Site {site!r} has no observation, and so no best one.")
         row = int((self._sign * Y).argmax())
         return dict(self.space.from_unit(X[row : row + 1])[0])
 
@@ -214,24 +214,24 @@ class RunResult:
     def regret(self, agent: AgentId) -> Tensor:
         """Simple regret after each query."""
         if self.optimal_values is None:
-            raise InputDataError("Regret needs the optima, and this problem's are not known.")
+            raise InputDataError("Regret needs the optima, and this problem does not define them.")
         return (self.optimal_values[agent] - self.best(agent)).abs()
 
     def cumulative_regret(self, agent: AgentId) -> Tensor:
         """Sum of the instantaneous regrets up to each query."""
         if self.optimal_values is None:
-            raise InputDataError("Regret needs the optima, and this problem's are not known.")
+            raise InputDataError("Regret needs the optima, and this problem does not define them.")
         values = [row["true"] for row in self._rows(agent)]
         gaps = self.optimal_values[agent] - torch.tensor(values, dtype=torch.float64)
         return gaps.abs().cumsum(dim=0)
 
     def to_dataframe(self) -> pandas.DataFrame:
-        """One row per trial of each site, numbered from 1; what it had before the run comes first.
+        """One row per trial of each site, from 1; observations before the run come first.
 
         Columns: site, trial, status (``"given"``, ``"completed"``, ``"failed"`` or ``"attached"``),
         every parameter by its name and in the user's units, value, true, regret, the reason of a
-        failure, query and round (0 of what was given). A parameter that is called like another
-        column is ``parameter_<name>``.
+        failure, query and round (0 for given trials). A parameter with the name of another column
+        becomes ``parameter_<name>``.
         """
         import pandas
 
@@ -259,10 +259,10 @@ class RunResult:
         return pandas.DataFrame(rows)
 
     def contributions(self) -> list[Record]:
-        """One row per site: when it joined, what it has sent and received, its last reply.
+        """One row per site: first exchange, messages sent and received, bytes, last reply.
 
-        A message is a reply or a request with numbers or sealed bytes, or a broadcast that is not
-        of the first exchange, which is the set-up. Counts are None in results of format 1.
+        A message is a reply or a request with numbers or encrypted bytes, or a broadcast after the
+        first exchange, which is the set-up. Counts are None in results of format 1.
         """
         first = min((row["round"] for row in self.rounds), default=0)
         public = {
@@ -287,10 +287,10 @@ class RunResult:
         return table
 
     def failures(self) -> list[Record]:
-        """One row per site with failed evaluations: how many, of how many, why, and where.
+        """One row per site with failed evaluations: counts, reasons and region.
 
-        `where` is the range or value of one parameter that tells failures from successes best, with
-        the counts inside and elsewhere; empty while too few are known.
+        `where` is the range or value of one parameter that separates failures from successes best,
+        with the counts inside and elsewhere; empty with too few failures.
         """
         table = []
         for site in self.names:
@@ -311,7 +311,7 @@ class RunResult:
         return table
 
     def _where(self, rows: list[Record]) -> str:
-        """Where evaluations fail, in words."""
+        """The region of failures as text."""
         X = torch.tensor([row["x"] for row in rows], dtype=torch.float64)
         points, failed = self.space.from_unit(X), [row["y"] is None for row in rows]
         if sum(failed) < MIN_FAILED or all(failed):
@@ -341,7 +341,7 @@ class RunResult:
         )
 
     def bytes_per_round(self) -> dict[int, int]:
-        """All bytes that travelled in each round, up and down."""
+        """All bytes of each round, up and down."""
         total: dict[int, int] = {}
         for row in self.rounds:
             total[row["round"]] = total.get(row["round"], 0) + row["bytes_down"] + row["bytes_up"]
@@ -349,7 +349,7 @@ class RunResult:
 
     def _rows(self, agent: AgentId) -> list[Record]:
         if agent not in self.names:
-            raise InputDataError(f"There is no agent {agent!r}; agents are {list(self.names)[:8]}.")
+            raise InputDataError(f"Expected an agent of {list(self.names)[:8]}, got {agent!r}.")
         return [row for row in self.records if row["agent"] == agent and row["y"] is not None]
 
     def _given(self, agent: AgentId) -> list[Record]:
@@ -395,7 +395,7 @@ class RunResult:
 
     @classmethod
     def load(cls, folder: str | Path) -> RunResult:
-        """Read what `save` wrote."""
+        """Read a result that `save` wrote."""
         folder = Path(folder)
         head = json.loads((folder / "result.json").read_text())
         if head["format"] not in range(1, FORMAT + 1):
@@ -442,34 +442,34 @@ def run(
     """Run a protocol to its end, all agents on this machine.
 
     Args:
-        protocol: Its settings, e.g. `FTS(budget=20)`.
+        protocol: The study, e.g. `FTS(budget=20)`.
         problem: A federated test problem, whose agents are called ``agent0``, ``agent1``, …; or
             objectives by name, each from `q x d` points of the unit cube to `q x 1` outcomes. They
             get one point at a time, see `Site`.
-        seed: Fixes the run, see the module.
-        space: The search space, with objectives by name.
-        out: A folder that keeps the run from its first message on.
-        resume: Go on with the run in `out`; if there is none yet, start it.
-        workers: Number of processes; 0 for this one. Results are the same.
-        absent: Says of an agent and a round whether it does not answer.
-        quorum: The least number of replies with which a round may go on, or of all whom it asks if
-            these are fewer. With `out` a run that stops for it can be resumed.
-        retries: How often a round without a quorum is asked again before the run stops.
-        patience: For how many seconds a round waits for objectives that answer `Pending()`.
-        deadline: For how many seconds it waits for a worker process that may hang, before the run
-            stops; not without workers.
-        raise_errors: Whether an error of an objective stops the run. By default it is a failed
-            evaluation, which is recorded and learned from; only an objective that fails at its
-            first points alike stops the run.
+        seed: The seed, which determines the run, see the module.
+        space: The search space of objectives by name.
+        out: The folder of the run, written from its first message on.
+        resume: Continue the run in `out`, or start it if there is none.
+        workers: Number of processes; 0 for this process. Results are the same.
+        absent: Whether an agent does not answer in a round, to simulate stragglers.
+        quorum: The least number of replies of a complete round, or the number of its agents if
+            that is smaller. With `out` a run that stops without a quorum can be resumed.
+        retries: Number of repetitions of a round without a quorum, before the run stops.
+        patience: Seconds that a round waits for objectives that return `Pending()`.
+        deadline: Seconds that a round waits for a worker process, before the run stops; needs
+            `workers`.
+        raise_errors: Whether any error of an objective stops the run. By default an error is a
+            failed evaluation, which is recorded and modelled; an objective that fails at all of
+            its first points stops the run.
         max_bytes: The longest message.
-        progress: Whether to show progress, on a terminal.
+        progress: Whether to show progress on a terminal.
     """
     objectives, space, optima = _objectives(problem, space, seed)
     names = tuple(objectives)
     if quorum > len(names):
-        raise InputDataError(f"A quorum of {quorum} needs as many agents, there are {len(names)}.")
+        raise InputDataError(f"Expected quorum <= {len(names)}, the agents, got {quorum}.")
     if deadline < math.inf and not workers:
-        raise InputDataError("A deadline is for worker processes: pass workers=… too.")
+        raise InputDataError("A deadline applies to worker processes: pass workers=… too.")
     result = RunResult(
         names=names,
         space=space,
@@ -486,7 +486,7 @@ def run(
         if isinstance(protocol, KeepsSecrets) and not (folder / HEAD).exists():
             protocol.provision(space)
     server = protocol.server(space, names)
-    blobs = MemoryBlobs(max_bytes=max_bytes)  # the server sends them again when a run is resumed
+    blobs = MemoryBlobs(max_bytes=max_bytes)  # a resumed server sends them again
     if folder is not None:
         agents = [make_agent(protocol, name, space, seed, blobs) for name in names]
         _same_settings(folder, _settings(server, names, agents, problem, seed), server)
@@ -558,27 +558,27 @@ def host(
     on_round: Callable[[Round], None] | None = None,
     anchors: Anchors | None = None,
 ) -> RunResult:
-    """The server's side of a run whose sites are elsewhere, see `make_agent` for theirs.
+    """The server's side of a run across machines, see `make_agent` for the sites.
 
     Args:
-        protocol: Its settings.
+        protocol: The study.
         space: The search space.
         names: The agents.
-        exchange: Carries a round to the sites and back.
-        seed: Noted in the result.
-        run: The run's name, which the sites know as well.
-        out: A folder that keeps the server's side from the first message on.
-        resume: Go on with the run in `out`; if there is none yet, start it.
-        quorum: The least number of replies with which a round may go on.
-        retries: How often such a round is asked again before the run stops.
-        idle: For how many seconds a round waits in which no evaluation is finished at any site.
-        pause: Seconds between two questions meanwhile.
+        exchange: Carries the requests of a round to the sites and returns the replies.
+        seed: The seed, recorded in the result.
+        run: The run's name, as the sites have it.
+        out: The folder of the server's side, written from the first message on.
+        resume: Continue the run in `out`, or start it if there is none.
+        quorum: The least number of replies of a complete round.
+        retries: Number of repetitions of a round without a quorum, before the run stops.
+        idle: Seconds that a round waits for the first finished evaluation at any site.
+        pause: Seconds between two requests to a busy site.
         max_bytes: The longest message.
         on_round: Called after every round.
-        anchors: What this hub has seen of the sites' ledgers, in all of its runs.
+        anchors: This hub's anchors of the sites' ledgers, of all its runs.
 
     Returns:
-        A result without observations: those are at the sites.
+        A result without observations, which stay at the sites.
     """
     result = RunResult(
         names=names,
@@ -624,7 +624,7 @@ def site_result(
     observations: list[Observation],
     budget: int | None = None,
 ) -> RunResult:
-    """What one site has observed in a run whose server is elsewhere."""
+    """The observations of one site of a run across machines."""
     result = RunResult(
         names=(name,),
         space=space,
@@ -648,7 +648,7 @@ def _drive(
     on_round: Callable[[Round], None] | None,
     **options: Any,
 ) -> None:
-    """Drive a server to its end; rounds and privacy go into the result, and into the folder."""
+    """Drive a server to its end; write rounds and privacy into the result and the folder."""
     result.sees, result.price = disclosed(protocol, server, result.space, result.names)
     result.measure = getattr(protocol, "measure", "simple")
 
@@ -667,7 +667,7 @@ def _drive(
         last = drive(
             server, exchange, log=log, on_exchange=on_exchange, on_round=on_round, **options
         )
-    account = getattr(server, "privacy", None)  # of protocols that promise something
+    account = getattr(server, "privacy", None)  # only of protocols with a promise
     result.privacy = None if account is None else account(last)
 
 
@@ -675,7 +675,7 @@ def _drive(
 
 
 class _AgentObjective:
-    """An agent of a test problem; noise is a function of the seed and of what was asked before."""
+    """An agent of a test problem; the noise depends on the seed and the number of the call."""
 
     def __init__(self, problem: FederatedTestProblem, agent: int, seed: int) -> None:
         self.problem = problem
@@ -704,10 +704,10 @@ def _objectives(
         if space is None:
             raise InputDataError("Objectives by name need their search space: pass space=….")
         if not problem:
-            raise InputDataError("There are no objectives.")
+            raise InputDataError("Expected at least one objective, got none.")
         return dict(problem), space, None
     if space is not None:
-        raise InputDataError("A federated test problem has its own search space.")
+        raise InputDataError("A federated test problem defines its search space: leave out space.")
     objectives: dict[AgentId, Objective] = {
         f"agent{n}": _AgentObjective(problem, n, seed) for n in range(len(problem))
     }
@@ -752,15 +752,15 @@ def make_agent(
     blobs: Blobs,
     roster: tuple[AgentId, ...] = (),
 ) -> Agent[Any]:
-    """The agent of a name in a run of this seed; a site elsewhere makes it in the same way.
+    """The agent of a name in a run, on this machine or at a site.
 
     Args:
         protocol: The study.
         name: The agent.
         space: The search space.
-        seed: Of the run.
-        blobs: Where broadcasts lie.
-        roster: The study's agents, with whom alone the site takes part; empty if not known.
+        seed: The seed of the run.
+        blobs: The store of broadcasts.
+        roster: The study's agents; the site refuses any other roster. Empty if not given.
     """
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
     agent = protocol.agent(name, space, int.from_bytes(digest[:6], "big"), blobs)
@@ -800,24 +800,24 @@ def _observation_rows(
     optima: dict[AgentId, float] | None,
 ) -> list[Record]:
     rows: list[Record] = []
-    for seen in observations:
-        y = float(seen.Y) if len(seen.Y) else None
+    for observation in observations:
+        y = float(observation.Y) if len(observation.Y) else None
         true = None
         if isinstance(objective, _AgentObjective) and y is not None:
             noisy = objective.in_batches
-            true = float(objective.true(seen.X)) if noisy else y
+            true = float(objective.true(observation.X)) if noisy else y
         regret = None if true is None or optima is None else abs(optima[agent] - true)
         rows.append(
             {
                 "agent": agent,
-                "round": seen.serial,
-                "query": seen.query,
-                "trial": seen.trial,
-                "status": seen.status,
-                "x": seen.X[0].tolist(),
+                "round": observation.serial,
+                "query": observation.query,
+                "trial": observation.trial,
+                "status": observation.status,
+                "x": observation.X[0].tolist(),
                 "y": y,
-                "sem": seen.sem,
-                "reason": seen.reason,
+                "sem": observation.sem,
+                "reason": observation.reason,
                 "true": true,
                 "regret": regret,
             }
@@ -831,7 +831,7 @@ def _given_rows(
     optima: dict[AgentId, float] | None,
     space: SearchSpace,
 ) -> list[Record]:
-    """What agents have observed before, of studies that have `data`."""
+    """The agents' observations before the run, of studies with `data`."""
     rows: list[Record] = []
     data: Mapping[AgentId, tuple[Tensor, Tensor]] = getattr(protocol, "data", None) or {}
     for agent, objective in objectives.items():
@@ -871,22 +871,22 @@ def _settings(
     problem: object,
     seed: int,
 ) -> dict[str, Any]:
-    """What must be the same when a run is resumed."""
-    described, noise_std, own_noise = "objectives by name", None, None
+    """The settings that a resumed run must share with its start."""
+    description, noise_std, custom_noise = "objectives by name", None, None
     if isinstance(problem, FederatedTestProblem):
-        described, noise_std = _described(problem), problem.noise_std
-        own_noise = True if _own_noise(problem) else None  # None as in folders without the entry
+        description, noise_std = _described(problem), problem.noise_std
+        custom_noise = True if _custom_noise(problem) else None  # None: folders without the entry
     return {
         "settings": server.fingerprint,
         "agents": {name: agent.fingerprint for name, agent in zip(names, agents, strict=True)},
-        "problem": described,
+        "problem": description,
         "noise_std": noise_std,
-        "own_noise": own_noise,
+        "own_noise": custom_noise,
         "seed": seed,
     }
 
 
-def _own_noise(problem: FederatedTestProblem) -> bool:
+def _custom_noise(problem: FederatedTestProblem) -> bool:
     """Whether observations may differ from `evaluate` by more than noise of `noise_std`."""
     return type(problem).observe is not FederatedTestProblem.observe
 
@@ -900,26 +900,26 @@ def _described(problem: FederatedTestProblem) -> str:
 
 
 def _folder(out: str | Path | None, *, resume: bool) -> Path | None:
-    """The folder of a run, which holds one already if and only if it is resumed."""
+    """The folder of a run; it may hold a run only with `resume`."""
     if out is None:
         if resume:
             raise InputDataError("resume=True needs the folder of the run: pass out=….")
         return None
     folder = own_folder(out)
     if not (folder / HEAD).exists():
-        strange = {path.name for path in folder.iterdir()} - FILES
-        if strange:
+        other_files = {path.name for path in folder.iterdir()} - FILES
+        if other_files:
             raise ProtocolError(f"{folder} is not empty and holds no run: choose another folder.")
     elif not resume:
         raise ProtocolError(
-            f"There is a run in {folder} already: pass resume=True to go on with it, or choose "
+            f"There is a run in {folder} already: pass resume=True to continue it, or choose "
             "another folder."
         )
     return folder
 
 
 def _same_settings(folder: Path, mine: dict[str, Any], server: Server[Any]) -> None:
-    """Note what a run was started with, or compare it; agents may join where the server allows."""
+    """Write the settings of a new run, or compare them; agents may join if the server allows it."""
     head = folder / HEAD
     if not head.exists():
         _write(head, json.dumps(mine))
@@ -937,13 +937,13 @@ def _same_settings(folder: Path, mine: dict[str, Any], server: Server[Any]) -> N
         wrong = [*wrong, f"settings of agents {agents[:8]}"]
     if wrong:
         raise ProtocolError(
-            f"The run in {folder} was started with another {' and another '.join(wrong)}: go on "
-            "with what it was started with, or choose another folder."
+            f"The run in {folder} was started with another {' and another '.join(wrong)}: use the "
+            "settings of its start, or choose another folder."
         )
 
 
 def _joined(folder: Path, before: list[str], now: list[str], server: Server[Any]) -> list[str]:
-    """Who joins a run that was started with other agents; `ProtocolError` if nobody can."""
+    """The agents that join a run; `ProtocolError` if the run or the server does not allow it."""
     if before == now:
         return []
     new = now[len(before) :]
@@ -953,16 +953,16 @@ def _joined(folder: Path, before: list[str], now: list[str], server: Server[Any]
             "those of the run first, in their order, and new ones after them."
         )
     if not getattr(server, "opens", False):
-        why = getattr(server, "why_closed", "its server does not say that they may")
+        why = getattr(server, "why_closed", "its server does not support it")
         raise ProtocolError(
-            f"Nobody can join the run in {folder}, because {why}: got {new[:8]}. Start another run "
-            "with all agents, and give what was observed as data."
+            f"No agent can join the run in {folder}, because {why}: got {new[:8]}. Start another "
+            "run with all agents, and pass the observations so far as data."
         )
     return new
 
 
 def _allow_files(count: int) -> None:
-    """Every site keeps its log open: raise the soft limit of open files as far as needed."""
+    """Raise the soft limit of open files: every site keeps its log open."""
     import resource
 
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
@@ -971,14 +971,14 @@ def _allow_files(count: int) -> None:
         return
     if hard != resource.RLIM_INFINITY and hard < wanted:
         raise ProtocolError(
-            f"{count} sites on disk need {wanted} open files, the limit is {hard}: raise it "
+            f"{count} sites on disk need {wanted} open files, the limit is {hard}: raise the limit "
             "(ulimit -n), or run without out=…."
         )
     resource.setrlimit(resource.RLIMIT_NOFILE, (wanted, hard))
 
 
 def _finished_rounds(path: Path, log: Log) -> list[Record]:
-    """The rows of the rounds that are in the server's log; the file is cut back to them."""
+    """The rows of the rounds in the server's log; other rows are removed from the file."""
     last = finished_rounds(log)
     rows = [row for row in _rounds(path) if row["round"] <= last]
     if path.exists():
@@ -1003,7 +1003,7 @@ def _write(path: Path, text: str) -> None:
 
 @contextlib.contextmanager
 def _replaced(path: Path) -> Iterator[BinaryIO]:
-    """A new file of this user alone, which takes the place of the old one when it is complete."""
+    """A new private file, which replaces the old one when it is complete."""
     draft = path.with_name(path.name + ".draft")
     draft.unlink(missing_ok=True)
     with open(open_private(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
@@ -1014,20 +1014,20 @@ def _replaced(path: Path) -> Iterator[BinaryIO]:
 
 
 def write_private(path: Path, data: bytes) -> None:
-    """Write a file of this user alone, in one step; a symbolic link is replaced, not followed."""
+    """Write a private file in one step; a symbolic link is replaced, not followed."""
     with _replaced(path) as file:
         file.write(data)
 
 
 def open_private(path: Path, flags: int) -> int:
-    """Open a file of this user alone; a symbolic link is refused."""
+    """Open a private file; a symbolic link is refused."""
     try:
         return os.open(path, flags | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     except OSError as error:
         if error.errno != errno.ELOOP:
             raise
         raise ProtocolError(
-            f"Expected a file of its own at {path}, found a symbolic link: remove the link."
+            f"Expected a regular file at {path}, got a symbolic link: remove the link."
         ) from error
 
 
@@ -1059,7 +1059,7 @@ def _versions() -> dict[str, str]:
 def _gathered(
     engine: InProcess | Parallel, observations: dict[AgentId, list[Observation]]
 ) -> list[Observation]:
-    """The observations since the last call, put down by agent."""
+    """The observations since the last call, added to `observations` by agent."""
     new = engine.observations()
     for name, observation in new:
         observations[name].append(observation)
@@ -1067,14 +1067,14 @@ def _gathered(
 
 
 def evaluations_of(protocol: Study, names: tuple[AgentId, ...]) -> int:
-    """How many evaluations all sites of a study make together, at most."""
+    """Upper bound on the evaluations of all sites of a study together."""
     if isinstance(protocol, Budgeted):
         return protocol.evaluations_for(names)
     return protocol.budget * len(names)
 
 
 class _Watch:
-    """Shows how far a run is: evaluations, who replied, the best outcome, epsilon spent."""
+    """Progress of a run: evaluations, replies, the best outcome, epsilon spent."""
 
     def __init__(
         self,
@@ -1101,7 +1101,7 @@ class _Watch:
     def _words(self, round_: Round, new: list[Observation]) -> str:
         asked = len(round_.replied) + len(round_.exchanged.failures)
         words = [f"{len(round_.replied)} of {asked} replied"]
-        values = [y for seen in new for y in seen.Y.flatten().tolist()]
+        values = [y for observation in new for y in observation.Y.flatten().tolist()]
         values += [] if self._best is None else [self._best]
         if values:
             self._best = min(values) if self._minimize else max(values)
@@ -1115,7 +1115,7 @@ class _Watch:
 
 @contextlib.contextmanager
 def _progress(wanted: bool) -> Iterator[Progress | None]:
-    """Progress on a terminal, silence elsewhere."""
+    """Progress on a terminal; None elsewhere."""
     console = Console(stderr=True)
     if not wanted or not console.is_terminal:
         yield None

@@ -1,4 +1,4 @@
-"""Writes `who_sees_what.rst` from the studies' own `sees` and `price`: `python docs/tables.py`."""
+"""Writes `who_sees_what.rst` from `sees` and `price` of the studies: `python docs/tables.py`."""
 
 from __future__ import annotations
 
@@ -80,14 +80,13 @@ STUDIES: dict[str, Any] = {
 INTRODUCTION = f"""Who sees what
 =============
 
-This page is written by ``python docs/tables.py`` from what the studies say themselves:
-``study.sees(space, names)``, the messages that travel and who can read them, and
-``study.price(space, names)``, what a run costs in privacy. ``botorch-fed run study.toml --dry-run``
-prints the same for a study of your own before anything is evaluated, and ``result.sees`` and
-``result.price`` belong to every result. The numbers are those of {AGENTS} sites with two parameters
-and {BUDGET} evaluations each. :doc:`threat_model` says what is assumed of the parties.
+``python docs/tables.py`` writes this page from the studies: ``study.sees(space, names)`` lists the
+messages and their readers, ``study.price(space, names)`` is the privacy cost of a run.
+``botorch-fed run study.toml --dry-run`` prints both for a study file before any evaluation, and
+every result has ``result.sees`` and ``result.price``. The numbers are for {AGENTS} sites with two
+parameters and {BUDGET} evaluations each. :doc:`threat_model` has the assumptions about the parties.
 
-All messages travel in envelopes that every protocol shares:
+Frames around the messages of every protocol:
 
 """
 

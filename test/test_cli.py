@@ -56,12 +56,12 @@ def test_help_names_all_commands_and_exit_codes(capsys: Captured) -> None:
         ([], "required: COMMAND"),
         (["dmeo"], "invalid choice: 'dmeo'"),
         (["demo", "--protocol", "ftz"], "invalid choice: 'ftz'"),
-        (["demo", "--budget", "2"], "expected an integer from 3 on, got 2"),
+        (["demo", "--budget", "2"], "expected an integer >= 3, got 2"),
         (["demo", "--budget", "x"], "invalid int value: 'x'"),
         (["demo", "--rounds", "9"], "--rounds is now --budget, evaluations of each site: write "),
         (["run"], "required: STUDY.toml"),
         (["account", "--delta", "1e-5", "--releases", "1"], "--noise-multiplier --epsilon"),
-        (["audit", "--runs", "1"], "expected an integer from 10 on"),
+        (["audit", "--runs", "1"], "expected an integer >= 10"),
         (["completion", "tcsh"], "invalid choice: 'tcsh'"),
     ],
 )
@@ -176,7 +176,7 @@ def test_run_prints_a_table_and_saves(folder: Path, capsys: Captured) -> None:
     assert text.count("exchange 3") == 2  # both replied to the last
     assert len(RunResult.load(out).records) == 4
     _, err = told(capsys, 2, "run", path, "--out", out)
-    assert "go on with it by --resume" in err
+    assert "continue it with --resume" in err
     found = document(capsys, 0, "run", path, "--out", out, "--resume")
     assert found["best"]["north"]["evaluations"] == 2
     assert set(found["best"]["north"]["point"]) == {"lr", "depth", "kind"}
@@ -200,7 +200,7 @@ def test_resume_pays_for_nothing_twice(folder: Path, capsys: Captured) -> None:
     )
     failed = document(capsys, 130, "run", path)
     assert failed == {
-        "error": "interrupted; a run with a folder goes on with --resume",
+        "error": "interrupted; a run with a folder continues with --resume",
         "exit_code": 130,
     }
     _, err = told(capsys, 2, "report", folder / "first")
@@ -311,9 +311,7 @@ def test_who_did_not_reply_is_noted(folder: Path) -> None:
     for row in result.rounds:
         if row["agent"] == "south" and row["round"] > 1:
             row.update(replied=False, failure="absent")
-    assert _silent(result) == [
-        "south did not reply in 2 exchange(s), the last time because: absent."
-    ]
+    assert _silent(result) == ["south did not reply in 2 exchange(s), last reason: absent."]
 
 
 # ------------------------------------------------------------------ demo
@@ -328,7 +326,9 @@ def test_demo(folder: Path, capsys: Captured, protocol: str) -> None:
         arms |= {"together, default first"}
     assert set(found["best"]) == arms
     assert all(len(sites) == 8 for sites in found["best"].values())
-    assert all(gain["verdict"] == "one run only: take --repeats" for gain in found["gains"])
+    assert all(
+        gain["verdict"] == "one run only: use --repeats 2 or more" for gain in found["gains"]
+    )
     assert found["report"] is None
     private = protocol in ("dp-fts-de", "private-ucb")
     assert (found["privacy"] or {}).get("private", False) == private
@@ -345,10 +345,10 @@ def test_demo(folder: Path, capsys: Captured, protocol: str) -> None:
 
 
 def test_a_gain_is_told_from_chance_and_from_a_loss() -> None:
-    assert _Gain(1, 0.0, 0.0, 0.1, 0.2).words == "nothing that can be told from chance"
+    assert _Gain(1, 0.0, 0.0, 0.1, 0.2).words == "no significant difference"
     assert _Gain(1, 0.0, 0.0, 0.3, 0.2).words == "gained"
     assert _Gain(1, 0.0, 0.0, -0.3, 0.2).words == "lost"
-    assert _Gain(1, 0.0, 0.0, 0.0, 0.0).words == "nothing: the same starts"
+    assert _Gain(1, 0.0, 0.0, 0.0, 0.0).words == "equal: the same initial points"
 
 
 def test_gains_are_means_over_sites_with_an_interval_over_repeats() -> None:
@@ -357,7 +357,7 @@ def test_gains_are_means_over_sites_with_an_interval_over_repeats() -> None:
     assert (one.evaluations, one.first, one.second, one.gain) == (1, 3.0, 0.0, 3.0)
     assert one.half_width == pytest.approx(12.706 * 1.0, rel=1e-3)  # of Student's t, two repeats
     assert two.half_width == pytest.approx(12.706 * 0.5, rel=1e-3)
-    assert _judged("A", [one, two]) == ["A: nothing that could be told from chance."]
+    assert _judged("A", [one, two]) == ["A: no significant difference."]
     sure = [_Gain(t, 0.0, 0.0, gain, 0.1) for t, gain in ((1, 1.0), (2, -1.0), (3, 1.0))]
     assert _judged("A", sure) == [
         "A: a gain after 1, 3 evaluations.",

@@ -195,16 +195,16 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     precious.write_text("mine")
     for link in ("lock", "start.lock", "hub.json.draft"):
         (hub.folder / link).symlink_to(precious)
-    with pytest.raises(ProtocolError, match="lock, found a symbolic link"):
+    with pytest.raises(ProtocolError, match="lock, got a symbolic link"):
         hub.admit("north", site.folder / "node.pub")
-    with pytest.raises(ProtocolError, match="lock, found a symbolic link"):
+    with pytest.raises(ProtocolError, match="lock, got a symbolic link"):
         hub.start()
     deploy._write_private(hub.folder / "hub.json", json.dumps(hub.settings))
     (site.folder / "site.json.draft").symlink_to(precious)
     with site._remembered(study, "north"):
         pass
     (site.folder / "lock").symlink_to(precious)
-    with pytest.raises(ProtocolError, match="lock, found a symbolic link"):
+    with pytest.raises(ProtocolError, match="lock, got a symbolic link"):
         site.perform("status", {})
     result = RunResult(("a",), study.space, 0, "FTS")
     (tmp_path / "run").mkdir()
@@ -213,7 +213,7 @@ def test_no_link_is_followed(tmp_path: Path) -> None:
     result.save(tmp_path / "run")
     (tmp_path / "run" / "rounds.jsonl").unlink()
     (tmp_path / "run" / "rounds.jsonl").symlink_to(precious)
-    with pytest.raises(ProtocolError, match=r"rounds.jsonl, found a symbolic link"):
+    with pytest.raises(ProtocolError, match=r"rounds.jsonl, got a symbolic link"):
         run._append(tmp_path / "run" / "rounds.jsonl", [{"round": 1}])
     assert precious.read_text() == "mine"
     for path in (site.folder / "site.json", *(tmp_path / "run").glob("*.json")):
@@ -375,7 +375,7 @@ def test_folders_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("words", "code", "said"),
     [
-        (["hub", "admit", "{hub}", "north", "nowhere.pub"], 2, "node.pub is needed"),
+        (["hub", "admit", "{hub}", "north", "nowhere.pub"], 2, "expected the site's node.pub"),
         (["hub", "run", "{hub}", "{study}"], 2, "write out"),
         (["hub", "run", "{hub}", "{study}", "--out", "{out}"], 1, "hub admit"),
         (["hub", "start", "{out}"], 1, "hub init"),

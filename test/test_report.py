@@ -409,7 +409,7 @@ def test_seeded_noise_is_not_private_in_red(seeded: RunResult, tmp_path: Path) -
     assert "Not private: the noise was seeded." in page.words
     assert "would be (ε, δ)-indistinguishable" in page.words
     assert "The guarantee." not in page.words
-    assert "protects from nobody" in page.words
+    assert "protects no data" in page.words
 
 
 def test_nothing_of_a_server_is_shown_that_is_not_on_the_list(
@@ -524,7 +524,7 @@ def test_long_runs_stay_small(tmp_path: Path) -> None:
 
 
 def test_runs_must_go_the_same_way(fts: RunResult, private: RunResult, tmp_path: Path) -> None:
-    with pytest.raises(InputDataError, match="other way round"):
+    with pytest.raises(InputDataError, match="the other direction"):
         write_report(fts, tmp_path / "report.html", others={"private": private})
     assert not (tmp_path / "report.html").exists()
 
@@ -619,6 +619,6 @@ def test_a_sites_part_does_not_speak_for_the_run(private: RunResult, tmp_path: P
     page = _page(part, tmp_path)
     text = html.unescape(page.text)
     assert "1 agent<" in text
-    assert "stands in the hub's report" in text
+    assert "The hub's report has the promise" in text
     assert "No privacy guarantee" not in text
     _check_accessible(page)

@@ -77,5 +77,5 @@ def test_fresh_follows_the_global_generator() -> None:
 
 @pytest.mark.parametrize("bad", [1.5, True, None, b"x"])
 def test_refuses_other_seeds(bad: object) -> None:
-    with pytest.raises(TypeError, match="must be an int or a str"):
+    with pytest.raises(TypeError, match="Expected an int or a str"):
         generator(bad)  # type: ignore[arg-type]

@@ -116,7 +116,7 @@ def test_rows_are_tidy_and_curves_follow_from_them() -> None:
     assert all(total > 0 for total in result.bytes_per_round().values())
     assert all(row["replied"] for row in result.rounds)
     assert "agents=3" in repr(result)
-    with pytest.raises(InputDataError, match="no agent 'nobody'"):
+    with pytest.raises(InputDataError, match="got 'nobody'"):
         result.history("nobody")
 
 
@@ -214,11 +214,11 @@ def test_objectives_by_name_and_minimisation() -> None:
     best = result.best("oven")
     assert bool((best[1:] <= best[:-1]).all())
     assert result.optimal_values is None
-    with pytest.raises(InputDataError, match="not known"):
+    with pytest.raises(InputDataError, match="does not define them"):
         result.regret("oven")
     with pytest.raises(InputDataError, match="space="):
         run(FTS(budget=1), objectives, seed=0)
-    with pytest.raises(InputDataError, match="own search space"):
+    with pytest.raises(InputDataError, match="defines its search space"):
         run(FTS(budget=1), Bowls(), seed=0, space=space)
 
 
@@ -247,9 +247,9 @@ def test_a_missed_quorum_says_who_is_missing_and_can_be_resumed(tmp_path: Path) 
 
 def test_settings_of_a_run_that_make_no_sense() -> None:
     for wrong, words in (
-        ({"quorum": 4}, "A quorum of 4 needs as many agents, there are 3"),
-        ({"quorum": -1}, "count from 0"),
-        ({"retries": -1}, "count from 0"),
+        ({"quorum": 4}, "Expected quorum <= 3, the agents, got 4"),
+        ({"quorum": -1}, "quorum >= 0 and retries >= 0"),
+        ({"retries": -1}, "quorum >= 0 and retries >= 0"),
         ({"deadline": 60.0}, "workers"),
     ):
         with pytest.raises(InputDataError, match=words):
@@ -618,7 +618,9 @@ def test_a_hub_of_an_earlier_release_is_refused(tmp_path: Path) -> None:
     out = tmp_path / "run"
     run(study(budget=3), Bowls(), seed=3, out=out)
     (out / "server" / "log").rename(out / "server" / "record")
-    with pytest.raises(ProtocolError, match=r"of an earlier release, .*: go on with that release"):
+    with pytest.raises(
+        ProtocolError, match=r"of an earlier release, .*: continue it with that release"
+    ):
         run(study(budget=3), Bowls(), seed=3, out=out, resume=True)
 
 

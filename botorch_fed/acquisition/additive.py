@@ -1,7 +1,7 @@
 r"""Maximise the upper confidence bound of an additive model, one coordinate after the other.
 
-For :math:`f(x) = \sum_j f_j(x_j)` the mean is a sum over coordinates and the variance is not: a
-move of one coordinate changes the features of its own groups only, by :math:`\delta`, and
+For :math:`f(x) = \sum_j f_j(x_j)` the mean is a sum over coordinates, but the variance is not. A
+move of one coordinate changes the features of its groups only, by :math:`\delta`, and
 
 .. math:: \sigma^2(x + \text{move}) = \sigma^2(x) + 2\delta^\top C\phi + \delta^\top C_{jj} \delta,
 
@@ -23,15 +23,15 @@ from botorch_fed.models import AdditiveFeatures, FeatureMap, WeightPosterior
 from botorch_fed.rng import Generator
 
 _Array = NDArray[np.float64]
-_TINY = 1e-15  # of a variance that rounding has made negative
+_TINY = 1e-15  # least variance: rounding may make it negative
 
 
 class AdditiveGrid:
     """The features of an additive map along a grid for each input, computed once.
 
     Args:
-        feature_map: Every group reads one input; several groups may read the same one.
-        grid: The values that each input may take: a `K` tensor for all, or one per input.
+        feature_map: A map whose groups read one input each; several groups may read the same one.
+        grid: The values of each input: a `K` tensor for all inputs, or one tensor per input.
 
     Example:
         >>> grid = AdditiveGrid(feature_map, torch.linspace(0, 1, 41).double())
@@ -41,19 +41,18 @@ class AdditiveGrid:
     def __init__(self, feature_map: FeatureMap, grid: Tensor | Sequence[Tensor]) -> None:
         if not isinstance(feature_map, AdditiveFeatures):
             raise UnsupportedError(
-                f"Coordinates are independent in AdditiveFeatures only, got "
-                f"{type(feature_map).__name__}: use `maximize`."
+                f"Expected AdditiveFeatures, got {type(feature_map).__name__}: use `maximize` for "
+                "other maps."
             )
         if any(len(group) != 1 for group in feature_map.groups):
             raise UnsupportedError(
-                "Every group of features must read one input, got groups "
-                f"{feature_map.groups}: use `maximize`."
+                f"Expected groups of one input each, got {feature_map.groups}: use `maximize`."
             )
         d = feature_map.input_dim
         values = [grid] * d if isinstance(grid, Tensor) else list(grid)
         if len(values) != d or any(v.dim() != 1 or len(v) == 0 for v in values):
             raise BotorchTensorDimensionError(
-                f"grid must be one `K` tensor or {d} of them, and none of them empty."
+                f"Expected one `K` tensor or {d} of them as grid, none of them empty."
             )
         self.values = [v.double() for v in values]
         self.num_features = feature_map.num_features
@@ -86,21 +85,21 @@ class AdditiveGrid:
         start: Tensor | None = None,
         sweeps: int = 2,
     ) -> tuple[Tensor, float]:
-        r"""A point from which no move along one coordinate leads higher, if the sweeps suffice.
+        r"""A coordinatewise maximum of the upper confidence bound, if the sweeps suffice.
 
         Args:
-            posterior: Of the weights of the map's features, without batch dimensions.
-            exploration: What the standard deviation is multiplied by.
-            generator: The stream of the start, if there is none, and of the coordinates' order.
-            start: A `1 x d` point to begin near, e.g. the last one.
-            sweeps: How often every coordinate is looked at, at most.
+            posterior: The posterior of the map's weights, without batch dimensions.
+            exploration: The factor of the standard deviation.
+            generator: The stream of the order of coordinates, and of the start if not given.
+            start: A `1 x d` point, e.g. the last one; the search starts at the nearest grid point.
+            sweeps: The largest number of passes over all coordinates.
 
         Returns:
             A `1 x d` point and its upper confidence bound.
         """
         if posterior.chol.shape != (self.num_features, self.num_features):
             raise BotorchTensorDimensionError(
-                f"The posterior must be of {self.num_features} weights, got a factor of shape "
+                f"Expected a posterior of {self.num_features} weights, got a factor of shape "
                 f"{tuple(posterior.chol.shape)}."
             )
         if sweeps < 1:

@@ -1,10 +1,10 @@
-r"""How far the upper confidence bound of a private posterior must reach, by the theorem.
+r"""The width of the upper confidence bound of a private posterior, by the theorem.
 
-For a function of norm `B` in the space of the kernel, noise of the observations that is
-:math:`\rho`-subgaussian, and :math:`V = \tilde\Sigma + \lambda I` with a noisy
-:math:`\tilde\Sigma = \sum\phi\phi^\top + H`, whose noise with its shift has its eigenvalues in
-:math:`[\lambda_{min}, \lambda_{max}] = [\Upsilon, 3\Upsilon]` (`models.noise_norm_bound`), with
-probability :math:`1 - \zeta` for all rounds at once, as long as the noise keeps its bounds,
+Let the function have norm `B` in the kernel's space, let the observation noise be
+:math:`\rho`-subgaussian, and let :math:`V = \tilde\Sigma + \lambda I` with a noisy
+:math:`\tilde\Sigma = \sum\phi\phi^\top + H`, where the eigenvalues of the shifted noise lie in
+:math:`[\lambda_{min}, \lambda_{max}] = [\Upsilon, 3\Upsilon]` (`models.noise_norm_bound`). Then
+with probability :math:`1 - \zeta`, for all rounds at once, if the noise stays within its bounds,
 
 .. math:: |f(x) - \hat f(x)| &\le \beta_t^{1/2} \rho \|\phi(x)\|_{V^{-1}}, \\
           \beta_t^{1/2} &= \frac B\rho\sqrt{\lambda + \lambda_{max}} + \frac{tB\epsilon}{\rho
@@ -12,13 +12,14 @@ probability :math:`1 - \zeta` for all rounds at once, as long as the noise keeps
           {\det((\lambda + \lambda_{min}) I)} + 2\ln\frac2\zeta},
 
 with :math:`\epsilon` the largest error of the features' kernel and :math:`\kappa_h` a bound on the
-noise in the moment in the norm of :math:`H^{-1}` [Dubey2021]_, at :math:`\lambda = \rho^2`. It
-holds for `psd="shift"` only: a floor voids it. Used as it is, it costs half of what random play
-loses even without privacy: it is here for replication. A constant between 0.3 and 1 is what works.
+noise in the moment in the norm of :math:`H^{-1}` [Dubey2021]_, at :math:`\lambda = \rho^2`. The
+theorem holds for `psd="shift"` only, not for a floor. With this width the regret is half of that of
+random play even without privacy; the width is for replication. In practice a constant between 0.3
+and 1 works.
 
-**Which acquisition functions carry the theorem.** The upper confidence bound with this width, on a
-shifted posterior. Thompson sampling, expected improvement and a floor have no regret bound here;
-privacy does not depend on any of them, for all are post-processing of the release.
+**Acquisition functions with a regret bound.** The upper confidence bound with this width, on a
+shifted posterior. Thompson sampling, expected improvement and a floor have no regret bound here.
+Privacy does not depend on the acquisition function, which is post-processing of the release.
 
 .. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
    AISTATS 2021.
@@ -47,18 +48,19 @@ def private_ucb_width(
     kernel_error: float = 0.0,
     failure: float = 0.1,
 ) -> float:
-    r""":math:`\beta_t^{1/2}`: the bound reaches this times :math:`\rho \|\phi\|_{V^{-1}}`.
+    r""":math:`\beta_t^{1/2}`, the width of the bound in units of :math:`\rho \|\phi\|_{V^{-1}}`.
 
     Args:
         V: The shifted :math:`\tilde\Sigma + \lambda I`, `m x m`.
         t: The round, from 1.
-        norm_bound: `B`.
-        noise_std: :math:`\rho`.
-        noise_var: :math:`\lambda`.
+        norm_bound: The norm `B` of the function.
+        noise_std: The subgaussian constant :math:`\rho` of the observation noise.
+        noise_var: The regularisation :math:`\lambda`.
         gram_noise_bound: :math:`\Upsilon`, of `models.noise_norm_bound`; 0 without noise.
-        moment_noise_bound: :math:`\kappa_h`.
+        moment_noise_bound: The bound :math:`\kappa_h` on the noise in the moment.
         kernel_error: :math:`\epsilon`, the largest error of the features' kernel.
-        failure: :math:`\zeta`, of this part: the noise may exceed its bounds besides.
+        failure: The probability :math:`\zeta` of failure of this bound, beside the probability
+            that the noise exceeds its bounds.
 
     Example:
         >>> private_ucb_width(torch.eye(5).double(), t=1, norm_bound=1.0, noise_std=0.5,
@@ -69,8 +71,8 @@ def private_ucb_width(
         raise InputDataError(f"V must be `m x m`, got shape {tuple(V.shape)}.")
     if not (t >= 1 and norm_bound >= 0 and noise_std > 0 and noise_var > 0 and 0 < failure < 1):
         raise InputDataError(
-            "t counts from 1, norm_bound is at least 0, noise_std and noise_var are positive and "
-            f"failure lies in (0, 1); got {t}, {norm_bound}, {noise_std}, {noise_var}, {failure}."
+            "Expected t >= 1, norm_bound >= 0, noise_std > 0, noise_var > 0 and 0 < failure < 1, "
+            f"got {t}, {norm_bound}, {noise_std}, {noise_var} and {failure}."
         )
     for name, value in (
         ("gram_noise_bound", gram_noise_bound),
@@ -79,7 +81,7 @@ def private_ucb_width(
     ):
         if not 0 <= value < math.inf:
             raise InputDataError(f"{name} must be at least 0 and finite, got {value}.")
-    # What is added to the gram matrix has its spectrum in [λ_min, λ_max], λI apart.
+    # The shifted noise in the gram matrix has its spectrum in [λ_min, λ_max], without λI.
     least, most = gram_noise_bound, 3 * gram_noise_bound
     regularizer = noise_var + least
     factor = cholesky(V.double(), "the shifted private gram matrix")

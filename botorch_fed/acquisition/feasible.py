@@ -1,4 +1,4 @@
-r"""An acquisition function of BoTorch where evaluations can fail.
+r"""Acquisition functions of BoTorch for evaluations that can fail.
 
 With :math:`p(x)` the probability of success (`models.feasibility`), an acquisition function
 :math:`a` for one point becomes
@@ -7,8 +7,8 @@ With :math:`p(x)` the probability of success (`models.feasibility`), an acquisit
     never negative, such as `ExpectedImprovement`     a(x) p(x)
     any other, such as `UpperConfidenceBound`         b + (a(x) - b) p(x) above b, a(x) below
 
-with :math:`b` its least value at a point that succeeded: a failure counts as much as the worst of
-these. BoTorch's functions say by `_log` whether they are logarithms, and other functions can.
+with :math:`b` the least value of :math:`a` at a successful point, which is the value of a failure.
+The attribute `_log` of BoTorch's and other functions marks logarithms.
 """
 
 from __future__ import annotations
@@ -55,9 +55,9 @@ class FeasibleAcquisition(AcquisitionFunction):
     """An acquisition function weighted by the probability of success, for `q = 1`.
 
     Args:
-        acquisition: Gives one value for each `1 x d` point; larger is better.
-        feasibility: The model of what succeeds.
-        X: Points that succeeded, `n x d`: where the least value is taken from.
+        acquisition: An acquisition function with one value for each `1 x d` point.
+        feasibility: The model of the probability of success.
+        X: Successful points, `n x d`, over which the least value :math:`b` is taken.
     """
 
     def __init__(
@@ -92,8 +92,8 @@ class FeasibleAcquisition(AcquisitionFunction):
         if value.shape != X.shape[:-2]:
             raise InputDataError(
                 f"Expected one value of {type(self.acquisition).__name__} for each of "
-                f"{tuple(X.shape[:-2])} points, got shape {tuple(value.shape)}. Evaluations have "
-                "failed: only an acquisition function with one value for one point (q = 1) can be "
-                "weighted by the probability of success."
+                f"{tuple(X.shape[:-2])} points, got shape {tuple(value.shape)}. After failed "
+                "evaluations the acquisition function is weighted by the probability of success, "
+                "which needs one value for one point (q = 1)."
             )
         return value

@@ -1,15 +1,15 @@
-r"""Distributed exploration: sub-regions of the domain, and the agents' weights in each of them.
+r"""Distributed exploration: regions of the domain, and the agents' weights in each region.
 
-In DP-FTS-DE [Dai2021DPFTS]_ the domain is cut into `P` regions of equal volume, every agent starts
-in one of them, and the server releases one weighted mean of the agents' messages per region. The
-weights of region `i` favour the agents that know it,
+In DP-FTS-DE [Dai2021DPFTS]_ the domain is divided into `P` regions of equal volume, every agent
+starts in one of them, and the server releases one weighted mean of the agents' messages per region.
+The weights of region `i` favour the agents that started in it,
 
 .. math:: \phi_n^{(i)} = \frac{e^{c_t 1[g(n) = i]}}{Z_i}, \qquad
           Z_i = N_i e^{c_t} + N - N_i,
 
 with :math:`g(n)` the region of agent `n`, :math:`N_i` the number of agents in region `i`, and a
-*contrast* :math:`c_t \ge 0`, the logarithm of the weight inside over the weight outside, which an
-exploration schedule lets fall to zero. Rounds count from one: round `t` uses the `t`-th release.
+*contrast* :math:`c_t \ge 0`, the log ratio of the weights inside and outside, which an exploration
+schedule decreases to zero. Rounds count from one: round `t` uses the `t`-th release.
 
     experiment                            schedule
     synthetic                             SoftmaxSchedule(15, plateau=5, decay=5)
@@ -17,8 +17,8 @@ exploration schedule lets fall to zero. Rounds count from one: round `t` uses th
     fixed weights                         SoftmaxSchedule(c, plateau=the number of rounds)
     one mean for all                      SoftmaxSchedule(0)
 
-Everything here is public and depends on no data. Partitions and schedules are frozen dataclasses of
-numbers, so that `wire` can encode them.
+Partitions, weights and schedules are public and independent of data. Partitions and schedules are
+frozen dataclasses of numbers, so that `wire` can encode them.
 
 .. [Dai2021DPFTS] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
    optimization with distributed exploration. NeurIPS 2021.
@@ -68,28 +68,28 @@ class Partition:
             object.__setattr__(self, name, corners)
         if not 1 <= len(self.lower) <= MAX_REGIONS or len(self.lower) != len(self.upper):
             raise InputDataError(
-                f"A partition has from 1 to {MAX_REGIONS} regions with a lower and an upper corner "
-                f"each, got {len(self.lower)} lower and {len(self.upper)} upper corners."
+                f"Expected 1 to {MAX_REGIONS} regions with a lower and an upper corner each, got "
+                f"{len(self.lower)} lower and {len(self.upper)} upper corners."
             )
         sizes = {len(corner) for corner in (*self.lower, *self.upper)}
         if len(sizes) > 1 or sizes == {0}:
             raise InputDataError(
-                f"The corners of all regions need one dimension d > 0, got {sorted(sizes)}."
+                f"Expected corners of one dimension d > 0, got dimensions {sorted(sizes)}."
             )
         self._check_tiling()
 
     def _check_tiling(self) -> None:
         lower, upper = self._corners
         if not bool(((lower >= 0) & (lower < upper) & (upper <= 1)).all()):
-            raise InputDataError("Regions need 0 <= lower < upper <= 1 in every coordinate.")
+            raise InputDataError("Expected 0 <= lower < upper <= 1 in every coordinate.")
         # Two boxes are disjoint if in some coordinate one ends before the other begins.
         apart = (upper.unsqueeze(1) <= lower).any(dim=-1)
         disjoint = apart | apart.mT | torch.eye(len(lower), dtype=torch.bool)
         volume = float((upper - lower).prod(dim=-1).sum())
         if not bool(disjoint.all()) or abs(volume - 1) > 1e-9:  # rounding: 64 d 2^-53
             raise InputDataError(
-                "The regions must tile the unit cube: they must not overlap, and their volumes "
-                f"must add up to 1, got {volume:.6g}: Partition.regular makes such regions."
+                "The regions must tile the unit cube, without overlap and with total volume 1, got "
+                f"volume {volume:.6g}: Partition.regular makes such regions."
             )
 
     @classmethod
@@ -106,8 +106,8 @@ class Partition:
         """
         if not 1 <= num_regions <= MAX_REGIONS or dim < 1:
             raise InputDataError(
-                f"A partition needs from 1 to {MAX_REGIONS} regions and a positive dimension, got "
-                f"{num_regions} regions and dimension {dim}."
+                f"Expected 1 to {MAX_REGIONS} regions and a positive dimension, got {num_regions} "
+                f"regions and dimension {dim}."
             )
         cube = [Fraction(0)] * dim, [Fraction(1)] * dim
         boxes = [_rounded(box) for box in _cut(cube, num_regions)]
@@ -124,7 +124,7 @@ class Partition:
         return len(self.lower[0])
 
     def bounds(self, region: int) -> Tensor:
-        """The corners of a region, a `2 x d` tensor; the upper faces belong to neighbours."""
+        """The corners of a region, a `2 x d` tensor; upper faces belong to the neighbours."""
         lower, upper = self._corners
         index = self._checked(region)
         return torch.stack([lower[index], upper[index]])
@@ -144,16 +144,16 @@ class Partition:
         if not bool(inside.any(dim=-1).all()):
             outside = ~inside.any(dim=-1)
             raise InputDataError(
-                f"{int(outside.sum())} of {outside.numel()} points lie in no region: a partition "
-                "covers the unit cube [0, 1]^d, map points there first."
+                f"{int(outside.sum())} of {outside.numel()} points lie in no region: map points to "
+                "the unit cube [0, 1]^d."
             )
         return inside.long().argmax(dim=-1)
 
     def to_region(self, region: int | Tensor, U: Tensor) -> Tensor:
         """Points of a region, from points of the unit cube; differentiable.
 
-        Uniform points become uniform points of the region. What would fall on an upper face that
-        belongs to a neighbour becomes the last number before it.
+        Uniform points become uniform points of the region. A coordinate on an upper face that
+        belongs to a neighbour becomes the last number below it.
 
         Args:
             region: The region, or one region for each point: a `batch_shape` tensor of integers.
@@ -161,7 +161,7 @@ class Partition:
         """
         self._check_dim(U, "U")
         if not bool(((U >= 0) & (U <= 1)).all()):
-            raise InputDataError("Points that are moved into a region must lie in the unit cube.")
+            raise InputDataError("Expected points of the unit cube, got points outside it.")
         index = self._checked(region)
         lower, upper, last = self._corners[0][index], self._corners[1][index], self._last[index]
         X = lower + U.double() * (upper - lower)
@@ -182,7 +182,7 @@ class Partition:
     def assign(self, num_agents: int) -> tuple[int, ...]:
         """A region for every agent, in turn: the regions' numbers of agents differ by at most 1."""
         if num_agents < 1:
-            raise InputDataError(f"There must be at least one agent, got {num_agents}.")
+            raise InputDataError(f"Expected at least one agent, got {num_agents}.")
         return tuple(agent % self.num_regions for agent in range(num_agents))
 
     @cached_property
@@ -194,14 +194,14 @@ class Partition:
 
     @cached_property
     def _last(self) -> Tensor:
-        """The largest coordinates inside: the last number before an upper face, or one."""
+        """The largest coordinates inside: the last number below an upper face, or one."""
         upper = self._corners[1]
         return torch.where(upper == 1, upper, upper.nextafter(torch.zeros_like(upper)))
 
     def _checked(self, region: int | Tensor) -> Tensor:
         index = torch.as_tensor(region)
         if index.dtype != torch.int64 or bool(((index < 0) | (index >= self.num_regions)).any()):
-            raise InputDataError(f"Regions are integers from 0 to {self.num_regions - 1}.")
+            raise InputDataError(f"Expected regions, integers from 0 to {self.num_regions - 1}.")
         return index
 
     def _check_dim(self, X: Tensor, name: str) -> None:
@@ -213,7 +213,7 @@ class Partition:
 
 
 def _cut(box: _ExactBox, count: int) -> list[_ExactBox]:
-    """A box as boxes of equal volume. In fractions, so that sides of equal length are equal."""
+    """A box divided into boxes of equal volume, in exact fractions."""
     if count == 1:
         return [box]
     lower, upper = box
@@ -238,20 +238,20 @@ def exploration_weights(regions: Sequence[int], num_regions: int, contrast: floa
 
     Args:
         regions: The region :math:`g(n)` of every agent.
-        num_regions: `P`.
-        contrast: The logarithm of the weight inside over the weight outside, 0 or more.
+        num_regions: The number `P` of regions.
+        contrast: The log ratio of the weights inside and outside, 0 or more.
 
     Returns:
-        A `P x N` tensor whose rows add up to one. A region without agents weights all equally.
+        A `P x N` tensor with rows of sum one. In a region without agents all weights are equal.
     """
     _check_contrast(contrast)
     if not len(regions) or not all(0 <= region < num_regions for region in regions):
         raise InputDataError(
-            f"Every agent needs a region from 0 to {num_regions - 1}, and there must be at least "
-            f"one agent, got {len(regions)}: Partition.assign spreads agents evenly."
+            f"Expected at least one agent, each with a region from 0 to {num_regions - 1}, got "
+            f"{len(regions)} agents: Partition.assign assigns agents evenly."
         )
-    own = torch.tensor(list(regions)) == torch.arange(num_regions).unsqueeze(-1)
-    return torch.log_softmax(contrast * own.double(), dim=-1).exp()
+    inside = torch.tensor(list(regions)) == torch.arange(num_regions).unsqueeze(-1)
+    return torch.log_softmax(contrast * inside.double(), dim=-1).exp()
 
 
 class ExplorationSchedule(Protocol):
@@ -270,8 +270,8 @@ class SoftmaxSchedule:
 
     Attributes:
         a: The contrast at the start.
-        plateau: :math:`T_c`.
-        decay: :math:`T_d`.
+        plateau: The number of rounds :math:`T_c`.
+        decay: The number of steps :math:`T_d`.
 
     Example:
         >>> SoftmaxSchedule(15, plateau=5, decay=6)(7)  # the second of six numbers
@@ -293,7 +293,7 @@ class SoftmaxSchedule:
 
 
 def _remaining(t: int, plateau: int, decay: int) -> float:
-    """What is left of the start in round `t`: 1 up to `T_c + 1`, 0 from `T_c + T_d` on."""
+    """The share of the initial contrast in round `t`: 1 up to `T_c + 1`, 0 from `T_c + T_d` on."""
     _check_round(t)
     step = t - plateau - 1  # the index in linspace(1, 0, decay)
     if step < 0:
@@ -306,19 +306,19 @@ def _remaining(t: int, plateau: int, decay: int) -> float:
 def _check_contrast(contrast: float) -> None:
     if not 0 <= contrast < math.inf:
         raise InputDataError(
-            f"A contrast must be 0 or more and finite, got {contrast}: it is the logarithm of the "
-            "weight inside an agent's region over the weight outside."
+            f"Expected a finite contrast >= 0, got {contrast}: it is the log ratio of an agent's "
+            "weights inside and outside its region."
         )
 
 
 def _check_durations(plateau: int, decay: int) -> None:
     for name, value in (("plateau", plateau), ("decay", decay)):
         if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-            raise InputDataError(f"{name} must be a number of rounds, 0 or more, got {value!r}.")
+            raise InputDataError(f"Expected {name}, a number of rounds >= 0, got {value!r}.")
 
 
 def _check_round(t: int) -> None:
     if isinstance(t, bool) or not isinstance(t, int) or t < 1:
         raise InputDataError(
-            f"Rounds are integers that count from 1, got {t!r}: round t uses the t-th release."
+            f"Expected a round, an integer >= 1, got {t!r}: round t uses the t-th release."
         )

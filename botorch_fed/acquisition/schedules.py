@@ -1,9 +1,9 @@
-r"""Mixing schedules :math:`p_t`: how likely round `t` follows the agent's *own* model.
+r"""Mixing schedules :math:`p_t`: the probability that round `t` uses the agent's *local* model.
 
 A schedule is a callable from the round `t >= 1` to a weight in `[0, 1]`; with probability (or
-weight) `1 - p_t` the round follows what others sent. Transfer helps early and the own data win in
-the end, so schedules increase to one. They are frozen dataclasses of numbers, so that `wire` can
-encode them.
+weight) `1 - p_t` the round uses the messages of others. Transfer helps early and local data are
+better later, so that schedules increase to one. They are frozen dataclasses of numbers, so that
+`wire` can encode them.
 
     experiment                            schedule
     FTS, synthetic [Dai2020FTS]_          Polynomial(0.5): 1 - 1/sqrt(t)
@@ -11,7 +11,7 @@ encode them.
     DP-FTS-DE [Dai2021DPFTS]_             Polynomial(0.5), Polynomial(1.0)
     FBO-FedGP                             Polynomial(c), c = 0.25, 0.5, 0.75, 1
 
-`1 - t^-c` starts at zero, but regret bounds contain `1/p_1`: as in [Dai2020FTS]_, `p_1 := p_2`.
+`1 - t^-c` starts at zero, but regret bounds contain `1/p_1`. As in [Dai2020FTS]_, `p_1 := p_2`.
 
 .. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
    sampling. NeurIPS 2020.
@@ -29,7 +29,7 @@ from botorch.exceptions.errors import InputDataError
 
 
 class MixingSchedule(Protocol):
-    """From the round `t >= 1` to the weight of the agent's own model, in `[0, 1]`."""
+    """From the round `t >= 1` to the weight of the agent's local model, in `[0, 1]`."""
 
     def __call__(self, t: int, /) -> float: ...
 
@@ -39,7 +39,7 @@ class Polynomial:
     r"""The schedule :math:`p_t = 1 - t^{-c}` with :math:`p_1 := p_2`.
 
     Attributes:
-        c: The rate, positive: the larger, the sooner the agent is on its own.
+        c: The rate, positive; a larger rate gives the local model more weight earlier.
 
     Example:
         >>> Polynomial(0.5)(4)
@@ -51,13 +51,13 @@ class Polynomial:
     def __post_init__(self) -> None:
         if not 0 < self.c < math.inf:
             raise InputDataError(
-                f"The rate c of 1 - t^-c must be positive and finite, got {self.c}: for a weight "
-                "that never changes use Constant(p)."
+                f"The rate c of 1 - t^-c must be positive and finite, got {self.c}: for a constant "
+                "weight use Constant(p)."
             )
         object.__setattr__(self, "c", float(self.c))
 
     def __call__(self, t: int) -> float:
-        """The weight of the own model in round `t >= 1`."""
+        """The weight of the local model in round `t >= 1`."""
         return 1 - max(_checked_round(t), 2) ** -self.c
 
 
@@ -66,16 +66,16 @@ class InverseSquare:
     r"""The schedule :math:`p_t = 1 - 1/t^2` with :math:`p_1 := p_2`, of FTS' real tasks."""
 
     def __call__(self, t: int) -> float:
-        """The weight of the own model in round `t >= 1`."""
+        """The weight of the local model in round `t >= 1`."""
         return 1 - 1 / max(_checked_round(t), 2) ** 2
 
 
 @dataclass(frozen=True)
 class Constant:
-    r"""The schedule :math:`p_t = p`; 1 is the agent alone, 0 only what others sent.
+    r"""The schedule :math:`p_t = p`; 1 uses the local model only, 0 the messages of others only.
 
     Attributes:
-        p: The weight of the agent's own model, in `[0, 1]`.
+        p: The weight of the agent's local model, in `[0, 1]`.
     """
 
     p: float
@@ -86,7 +86,7 @@ class Constant:
         object.__setattr__(self, "p", float(self.p))
 
     def __call__(self, t: int) -> float:
-        """The weight of the own model in round `t >= 1`."""
+        """The weight of the local model in round `t >= 1`."""
         _checked_round(t)
         return self.p
 
@@ -95,26 +95,26 @@ def check_schedule(schedule: MixingSchedule, num_rounds: int) -> None:
     """Raise `InputDataError` unless a schedule lies in (0, 1] and never decreases.
 
     Args:
-        schedule: From the round `t >= 1` to the weight of the agent's own model.
-        num_rounds: How many rounds will be played.
+        schedule: From the round `t >= 1` to the weight of the agent's local model.
+        num_rounds: The number of rounds.
     """
     last = 0.0
     for t in range(1, _checked_round(num_rounds) + 1):
         p = schedule(t)
         if not 0 < p <= 1:
             raise InputDataError(
-                f"The weight of the own model must lie in (0, 1], in round {t} it is {p}: start a "
-                "schedule at p_1 := p_2, as Polynomial does."
+                f"The weight of the local model must lie in (0, 1], got {p} in round {t}: start "
+                "the schedule at p_1 := p_2, as Polynomial does."
             )
         if p < last:
             raise InputDataError(
                 f"A mixing schedule must not decrease, but falls from {last} to {p} in round {t}: "
-                "it is the weight of the agent's own model, not of the others."
+                "it is the weight of the agent's local model, not of the messages."
             )
         last = p
 
 
 def _checked_round(t: int) -> int:
     if isinstance(t, bool) or not isinstance(t, int) or t < 1:
-        raise InputDataError(f"Rounds are integers that count from 1, got {t!r}.")
+        raise InputDataError(f"Expected a round, an integer >= 1, got {t!r}.")
     return t

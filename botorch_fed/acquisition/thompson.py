@@ -1,9 +1,9 @@
 r"""Thompson sampling on a drawn function: the function's value is the acquisition value.
 
-In federated Thompson sampling [Dai2020FTS]_ an agent maximises either a draw of its own posterior
-(`models.draw_path`) or a weight vector that another agent sent (`weight_path`). Both are paths, and
-to the optimiser they are the same thing. Unlike BoTorch's `PathwiseThompsonSampling`, which draws
-lazily from the global generator, the draw is made by the caller and stands fixed from the start.
+In federated Thompson sampling [Dai2020FTS]_ an agent maximises either a draw of its local posterior
+(`models.draw_path`) or a weight vector that another agent sent (`weight_path`). Both are paths with
+the same interface. BoTorch's `PathwiseThompsonSampling` draws lazily from the global generator;
+here the caller makes the draw.
 
 .. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
    sampling. NeurIPS 2020.
@@ -32,14 +32,15 @@ class ThompsonSampling(AcquisitionFunction):
 
     The sum is separable: maximising it jointly maximises every draw, so `q` points are `q`
     Thompson samples. For `q = 1` the path has no sample shape (or `(1,)`), for `q > 1` its sample
-    shape is `(q,)`. Pending points change nothing: draws do not depend on them.
+    shape is `(q,)`. Pending points have no effect: draws do not depend on them.
 
     Args:
         path: The drawn functions, any BoTorch path of one output and without batch dimensions:
             of `draw_path`, `draw_matheron_paths` or `weight_path`.
         partition: Regions of the unit cube, one for each of `P` functions: the sample shape of
             the path is `(P,)`, and the value at a point is that of the function of its region.
-            For `q = 1`. It jumps between regions: `maximize(…, partition=partition)` knows.
+            For `q = 1`. The value is discontinuous between regions: maximise it by
+            `maximize(…, partition=partition)`.
 
     Example:
         >>> path = draw_path(SingleTaskGP(train_X, train_Y), generator=generator(0, t, "own"))
@@ -61,7 +62,7 @@ class ThompsonSampling(AcquisitionFunction):
 
     @property
     def path(self) -> SamplePath:
-        """The drawn functions; with a partition one function, theirs region by region."""
+        """The drawn functions; with a partition one function, piecewise over regions."""
         path: Any = self.model.path
         return path
 
@@ -79,7 +80,7 @@ class ThompsonSampling(AcquisitionFunction):
         *batch_shape, q, d = X.shape
         if self.partition is not None and q > 1:
             raise BotorchTensorDimensionError(
-                f"Thompson sampling by regions is for q = 1, got q = {q}: choose the points one "
+                f"Thompson sampling by regions needs q = 1, got q = {q}: choose the points one "
                 "after the other."
             )
         if self._draws(X) == ():
@@ -96,7 +97,7 @@ class ThompsonSampling(AcquisitionFunction):
         )
 
     def _draws(self, X: Tensor) -> Size:
-        """The sample shape of the path, which only its values tell."""
+        """The sample shape of the path, read from its values."""
         if self._sample_shape is None:
             with torch.no_grad():
                 self._sample_shape = self.path(X.reshape(-1, X.shape[-1])[:1]).shape[:-1]
@@ -104,7 +105,7 @@ class ThompsonSampling(AcquisitionFunction):
 
 
 class _RegionalPath(SamplePath):
-    """At every point, the function of the region in which it lies."""
+    """A piecewise function: at every point, the function of its region."""
 
     def __init__(self, path: SamplePath, partition: Partition) -> None:
         super().__init__()
@@ -128,7 +129,7 @@ class _RegionalPath(SamplePath):
 
 
 class PathModel(DeterministicModel):
-    """A path as a BoTorch model; draws come first, like batch dimensions."""
+    """A path as a BoTorch model; draws are leading batch dimensions."""
 
     def __init__(self, path: SamplePath) -> None:
         super().__init__()
@@ -145,7 +146,7 @@ def weight_path(feature_map: FeatureMap, weights: Tensor, *, mean: float = 0.0) 
     Args:
         feature_map: The shared basis.
         weights: A `sample_shape x M` tensor of weight vectors, the messages of FTS.
-        mean: The public constant mean :math:`\mu`, if the agents agreed on one.
+        mean: The public constant mean :math:`\mu`.
 
     Returns:
         A path: `batch_shape x n x d` points to `… x n` values.
@@ -160,5 +161,5 @@ def weight_path(feature_map: FeatureMap, weights: Tensor, *, mean: float = 0.0) 
     constant = ConstantMean().double()
     constant.raw_constant.data.fill_(mean)
     constant.requires_grad_(False)
-    features: Any = feature_map  # to BoTorch, a map of its own kind
+    features: Any = feature_map  # BoTorch has another type of feature maps
     return GeneralizedLinearPath(features, weights.detach(), bias_module=constant)

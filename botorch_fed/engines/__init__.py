@@ -1,5 +1,5 @@
-r"""Engines carry bytes between a server and its agents; they know no algorithm.
+r"""Engines carry bytes between a server and its agents, independent of any algorithm.
 
 inprocess    function calls, always through bytes
-parallel     the same over several processes, with identical results
+parallel     several processes on one machine, with identical results
 """

@@ -1,20 +1,20 @@
-r"""Agents on other machines, by Flower: an `Exchange` over its `Grid`.
+r"""Agents on other machines: an `Exchange` over the `Grid` of Flower.
 
-A round costs one exchange: requests leave together, each with the broadcasts that its site has not
-got yet, and answers are taken as they come, by the message that they reply to. Nodes ask for work
-every third of a second to every three seconds, the less often the longer there has been none; the
-engine adds a poll of a tenth of a second to that.
+A round is one exchange. All requests are sent together, each with the broadcasts that its site
+lacks. Answers are read as they arrive, by the message that they reply to. Nodes poll every third
+of a second to every three seconds, less often after a longer idle time; the engine polls every
+tenth of a second.
 
-    busy (`Background`)                          asked again until the deadline
-    it lacks a broadcast                         asked again with all of them, once
-    its node or its own process is not there     asked again for a while, then Failure("absent")
-    silent until the deadline                    Failure("absent")
-    its process reports an error                 Failure("failed")
-    its reply cannot be read                     Failure("malformed")
-    the hub's own server does not answer         HubLost: the run stops, and can be resumed
+    site is busy (`Background`)             asked again until the deadline
+    site lacks a broadcast                  asked again with all broadcasts, once
+    node or site process is not running     asked again for `absence` s, then Failure("absent")
+    no answer before the deadline           Failure("absent")
+    site process reports an error           Failure("failed")
+    reply cannot be read                    Failure("malformed")
+    Flower's server does not answer         HubLost: the run stops, and can be resumed
 
-A message that is late is never read: it expires with the round's deadline. What a site observes
-meanwhile is in its log, and it takes part in the next round.
+A late message is never read: it expires with the round's deadline. The site keeps the round's
+observations in its log and takes part in the next round.
 """
 
 from __future__ import annotations
@@ -39,24 +39,24 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-POLL = 0.1  # seconds between two looks for replies
+POLL = 0.1  # seconds between two polls for replies
 PAUSE = 1.0  # seconds before a site is asked again, at first; then doubled up to a minute
 LONGEST_PAUSE = 60.0
-LEAST = 1.0  # seconds before the deadline: after it nobody is asked again
-STUCK = 5.0  # seconds after which others need not wait for a reply that Flower is still reading
+LEAST = 1.0  # seconds before the deadline after which no site is asked again
+STUCK = 5.0  # seconds after which other replies no longer wait for one that Flower is reading
 
 
 class FlowerExchange:
     """An `Exchange` over a Flower grid.
 
     Args:
-        grid: Flower's, of the running ServerApp.
+        grid: The Flower grid of the running ServerApp.
         nodes: The node of each agent. Flower's node authentication binds a node to its key, so
-            that this table is what makes a name trustworthy.
-        deadline: For how many seconds a round waits for its agents.
-        absence: For how many of them it waits for agents that are not there, and were there in
-            the round before.
-        max_bytes: Refuse longer messages.
+            that this table authenticates the agents' names.
+        deadline: Seconds that a round waits for its agents.
+        absence: Seconds that a round waits for an agent that is absent and was present in the
+            round before.
+        max_bytes: The longest message that is accepted.
         allow: Called before agents are asked, with the bytes that the answer of each may have.
     """
 
@@ -71,29 +71,29 @@ class FlowerExchange:
         allow: Callable[[Mapping[AgentId, int]], None] | None = None,
     ) -> None:
         if not 0 < deadline < math.inf:
-            raise InputDataError(f"A deadline is a positive number of seconds, got {deadline}.")
+            raise InputDataError(f"Expected deadline > 0 seconds and finite, got {deadline}.")
         if not absence >= 0:
-            raise InputDataError(f"absence is a number of seconds from 0 on, got {absence}.")
+            raise InputDataError(f"Expected absence >= 0 seconds, got {absence}.")
         if len(set(nodes.values())) < len(nodes):
-            raise InputDataError("Two agents have one node: every site has a node of its own.")
+            raise InputDataError("Expected a different node for each agent, got one node twice.")
         self.grid = grid
         self.nodes = dict(nodes)
         self.deadline = deadline
         self.absence = absence
         self.max_bytes = max_bytes
         self.allow = allow
-        self.has: dict[AgentId, frozenset[str]] = {}  # the broadcasts that a site has got
-        self.gone: frozenset[AgentId] = frozenset()  # who was not there in the last round
+        self.has: dict[AgentId, frozenset[str]] = {}  # the broadcasts that a site has
+        self.gone: frozenset[AgentId] = frozenset()  # agents that were absent in the last round
 
     def __repr__(self) -> str:
         return f"FlowerExchange({len(self.nodes)} nodes, deadline={self.deadline:g})"
 
     def __call__(self, outgoing: Outgoing) -> Exchanged:
-        """Ask every agent, and wait until all have answered or the deadline."""
+        """Ask every agent, and wait for all answers or the deadline."""
         round_ = _Round(self, outgoing)
         while round_.open and (left := round_.end - time.monotonic()) > 0:
             round_.ask(left)
-            round_.hear()
+            round_.collect()
             time.sleep(min(POLL, max(round_.end - time.monotonic(), 0.0)))
         round_.close()
         self.gone = frozenset(
@@ -103,7 +103,7 @@ class FlowerExchange:
 
 
 class _Round:
-    """What is asked, awaited and known in one round."""
+    """The requests, pending replies and results of one round."""
 
     def __init__(self, engine: FlowerExchange, outgoing: Outgoing) -> None:
         self.replies: dict[AgentId, bytes] = {}
@@ -118,7 +118,7 @@ class _Round:
         self._due: dict[AgentId, float] = {}  # when to ask
         self._pauses: dict[AgentId, float] = {}
         self._last: dict[AgentId, Failure] = {}  # why an agent is asked again
-        self._again: set[AgentId] = set()  # asked with all broadcasts already
+        self._again: set[AgentId] = set()  # agents that were sent all broadcasts again
         self._sweeps: list[_Sweep] = []
         for name in outgoing.requests:
             if name in engine.nodes:
@@ -128,18 +128,18 @@ class _Round:
 
     @property
     def open(self) -> bool:
-        """Whether anybody may still answer."""
+        """Whether an agent may still answer."""
         return bool(self._waiting or self._due)
 
     def close(self) -> None:
-        """Whoever has not answered by now has failed."""
+        """Record a failure of every agent without an answer."""
         for sweep in self._sweeps:
             sweep.over = True
         for name in [*self._waiting.values(), *self._due]:
             self.failures[name] = self._last.get(name, Failure("absent"))
 
     def ask(self, seconds: float) -> None:
-        """Send what is due, all at once."""
+        """Send all due requests together."""
         now = time.monotonic()
         names = [
             name
@@ -167,9 +167,9 @@ class _Round:
     def _message(self, name: AgentId, seconds: float) -> Message:
         from flwr.app import ConfigRecord, Message, RecordDict
 
-        known = self._engine.has.get(name, frozenset())
+        present = self._engine.has.get(name, frozenset())
         request = self._outgoing.requests[name]
-        blobs = [data for digest, data in self._outgoing.blobs.items() if digest not in known]
+        blobs = [data for digest, data in self._outgoing.blobs.items() if digest not in present]
         size = len(request) + sum(map(len, blobs))
         self.bytes_down[name] = self.bytes_down.get(name, 0) + size
         fields = ConfigRecord(
@@ -188,20 +188,20 @@ class _Round:
             ttl=seconds,
         )
 
-    def hear(self) -> None:
-        """Take the replies that have come."""
-        held = {sweep.at for sweep in self._sweeps if sweep.is_alive()}
+    def collect(self) -> None:
+        """Take the replies that have arrived."""
+        in_progress = {sweep.at for sweep in self._sweeps if sweep.is_alive()}
         if not any(sweep.is_alive() and not sweep.stuck for sweep in self._sweeps):
             for sweep in self._sweeps:
                 sweep.over = True
-            ids = [sent for sent in self._waiting if sent not in held]
+            ids = [sent for sent in self._waiting if sent not in in_progress]
             self._sweeps.append(_Sweep(self._engine.grid, ids))
         self._sweeps[-1].join(POLL)
         for sweep in self._sweeps:
             if sweep.lost is not None:
                 raise sweep.lost
-            while sweep.found:
-                sent, message = sweep.found.pop()
+            while sweep.replies:
+                sent, message = sweep.replies.pop()
                 name = self._waiting.pop(sent, None)
                 if name is not None:
                     self._take(name, message)
@@ -228,7 +228,7 @@ class _Round:
             self.replies[name] = answer
 
     def _not_there(self, name: AgentId, why: str) -> None:
-        """Wait for it a while, but not in every round anew."""
+        """Ask an absent agent again, unless it was absent in the last round already."""
         failure = Failure("absent", why)
         patience = 0.0 if name in self._engine.gone else self._engine.absence
         if time.monotonic() - self.start < patience:
@@ -242,7 +242,7 @@ class _Round:
         self._due[name] = time.monotonic() + pause
 
     def _answer(self, message: Message | Exception) -> bytes | Failure:
-        """The site's bytes, or what kept them; a node's own words are not repeated."""
+        """The site's bytes, or a failure; a node's error text is not repeated."""
         if isinstance(message, Exception):
             return Failure("malformed", f"Flower cannot read it: {type(message).__name__}")
         if message.has_error():
@@ -253,25 +253,25 @@ class _Round:
         except Exception:
             return Failure("malformed", "its node sent no reply")
         if not isinstance(answer, bytes):
-            known = code if code in ("absent", "failed") else "malformed"
-            return Failure(known, "its own process does not run" if known == "absent" else "")
+            reason = code if code in ("absent", "failed") else "malformed"
+            return Failure(reason, "the site process does not run" if reason == "absent" else "")
         if len(answer) > min(self._outgoing.most, self._engine.max_bytes + FRAME_BYTES):
             return Failure("malformed", f"its reply has {len(answer)} bytes")
         return answer
 
 
 class _Sweep(threading.Thread):
-    """One look for replies, each by itself.
+    """One poll for replies, each read by itself in a thread.
 
     A node may announce a reply and never send it, for which Flower waits minutes, or send one that
-    Flower cannot read. In a thread and one by one, that is its own loss.
+    Flower cannot read. Neither affects the replies of other nodes.
     """
 
     def __init__(self, grid: Grid, ids: Iterable[str]) -> None:
         super().__init__(name="replies", daemon=True)
         self.at: str | None = None
-        self.over = False  # after the reply that it is at
-        self.found: list[tuple[str, Message | Exception]] = []
+        self.over = False  # stop after the current reply
+        self.replies: list[tuple[str, Message | Exception]] = []
         self.lost: HubLost | None = None
         self._grid = grid
         self._ids = tuple(ids)
@@ -280,19 +280,19 @@ class _Sweep(threading.Thread):
 
     @property
     def stuck(self) -> bool:
-        """Whether it has been at one reply for long."""
+        """Whether the current reply takes longer than `STUCK`."""
         return time.monotonic() - self._since > STUCK
 
     def run(self) -> None:
-        """Flower's own word on who sent a reply is that of the node: what was asked for counts."""
+        """Read the replies. A reply belongs to its request; Flower's sender field is not used."""
         for sent in self._ids:
             if self.over:
                 return
             self.at, self._since = sent, time.monotonic()
             try:
-                self.found += [(sent, message) for message in self._grid.pull_messages([sent])]
+                self.replies += [(sent, message) for message in self._grid.pull_messages([sent])]
             except HubLost as error:
                 self.lost = error
                 return
             except Exception as error:  # of one reply
-                self.found.append((sent, error))
+                self.replies.append((sent, error))

@@ -1,11 +1,11 @@
-r"""A hub's own calls to Flower's server, over the Unix socket in the hub's folder.
+r"""The hub's calls to Flower's server, over the Unix socket in the hub's folder.
 
-    register, unregister, nodes     the keys that Flower knows
-    begin, driven                   a run of Flower's, and the grid for its messages
+    register, unregister, nodes     the registered public keys
+    begin, driven                   a Flower run, and the grid for its messages
 
-Flower's server keeps messages and hands them on. A run of ours is driven in the process that asks
-for it: no `ServerApp` is sent and no executor takes it up. Flower wants a bundle of files for a run
-all the same; ours has a name in it and no code.
+Flower's server stores and forwards messages. The calling process drives a run: no `ServerApp` is
+sent and no executor is used. Flower requires a bundle of files for a run; this bundle holds a name
+and no code.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-SECONDS = 120.0  # that a call may take
-TRIES = 3  # of a call that a busy server did not answer
-BEAT = 10.0  # seconds between two signs of life of a run
+SECONDS = 120.0  # timeout of a call
+TRIES = 3  # attempts of a call that a busy server did not answer
+BEAT = 10.0  # seconds between two heartbeats of a run
 BUNDLE = """
 [project]
 name = "botorch-fed-run"
@@ -53,7 +53,7 @@ class HubLost(FederatedError):
 
 
 class ControlRefused(FederatedError):
-    """Flower's server refuses a call; the message has its words."""
+    """Flower's server refuses a call; the message holds its reason."""
 
 
 class Control:
@@ -74,22 +74,22 @@ class Control:
         from flwr.proto.control_pb2 import ListNodesRequest
 
         with self._control() as control:
-            found = self._call(control.ListNodes, ListNodesRequest())
-        return {node.node_id: (node.status, node.public_key) for node in found.nodes_info}
+            listed = self._call(control.ListNodes, ListNodesRequest())
+        return {node.node_id: (node.status, node.public_key) for node in listed.nodes_info}
 
     def register(self, public_key: bytes) -> int:
-        """The node of a public key in PEM, which is made unless there is one."""
+        """The node of a public key in PEM; a new node if there is none."""
         from flwr.proto.control_pb2 import RegisterNodeRequest
 
         for node, (_, key) in self.nodes().items():
             if key == public_key:
                 return node
         with self._control() as control:
-            made = self._call(control.RegisterNode, RegisterNodeRequest(public_key=public_key))
-        return int(made.node_id)
+            new = self._call(control.RegisterNode, RegisterNodeRequest(public_key=public_key))
+        return int(new.node_id)
 
     def unregister(self, node: int) -> None:
-        """Forget a node; nothing happens if there is none."""
+        """Unregister a node, if it exists."""
         from flwr.proto.control_pb2 import UnregisterNodeRequest
 
         if node in self.nodes():
@@ -97,7 +97,7 @@ class Control:
                 self._call(control.UnregisterNode, UnregisterNodeRequest(node_id=node))
 
     def begin(self) -> str:
-        """Begin a run of Flower's, and take it up: the token of its task. One process at a time."""
+        """Start a Flower run, acquire its task and return the token. One process at a time."""
         from flwr.proto.control_pb2 import StartRunRequest
         from flwr.proto.fab_pb2 import Fab
         from flwr.proto.runtime_pb2 import AcquireTaskRequest
@@ -107,16 +107,16 @@ class Control:
             bundle = Fab(content=_bundle())
             number = self._call(control.StartRun, StartRunRequest(fab=bundle)).run_id
             if not number:
-                raise ControlRefused("Flower's server begins no run.")
+                raise ControlRefused("Flower's server does not start a run.")
         want = AcquireTaskRequest(supported_task_types=[TaskType.SERVER_APP])
         with self._runtime() as runtime:
             while True:
-                found = self._call(runtime.AcquireTask, want)
-                if not found.token:
-                    raise HubLost("Somebody else has taken up the run: go on with --resume.")
-                if found.task.run_id == number:
-                    return str(found.token)
-                self._finish(found.token, "nobody executes apps here")  # somebody's app
+                acquired = self._call(runtime.AcquireTask, want)
+                if not acquired.token:
+                    raise HubLost("Another process has acquired the run: continue with --resume.")
+                if acquired.task.run_id == number:
+                    return str(acquired.token)
+                self._finish(acquired.token, "this server does not execute apps")
 
     @contextlib.contextmanager
     def driven(self, token: str) -> Iterator[Grid]:
@@ -163,7 +163,7 @@ class Control:
 
         with self._runtime(token) as runtime:
             while not ended.wait(BEAT):
-                with contextlib.suppress(HubLost, ControlRefused):  # the grid's calls meet it too
+                with contextlib.suppress(HubLost, ControlRefused):  # the grid's calls raise it too
                     self._call(runtime.SendTaskHeartbeat, SendTaskHeartbeatRequest())
 
     # -------------------------------------------------------------- calls
@@ -204,7 +204,7 @@ class Control:
             client.close()
 
     def _call(self, call: Callable[[Any], T], request: Any) -> T:
-        """One call; what goes wrong is said in words."""
+        """One call, whose errors become `HubLost` or `ControlRefused`."""
         import httpx
 
         for left in reversed(range(TRIES)):
@@ -216,7 +216,7 @@ class Control:
                     raise _refusal(code, error.response.text) from error
             except httpx.TimeoutException as error:
                 if not left:
-                    raise HubLost(f"The hub has not answered in {SECONDS:g} s.") from error
+                    raise HubLost(f"The hub has not answered for {SECONDS:g} s.") from error
             except httpx.TransportError as error:
                 raise self._lost() from error
             time.sleep(1.0)
@@ -228,7 +228,7 @@ class Control:
 
 
 class _Guarded:
-    """The calls of a client, each by way of `_call`."""
+    """The calls of a client, each through `_call`."""
 
     def __init__(self, client: Any, call: Callable[[Callable[[Any], Any], Any], Any]) -> None:
         self._client, self._call = client, call
@@ -240,11 +240,11 @@ class _Guarded:
 def _refusal(code: int, text: str) -> FederatedError:
     from flwr.supercore.error import FlowerError
 
-    said = FlowerError.from_json(text)
-    words = said.message if said is not None else text.strip()[:200]
-    if code in (401, 403):  # of a run whose task it no longer knows
-        return HubLost(f"The hub has given up this run ({words}): go on with --resume.")
-    return ControlRefused(f"Flower refuses it with status {code}: {words}")
+    parsed = FlowerError.from_json(text)
+    reason = parsed.message if parsed is not None else text.strip()[:200]
+    if code in (401, 403):  # of a run whose task the server has dropped
+        return HubLost(f"The hub has dropped this run ({reason}): continue with --resume.")
+    return ControlRefused(f"Flower refuses the call with status {code}: {reason}")
 
 
 def _versions(name: str) -> Any:
@@ -254,11 +254,11 @@ def _versions(name: str) -> Any:
 
 
 def _bundle() -> bytes:
-    """The same bytes every time."""
-    made = io.BytesIO()
-    with zipfile.ZipFile(made, "w") as archive:
+    """The bundle's bytes, the same in every call."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
         archive.writestr(zipfile.ZipInfo("pyproject.toml"), BUNDLE)
-    return made.getvalue()
+    return buffer.getvalue()
 
 
 __all__ = ["Control", "ControlRefused", "HubLost"]

@@ -1,7 +1,7 @@
-r"""All agents in one process, for study and for tests; always through bytes.
+r"""All agents in one process, for studies and tests; always through bytes.
 
-Nothing crosses by reference: an agent sees only the bytes of its requests, the public broadcasts
-and its own record, just as on another machine.
+No object is passed by reference: as on another machine, an agent reads the bytes of its requests,
+the public broadcasts and its log.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from botorch_fed.federation.trial import Observation
 from botorch_fed.wire.codec import decode
 
 logger = logging.getLogger(__name__)
-POLL = 0.02  # seconds between two questions to a busy agent, at first; then doubled up to a second
+POLL = 0.02  # seconds before a busy agent is asked again, at first; then doubled up to a second
 
 
 class InProcess:
@@ -25,12 +25,11 @@ class InProcess:
 
     Args:
         sites: The sites, of different names. They may share one store of broadcasts.
-        absent: Says of an agent and a round whether it does not answer, for the study of
-            stragglers.
-        raise_errors: Whether an error of an objective stops the run, or counts as the failure of
-            its agent and is logged.
-        patience: For how many seconds agents that are busy are asked again, before the round goes
-            on without their evaluation.
+        absent: Whether an agent does not answer in a round, to simulate stragglers.
+        raise_errors: Whether an error of an objective stops the run; otherwise it is logged and
+            the agent fails in this round.
+        patience: Seconds for which busy agents are asked again, before the round continues
+            without their evaluations.
 
     Example:
         >>> drive(server, InProcess([Site("a", agent, objective)]))
@@ -47,7 +46,7 @@ class InProcess:
         self.sites: dict[AgentId, Site] = {}
         for site in sites:
             if site.name in self.sites:
-                raise ProtocolError(f"Two sites are called {site.name!r}: names must differ.")
+                raise ProtocolError(f"Expected sites of different names, got {site.name!r} twice.")
             self.sites[site.name] = site
         self._absent = absent
         self._raise_errors = raise_errors
@@ -59,7 +58,7 @@ class InProcess:
         return f"InProcess({len(self.sites)} sites)"
 
     def __call__(self, outgoing: Outgoing) -> Exchanged:
-        """Let every agent that is asked answer, one after the other."""
+        """The answers of all requested agents, one agent after the other."""
         replies: dict[AgentId, bytes] = {}
         failures: dict[AgentId, Failure] = {}
         bytes_down: dict[AgentId, int] = {}
@@ -82,12 +81,12 @@ class InProcess:
                     replies[name] = self.sites[name].respond(
                         outgoing.requests[name], defer=outgoing.defer
                     )
-                except Exception as error:  # whatever the objective raises
+                except Exception as error:  # any error of the objective
                     if self._raise_errors:
                         raise
                     logger.warning("agent %r has failed", name, exc_info=True)
                     failures[name] = Failure("failed", type(error).__name__)
-                    replies.pop(name, None)  # that it was busy before
+                    replies.pop(name, None)  # an earlier "busy"
                 cpu_seconds[name] += time.thread_time() - start
             left = [n for n in left if n in replies and refusal_code(replies[n]) == "busy"]
             if not left or time.monotonic() + pause > deadline:
@@ -99,7 +98,7 @@ class InProcess:
         return Exchanged(replies, failures, bytes_down, bytes_up, cpu_seconds)
 
     def _deliver(self, site: Site, outgoing: Outgoing) -> int:
-        """Put the broadcasts where the site looks for them; what that costs on a real wire."""
+        """Store the broadcasts for the site; the bytes that a network would carry."""
         sent = self._sent.get(site.name, frozenset())
         for digest, data in outgoing.blobs.items():
             if not site.agent.blobs.has(digest):
@@ -108,7 +107,7 @@ class InProcess:
         return sum(len(data) for digest, data in outgoing.blobs.items() if digest not in sent)
 
     def _tidy(self, outgoing: Outgoing) -> None:
-        """Drop the broadcasts that no site needs any more."""
+        """Drop the broadcasts that no site needs."""
         stores = {id(site.agent.blobs): site.agent.blobs for site in self.sites.values()}
         needed: dict[int, set[str]] = {key: set(outgoing.blobs) for key in stores}
         for site in self.sites.values():
@@ -117,14 +116,14 @@ class InProcess:
             blobs.keep(needed[key])
 
     def observations(self) -> list[tuple[AgentId, Observation]]:
-        """The observations since the last call, per agent in order; the first call gives all."""
-        found = []
+        """The observations since the last call, in order per agent; all in the first call."""
+        observations = []
         for name, site in self.sites.items():
             start = self._drained.get(name, 0)
             new = site.observations(start)
             self._drained[name] = start + len(new)
-            found += [(name, observation) for observation in new]
-        return found
+            observations += [(name, observation) for observation in new]
+        return observations
 
     def close(self) -> None:
         """Release the sites' files."""
@@ -139,9 +138,9 @@ class InProcess:
 
 
 def refusal_code(answer: bytes) -> str | None:
-    """The reason in an answer that is a refusal, None in any other."""
+    """The reason code of a refusal; None for any other answer."""
     if len(answer) > 8192:
-        return None  # no refusal is so long
+        return None  # longer than any refusal
     try:
         refusal: Refusal = decode(answer, Refusal)
     except MessageError:

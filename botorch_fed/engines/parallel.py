@@ -1,8 +1,8 @@
-r"""Agents in several processes of one machine: the same bytes, sooner.
+r"""Agents in several processes of one machine, with the same bytes as in one process.
 
-Every process owns some of the sites for the whole run. Only bytes of the closed codec go to and
-fro; the agents and objectives themselves are handed over once, when a process starts, by Python's
-`multiprocessing`: objectives must be importable there (no lambdas), and a script needs the usual
+Every process owns some of the sites for the whole run. The processes exchange bytes of the closed
+codec. Python's `multiprocessing` sends the agents and objectives once, when a process starts:
+objectives must be importable there (no lambdas), and a script needs the usual
 ``if __name__ == "__main__":``.
 """
 
@@ -84,16 +84,16 @@ class Parallel:
 
     Args:
         names: The agents' names.
-        make_site: Builds the site of a name, in the process that will own it. It is sent there by
-            `multiprocessing`, with all that it holds.
+        make_site: Builds the site of a name in the process that owns it. `multiprocessing` sends
+            this function there, with all that it holds.
         workers: Number of processes.
         absent: As in `InProcess`.
         raise_errors: As in `InProcess`; an error stops the run as a `ProtocolError` that holds the
             worker's traceback.
         patience: As in `InProcess`.
-        deadline: For how many seconds a round waits for a worker, which may hang; then the run
-            stops as if the worker had died. What it was evaluating is lost. Default for ever. The
-            first round includes the workers' start.
+        deadline: Seconds that a round waits for a worker. After it the run stops as if the worker
+            had died, and the running evaluation is lost. Default infinite. The first round
+            includes the start of the workers.
     """
 
     def __init__(
@@ -108,18 +108,18 @@ class Parallel:
         deadline: float = math.inf,
     ) -> None:
         if workers < 1:
-            raise ProtocolError(f"There must be at least one worker, got {workers}.")
+            raise ProtocolError(f"Expected at least one worker, got {workers}.")
         if not deadline > 0:
-            raise ProtocolError(f"A deadline is a positive number of seconds, got {deadline}.")
+            raise ProtocolError(f"Expected deadline > 0 seconds, got {deadline}.")
         if len(set(names)) < len(names):
-            raise ProtocolError("Two sites have one name: names must differ.")
+            raise ProtocolError("Expected sites of different names, got one name twice.")
         self._absent = absent
         self._owner = {name: i % workers for i, name in enumerate(names)}
         self._deadline = deadline
         self._broken = False
         self._processes: list[BaseProcess] = []
         self._pipes: list[Pipe[Any, Any]] = []
-        # Also when the engine is forgotten: Python waits for its children at exit.
+        # Also without a call of `close`: Python waits for its children at exit.
         ending = self._processes, self._pipes, os.getpid()
         self.close = weakref.finalize(self, _end, *ending)
         multiprocessing.util.Finalize(None, _end, ending, exitpriority=10)  # before Python waits
@@ -133,7 +133,7 @@ class Parallel:
             )
             try:
                 process.start()
-            except Exception as error:  # whatever cannot be pickled
+            except Exception as error:  # an object that cannot be pickled
                 self.close()
                 raise ProtocolError(
                     f"An agent or an objective cannot be sent to a worker process ({error}): use "
@@ -146,7 +146,7 @@ class Parallel:
         return f"Parallel({len(self._owner)} sites, {len(self._processes)} workers)"
 
     def __call__(self, outgoing: Outgoing) -> Exchanged:
-        """Let every agent that is asked answer, several at a time."""
+        """The answers of all requested agents, several agents at a time."""
         failures: dict[AgentId, Failure] = {}
         shares: list[dict[AgentId, bytes]] = [{} for _ in self._pipes]
         for name, request in outgoing.requests.items():
@@ -172,21 +172,21 @@ class Parallel:
         )
 
     def observations(self) -> list[tuple[AgentId, Observation]]:
-        """The observations since the last call, per agent in order; the first call gives all."""
-        found: list[tuple[AgentId, Observation]] = []
+        """The observations since the last call, in order per agent; all in the first call."""
+        observations: list[tuple[AgentId, Observation]] = []
         for part in self._all([_Drain() for _ in self._pipes], _Drained):
-            found += [(named.agent, named.observation) for named in part.observations]
-        return found
+            observations += [(named.agent, named.observation) for named in part.observations]
+        return observations
 
     def _all(self, messages: list[Any], expected: type) -> list[Any]:
-        """Ask every worker and hear every worker, also after one that says what went wrong."""
+        """The answers of all workers; an error of one is raised after all have answered."""
         if self._broken or not self.close.alive:
             raise ProtocolError("The worker processes have ended: make a new engine.")
         try:
             for pipe, message in zip(self._pipes, messages, strict=True):
-                with contextlib.suppress(OSError):  # it has ended, and may have said why
+                with contextlib.suppress(OSError):  # it has ended, and may have sent an error
                     pipe.send_bytes(encode(message, max_bytes=STATE_BYTES))
-            answers = self._heard(expected)
+            answers = self._collected(expected)
             for answer in answers:
                 if isinstance(answer, _Broken):
                     raise ProtocolError(f"An agent has failed in a worker process:\n{answer.trace}")
@@ -196,19 +196,19 @@ class Parallel:
             raise
         return answers
 
-    def _heard(self, expected: type) -> list[Any]:
-        """What all workers answer, in their order; whoever comes first is read first."""
+    def _collected(self, expected: type) -> list[Any]:
+        """The answers of all workers in the workers' order, read as they arrive."""
         answers: list[list[Any]] = [[] for _ in self._pipes]
         left = {pipe: i for i, pipe in enumerate(self._pipes)}
         end = time.monotonic() + self._deadline
         while left:
             seconds = None if math.isinf(end) else max(end - time.monotonic(), 0.0)
-            found = wait(list(left), seconds)
-            ready = [pipe for pipe in left if pipe in found]
+            readable = wait(list(left), seconds)
+            ready = [pipe for pipe in left if pipe in readable]
             if not ready:
                 raise ProtocolError(
                     f"{self._named(min(left.values()))} has not answered for {self._deadline:g} "
-                    "seconds: its objective hangs, or needs a longer deadline."
+                    "seconds: check whether its objective hangs, or raise the deadline."
                 )
             for pipe in ready:
                 try:
@@ -255,7 +255,7 @@ def _end(processes: list[BaseProcess], pipes: list[Pipe[Any, Any]], owner: int) 
             process.terminate()
     for process in processes:
         process.join(GRACE)
-        if process.is_alive():  # it is stopped, or does not listen
+        if process.is_alive():  # suspended, or SIGTERM is ignored
             process.kill()
             process.join()
 
@@ -267,7 +267,7 @@ def _work(
     raise_errors: bool,
     patience: float,
 ) -> None:
-    """A worker's life."""
+    """The main function of a worker process."""
     torch.set_num_threads(1)
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with contextlib.suppress(EOFError, BrokenPipeError):
@@ -278,7 +278,7 @@ def _work(
                     message = decode(data, _Carry, _Drain, max_bytes=STATE_BYTES)
                     for answer in _answers(engine, message):
                         pipe.send_bytes(encode(answer, max_bytes=STATE_BYTES))
-        except Exception:  # told to the parent, which raises
+        except Exception:  # sent to the parent, which raises
             pipe.send_bytes(encode(_Broken(traceback.format_exc())))
 
 
@@ -292,7 +292,7 @@ def _received(pipe: Pipe[Any, Any]) -> bytes | None:
 
 def _answers(engine: InProcess, message: _Carry | _Drain) -> list[Any]:
     if isinstance(message, _Drain):
-        named = [_Named(name, seen) for name, seen in engine.observations()]
+        named = [_Named(name, observation) for name, observation in engine.observations()]
         parts = [tuple(named[i : i + CHUNK]) for i in range(0, len(named), CHUNK)] or [()]
         return [_Drained(part, last=part is parts[-1]) for part in parts]
     carried = engine(Outgoing(message.serial, message.requests, message.blobs, message.defer))
@@ -309,7 +309,7 @@ def _answers(engine: InProcess, message: _Carry | _Drain) -> list[Any]:
 
 
 def _end_with_parent() -> None:
-    """A worker whose parent was killed ends, and frees its files, instead of going on alone."""
+    """End this worker when its parent was killed, so that its files are released."""
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()

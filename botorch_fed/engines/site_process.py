@@ -1,19 +1,19 @@
-r"""A site as a process of its own: it holds state, secrets and objective, and answers on a socket.
+r"""A site process: it holds the site's state, secrets and objective, and answers on a socket.
 
-Whatever carries the bytes between machines only hands them on: the request and the broadcasts that
-came with it go in, the answer comes out. The socket is a Unix domain socket in a private folder;
-nobody but the site's own user can connect to it.
+The transport between machines forwards bytes: the request and its broadcasts to the socket, the
+answer from it. The socket is a Unix domain socket in a private folder; only the site's user can
+connect to it.
 
 On the socket a message is a list of byte strings, each after its length:
 
     to the site      [b"wait" or b"defer", request, broadcast, broadcast, ...]
-    from the site    [answer] or, if the site has failed, nothing: b"" and an end
+    from the site    [answer], where b"" means that the site has failed
     to the site      [b"verb", JSON]      of the trial service, see `verbs`
     from the site    [JSON]
 
-After ``b"defer"`` a request is answered without an evaluation that is not finished.
+After ``b"defer"`` a request is answered without waiting for an unfinished evaluation.
 
-Words of an error never leave the process: they are in its log.
+Error texts never leave the process: they are in its log.
 """
 
 from __future__ import annotations
@@ -47,20 +47,20 @@ from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode
 
 logger = logging.getLogger(__name__)
 
-COUNT = struct.Struct("<I")  # how many byte strings follow
+COUNT = struct.Struct("<I")  # number of byte strings that follow
 LENGTH = struct.Struct("<Q")  # of one of them
 MOST_PATIENCE = 86400.0
-MOST_WAIT = 600.0  # seconds for an answer to a verb: a request may be at work
-STALLED = 30.0  # seconds without a byte after which a connection is given up
+MOST_WAIT = 600.0  # seconds for an answer to a verb, which waits for a running request
+STALLED = 30.0  # seconds without a byte after which a connection is closed
 
 
 class SiteProcess:
-    """Answers requests that come over a socket, one after the other.
+    """Answers requests on a socket, one after the other.
 
     Args:
-        site: The site, with what it keeps on disk.
+        site: The site.
         path: The socket. Its folder must be private to this user.
-        max_bytes: The longest request or broadcast; all that come together may be twice as long.
+        max_bytes: The longest request or broadcast; a whole message may be twice as long.
 
     Raises:
         ProtocolError: The folder is open to others, the path is too long, or another process
@@ -97,9 +97,9 @@ class SiteProcess:
                 try:
                     self._answer(connection)
                 except (OSError, MessageError) as error:
-                    logger.warning("site %r: a request was given up: %s", self.site.name, error)
+                    logger.warning("site %r: a request was dropped: %s", self.site.name, error)
                 except Exception:  # one message must not end the process
-                    logger.exception("site %r: a request was given up", self.site.name)
+                    logger.exception("site %r: a request was dropped", self.site.name)
 
     def _answer(self, connection: socket.socket) -> None:
         parts = receive(connection, MAX_BROADCASTS + 2, 2 * self._max_bytes + FRAME_BYTES)
@@ -110,23 +110,23 @@ class SiteProcess:
             send(connection, [self.respond(rest[0], rest[1:], defer=kind == b"defer")])
         else:
             raise MessageError(
-                'Expected a message that begins with "wait", "defer" or "verb", and what it is '
-                f"about; got {len(parts)} parts."
+                'Expected a message of "wait", "defer" or "verb" and its content, got '
+                f"{len(parts)} parts."
             )
 
     def respond(self, request: bytes, blobs: Sequence[bytes] = (), *, defer: bool = False) -> bytes:
-        """The answer to a request that came with broadcasts; empty if the site has failed."""
+        """The answer to a request with its broadcasts; empty if the site has failed."""
         try:
             self._take(request, blobs)
             return self.site.respond(request, defer=defer)
-        except Exception:  # whatever the objective raises; the words stay here
+        except Exception:  # any error of the objective; its text stays here
             logger.exception("site %r has failed in a request", self.site.name)
             return b""
         finally:
             self.site.agent.blobs.keep(self.site.broadcasts)
 
     def _take(self, request: bytes, blobs: Sequence[bytes]) -> None:
-        """Put the broadcasts that the request names where the site looks for them."""
+        """Store the broadcasts that the request names."""
         store = self.site.agent.blobs
         try:
             frame: Request = decode(request, Request, max_bytes=self._max_bytes + FRAME_BYTES)
@@ -138,14 +138,14 @@ class SiteProcess:
                 store.put(blob)
 
     def _settle(self) -> None:
-        """A value is there: into the log with it, not with the next request."""
+        """Write a finished value into the log at once, not with the next request."""
         try:
             self.site.settle()
         except Exception:
-            logger.exception("site %r cannot take a value", self.site.name)
+            logger.exception("site %r cannot record a value", self.site.name)
 
     def stop(self) -> None:
-        """End `serve` after the request that it is at; from any thread."""
+        """End `serve` after the current request; from any thread."""
         self._stopped = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -164,16 +164,16 @@ class SiteProcess:
 
 
 class Background:
-    """An objective that goes on in a thread and answers `Pending()` until it has a value.
+    """An objective that runs in a thread and returns `Pending()` until it has a value.
 
-    A site whose objective takes hours answers "busy" meanwhile, and rounds go on without it. A
-    `SiteProcess` puts the value into the log the moment it is there, and it counts with the
-    next request, however late. If the process dies before, the evaluation is begun again when it
-    is back. One evaluation runs at a time.
+    A site with a running evaluation answers "busy", and rounds continue without it. A `SiteProcess`
+    writes the value into the log as soon as it exists, and the next request uses it, however late.
+    If the process dies before, the evaluation starts again with the process. One evaluation runs
+    at a time.
 
     Args:
         objective: `q x d` points to `q x 1` values.
-        patience: For how many seconds a request waits for the value before it gets `Pending()`.
+        patience: Seconds that a request waits for the value before it gets `Pending()`.
 
     Attributes:
         on_value: Called in the evaluation's thread when it has a value.
@@ -182,7 +182,7 @@ class Background:
     def __init__(self, objective: Objective, patience: float = 20.0) -> None:
         if not 0 <= patience <= MOST_PATIENCE:
             raise InputDataError(
-                f"patience is a number of seconds from 0 to {MOST_PATIENCE:g}, got {patience}."
+                f"Expected 0 <= patience <= {MOST_PATIENCE:g} seconds, got {patience}."
             )
         self.on_value: Callable[[], None] | None = None
         self._objective = objective
@@ -192,11 +192,11 @@ class Background:
         self._run: _Evaluation | None = None
 
     def renew(self) -> None:
-        """A request begins, and waits for so many seconds in all."""
+        """Start the waiting time of a new request."""
         self._until = time.monotonic() + self._patience
 
     def __call__(self, X: Tensor) -> Tensor | Pending:
-        """The values, or `Pending()`; an error of the objective is raised once, then tried anew."""
+        """The values, or `Pending()`; an error is raised once, and the next call starts again."""
         points = X.numpy().tobytes()
         run = self._run
         if run is None or (run.points != points and run.ended.is_set()):
@@ -205,7 +205,7 @@ class Background:
         if self._until is not None:  # of all evaluations of a request together
             left = min(left, max(self._until - time.monotonic(), 0.0))
         if run.points != points or not run.ended.wait(left):
-            return Pending()  # also of an evaluation that nobody waits for any more
+            return Pending()  # also while an abandoned evaluation of other points runs
         self._run = None
         if run.error is not None:
             raise run.error
@@ -227,7 +227,7 @@ class _Evaluation:
     def _work(self) -> None:
         try:
             self.value = self._objective(self._X)
-        except BaseException as error:  # raised in the thread that asks
+        except BaseException as error:  # raised in the calling thread
             self.error = error
         self.ended.set()
         if self.error is None and self._on_value is not None:
@@ -238,14 +238,14 @@ class _Evaluation:
 
 
 def ask_site(path: Path, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a site's process answers to a verb of its trial service."""
+    """The answer of a site process to a verb of its trial service."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
         connection.settimeout(MOST_WAIT)
         connection.connect(str(path))
         send(connection, [b"verb", json.dumps({"verb": verb, **arguments}).encode()])
         (answer,) = receive(connection, 1, MAX_BYTES)
-    found: dict[str, Any] = json.loads(answer)
-    return found
+    fields: dict[str, Any] = json.loads(answer)
+    return fields
 
 
 def send(connection: socket.socket, parts: Sequence[bytes]) -> None:
@@ -255,15 +255,15 @@ def send(connection: socket.socket, parts: Sequence[bytes]) -> None:
 
 
 def receive(connection: socket.socket, most: int, max_bytes: int) -> list[bytes]:
-    """Byte strings as `send` sends them; `MessageError` if they are too many or too long."""
+    """The byte strings of one `send`; `MessageError` if they are too many or too long."""
     (count,) = COUNT.unpack(_exactly(connection, COUNT.size))
     if count > most:
-        raise MessageError(f"At most {most} byte strings come together, got {count}.")
+        raise MessageError(f"Expected at most {most} byte strings, got {count}.")
     parts: list[bytes] = []
     for _ in range(count):
         (size,) = LENGTH.unpack(_exactly(connection, LENGTH.size))
         if size > max_bytes:
-            raise MessageError(f"There is room for {max_bytes} more bytes, {size} are announced.")
+            raise MessageError(f"Expected at most {max_bytes} more bytes, got {size}.")
         max_bytes -= size
         parts.append(_exactly(connection, size))
     return parts
@@ -274,7 +274,7 @@ def _exactly(connection: socket.socket, size: int) -> bytes:
     while len(data) < size:
         piece = connection.recv(min(size - len(data), 2**20))
         if not piece:
-            raise MessageError(f"The other side left after {len(data)} of {size} bytes.")
+            raise MessageError(f"The connection ended after {len(data)} of {size} bytes.")
         data += piece
     return bytes(data)
 
@@ -284,7 +284,7 @@ def _listening(path: Path) -> socket.socket:
     if folder.st_mode & 0o077:
         raise ProtocolError(
             f"The folder {path.parent} is open to others (mode {stat.S_IMODE(folder.st_mode):o}): "
-            f"whoever can connect can ask the site. Make it private: chmod 700 {path.parent}"
+            f"other users could send requests to the site. Run chmod 700 {path.parent}"
         )
     if is_listening(path):
         raise ProtocolError(f"A site answers at {path} already: stop that process first.")
@@ -298,8 +298,8 @@ def _listening(path: Path) -> socket.socket:
         listening.close()
         if len(str(path).encode()) > 100:
             raise ProtocolError(
-                f"The path of a socket has at most 100 bytes, {path} has more: choose a shorter "
-                "folder."
+                f"Expected a socket path of at most 100 bytes, got {path}: choose a folder with a "
+                "shorter path."
             ) from error
         raise
     return listening

@@ -6,7 +6,7 @@ r"""The trial service of a site as JSON, for a shell or another program on the s
     {"verb": "attach", "parameters": {"temperature": 80.0}, "value": 0.65}
     {"verb": "status"}
 
-An answer has the key ``error`` with the reason, or ``trials`` and what the verb says besides.
+An answer has the key ``error`` with the reason, or ``trials`` and further keys of the verb.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def ask(site: Site, n: int = 1) -> dict[str, Any]:
     why = (
         f"{len(open_trials)} trials are open: answer them first"
         if open_trials
-        else "nothing is left to evaluate until the next round of the hub, or the budget is used"
+        else "there are no new trials: wait for the next round of the hub, or the budget is used"
     )
     return {**_listed([]), "note": why}
 
@@ -47,7 +47,7 @@ def tell(site: Site, id: int, value: Any, sem: Any = None) -> dict[str, Any]:
 
 
 def fail(site: Site, id: int, reason: str = "") -> dict[str, Any]:
-    """Say that a trial has no value."""
+    """Mark a trial as failed."""
     return _listed([site.fail(id, reason)])
 
 
@@ -59,7 +59,7 @@ def attach(
 
 
 def status(site: Site) -> dict[str, Any]:
-    """All trials and how far the site is."""
+    """All trials and the state of the site."""
     best = site.best()
     return {
         **_listed(site.trials()),
@@ -80,7 +80,7 @@ VERBS: dict[str, Callable[..., dict[str, Any]]] = {
 
 
 def perform(site: Site, verb: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a verb says; an error of the caller's under the key ``error``."""
+    """The answer of a verb; a caller's error under the key ``error``."""
     if verb not in VERBS:
         return {"error": f"Expected one of the verbs {', '.join(VERBS)}, got {verb!r}."}
     try:
@@ -102,7 +102,7 @@ def perform_json(site: Site, data: bytes) -> bytes:
         return _json({"error": 'Expected a JSON object with the key "verb".'})
     try:
         return _json(perform(site, str(verb), fields))
-    except Exception as error:  # the site goes on; its log has the traceback
+    except Exception as error:  # the site continues; its log has the traceback
         logger.exception("site %r cannot %s", site.name, verb)
         return _json({"error": f"{type(error).__name__}: see the log of the site's process."})
 
@@ -115,5 +115,5 @@ def _plain(trial: Trial) -> dict[str, Any]:
     return dataclasses.asdict(trial)
 
 
-def _json(found: dict[str, Any]) -> bytes:
-    return json.dumps(found).encode()
+def _json(fields: dict[str, Any]) -> bytes:
+    return json.dumps(fields).encode()

@@ -1,9 +1,9 @@
-"""How others see a site's ledger: an older copy of it is noticed, by the hub's word or a peer's.
+"""Anchors: records of a site's ledger at other parties, which detect an older copy of it.
 
-A reply carries the ledger's length and head, under a seal that the site alone can make. The hub
-keeps the longest of each site, across runs, and sends all of them with every request; so do sites,
-which give back what they have seen of others. A site that is shown an own seal over more events
-than its ledger has, or over others, refuses to go on.
+An anchor holds the ledger's length and head, under a seal that only the site can make. Every reply
+carries the site's anchors. The hub keeps the longest anchor of each site, across runs, and sends
+all anchors with every request; sites keep and return the anchors of other sites. A site stops when
+it receives its seal over more events than its ledger has, or over other events.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ _KEY, _SEEN = "key", "seen"
 
 @dataclass(frozen=True)
 class _Seen:
-    """Anchors as they are kept: of whom they were heard, one of each ledger."""
+    """Stored anchors by sender, one for each ledger."""
 
     anchors: Mapping[str, tuple[Anchored, ...]] = field(repr=False)
 
 
 class Anchors:
-    """What one party has seen of ledgers.
+    """The anchors that one party has received.
 
     Args:
-        store: Where it is kept, across runs.
+        store: The store of the anchors, kept across runs.
     """
 
     def __init__(self, store: Store) -> None:
@@ -44,40 +44,42 @@ class Anchors:
         self._seen: dict[str, tuple[Anchored, ...]] = {}
         if data is not None:
             try:
-                found: _Seen = decode(data, _Seen, max_bytes=2**26)
+                stored: _Seen = decode(data, _Seen, max_bytes=2**26)
             except MessageError as error:
-                raise ProtocolError(f"What was seen of ledgers cannot be read: {error}") from error
-            self._seen = dict(found.anchors)
+                raise ProtocolError(
+                    f"The stored anchors of ledgers cannot be read: {error} Restore the folder "
+                    "from a copy."
+                ) from error
+            self._seen = dict(stored.anchors)
 
     def all(self) -> tuple[Anchored, ...]:
         """Every anchor, once."""
-        found = {anchor for anchors in self._seen.values() for anchor in anchors}
-        return tuple(sorted(found, key=lambda a: (a.agent, a.ledger, a.length, a.head)))
+        distinct = {anchor for anchors in self._seen.values() for anchor in anchors}
+        return tuple(sorted(distinct, key=lambda a: (a.agent, a.ledger, a.length, a.head)))
 
     def hear(self, sender: AgentId, anchors: Iterable[Anchored]) -> None:
-        """Keep the longest of each ledger that a party speaks of.
+        """Keep the longest anchor of each ledger that a sender reports.
 
-        What one party says takes nothing from what another has said: only the owner can tell which
-        seal is right.
+        Anchors of different senders are kept apart: only the owner of a ledger can verify a seal.
         """
-        known = {(a.agent, a.ledger): a for a in self._seen.get(sender, ())}
-        before = dict(known)
+        longest = {(a.agent, a.ledger): a for a in self._seen.get(sender, ())}
+        before = dict(longest)
         for anchor in anchors:
-            old = known.get((anchor.agent, anchor.ledger))
+            old = longest.get((anchor.agent, anchor.ledger))
             if old is None or anchor.length > old.length:
-                known[anchor.agent, anchor.ledger] = anchor
-        if known != before:
-            self._seen[sender] = tuple(known.values())[:MAX_ANCHORS]
+                longest[anchor.agent, anchor.ledger] = anchor
+        if longest != before:
+            self._seen[sender] = tuple(longest.values())[:MAX_ANCHORS]
             self._store.put(_SEEN, encode(_Seen(self._seen), max_bytes=2**26))
 
 
 class SiteBooks:
-    """A site's ledger, and what others have seen of it.
+    """A site's ledger and its anchors.
 
     Args:
         ledger: The ledger.
         name: The site.
-        store: Where its seal's key and what it has seen of others lie; apart from the ledger.
+        store: The store of the seal's key and of other sites' anchors, apart from the ledger.
     """
 
     def __init__(self, ledger: SharedLedger, name: AgentId, store: Store) -> None:
@@ -90,31 +92,31 @@ class SiteBooks:
         self.check(self._peers.all())
 
     def anchors(self) -> tuple[Anchored, ...]:
-        """The ledger as it is now, and what was seen of others."""
+        """A new anchor of this ledger, and all anchors received."""
         length, head = self.ledger.mark
         mine = Anchored(self.name, self._label, length, head, self._seal(length, head))
-        self._peers.hear(self.name, (mine,))  # so that this machine notices an older copy too
+        self._peers.hear(self.name, (mine,))  # this machine detects an older copy too
         return self._peers.all()
 
     def check(self, anchors: Iterable[Anchored]) -> None:
-        """Raise `ProtocolError` if the ledger is not what others have seen of it."""
+        """Raise `ProtocolError` if the ledger contradicts an anchor with this site's seal."""
         for anchor in anchors:
             if (anchor.agent, anchor.ledger) != (self.name, self._label):
                 continue
             seal = self._seal(anchor.length, anchor.head)
             if not hmac.compare_digest(seal.encode(), anchor.seal.encode()):
-                continue  # somebody has made it up
+                continue  # a forged anchor
             if self.ledger.head_at(anchor.length) != anchor.head:
                 raise ProtocolError(
-                    f"The ledger {self.ledger.path} has {len(self.ledger)} events, and others have "
-                    f"seen it with {anchor.length}, head {anchor.head[:12]}…: it was restored from "
-                    "an older copy, cut back or exchanged, so that it counts too little. Restore "
-                    "the newest copy. If there is none, name another path in [ledger], with a "
-                    "budget that is smaller by what may have been spent."
+                    f"The ledger {self.ledger.path} has {len(self.ledger)} events; other parties "
+                    f"recorded {anchor.length} events, head {anchor.head[:12]}…. It was restored "
+                    "from an older copy, cut back or exchanged, so that it counts too little. "
+                    "Restore the newest copy. If there is none, name another path in [ledger], "
+                    "with a budget reduced by the amount that may have been spent."
                 )
 
     def hear(self, sender: AgentId, anchors: Iterable[Anchored]) -> None:
-        """Keep what the hub has sent of others' ledgers."""
+        """Keep anchors of other sites' ledgers that the hub has sent."""
         self._peers.hear(sender, anchors)
 
     def _seal(self, length: int, head: str) -> str:

@@ -1,15 +1,15 @@
-r"""What a protocol is made of.
+r"""The interfaces and frames of a protocol.
 
-An `Agent` and a `Server` are frozen objects of public settings; everything that changes is in their
-states, frozen dataclasses that `wire.codec` can encode. A protocol never sees a socket, a file or a
-clock: an engine carries the bytes, `site.Site` and `drive.drive` keep what must survive a crash.
+An `Agent` and a `Server` are frozen objects of public settings; their changing parts are states,
+frozen dataclasses that `wire.codec` can encode. A protocol uses no socket, file or clock: an engine
+carries the bytes, and `site.Site` and `drive.drive` store the states.
 
-    what is asked       Outbox: one message per agent, and broadcasts that go to all
-    what travels        Request and Reply or Refusal, frames around encoded messages
-    what comes back     Exchanged: replies, and for everyone else a Failure with its reason
+    requests of a round    Outbox: one message per agent, and broadcasts to all
+    frames                 Request, and Reply or Refusal, around encoded messages
+    results of a round     Exchanged: replies, and a Failure with its reason for every other agent
 
 Broadcasts are content-addressed: a request names their hashes, an agent's state keeps a hash, and
-the bytes lie in the agent's `Blobs`, once.
+the agent's `Blobs` store the bytes, once.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _HASH = re.compile(r"[0-9a-f]{64}")
 
 @dataclass(frozen=True)
 class Pending:
-    """Not now: as an answer to `Agent.ask`, or of an objective that is still running."""
+    """No result yet: the answer of `Agent.ask` or of an objective that is still running."""
 
 
 Objective = Callable[[Tensor], Tensor | Pending]  # `q x d` points to `q x 1` values
@@ -53,10 +53,10 @@ class Agent(Protocol[A]):
     Attributes:
         state_type: The frozen dataclass of its state.
         accepts: The messages it may receive.
-        fingerprint: Hash of its settings; a stored state is not continued under others.
-        blobs: Where broadcasts lie.
+        fingerprint: Hash of its settings; a stored state is not continued under other settings.
+        blobs: The store of broadcasts.
         space: The map of inputs and outcomes.
-        defers: Whether it can reply while it `wants` an evaluation, with what it has already.
+        defers: Whether it can reply, with its present data, while it `wants` an evaluation.
     """
 
     @property
@@ -84,26 +84,26 @@ class Agent(Protocol[A]):
         """Raise `MessageError` if a well-formed request cannot be accepted in this state."""
 
     def receive(self, state: A, request: Any, broadcasts: tuple[str, ...]) -> A:
-        """The state after a request has come; the one before it may be unanswered."""
+        """The state after a request; the previous request may be unanswered."""
 
     def wants(self, state: A) -> bool:
         """Whether the reply to the last request waits for an evaluation."""
 
     def ask(self, state: A, pending: Tensor | None = None) -> Tensor | Pending | None:
-        """Points to evaluate next, `q x d`; `Pending`; or None if there are none to evaluate.
+        """Points to evaluate next, `q x d`; `Pending`; or None if there are none.
 
-        `pending` are points `k x d` that were asked for and not told yet: open trials, and answered
-        ones whose batch has open trials.
+        `pending` are points `k x d` that were asked and not yet told: open trials, and answered
+        trials whose batch has open trials.
         """
 
     def left(self, state: A, pending: int) -> int:
-        """How many points `ask` can give now, at least, while so many are pending."""
+        """A lower bound on the points that `ask` can give now, while `pending` are pending."""
 
     def tell(self, state: A, X: Tensor, Y: Tensor) -> A:
-        """The state after `q x d` points gave `q x 1` values; NaN where an evaluation failed."""
+        """The state after `q x d` points have `q x 1` values; NaN where an evaluation failed."""
 
     def attach(self, state: A, X: Tensor, Y: Tensor) -> A:
-        """The state with results `n x d`, `n x 1` that exist without having been asked for."""
+        """The state with results `n x d`, `n x 1` that were not asked for."""
 
     def reply(self, state: A) -> tuple[A, Any]:
         """The reply to the last request, and the state after it."""
@@ -111,11 +111,11 @@ class Agent(Protocol[A]):
 
 @dataclass(frozen=True)
 class Outbox:
-    """What the server wants to say now.
+    """The messages of a round.
 
     Attributes:
-        messages: Who is asked what; an agent that is not here is left in peace.
-        broadcasts: What every one of them is to know as well.
+        messages: The message of each agent; an agent without a message is not contacted.
+        broadcasts: Messages to all agents of the round.
     """
 
     messages: Mapping[AgentId, Any]
@@ -128,11 +128,11 @@ class Server(Protocol[S]):
     Attributes:
         state_type: The frozen dataclass of its state.
         accepts: The messages it may receive.
-        fingerprint: Hash of its settings; a stored state is not continued under others.
+        fingerprint: Hash of its settings; a stored state is not continued under other settings.
 
-    A server whose settings may change between two parts of a run has `resumed` as well: from the
-    state in which a run was stopped to the one with which it goes on, often the same object. What
-    a round asks depends on its state alone, so that it can be asked again as it was.
+    A server whose settings may change between two parts of a run also has `resumed`: it maps the
+    state in which a run stopped to the state with which it continues, often the same object. The
+    requests of a round depend on the state alone, so that the round can be repeated unchanged.
     """
 
     @property
@@ -148,7 +148,7 @@ class Server(Protocol[S]):
         """The state before the first round."""
 
     def outbox(self, state: S) -> Outbox | None:
-        """What is asked now; None when the protocol is over. An empty round is a round.
+        """The messages of the next round, possibly none; None when the protocol is over.
 
         The same state has the same outbox, so that a round can be repeated after a crash.
         """
@@ -167,47 +167,47 @@ _Study = TypeVar("_Study")
 
 @runtime_checkable
 class KeepsSecrets(Protocol):
-    """A study whose parts keep secrets, each in a store of its own.
+    """A study whose parties keep secrets, each in a separate store.
 
-    A process says by `with_stores` who takes part and where secrets lie, and then makes the parts
-    that it plays: a server asks for the store of None, an agent for that of its own name.
+    A process passes the agents and the stores to `with_stores`, and then makes its parties: a
+    server asks for the store of None, an agent for the store of its name.
     """
 
     def with_stores(
         self, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
     ) -> Any:
-        """The study for these agents, with secrets in stores."""
+        """The study for these agents, with their secrets in stores."""
 
     def provision(self, space: SearchSpace) -> None:
-        """Put into the stores what must be there before a run starts; again, it does nothing."""
+        """Fill the stores before a run starts; a second call does nothing."""
 
 
 def with_stores(
     study: _Study, names: tuple[AgentId, ...], stores: Callable[[AgentId | None], Store]
 ) -> _Study:
-    """The study with its secrets in stores, see `KeepsSecrets`; one without secrets as it is."""
+    """The study with its secrets in stores, see `KeepsSecrets`; unchanged without secrets."""
     return study.with_stores(names, stores) if isinstance(study, KeepsSecrets) else study
 
 
 class LedgerElsewhere:
-    """Of a copy of a study, e.g. in a worker process: it makes agents, and no server."""
+    """The ledger of a study's copy, e.g. in a worker process: it makes agents, and no server."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
             raise AttributeError(name)
         raise ProtocolError(
-            "A copy of a study cannot pay: its ledger stays with the one it was opened for. Use "
-            "that one, or dataclasses.replace."
+            "A copy of a study cannot pay: its ledger belongs to the original. Use the original, "
+            "or dataclasses.replace."
         )
 
 
 def site_folder(folder: Path, name: AgentId) -> Path:
-    """What a site keeps in the folder of a run whose parts are all on one machine."""
+    """The folder of a site within the folder of a run on one machine."""
     return folder / "sites" / hashlib.sha256(name.encode()).hexdigest()[:16]
 
 
 def secrets_in(folder: Path, name: AgentId | None) -> FileStore:
-    """The secrets of an agent, or for None of the server, in such a folder."""
+    """The secrets of an agent, or of the server for None, in the folder of a run."""
     home = folder / "server" if name is None else site_folder(folder, name)
     return FileStore(home / "secrets")
 
@@ -219,32 +219,32 @@ RefusalCode = Literal[
 ]
 REASONS: dict[str, str] = {
     "busy": "its objective is still being evaluated",
-    "stale": "it has seen a later round of this run",
-    "changed": "it has seen this round with another content",
-    "behind": "its record is lost, or older than what it has sent before",
+    "stale": "it has received a later round of this run",
+    "changed": "it has received this round with another content",
+    "behind": "its log is lost, or older than its last reply",
     "foreign": "it takes part in another run, or another start of this run",
     "missing": "it lacks a broadcast that the request names",
     "invalid": "the request is malformed or does not fit",
     "budget": "its privacy budget does not cover the reply",
-    "ledger": "its ledger is older than others have seen it: its own log says what to do",
+    "ledger": "its ledger is older than its anchors: the log of its process has the remedy",
     "absent": "it did not answer",
-    "failed": "its objective or its own code raised an error",
+    "failed": "its objective or its code raised an error",
     "unknown": "there is no such agent",
     "malformed": "its reply is malformed or does not fit",
-    "unasked": "nobody asked it",
+    "unasked": "it replied without a request",
 }
 
 
 @dataclass(frozen=True)
 class Anchored:
-    """How a site's ledger was seen.
+    """A sealed record of a site's ledger at one time.
 
     Attributes:
         agent: The site.
-        ledger: Which of its ledgers.
-        length: How many events it had.
-        head: The hash of all of them.
-        seal: The site's own, which nobody else can make.
+        ledger: The label of one of its ledgers.
+        length: Its number of events.
+        head: The hash of all its events.
+        seal: The site's seal, which only the site can make.
     """
 
     agent: AgentId
@@ -257,7 +257,7 @@ class Anchored:
         _check_names(self.agent, self.ledger)
         _check_hashes(self.head, self.seal)
         if self.length < 0:
-            raise InputDataError(f"A ledger has no {self.length} events.")
+            raise InputDataError(f"Expected the length of a ledger >= 0, got {self.length}.")
 
 
 @dataclass(frozen=True)
@@ -265,20 +265,20 @@ class Request:
     """A request's frame.
 
     Attributes:
-        run: The run's name, which the site knows as well.
-        instance: A random name of this start of the run: a server that lost its record has
-            another one, and is refused.
-        agent: Whom it is for.
-        serial: Rounds are counted from 1 and never go back.
-        asked: The last round before in which the server has asked this agent, 0 if none: a site
-            that knows a later one has met this server before it lost its record.
-        heard: The last round in which the server has heard this agent, 0 if none: a site whose
-            record is older has lost something.
-        broadcasts: Hashes of the public blobs that are in force.
+        run: The run's name, as the site has it.
+        instance: A random name of this start of the run. A server that lost its log has another
+            one, and is refused.
+        agent: The agent that it is for.
+        serial: The round, from 1, increasing.
+        asked: The last earlier round in which the server asked this agent, 0 if none. A site that
+            has received a later one detects that the server lost part of its log.
+        heard: The last round in which this agent replied, 0 if none. A site whose log is older
+            has lost part of it.
+        broadcasts: Hashes of the public blobs in force.
         body: The encoded message.
         tag: The server's seal on agent, serial and content. A site that refuses a request because
-            it knows a later one shows that one's seal, which nobody else can make.
-        ledgers: How the sites' own ledgers were seen.
+            it has a later one returns the seal of the later one, which only the server can make.
+        ledgers: Anchors of the sites' ledgers.
     """
 
     run: str
@@ -295,23 +295,29 @@ class Request:
     def __post_init__(self) -> None:
         _check_names(self.run, self.instance, self.agent)
         if not 0 <= self.heard <= self.asked < self.serial:
-            raise InputDataError("Rounds count from 1, and none is heard before it is asked.")
+            raise InputDataError(
+                f"Expected rounds 0 <= heard <= asked < serial, got {self.heard}, {self.asked} and "
+                f"{self.serial}."
+            )
         if len(self.broadcasts) > MAX_BROADCASTS or len(set(self.broadcasts)) < len(
             self.broadcasts
         ):
-            raise InputDataError(f"At most {MAX_BROADCASTS} different broadcasts can be in force.")
+            raise InputDataError(
+                f"Expected at most {MAX_BROADCASTS} different broadcasts, got "
+                f"{len(self.broadcasts)}."
+            )
         _check_hashes(self.tag, *self.broadcasts)
 
 
 @dataclass(frozen=True)
 class Reply:
-    """A reply's frame: as short as can be, for it is most of what sites send.
+    """A reply's frame, kept short.
 
     Attributes:
         request: SHA-256 of the request's bytes, which name the run, the agent and the round.
         body: The encoded message.
-        open: Whether the message was made without the request's evaluation, which is not finished.
-        ledgers: How this site's ledger is now, and how it has seen those of others.
+        open: Whether the message was made before the request's evaluation was finished.
+        ledgers: A new anchor of this site's ledger, and anchors of other sites.
     """
 
     request: bytes
@@ -322,18 +328,18 @@ class Reply:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why a site gives no reply. Holds no words of a site.
+    """The reason why a site gives no reply. Holds no free text of a site.
 
     Attributes:
-        run: As in the request, like the next three.
-        instance: See there.
-        agent: See there.
-        serial: See there.
+        run: The run's name, as in the request.
+        instance: The start of the run, as in the request.
+        agent: The agent, as in the request.
+        serial: The round, as in the request.
         request: Hash of the request's bytes.
         code: The reason.
-        last: The last round the site has seen.
-        content: Hash of what that round asked for, see `site.request_content`.
-        proof: The server's seal on it.
+        last: The last round that the site has received.
+        content: Hash of that round's content, see `site.request_content`.
+        proof: The server's seal on that content.
     """
 
     run: str
@@ -349,15 +355,15 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Outgoing:
-    """What an engine has to carry in a round.
+    """The bytes that an engine carries to the agents in a round.
 
     Attributes:
         serial: The round.
         requests: Bytes per agent.
-        blobs: The broadcasts that the requests name, by hash; an agent that has one already need
+        blobs: The broadcasts that the requests name, by hash; an agent that has a broadcast need
             not get it again.
-        defer: Whether agents are to reply now, without an evaluation that is not finished.
-        most: The bytes of the longest reply that is expected of an agent, with its frame.
+        defer: Whether agents reply now, without waiting for an unfinished evaluation.
+        most: The bytes of the longest expected reply of an agent, with its frame.
     """
 
     serial: int
@@ -369,11 +375,11 @@ class Outgoing:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why an agent was not heard in a round.
+    """The reason why there is no reply of an agent in a round.
 
     Attributes:
         code: One of `REASONS`.
-        detail: What an operator of the server should know besides; holds no data.
+        detail: Further information for the server's operator; holds no data.
     """
 
     code: str
@@ -385,14 +391,14 @@ class Failure:
 
 @dataclass(frozen=True)
 class Exchanged:
-    """What came back from a round.
+    """The results of a round.
 
     Attributes:
-        replies: The bytes of those who answered.
-        failures: Why the others did not.
-        bytes_down: Bytes that went to each agent, broadcasts included.
-        bytes_up: Bytes that came from each agent.
-        cpu_seconds: What each agent's answer took, where the engine can tell.
+        replies: The bytes of each reply.
+        failures: The reason for every agent without a reply.
+        bytes_down: Bytes sent to each agent, broadcasts included.
+        bytes_up: Bytes received from each agent.
+        cpu_seconds: CPU time of each agent's answer, if the engine measures it.
     """
 
     replies: Mapping[AgentId, bytes]
@@ -407,9 +413,12 @@ Exchange = Callable[[Outgoing], Exchanged]
 
 def _check_names(*names: str) -> None:
     if any(len(name) > MAX_NAME for name in names):
-        raise InputDataError(f"Names of runs and agents have at most {MAX_NAME} characters.")
+        longest = max(map(len, names))
+        raise InputDataError(
+            f"Expected names of runs and agents of at most {MAX_NAME} characters, got {longest}."
+        )
 
 
 def _check_hashes(*hashes: str) -> None:
     if not all(_HASH.fullmatch(value) for value in hashes):
-        raise InputDataError("Hashes and seals have 64 hexadecimal digits.")
+        raise InputDataError("Expected hashes and seals of 64 hexadecimal digits.")

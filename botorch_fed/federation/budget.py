@@ -1,4 +1,4 @@
-"""One meaning of `budget` for all studies: evaluations of each site, the initial ones included."""
+"""The `budget` of all studies: evaluations of each site, the initial ones included."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ logger = logging.getLogger(__name__)
 class Budgeted:
     """A study whose `budget` counts the evaluations of each site that queries.
 
-    Protocols count rounds; each study derives them from its budget in `rounds_for`. The names of
-    the sites are needed where the number of initial points depends on the data of each site:
-    without names, no site has any.
+    Protocols count rounds; each study derives them from its budget in `rounds_for`. Methods take
+    the names of the sites because the number of initial points may depend on the data of each
+    site. Without names, no site has data.
     """
 
     budget: int
-    active: tuple[AgentId, ...] | None = None  # who queries; all
+    active: tuple[AgentId, ...] | None = None  # the sites that query; None for all
 
     def __new__(cls, *_: Any, **settings: Any) -> Self:
         """Refuse the former keyword `rounds`, with the budget of the same number of rounds."""
@@ -42,18 +42,18 @@ class Budgeted:
     def budget_of(
         cls, rounds: int, names: tuple[AgentId, ...], settings: dict[str, Any]
     ) -> int | str:
-        """The budget with which a study of these settings has so many rounds.
+        """The budget with which a study of these settings has `rounds` rounds.
 
         Args:
             rounds: The number of rounds after the initial points.
-            names: The sites; empty if they are not known.
+            names: The sites; empty if not given.
             settings: Keywords of the study.
         """
         study = super().__new__(cls)
         for item in fields(cls):  # type: ignore[arg-type]
-            made: Callable[[], Any] | Any = item.default_factory
-            if made is not MISSING:
-                settings = {item.name: made(), **settings}
+            factory: Callable[[], Any] | Any = item.default_factory
+            if factory is not MISSING:
+                settings = {item.name: factory(), **settings}
         vars(study).update(settings)
         return study._budget_of(rounds, names)
 
@@ -61,11 +61,11 @@ class Budgeted:
         return rounds + self.initial_for(names)
 
     def initial_for(self, names: tuple[AgentId, ...]) -> int:
-        """How many evaluations a site makes before the first round, at most."""
+        """Upper bound on the evaluations of a site before the first round."""
         return 0
 
     def rounds_for(self, names: tuple[AgentId, ...]) -> int:
-        """How many rounds follow the initial points: as many as the budget has left."""
+        """The number of rounds after the initial points: the rest of the budget."""
         initial = self.initial_for(names)
         if initial > self.budget:
             raise InputDataError(
@@ -75,11 +75,11 @@ class Budgeted:
         return self.budget - initial
 
     def evaluated(self, names: tuple[AgentId, ...], state: Any) -> int:
-        """How many evaluations a site has been asked for when the server is in a state, at most."""
+        """Upper bound on the evaluations requested from a site up to a state of the server."""
         return self.initial_for(names) + state.t - 1 if state.t > 0 else 0
 
     def evaluations_for(self, names: tuple[AgentId, ...]) -> int:
-        """How many evaluations all sites make together, at most."""
+        """Upper bound on the evaluations of all sites together."""
         return self.budget * len(names if self.active is None else self.active)
 
     def _check_budget(self) -> None:
@@ -90,28 +90,28 @@ class Budgeted:
 
 
 def no_round(budget: int, initial: int, alone: str) -> InputDataError:
-    """Why a study that never gets beyond its initial points is refused.
+    """The error of a study without a round after its initial points.
 
     Args:
-        budget: Its budget.
-        initial: How many initial points it has.
-        alone: What to write for sites that search alone on purpose.
+        budget: The budget.
+        initial: The number of initial points.
+        alone: The setting with which sites search alone.
     """
     return InputDataError(
-        f"budget = {budget} leaves no round after {initial} initial points, so that nothing would "
-        f"ever be sent: write budget = {initial + 1} or more. Sites that search alone on purpose "
-        f"have {alone}."
+        f"budget = {budget} leaves no round after {initial} initial points, so that no message "
+        f"would ever be sent: write budget = {initial + 1} or more. For sites that search alone "
+        f"write {alone}."
     )
 
 
 def note_one_site(names: tuple[AgentId, ...]) -> None:
-    """Log a warning where a site has nobody to exchange messages with."""
+    """Log a warning if a study has one site, which has no peer to exchange messages with."""
     if len(names) == 1:
         logger.warning("the study has one site, %r: nobody reads its messages", names[0])
 
 
 def renamed(budget: int | str) -> str:
-    """What to write in the place of the former `rounds`."""
+    """The replacement of the former setting `rounds`."""
     return (
         "rounds is now budget, evaluations per site with the initial ones: write "
         f"budget = {budget}."
@@ -124,13 +124,13 @@ def missing_points(
     active: tuple[AgentId, ...] | None,
     counts: dict[AgentId, int],
 ) -> int:
-    """How many of its initial points the site with the fewest observations lacks.
+    """The number of initial points that the site with the fewest observations lacks.
 
     Args:
-        starts: How many initial points a site without data evaluates.
-        names: The sites; empty if they are not known.
-        active: Who queries; None for all.
-        counts: How many observations each site has already.
+        starts: The number of initial points of a site without data.
+        names: The sites; empty if not given.
+        active: The sites that query; None for all.
+        counts: The number of observations of each site.
     """
     querying = names if active is None else active
     least = min((counts.get(name, 0) for name in querying), default=0)

@@ -1,4 +1,4 @@
-"""Which messages carry something of a site, or of the others: what contributions are counted by."""
+"""The messages that count as contributions: those with numbers or encrypted bytes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 
 def carries(message: Any) -> bool:
-    """Whether a message has numbers or sealed bytes, and not settings and answers alone.
+    """Whether a message holds numbers or encrypted bytes, beside settings and status.
 
     Args:
         message: A dataclass of a protocol, or a part of one.

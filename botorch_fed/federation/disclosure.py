@@ -1,12 +1,12 @@
-r"""Who sees what, and what it costs: the one source of plans, reports, the CLI and documentation.
+r"""Readers of messages and cost of privacy, for plans, reports, the CLI and documentation.
 
-    Row      one kind of message: its sender, its content, who can read it, what that reveals
-    Sees     all rows of a study, what stays with an agent, whom one has to trust, limits
-    Price    the guarantee of a whole run, the mechanism behind it, its payments, and who pays
+    Row      one kind of message: sender, content, readers, and what the content reveals
+    Sees     all rows of a study, the data that stay with an agent, the trusted parties, limits
+    Price    the guarantee of a whole run, its mechanism, its payments, and the payer
 
-A server has `sees` and `price`, worked out from its settings before anything is evaluated; a study
-has the methods ``sees(space, names)`` and ``price(space, names)``. `FRAMES` are the envelopes that
-all protocols share. `Price.spent` adds up payments, whatever state or log they come from.
+A server has `sees` and `price`, computed from its settings before any evaluation; a study has the
+methods ``sees(space, names)`` and ``price(space, names)``. `FRAMES` are the frames of all
+protocols. `Price.spent` composes the payments of a state or a log.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class Row:
 
     Attributes:
         message: The name of its class.
-        sender: Who sends it.
-        content: What it holds: a noun phrase.
-        readers: Who can read the content: the server, all agents, or only the agent that it is
-            sent to. An agent can read what it sends; nobody is named for a content that is
-            encrypted and that no party can decrypt alone.
-        reveals: What the content is a function of, besides public settings and earlier releases:
+        sender: The sending party.
+        content: The content, as a noun phrase.
+        readers: The parties that can read the content: the server, all agents, or only the agent
+            that it is sent to. An agent can also read its own messages; the list is empty for an
+            encrypted content that no party can decrypt alone.
+        reveals: What the content depends on, besides public settings and earlier releases:
             nothing, agents' data, or agents' data with the noise of a mechanism.
     """
 
@@ -116,14 +116,14 @@ FRAMES: tuple[Row, ...] = (
 
 @dataclass(frozen=True)
 class Sees:
-    """Who sees what in a study.
+    """The readers of all messages of a study.
 
     Attributes:
-        rows: All kinds of messages that can travel.
-        trust: Whom one has to trust with what, and with noise whom the guarantee is against: one
-            sentence.
-        stays: What no message holds: one sentence, or empty.
-        limits: What is not hidden: sentences.
+        rows: All kinds of messages that can be sent.
+        trust: The trusted parties and their role, and with noise the parties against which the
+            guarantee holds: one sentence.
+        stays: The data that no message holds: one sentence, or empty.
+        limits: The facts that are not hidden: sentences.
     """
 
     rows: tuple[Row, ...]
@@ -138,19 +138,19 @@ class Sees:
 
     @property
     def sentences(self) -> tuple[str, ...]:
-        """What stays, what is read by whom, and the trust, without rows that reveal nothing."""
-        said = [str(row) for row in self.rows if row.reveals != "nothing"]
-        none = [NO_GUARANTEE] if said and not self.noisy else []
-        return (*([self.stays] if self.stays else []), *said, self.trust, *none, *self.limits)
+        """All sentences: `stays`, the rows that reveal data, `trust` and `limits`."""
+        rows = [str(row) for row in self.rows if row.reveals != "nothing"]
+        none = [NO_GUARANTEE] if rows and not self.noisy else []
+        return (*([self.stays] if self.stays else []), *rows, self.trust, *none, *self.limits)
 
     @property
     def noisy(self) -> bool:
-        """Whether a mechanism adds noise to anything that travels."""
+        """Whether a mechanism adds noise to any message."""
         return any(row.reveals == "noisy data" for row in self.rows)
 
     @property
     def encrypted(self) -> bool:
-        """Whether anything travels that no party can read alone."""
+        """Whether there is a message that no party can read alone."""
         return any(not row.readers for row in self.rows)
 
     def row(self, message: str) -> Row:
@@ -163,7 +163,7 @@ class Sees:
         )
 
     def read_by(self, reader: Reader) -> tuple[Row, ...]:
-        """What a reader learns of agents' data."""
+        """The rows with agents' data that a reader can read."""
         return tuple(r for r in self.rows if reader in r.readers and r.reveals != "nothing")
 
     def __str__(self) -> str:
@@ -175,7 +175,7 @@ class Sees:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` made, or JSON has made of it."""
+        """The object of the values of `to_dict`, also after JSON."""
         rows = (Row(**{**row, "readers": tuple(row["readers"])}) for row in values["rows"])
         return cls(tuple(rows), values["trust"], values["stays"], tuple(values["limits"]))
 
@@ -188,38 +188,39 @@ def derived_rows(
     *,
     silent: bool,
 ) -> tuple[Row, ...]:
-    """The rows of messages that no mechanism hides: their contents are what their classes say.
+    """The rows of messages without a mechanism; their contents come from the classes' docstrings.
 
     Args:
         setup: The class of the first broadcast.
-        orders: Those of what a server asks of one agent.
-        replies: Those of what an agent replies.
-        broadcasts: Those of the other broadcasts.
-        silent: Whether agents say nothing, so that no message reveals data.
+        orders: The classes of the server's orders to one agent.
+        replies: The classes of an agent's replies.
+        broadcasts: The classes of the other broadcasts.
+        silent: Whether agents send no messages, so that no row reveals data.
     """
-    said: Reveals = "nothing" if silent else "data"
+    from_data: Reveals = "nothing" if silent else "data"
     rows = [Row.of(setup, "server", "the terms and the shared basis", EVERYBODY)]
     for kind in orders:
-        reveals = said if _has_numbers(kind) else "nothing"
+        reveals = from_data if _has_numbers(kind) else "nothing"
         rows.append(Row.of(kind, "server", _content(kind), ADDRESSEE, reveals))
     for kind in replies:
-        rows.append(Row.of(kind, "agent", f"of each agent: {_content(kind)}", ("server",), said))
+        content = f"of each agent: {_content(kind)}"
+        rows.append(Row.of(kind, "agent", content, ("server",), from_data))
     for kind in broadcasts:
-        rows.append(Row.of(kind, "server", _content(kind), EVERYBODY, said))
+        rows.append(Row.of(kind, "server", _content(kind), EVERYBODY, from_data))
     return tuple(rows)
 
 
 def _content(kind: type) -> str:
-    """A class in the words of its docstring, up to the end of the first clause."""
+    """The docstring of a class, up to the end of its first clause."""
     text = " ".join((inspect.getdoc(kind) or "").split("\n\n")[0].split())
     first = re.split(r"[.;:](?: |$)", text)[0]
-    if not first or first.startswith(f"{kind.__name__}("):  # which dataclasses make themselves
+    if not first or first.startswith(f"{kind.__name__}("):  # the default docstring of a dataclass
         return f"a {kind.__name__}"
     return first[0].lower() + first[1:]
 
 
 def _has_numbers(kind: type) -> bool:
-    """Whether a message can hold what somebody has measured, and not settings alone."""
+    """Whether a message can hold measured numbers, beside settings."""
     words = " ".join(map(str, get_type_hints(kind).values()))
     return any(name in words for name in ("Tensor", "bytes", "float")) or Tensor in (
         get_type_hints(kind).values()
@@ -228,20 +229,20 @@ def _has_numbers(kind: type) -> bool:
 
 @dataclass(frozen=True)
 class Price:
-    """What a run costs in privacy, planned before anything is evaluated.
+    """The privacy cost of a run, planned before any evaluation.
 
     Attributes:
-        guarantee: What the whole run reveals about one unit at most; what a site's `require` is
-            compared with.
-        event: What one payment is for.
-        payments: How many payments one unit makes at most.
-        releases: How many noisy values are planned.
-        mechanism: The class of the mechanism; "none" if nothing is released.
-        settings: Its settings, in words, for a reader.
+        guarantee: The guarantee of the whole run for one unit; a site compares its `require` with
+            it.
+        event: The event of one payment.
+        payments: The largest number of payments of one unit.
+        releases: The number of planned noisy releases.
+        mechanism: The class of the mechanism; "none" without releases.
+        settings: The mechanism's settings as text.
         noise_std: The standard deviation of the noise in a number of the first release, in its
-            noisiest row; of running sums, in the last one.
-        trust: Whom one has to trust with what: one sentence.
-        paid_at: Whose ledger pays: the hub's, or each site's own.
+            noisiest row; for running sums, in the last release.
+        trust: The trusted parties and their role: one sentence.
+        paid_at: The paying ledger: the hub's, or each site's.
     """
 
     guarantee: Guarantee
@@ -256,44 +257,44 @@ class Price:
 
     @property
     def epsilon(self) -> float:
-        """Of the whole run, an upper bound."""
+        """An upper bound on epsilon of the whole run."""
         return self.guarantee.epsilon
 
     @property
     def delta(self) -> float:
-        """The probability beside epsilon."""
+        """The delta at which epsilon holds."""
         return self.guarantee.delta
 
     @property
     def unit(self) -> Unit:
-        """Whose contribution is protected."""
+        """The unit whose contribution is protected."""
         return self.guarantee.unit
 
     @property
     def adjacency(self) -> Adjacency:
-        """What a neighbouring world is."""
+        """The definition of neighbouring data sets."""
         return self.guarantee.adjacency
 
     @property
     def noise_multiplier(self) -> float:
-        """The noise of one payment over the norm of one unit's contribution."""
+        """The noise of one payment divided by the norm of one unit's contribution."""
         return self.event.noise_multiplier
 
     def spent(self, paid: Ledger | SharedLedger | Iterable[Event | Entry]) -> Guarantee:
-        """What payments so far reveal about one unit.
+        """The guarantee of the payments so far, for one unit.
 
         Args:
-            paid: What a server's ``paid(state)`` says, the payments of a log, or a ledger.
+            paid: A server's ``paid(state)``, the payments of a log, or a ledger.
         """
         if isinstance(paid, SharedLedger):
             paid = paid.ledger
-        found = list(paid.entries if isinstance(paid, Ledger) else paid)
-        private = all(one.private for one in found if isinstance(one, Entry))
-        composed = compose(found, delta=self.delta, adjacency=self.adjacency, unit=self.unit)
+        payments = list(paid.entries if isinstance(paid, Ledger) else paid)
+        private = all(one.private for one in payments if isinstance(one, Entry))
+        composed = compose(payments, delta=self.delta, adjacency=self.adjacency, unit=self.unit)
         return replace(composed, private=private and self.guarantee.private)
 
     def account(self, paid: Iterable[Entry]) -> dict[str, Any]:
-        """What a result says of privacy: plain values, for JSON."""
+        """The privacy account of a result: plain values, for JSON."""
         entries = tuple(paid)
         spent = self.spent(entries)
         return {
@@ -328,7 +329,7 @@ class Price:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
-        """What `to_dict` made, or JSON has made of it."""
+        """The object of the values of `to_dict`, also after JSON."""
         guarantee, event = Guarantee(**values["guarantee"]), Event(**values["event"])
         return cls(**{**values, "guarantee": guarantee, "event": event})
 
@@ -336,7 +337,7 @@ class Price:
 def disclosed(
     study: Any, server: Any, space: Any, names: tuple[str, ...]
 ) -> tuple[Sees | None, Price | None]:
-    """What a server says of itself, or else its study; None of a study that says nothing."""
+    """`sees` and `price` of a server, or else of its study; None if neither has them."""
     if hasattr(server, "sees") and hasattr(server, "price"):
         return server.sees, server.price
     if hasattr(study, "sees") and hasattr(study, "price"):
@@ -352,7 +353,7 @@ def _plain(entry: Entry) -> dict[str, Any]:
 
 
 def entries_of(account: Mapping[str, Any]) -> tuple[Entry, ...]:
-    """The payments that an account of `Price.account` lists."""
+    """The payments listed in an account of `Price.account`."""
     return tuple(
         Entry(Event(**row["event"]), row["count"], "", row["private"])
         for row in account.get("paid", ())
@@ -360,16 +361,16 @@ def entries_of(account: Mapping[str, Any]) -> tuple[Entry, ...]:
 
 
 def total_count(entries: Iterable[Entry]) -> int:
-    """How many payments entries are."""
+    """The number of payments of some entries."""
     return sum(entry.count for entry in entries)
 
 
 def first_payments(entries: Iterable[Entry], count: int) -> tuple[Entry, ...]:
-    """The first so many payments of some entries."""
-    found: list[Entry] = []
+    """The first `count` payments of some entries."""
+    first: list[Entry] = []
     for entry in entries:
-        taken = min(entry.count, count)
-        if taken:
-            found.append(replace(entry, count=taken))
-        count -= taken
-    return tuple(found)
+        part = min(entry.count, count)
+        if part:
+            first.append(replace(entry, count=part))
+        count -= part
+    return tuple(first)

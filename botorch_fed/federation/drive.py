@@ -1,7 +1,7 @@
-r"""The server's loop, the only one there is.
+r"""The server's loop.
 
-After every step the server's state goes into its log, before anything else happens: what a step
-drew is never drawn again, and a round that a crash interrupted is asked again with the same bytes.
+The server's state is written into its log after every step, before any other action: no random
+draw of a step is repeated, and an interrupted round is repeated with the same bytes.
 """
 
 from __future__ import annotations
@@ -45,16 +45,16 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Round:
-    """A finished round, for those who watch.
+    """A finished round, as callbacks get it.
 
     Attributes:
         serial: Its number, from 1.
-        exchanged: What came back, refusals and malformed replies among the failures.
-        replied: Whose replies counted.
-        state: The server's state after it.
-        sent: Of them, whose replies carried a message.
-        told: Whose requests carried a message.
-        broadcasts: Hashes of what was broadcast.
+        exchanged: The results, with refusals and malformed replies among the failures.
+        replied: The agents whose replies were accepted.
+        state: The server's state after the round.
+        sent: The agents in `replied` whose replies carried a message.
+        told: The agents in `replied` whose requests carried a message.
+        broadcasts: Hashes of the broadcasts.
     """
 
     serial: int
@@ -85,31 +85,31 @@ def drive(
 
     Args:
         server: The server's side of the protocol.
-        exchange: Carries a round's requests and brings the replies.
-        run: The run's name, which the sites know as well.
-        log: What the server must not lose, of `HUB_EVENTS`; a run goes on where its log ends. None
-            for a run that is never resumed.
-        on_exchange: Called after every round, *before* its step is in the log: for books that must
-            not miss a round. If it gets no further, the round comes again.
+        exchange: Carries the requests of a round to the agents and returns the replies.
+        run: The run's name, as the sites have it.
+        log: The server's log of `HUB_EVENTS`; a run continues at the end of its log. None for a
+            run that is never resumed.
+        on_exchange: Called after every round, *before* its step is in the log, for records that
+            must not miss a round. After a crash in between, the round is repeated.
         on_round: Called after every round, when its step is in the log.
-        quorum: The least number of replies with which a round may go on, or of all whom it asks if
-            these are fewer.
-        retries: How often a round without a quorum is asked again, at once, before the run stops.
-        idle: For how many seconds a round waits in which evaluations are open and nobody has
-            finished. One who has lets the round go on; the others send what they have already, and
-            their evaluations count when they are there.
-        pause: Seconds between two questions meanwhile.
-        max_bytes: Refuse longer messages.
-        anchors: What was seen of the sites' ledgers, in this run and in earlier ones; default
-            nothing.
+        quorum: The least number of replies of a complete round, or the number of its agents if
+            that is smaller.
+        retries: The number of immediate repetitions of a round without a quorum, before the run
+            stops.
+        idle: Seconds that a round waits while evaluations are open and none is finished. One
+            finished evaluation ends the wait; the other agents reply with their present data, and
+            later rounds use their evaluations.
+        pause: Seconds between two requests to a busy agent.
+        max_bytes: The longest message that is accepted.
+        anchors: Anchors of the sites' ledgers, of this run and of earlier ones; default none.
 
     Raises:
-        ProtocolError: The quorum was missed; or an agent proves that this server has asked it for a
-            later round, which means that the server's log is too old; or in the first round all
-            who answer belong to another start of the run. The log is still good.
+        ProtocolError: The quorum was missed; or an agent proves that this server has asked it in a
+            later round, so that the server's log is too old; or in the first round all agents
+            that answer belong to another start of the run. The log stays valid.
     """
     if min(quorum, retries) < 0:
-        raise InputDataError(f"quorum and retries count from 0, got {quorum} and {retries}.")
+        raise InputDataError(f"Expected quorum >= 0 and retries >= 0, got {quorum} and {retries}.")
     if not (idle >= 0 and pause > 0):
         raise InputDataError(f"Expected idle >= 0 and pause > 0 seconds, got {idle} and {pause}.")
     with one_thread() as own:
@@ -120,12 +120,12 @@ def drive(
 
         hub = HubLog(server, run, log)
         longest = min(getattr(server, "reply_bytes", max_bytes), max_bytes)
-        seen = Anchors(MemoryStore()) if anchors is None else anchors
+        store = Anchors(MemoryStore()) if anchors is None else anchors
         cache: list[tuple[Any, bytes, str]] = []
         while (outbox := server.outbox(hub.state)) is not None:
-            known = hub.record
+            record = hub.record
             cache = _encoded_broadcasts(outbox, cache, max_bytes=max_bytes)
-            outgoing = _outgoing(known, outbox, cache, max_bytes=max_bytes, ledgers=seen.all())
+            outgoing = _outgoing(record, outbox, cache, max_bytes=max_bytes, ledgers=store.all())
             outgoing = replace(outgoing, most=longest + FRAME_BYTES)
             past: Exchanged | None = None
             for attempt in range(retries + 1):
@@ -134,10 +134,10 @@ def drive(
                         _exchange,
                         server,
                         hub.state,
-                        known,
+                        record,
                         exchange=carry,
                         max_bytes=longest,
-                        anchors=seen,
+                        anchors=store,
                     ),
                     outgoing,
                     idle=idle,
@@ -151,7 +151,7 @@ def drive(
                     raise ProtocolError(
                         f"Round {outgoing.serial} was answered by {len(inbox)} of "
                         f"{len(outgoing.requests)} agents, {needed} are needed: "
-                        f"{_summary(exchanged.failures)}. Resume when they are back."
+                        f"{_summary(exchanged.failures)}. Resume when they are online."
                     )
             state = server.step(hub.state, inbox)
             round_ = Round(
@@ -181,7 +181,7 @@ class Inbox(dict[AgentId, Any]):
     """The messages of a round by agent.
 
     Attributes:
-        open: The agents whose message was made without their evaluation of this round.
+        open: The agents whose message was made before their evaluation of this round was finished.
     """
 
     def __init__(self) -> None:
@@ -196,7 +196,7 @@ def _finished(
     idle: float,
     pause: float,
 ) -> tuple[Inbox, Exchanged]:
-    """A round: once somebody has finished, those who are busy are asked for what they have."""
+    """A round: after the first finished evaluation, busy agents reply with their present data."""
     end = time.monotonic() + idle
     inbox, exchanged = ask(outgoing)
     while (busy := _busy(exchanged)) and not inbox and (left := end - time.monotonic()) > 0:
@@ -235,22 +235,23 @@ def _encoded_broadcasts(
 
 
 def _outgoing(
-    known: HubRecord,
+    record: HubRecord,
     outbox: Outbox,
     blobs: list[tuple[Any, bytes, str]],
     *,
     max_bytes: int,
     ledgers: tuple[Anchored, ...] = (),
 ) -> Outgoing:
-    serial = known.serial + 1
+    serial = record.serial + 1
     hashes = tuple(digest for _, _, digest in blobs)
     requests = {}
     for agent, message in outbox.messages.items():
         body = encoded(message, max_bytes)
-        asked, heard = known.asked.get(agent, 0), known.replied.get(agent, 0)
-        run, instance = known.started.run, known.started.instance
-        frame = Request(run, instance, agent, serial, asked, heard, hashes, body, "0" * 64, ledgers)
-        frame = replace(frame, tag=known.tag(agent, serial, request_content(frame)))
+        asked, replied = record.asked.get(agent, 0), record.replied.get(agent, 0)
+        run, instance = record.started.run, record.started.instance
+        tag = "0" * 64
+        frame = Request(run, instance, agent, serial, asked, replied, hashes, body, tag, ledgers)
+        frame = replace(frame, tag=record.tag(agent, serial, request_content(frame)))
         requests[agent] = encode(frame, max_bytes=max_bytes + FRAME_BYTES)
     return Outgoing(serial, requests, {digest: data for _, data, digest in blobs})
 
@@ -258,32 +259,32 @@ def _outgoing(
 def _exchange(
     server: Server[Any],
     state: Any,
-    known: HubRecord,
+    record: HubRecord,
     outgoing: Outgoing,
     *,
     exchange: Exchange,
     max_bytes: int,
     anchors: Anchors | None = None,
 ) -> tuple[Inbox, Exchanged]:
-    """Carry a round and sort what came back; one agent's mistake is its own only."""
+    """Carry a round and check the replies; an invalid reply fails its sender only."""
     exchanged = exchange(outgoing)
     inbox = Inbox()
     failures = {agent: Failure("unasked") for agent in exchanged.replies.keys() - outgoing.requests}
     strangers = 0
-    for agent, request in outgoing.requests.items():  # in one order, whoever answers first
+    for agent, request in outgoing.requests.items():  # in the order of the requests
         data = exchanged.replies.get(agent)
         if data is None:
             failures[agent] = exchanged.failures.get(agent, Failure("absent"))
             continue
         try:
             answer = decode(data, Reply, Refusal, max_bytes=max_bytes + FRAME_BYTES)
-            if not _is_about(answer, known, agent, outgoing.serial, request):
+            if not _is_about(answer, record, agent, outgoing.serial, request):
                 raise MessageError("its reply is to another request")
         except MessageError as error:
             failures[agent] = Failure("malformed", str(error))
             continue
         if isinstance(answer, Refusal):
-            _check_age(known, agent, answer, content_of(request))
+            _check_age(record, agent, answer, content_of(request))
             strangers += answer.code in ("foreign", "invalid")
             failures[agent] = Failure(answer.code)
             continue
@@ -300,12 +301,12 @@ def _exchange(
                 anchors.hear(agent, answer.ledgers[:MAX_ANCHORS])
             inbox[agent] = message
             inbox.open |= {agent} if answer.open else set()
-    silent = ("absent", "unknown")  # who is busy or has failed has begun
+    silent = ("absent", "unknown")  # agents that are busy or have failed take part
     present = len(exchanged.replies.keys() & outgoing.requests) + sum(
         agent not in exchanged.replies and failure.code not in silent
         for agent, failure in exchanged.failures.items()
     )
-    if strangers and strangers == present and not known.replied:
+    if strangers and strangers == present and not record.replied:
         raise ProtocolError(
             f"All {strangers} agents that answer refuse to begin: {_summary(failures)}. If they "
             "take part in another start of this run, restore the server's log or choose another "
@@ -315,31 +316,31 @@ def _exchange(
 
 
 def _is_about(
-    answer: Reply | Refusal, known: HubRecord, agent: AgentId, serial: int, request: bytes
+    answer: Reply | Refusal, record: HubRecord, agent: AgentId, serial: int, request: bytes
 ) -> bool:
-    """Whether an answer is to this request, which nobody else was sent."""
+    """Whether an answer is to this request, which only this agent was sent."""
     digest = content_hash(request)
     if isinstance(answer, Reply):
         return answer.request == bytes.fromhex(digest)
-    found = answer.run, answer.instance, answer.agent, answer.serial, answer.request
-    started = known.started
-    return found == (started.run, started.instance, agent, serial, digest)
+    subject = answer.run, answer.instance, answer.agent, answer.serial, answer.request
+    started = record.started
+    return subject == (started.run, started.instance, agent, serial, digest)
 
 
 def content_of(request: bytes) -> str:
-    """Hash of what a request asks for."""
+    """Hash of a request's content."""
     frame: Request = decode(request, Request, max_bytes=len(request))
     return request_content(frame)
 
 
-def _check_age(known: HubRecord, agent: AgentId, refusal: Refusal, content: str) -> None:
-    """Stop if an agent proves by our own seal that we have asked it for something later."""
+def _check_age(record: HubRecord, agent: AgentId, refusal: Refusal, content: str) -> None:
+    """Stop if an agent proves, by this server's seal, that the server sent it a later request."""
     if refusal.code not in ("stale", "changed"):
         return
-    later = refusal.last > known.asked.get(agent, 0) and refusal.last != refusal.serial
+    later = refusal.last > record.asked.get(agent, 0) and refusal.last != refusal.serial
     other = refusal.last == refusal.serial and refusal.content != content
     sealed = hmac.compare_digest(
-        known.tag(agent, refusal.last, refusal.content).encode(), refusal.proof.encode()
+        record.tag(agent, refusal.last, refusal.content).encode(), refusal.proof.encode()
     )
     if sealed and (later or other):
         raise ProtocolError(
@@ -350,7 +351,7 @@ def _check_age(known: HubRecord, agent: AgentId, refusal: Refusal, content: str)
 
 
 def _with_costs(exchanged: Exchanged, past: Exchanged) -> Exchanged:
-    """The last attempt of a round, with what all attempts have cost."""
+    """The last attempt of a round, with the costs of all attempts."""
 
     def total(new: Mapping[AgentId, Any], old: Mapping[AgentId, Any]) -> dict[AgentId, Any]:
         return {agent: new.get(agent, 0) + old.get(agent, 0) for agent in {**old, **new}}

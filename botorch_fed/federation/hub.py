@@ -1,11 +1,11 @@
-r"""The hub's log, and what follows from it.
+r"""The hub's log, and the record that its events give.
 
     Started    a start of a run: its name, its key, the state before the first round
-    Stepped    a round is finished: who was asked, who has replied, the state after it
-    Resumed    the run goes on with another state: with agents who join, or a larger budget
+    Stepped    a finished round: the agents asked, the agents that replied, the state after it
+    Resumed    a new state before the next round: with agents that join, or a larger budget
 
-An event refers to a snapshot of the state. Whatever is large in a state and does not change from
-one round to the next is written once, see `storage.snapshots`.
+An event refers to a snapshot of the state. Large unchanged parts of a state are stored once, see
+`storage.snapshots`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Books(Protocol):
 
 @dataclass(frozen=True)
 class Anchor:
-    """How a ledger on disk was last seen: its number of events, and its head."""
+    """The state of a ledger on disk at one time: its number of events, and its head."""
 
     length: int
     head: str
@@ -52,9 +52,9 @@ class Started:
         run: The run's name.
         instance: A random name of this start.
         fingerprint: Hash of the server's settings.
-        key: What the server seals its requests with.
+        key: The server's key for the seals of its requests.
         state: Hash of the snapshot of the server's state before the first round.
-        ledger: How the ledger on disk was seen, if there is one.
+        ledger: The anchor of the ledger on disk, if there is one.
     """
 
     run: str
@@ -67,14 +67,14 @@ class Started:
 
 @dataclass(frozen=True)
 class Stepped:
-    """A round is finished.
+    """A finished round.
 
     Attributes:
         serial: Its number, from 1.
-        asked: Who was asked.
-        replied: Whose replies counted.
-        state: Hash of the snapshot of the server's state after it.
-        ledger: How the ledger on disk was seen, if there is one.
+        asked: The agents that were asked.
+        replied: The agents whose replies were accepted.
+        state: Hash of the snapshot of the server's state after the round.
+        ledger: The anchor of the ledger on disk, if there is one.
     """
 
     serial: int
@@ -86,11 +86,11 @@ class Stepped:
 
 @dataclass(frozen=True)
 class Resumed:
-    """The run goes on with another state, before a round depends on it.
+    """A run continues with another state, before a round depends on it.
 
     Attributes:
         state: Hash of the snapshot of the server's state.
-        ledger: How the ledger on disk was seen, if there is one.
+        ledger: The anchor of the ledger on disk, if there is one.
     """
 
     state: str
@@ -102,15 +102,15 @@ HUB_EVENTS = (Started, Stepped, Resumed)
 
 @dataclass(frozen=True)
 class HubRecord:
-    """What the events of a hub's log come to.
+    """The fold of the events of a hub's log.
 
     Attributes:
-        started: The first of them.
-        serial: The last round that is finished.
+        started: The first event.
+        serial: The last finished round.
         asked: The last round in which each agent was asked.
-        replied: The last round in which each agent has replied.
+        replied: The last round in which each agent replied.
         state: Hash of the snapshot of the server's state.
-        ledger: How the ledger on disk was last seen.
+        ledger: The last anchor of the ledger on disk.
     """
 
     started: Started
@@ -131,13 +131,14 @@ class HubRecord:
                 record = record.after(event)
             else:
                 raise ProtocolError(
-                    f"Expected the events of a hub, got {type(event).__name__} at this place: this "
-                    "is no log of a hub, or two hubs have written to it."
+                    f"Expected the events of one hub, got {type(event).__name__} at this place: "
+                    "the log is of another party, or two hubs have written to it. Restore the "
+                    "hub's log from a copy."
                 )
         return record
 
     def after(self, event: Stepped | Resumed) -> Self:
-        """The record with one event more."""
+        """The record after one more event."""
         if isinstance(event, Resumed):
             return replace(self, state=event.state, ledger=event.ledger)
         return replace(
@@ -150,7 +151,7 @@ class HubRecord:
         )
 
     def tag(self, agent: AgentId, serial: int, content: str) -> str:
-        """The seal that says: this server has asked this agent for this in this round."""
+        """The server's seal on the content of its request to an agent in a round."""
         started = self.started
         text = encode_names(started.run, started.instance, agent, str(serial), content)
         return hmac.new(started.key, text, hashlib.sha256).hexdigest()
@@ -161,32 +162,32 @@ def hub_log(folder: Path) -> FileLog:
     home = folder / "server"
     if (home / "record").exists():
         raise ProtocolError(
-            f"The run in {folder} is of an earlier release, which kept a record where this one "
-            "keeps a log: go on with that release, or start anew in another folder."
+            f"The run in {folder} is of an earlier release, which kept a record instead of a log: "
+            "continue it with that release, or start a new run in another folder."
         )
     return FileLog(home, HUB_EVENTS)
 
 
 def finished_rounds(log: Log) -> int:
-    """The number of rounds that a hub's log has behind it."""
+    """The number of finished rounds in a hub's log."""
     return max((event.serial for event in log if isinstance(event, Stepped)), default=0)
 
 
 class HubLog:
-    """A hub's log while its run goes on.
+    """A hub's log during its run.
 
     Args:
-        server: Whose states it keeps.
+        server: The server whose states are logged.
         run: The run's name.
-        log: The log; None keeps nothing.
+        log: The log; None stores nothing.
     """
 
     def __init__(self, server: Server[Any], run: str, log: Log | None) -> None:
         self._server = server
         self._log = log
         self._books: Books | None = getattr(server, "shared_ledger", None)
-        found = None if log is None else HubRecord.of(log)
-        if found is None:
+        record = None if log is None else HubRecord.of(log)
+        if record is None:
             self.state = server.start()
             key, instance = secrets.token_bytes(32), secrets.token_hex(16)
             digest = self._snapshot(self.state)
@@ -194,15 +195,15 @@ class HubLog:
             self._append(event)
             self.record = HubRecord(event, 0, {}, {}, digest, event.ledger)
         else:
-            self.record = found
+            self.record = record
             self._check(run)
-            self.state = self._loaded(found.state)
+            self.state = self._loaded(record.state)
             self._resume()
 
     def step(
         self, serial: int, asked: Iterable[AgentId], replied: Iterable[AgentId], state: Any
     ) -> None:
-        """A round is finished: when this returns, it is on the disk."""
+        """Log a finished round; it is durable when this returns."""
         digest = self._snapshot(state)
         event = Stepped(serial, tuple(asked), tuple(replied), digest, self._anchor())
         self._append(event)
@@ -237,33 +238,35 @@ class HubLog:
         return None if self._books is None else Anchor(len(self._books), self._books.head)
 
     def _check(self, run: str) -> None:
-        """Raise unless the run and its ledger are those that the log is of."""
-        started, seen = self.record.started, self.record.ledger
+        """Raise unless the log is of this run and this ledger."""
+        started, anchor = self.record.started, self.record.ledger
         if (started.run, started.fingerprint) != (run, self._server.fingerprint):
             raise ProtocolError(
-                f"The log is of run {started.run!r} with settings {started.fingerprint[:12]}…, not "
-                f"of {run!r} with {self._server.fingerprint[:12]}…: use the settings that it was "
-                "made with."
+                f"The log is of run {started.run!r} with settings {started.fingerprint[:12]}…, "
+                f"this is run {run!r} with {self._server.fingerprint[:12]}…: use the name and the "
+                "settings of the logged run."
             )
-        if seen is None:
+        if anchor is None:
             return
         if self._books is None:
             raise ProtocolError(
-                "The run has paid from a ledger on disk, and none was given: give that one."
+                "The run has paid from a ledger on disk, and this study has none: name that "
+                "ledger in the study."
             )
-        if (head := self._books.head_at(seen.length)) != seen.head:
+        if (head := self._books.head_at(anchor.length)) != anchor.head:
             has = "others" if head else len(self._books)
             raise ProtocolError(
-                f"The run has seen {seen.length} events in its ledger on disk, {self._books!r} has "
-                f"{has}: it was cut back or exchanged. Restore the newest copy of it."
+                f"The run has recorded {anchor.length} events of its ledger on disk, "
+                f"{self._books!r} has {has}: it was cut back or exchanged. Restore the newest copy "
+                "of it."
             )
 
 
 def encoded(thing: Any, max_bytes: int) -> bytes:
-    """The bytes of what a server has made itself."""
+    """The bytes of a server's state or message."""
     try:
         return encode(thing, max_bytes=max_bytes)
     except MessageError as error:
         raise ProtocolError(
-            f"The server cannot encode its own {type(thing).__name__}: {error}"
+            f"The server cannot encode its {type(thing).__name__}: {error}"
         ) from error

@@ -1,8 +1,8 @@
-"""Protocols and their parts by the names that study files use: the one place that knows them.
+"""Names of protocols, searches and aggregations in study files.
 
-A study file writes a name of `PROTOCOLS`, or ``module:Name`` of a study class of its own: a frozen
-dataclass with `server`, `agent`, `sees` and `price`, whose fields are its settings. A search or an
-aggregation is a name of `SEARCHES` or `AGGREGATIONS`, or ``module:Name``.
+A protocol is a name of `PROTOCOLS`, or ``module:Name`` of a study class: a frozen dataclass with
+`server`, `agent`, `sees` and `price`, whose fields are its settings. A search or an aggregation is
+a name of `SEARCHES` or `AGGREGATIONS`, or ``module:Name``.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PROTOCOLS: dict[str, str] = {
     "federation": "botorch_fed.studies:Federation",
     "private-ucb": "botorch_fed.studies:PrivateUCB",
 }
-ALONE = "fts"  # agents of this study need no others: without messages it is the usual baseline
+ALONE = "fts"  # without messages this study is the single-site baseline
 
 
 SEARCHES: dict[str, str] = {"transfer": "botorch_fed.search.messages:TransferRows"}
@@ -35,14 +35,14 @@ def study_class(name: str) -> type[Any]:
         FederatedError: There is none.
     """
     target = PROTOCOLS.get(name, name)
-    found = _found(target, "a study class", PROTOCOLS)
-    missing = [verb for verb in ("server", "agent", "sees", "price") if not hasattr(found, verb)]
-    if missing or not isinstance(found, type) or not hasattr(found, "__dataclass_fields__"):
+    kind = _imported(target, "a study class", PROTOCOLS)
+    missing = [verb for verb in ("server", "agent", "sees", "price") if not hasattr(kind, verb)]
+    if missing or not isinstance(kind, type) or not hasattr(kind, "__dataclass_fields__"):
         raise FederatedError(
             f"Expected a dataclass with server, agent, sees and price at {target!r}, got "
-            f"{found!r}" + (f" without {', '.join(missing)}." if missing else ".")
+            f"{kind!r}" + (f" without {', '.join(missing)}." if missing else ".")
         )
-    return found
+    return kind
 
 
 def part_class(name: str, base: type[Any], known: Mapping[str, str]) -> type[Any]:
@@ -50,21 +50,21 @@ def part_class(name: str, base: type[Any], known: Mapping[str, str]) -> type[Any
 
     Args:
         name: A name of `known`, or ``module:Name``.
-        base: What it must be a frozen dataclass of.
+        base: The base class that it must have.
         known: `SEARCHES` or `AGGREGATIONS`.
 
     Raises:
         FederatedError: There is none.
     """
     target, what = known.get(name, name), f"a subclass of {base.__name__}"
-    found = _found(target, what, known)
-    if not isinstance(found, type) or not issubclass(found, base):
-        raise FederatedError(f"Expected {what} at {target!r}, got {found!r}.")
-    return found
+    kind = _imported(target, what, known)
+    if not isinstance(kind, type) or not issubclass(kind, base):
+        raise FederatedError(f"Expected {what} at {target!r}, got {kind!r}.")
+    return kind
 
 
-def _found(target: str, what: str, known: Mapping[str, str]) -> Any:
-    """What is at ``module:Name``."""
+def _imported(target: str, what: str, known: Mapping[str, str]) -> Any:
+    """The object at ``module:Name``."""
     if not re.fullmatch(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*", target):
         raise FederatedError(
             f"Expected one of {', '.join(known)}, or module:Name of {what}, got {target!r}."

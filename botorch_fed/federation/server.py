@@ -1,4 +1,4 @@
-r"""The hub's side of every protocol: it sends the terms, and leaves the rest to the aggregation."""
+r"""The hub's side of every protocol: it sends the terms and the aggregation's orders."""
 
 from __future__ import annotations
 
@@ -18,19 +18,19 @@ from botorch_fed.models import FeatureMap
 from botorch_fed.privacy import Entry, Guarantee, SharedLedger
 from botorch_fed.wire.codec import content_hash, encode
 
-_ROUND = "round"  # in the cache: what follows from a state, worked out once for all replies
+_ROUND = "round"  # cache key of the round of a state, computed once for all replies
 
 
 @dataclass(frozen=True, eq=False)
 class _Round:
-    """What follows from a state: the party as of its roster, the state of the round, its orders.
+    """The round of a state: the party with its roster, the state of the round, its orders.
 
     Attributes:
-        by: The server that worked it out.
-        of: The state.
+        by: The server that computed it.
+        of: The state before agents join.
         hub: The party.
-        state: The state with those who join.
-        orders: Who is asked for what; None at the end.
+        state: The state with the agents that join.
+        orders: The order of each agent; None at the end.
     """
 
     by: FederatedServer
@@ -45,8 +45,8 @@ class FederatedServer:
     """The hub of a federation.
 
     Args:
-        terms: The terms, with a roster and without a promise: the server makes it.
-        resources: What the hub has and no other party knows.
+        terms: The terms, with a roster and without a promise, which the server makes.
+        resources: The hub's private resources.
     """
 
     terms: Terms
@@ -55,24 +55,24 @@ class FederatedServer:
 
     def __post_init__(self) -> None:
         if not self.terms.agents:
-            raise InputDataError("There must be at least one agent, got none.")
+            raise InputDataError("Expected at least one agent, got none.")
         if self.terms.promise is not None:
-            raise InputDataError("The server makes the promise: leave it out of the terms.")
-        _ = self.hub  # what cannot be promised or paid is refused now
+            raise InputDataError("Expected terms without a promise: the server makes the promise.")
+        _ = self.hub  # raises if the promise cannot be made or paid
 
     @property
     def state_type(self) -> type[Any]:
-        """The aggregation's."""
+        """The type of the aggregation's state."""
         return self.terms.aggregation.state_type
 
     @property
     def accepts(self) -> tuple[type, ...]:
-        """The replies of the aggregation."""
+        """The types of the aggregation's replies."""
         return self.terms.aggregation.reply_types
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hash of its settings; the budget may grow, and the roster where agents may join."""
+        """Hash of the settings except the budget and, where agents may join, the roster."""
         setup = self.hub.terms.setup
         if self.opens:
             setup = replace(setup, agents=())
@@ -91,16 +91,16 @@ class FederatedServer:
 
     @property
     def why_closed(self) -> str:
-        """Why they may not."""
+        """Why agents may not join."""
         return self.terms.aggregation.why_closed
 
     @cached_property
     def hub(self) -> Party:
-        """The party, with its promise in the terms."""
+        """The party of all agents, with its promise in the terms."""
         return self._party(self.terms.agents)
 
     def _party(self, agents: tuple[AgentId, ...]) -> Party:
-        """The party as of a roster."""
+        """The party of a roster."""
         if agents not in self._parties:
             terms = self.terms
             if agents != terms.agents:
@@ -112,12 +112,12 @@ class FederatedServer:
 
     @property
     def shared_ledger(self) -> SharedLedger | None:
-        """The ledger on disk that pays as well."""
+        """The ledger on disk from which releases are paid."""
         return self.resources.shared_ledger
 
     @property
     def promise(self) -> Guarantee | None:
-        """What the whole run reveals at most; None if it is not private."""
+        """The guarantee of the whole run; None if it is not private."""
         return self.hub.terms.promise
 
     @property
@@ -135,25 +135,25 @@ class FederatedServer:
 
     @property
     def signal_words(self) -> str:
-        """What a plan says of signal and noise; empty if there is nothing to say."""
+        """A plan's sentence on signal and noise, or empty."""
         return self.terms.aggregation.signal_words(self.hub)
 
     def privacy(self, state: Any) -> dict[str, Any] | None:
-        """What a report needs: the promise and what was paid."""
+        """The promise and the payments, for a report."""
         return self.terms.aggregation.account(self.hub, state)
 
     @property
     def sees(self) -> Sees:
-        """Who sees what."""
+        """The readers of all messages."""
         return self.terms.aggregation.sees(self.hub.terms)
 
     @property
     def price(self) -> Price | None:
-        """What a run costs in privacy; None without noise."""
+        """The privacy cost of a run; None without noise."""
         return self.terms.aggregation.price(self.hub.terms)
 
     def paid(self, state: Any) -> tuple[Entry, ...]:
-        """All payments so far of the unit that has paid most."""
+        """All payments so far, of the unit with the most payments."""
         return self.terms.aggregation.paid(self.hub, state)
 
     # -------------------------------------------------------------- the rounds
@@ -163,12 +163,12 @@ class FederatedServer:
         return self.terms.aggregation.start(self.hub)
 
     def resumed(self, state: Any) -> Any:
-        """The state with those who join and with a larger budget, if its rounds are over."""
+        """The state; after its last round, with the agents that join and a larger budget."""
         state = self.terms.aggregation.resumed(self.hub, state)
         return self._current(state).state
 
     def outbox(self, state: Any) -> Outbox | None:
-        """The orders of the round, with the terms and what was released; None at the end."""
+        """The orders of the round, with the terms and the releases; None at the end."""
         now = self._current(state)
         if now.orders is None:
             return None
@@ -179,7 +179,7 @@ class FederatedServer:
         """Raise `MessageError` unless a reply was asked for and can be combined."""
         now = self._current(state)
         if now.orders is None or sender not in now.orders:
-            raise MessageError("A reply that nobody asked for.")
+            raise MessageError("Expected no reply of an agent without an order, got one.")
         self.terms.aggregation.check(now.hub, now.state, sender, message, now.orders[sender])
 
     def step(self, state: Any, inbox: Mapping[AgentId, Any]) -> Any:
@@ -190,20 +190,20 @@ class FederatedServer:
             new = replace(new, roster=now.state.roster.after(now.orders or {}))
         return self._admitted(new)
 
-    # -------------------------------------------------------------- who takes part
+    # -------------------------------------------------------------- the roster
 
     def _current(self, state: Any) -> _Round:
         """The round of a state.
 
-        Agents join between two rounds: one that a crash has interrupted is asked again with the
-        roster of before, and the same bytes. At the end there is none to be asked again.
+        Agents join between two rounds: an interrupted round is repeated with its old roster, and
+        the same bytes. After the last round no round is repeated.
         """
-        known: _Round | None = self.resources.cache.get(_ROUND)
-        if known is None or known.by is not self or known.of is not state:
-            known = self.resources.cache[_ROUND] = self._made(state)
-        return known
+        cached: _Round | None = self.resources.cache.get(_ROUND)
+        if cached is None or cached.by is not self or cached.of is not state:
+            cached = self.resources.cache[_ROUND] = self._round(state)
+        return cached
 
-    def _made(self, state: Any) -> _Round:
+    def _round(self, state: Any) -> _Round:
         aggregation, hub = self.terms.aggregation, self.hub
         if self.opens:
             hub = self._party(self._members(state).agents)
@@ -220,7 +220,7 @@ class FederatedServer:
         return replace(state, roster=self._members(state).grown(self.terms.agents, state.t))
 
     def _members(self, state: Any) -> Roster:
-        """The roster of a state, which the study's agents begin with."""
+        """The roster of a state, which must be the first part of the study's agents."""
         roster: Roster = state.roster
         if self.terms.agents[: len(roster.agents)] != roster.agents:
             raise ProtocolError(

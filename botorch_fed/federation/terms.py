@@ -2,16 +2,16 @@ r"""Terms of a federation, and its two parts: a search and an aggregation.
 
 A protocol is a search times an aggregation:
 
-    Search        what a site says (a message), and where it looks next
-    Aggregation   who is asked for what, how messages become releases, what that costs
+    Search        a site's message, and its next point
+    Aggregation   the orders of a round, the releases from the messages, and their price
 
-Both are frozen dataclasses of public settings. A setting that is a site's own business is declared
-by ``metadata=OWN``: it does not travel and need not agree. A site derives its own `Terms` from its
-own study. The hub sends a `Setup`: every public setting in words, the roster, the shared basis and
-its promise. A site refuses words that differ from its own.
+Both are frozen dataclasses of public settings. A setting that is private to a site is declared by
+``metadata=OWN``: it is not sent and may differ between sites. A site derives its `Terms` from its
+study. The hub sends a `Setup`: every public setting as text, the roster, the shared basis and its
+promise. A site refuses texts that differ from those of its study.
 
-What a part remembers is a frozen dataclass that `wire.codec` can encode: of a search and of the
-site's side of an aggregation their `memory_type`, of the hub's side its `state_type`.
+The memory of a part is a frozen dataclass that `wire.codec` can encode: `memory_type` of a search
+and of the site's side of an aggregation, `state_type` of the hub's side.
 """
 
 from __future__ import annotations
@@ -41,19 +41,19 @@ from botorch_fed.space import SearchSpace
 from botorch_fed.storage.store import MemoryStore, Store
 from botorch_fed.wire.codec import MAX_BYTES
 
-MAX_WEIGHT = 1e6  # of a number in a message: larger ones are no functions of scaled outcomes
-MAX_INITIAL = 10_000  # evaluations of a site before its own search begins
+MAX_WEIGHT = 1e6  # largest number in a message: no function of scaled outcomes exceeds it
+MAX_INITIAL = 10_000  # evaluations of a site before its search begins
 MAX_EVALUATIONS = 10**8
 ROOM_BYTES = 4096  # of a message beside its numbers
-MAX_AHEAD = 10_000  # rounds in a row that a site may miss
-_DIGITS = 12  # of a number in words: other machines may compute other last digits
-_REMEMBERED = 16
+MAX_AHEAD = 10_000  # consecutive rounds that a site may miss
+_DIGITS = 12  # of a number as text: the last digits may differ between machines
+_REMEMBERED = 16  # entries of the cache of a process
 _PACKAGE = __name__.partition(".")[0]
 
 T = TypeVar("T")
 
 
-OWN = {"own": True}  # of a field that is a site's own business: `field(…, metadata=OWN)`
+OWN = {"own": True}  # marks a setting that is private to a site: `field(…, metadata=OWN)`
 
 
 # ------------------------------------------------------------------ messages
@@ -61,13 +61,13 @@ OWN = {"own": True}  # of a field that is a site's own business: `field(…, met
 
 @dataclass(frozen=True, eq=False)
 class Setup:
-    """The terms of a federation as they travel.
+    """The terms of a federation as they are sent.
 
     Attributes:
-        words: Every public setting in words, by its dotted name.
+        words: Every public setting as text, by its dotted name.
         agents: The roster.
-        basis: The shared basis, as `FeatureMap.to_tensors` gives it; empty without one.
-        promise: What the whole run reveals at most; None if it is not private.
+        basis: The shared basis, as `FeatureMap.to_tensors` gives it; empty without a basis.
+        promise: The guarantee of the whole run; None if it is not private.
     """
 
     words: Mapping[str, str]
@@ -82,8 +82,8 @@ class Order:
 
     Attributes:
         t: The round.
-        evaluate: Nothing, the points that a site begins with, or the next query.
-        contribute: Whether a message is wanted.
+        evaluate: The requested evaluation: none, the first points of a site, or the next query.
+        contribute: Whether a message is requested.
     """
 
     t: int
@@ -100,12 +100,12 @@ class Contribution:
 
 @dataclass(frozen=True)
 class Roster:
-    """Who takes part in a study that agents may join while it runs.
+    """The agents of a study that agents may join while it runs.
 
     Attributes:
-        agents: In the order in which they joined.
-        joined: The round of the first order of each; 0 of those that it began with.
-        queried: How often each was asked to query.
+        agents: The agents in the order in which they joined.
+        joined: The round of each agent's first order; 0 for agents present at the start.
+        queried: The number of queries requested from each agent.
     """
 
     agents: tuple[AgentId, ...]
@@ -121,27 +121,27 @@ class Roster:
 
     @classmethod
     def of(cls, agents: tuple[AgentId, ...]) -> Roster:
-        """Those with whom a study begins."""
+        """The roster at the start of a study."""
         return cls((), (), ()).grown(agents, 0)
 
     def grown(self, agents: tuple[AgentId, ...], t: int) -> Roster:
-        """With those who join in round `t`, after all others."""
+        """The roster with the new ones of `agents`, who join in round `t`."""
         new = agents[len(self.agents) :]
         zeros = (0,) * len(new)
         return Roster(self.agents + new, self.joined + (t,) * len(new), self.queried + zeros)
 
     def after(self, orders: Mapping[AgentId, Order]) -> Roster:
-        """After a round of these orders."""
+        """The roster after a round with these orders."""
         asked = {agent for agent, order in orders.items() if order.evaluate == "next"}
         counts = zip(self.agents, self.queried, strict=True)
         return replace(self, queried=tuple(n + (agent in asked) for agent, n in counts))
 
     def joining(self, t: int) -> tuple[AgentId, ...]:
-        """Whose first order is that of round `t`."""
+        """The agents whose first order is that of round `t`."""
         return tuple(a for a, first in zip(self.agents, self.joined, strict=True) if first == t)
 
     def querying(self, terms: Terms) -> tuple[AgentId, ...]:
-        """Who has queries left, of those who evaluate."""
+        """The evaluating agents that have queries left."""
         return tuple(
             agent
             for agent, count in zip(self.agents, self.queried, strict=True)
@@ -154,15 +154,16 @@ class Roster:
 
 @dataclass(frozen=True, eq=False)
 class Resources:
-    """What one party has and no other party knows.
+    """The private resources of one party.
 
     Attributes:
-        noise: Where its noise and secret coins come from.
-        secrets: Where its keys and its sums without noise lie.
-        ledger: What it has paid before, and its budget; None for an empty one without a budget.
-        shared_ledger: A durable ledger that pays as well; at a site for a whole run in advance.
-        payer: At a site, what it calls that payment: of this name there is one.
-        cache: What was worked out in this process; losing it costs time only.
+        noise: The source of its noise and secret random bits.
+        secrets: The store of its keys and of its sums without noise.
+        ledger: Its earlier payments and its budget; None for an empty ledger without a budget.
+        shared_ledger: A durable ledger that records payments too; a site pays for a whole run in
+            advance.
+        payer: At a site, the unique name of its payment in `shared_ledger`.
+        cache: Results computed in this process; they can be computed again.
     """
 
     noise: NoiseSource = field(default_factory=OSNoise)
@@ -175,23 +176,24 @@ class Resources:
 
 @dataclass(frozen=True, eq=False)
 class View:
-    """What a site's search is given.
+    """The input of a site's search.
 
     Attributes:
         terms: The terms, with the hub's roster, basis and promise.
         name: The site.
-        seed: The site's own seed.
-        X: Own points in the unit cube, `n x d`.
-        Y: Own outcomes on the public scale, `n x 1`, larger is better.
+        seed: The site's seed.
+        X: The site's points in the unit cube, `n x d`.
+        Y: The site's outcomes on the public scale, `n x 1`, larger is better.
         chosen: Points that are pending or already in this query, `k x d`.
         failed: Points whose evaluation failed, `m x d`.
-        n: The number of the next evaluation, from 0: of those told, failed and pending.
-        first: How many evaluations came before the search's own, e.g. an initial design.
+        n: The number of the next evaluation, from 0; told, failed and pending evaluations count.
+        first: The number of evaluations before those of the search, e.g. an initial design.
         t: The round of the last order, -1 before the first.
         release: The newest release; None if there is none.
-        memory: What the search remembers.
-        candidates: The only points that can be evaluated and were not avoided, `K x d`, or None.
-        began_with: How many observations the site had before its first request.
+        memory: The search's memory.
+        candidates: All points that can be evaluated and are not in `avoid`, `K x d`; None for the
+            whole space.
+        began_with: The number of observations of the site before its first request.
     """
 
     terms: Terms
@@ -211,7 +213,7 @@ class View:
 
     @property
     def avoid(self) -> Tensor:
-        """Points without a known outcome: those that failed, and those that were chosen."""
+        """Points without an outcome: failed and chosen ones."""
         return torch.cat([self.failed, self.chosen])
 
     @property
@@ -221,19 +223,19 @@ class View:
 
     @property
     def slot(self) -> int:
-        """The place of the next evaluation in its query, from 0."""
+        """The position of the next evaluation in its query, from 0."""
         return self.n % self.terms.q
 
     def stream(self, *path: int | str) -> Generator:
-        """The site's random numbers for a purpose, e.g. ``("point", view.query, view.slot)``."""
+        """The site's random numbers for a path, e.g. ``("point", view.query, view.slot)``."""
         return generator(self.seed, *path)
 
     def dealt(self, count: int, candidates: Tensor | None = None) -> Tensor:
         """The first `count` points of this site's share of one sequence, the default first.
 
         Args:
-            count: How many.
-            candidates: The only points that can be evaluated, `K x d`.
+            count: The number of points.
+            candidates: All points that can be evaluated, `K x d`; None for the whole space.
         """
         agents = self.terms.agents
         return first_points(
@@ -248,39 +250,39 @@ class View:
 
 @dataclass(frozen=True)
 class Search:
-    """What a site says and where it looks: a pure function of a `View`.
+    """A site's messages and points: pure functions of a `View`.
 
-    A subclass has `point`, and if sites are to say something `size` and `message`. Random numbers
-    come from `View.stream`, addressed by what they are for, so that a crash changes nothing.
+    A subclass has `point`, and for messages `size` and `message`. Random numbers come from
+    `View.stream` by path, so that a run continues identically after a crash.
     """
 
     memory_type: ClassVar[type | None] = None
-    needs_outcome: ClassVar[bool] = False  # a message is about the evaluation just made, alone
+    needs_outcome: ClassVar[bool] = False  # a message depends on the evaluation of its round alone
     has_basis: ClassVar[bool] = True
-    snaps: ClassVar[bool] = True  # the agent moves its points to those that can be evaluated
-    begins_anyway: ClassVar[bool] = False  # first points are made whatever the site has observed
+    snaps: ClassVar[bool] = True  # the agent moves points to the nearest that can be evaluated
+    begins_anyway: ClassVar[bool] = False  # first points are made for sites with data too
 
     def check_terms(self, terms: Terms) -> None:
-        """Raise `InputDataError` unless the search goes with the terms."""
+        """Raise `InputDataError` unless the terms fit the search."""
 
     def point(self, view: View) -> Tensor:
         """The next point, `1 x d`; one of `view.candidates` if there are any."""
         raise NotImplementedError
 
     def first(self, view: View, count: int) -> Tensor:
-        """The `count` points that a site begins with, if an order asks for them together."""
+        """The first `count` points of a site, if an order requests them together."""
         return view.dealt(view.n + count, view.candidates)[view.n :]
 
     def size(self, terms: Terms) -> int:
-        """How many numbers a message has; 0 for a search that says nothing."""
+        """The number of numbers in a message; 0 for a search without messages."""
         return 0
 
     def norm(self, terms: Terms) -> float | None:
-        """The Euclidean norm that a message is to be clipped to; None if none is known."""
+        """The clip norm of a message; None without one."""
         return None
 
     def message(self, view: View) -> Tensor | None:
-        """What the site says, `size` numbers; None for nothing."""
+        """The site's message, `size` numbers; None for no message."""
         return None
 
     def check(self, terms: Terms, message: Tensor) -> None:
@@ -289,28 +291,31 @@ class Search:
 
     @property
     def least(self) -> int | None:
-        """How many observations a first message needs; None of a search without messages."""
+        """The number of observations that a first message needs; None without messages."""
         return None if type(self).message is Search.message else 1
 
     @property
     def alone(self) -> bool:
-        """Whether sites search without messages on purpose."""
+        """Whether sites search without messages."""
         return self.least is None
 
     def content(self, terms: Terms) -> str:
-        """What a message holds: a noun phrase."""
+        """The content of a message: a noun phrase."""
         return f"{self.size(terms)} numbers" if self.least else "nothing"
 
     def limits(self, terms: Terms) -> tuple[str, ...]:
-        """What a message does not hide: sentences."""
+        """The facts that a message does not hide: sentences."""
         return ("A message is a function of the agent's data.",) if self.least else ()
 
     def listens(self, view: View) -> bool:
-        """Whether the site wants a release for its next query."""
+        """Whether the site uses a release for its next query."""
         return True
 
     def heard(self, view: View) -> bool:
-        """Whether others have said something: a site without data then looks where they point."""
+        """Whether there is a release with messages of other sites.
+
+        A site without data then skips its initial points.
+        """
         return view.release is not None
 
     def start(self, view: View) -> Any:
@@ -322,23 +327,23 @@ class Search:
         return view.memory
 
     def answered(self, view: View) -> Any:
-        """The memory after a query was answered, has failed or is answered later."""
+        """The memory after a query was answered, has failed or was deferred."""
         return view.memory
 
     def told(self, view: View) -> Any:
-        """The memory after the site's data have grown; there is no release in the view."""
+        """The memory after new data of the site; the view has no release."""
         return view.memory
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a hub may ask of one site in a whole run; a site counts it in its log.
+    """Upper bounds on the requests of a hub to one site in a whole run; the site counts them.
 
     Attributes:
         rounds: The last round.
-        first: How often points that a site begins with are asked for.
-        queries: How many queries.
-        contributions: How many messages.
+        first: Requests for a site's first points.
+        queries: Requests for a query.
+        contributions: Requests for a message.
     """
 
     rounds: int
@@ -349,16 +354,16 @@ class Limits:
 
 @dataclass(frozen=True, eq=False)
 class Party:
-    """What an aggregation is given beside messages.
+    """The input of an aggregation beside messages.
 
     Attributes:
         terms: The terms; at a site with the hub's roster, basis and promise.
         name: The site, or None at the hub.
-        resources: The party's own.
-        memory: At a site, what its side of the aggregation remembers.
-        listens: At a site, whether its search wants a release.
-        last: At a site that has a new order, the one before; None before the first.
-        published: At a site that replies, the broadcasts of its last request beside the setup.
+        resources: The party's private resources.
+        memory: At a site, the memory of its side of the aggregation.
+        listens: At a site, whether its search uses a release.
+        last: At a site with a new order, the order before it; None before the first.
+        published: At a site that replies, the broadcasts of its last request without the setup.
     """
 
     terms: Terms
@@ -372,24 +377,24 @@ class Party:
 
 @dataclass(frozen=True)
 class Aggregation:
-    """Who is asked for what, how messages become releases, and what that costs.
+    """The orders of a round, the releases from messages, and their price.
 
     A subclass has the hub's four functions: `start`, `orders`, `broadcasts` and `combine`. The
-    hub's state is of `state_type` and has the round `t`; where agents may join while the study
-    runs (`opens`), also the `roster`, a `Roster`, and the hub's terms have the agents of it.
+    hub's state is of `state_type` and has the round `t`. Where agents may join while the study
+    runs (`opens`), it also has the `roster`, a `Roster`, whose agents are those of the hub's terms.
     """
 
     state_type: ClassVar[type]
     memory_type: ClassVar[type | None] = None
     order_types: ClassVar[tuple[type, ...]] = (Order,)
     reply_types: ClassVar[tuple[type, ...]] = (Contribution,)
-    broadcast_types: ClassVar[tuple[type, ...]] = ()  # beside the setup
+    broadcast_types: ClassVar[tuple[type, ...]] = ()  # without the setup
     opens: ClassVar[bool] = False
     keeps_secrets: ClassVar[bool] = False  # whether parties have keys that a crash must not lose
     why_closed: ClassVar[str] = "its promise and its keys are for the agents that it began with"
 
     def check_terms(self, terms: Terms) -> None:
-        """Raise `InputDataError` unless the aggregation goes with the terms."""
+        """Raise `InputDataError` unless the terms fit the aggregation."""
 
     # -------------------------------------------------------------- the hub
 
@@ -398,19 +403,18 @@ class Aggregation:
         raise NotImplementedError
 
     def orders(self, hub: Party, state: Any) -> Mapping[AgentId, Any] | None:
-        """Who is asked for what now, a function of the state; None at the end."""
+        """The order of each agent, a function of the state; None at the end."""
         raise NotImplementedError
 
     def broadcasts(self, hub: Party, state: Any) -> tuple[Any, ...]:
-        """What all agents are told beside the setup."""
+        """The broadcasts to all agents, without the setup."""
         raise NotImplementedError
 
     def resumed(self, hub: Party, state: Any) -> Any:
-        """The state with which a run goes on that was stopped in this one.
+        """The state with which a run continues that stopped in `state`.
 
-        The budget may have grown. Where what is asked depends on it beside who is asked, the state
-        says with which budget its round was asked, and only one whose rounds are over takes over
-        the new one.
+        The budget may have grown. If the content of the orders depends on the budget, the state
+        holds the budget of its round, and takes over the new one only after its last round.
         """
         return state
 
@@ -419,7 +423,7 @@ class Aggregation:
         if reply.values is None:
             return
         if not order.contribute:
-            raise MessageError("A message that nobody asked for.")
+            raise MessageError("Expected a reply without a message, got one with a message.")
         hub.terms.search.check(hub.terms, reply.values)
 
     def reply_bytes(self, hub: Party) -> int:
@@ -433,20 +437,20 @@ class Aggregation:
         raise NotImplementedError
 
     def promise(self, hub: Party) -> Guarantee | None:
-        """What the whole run reveals at most; None without noise."""
+        """The guarantee of the whole run; None without noise."""
         return None
 
     def signal_words(self, hub: Party) -> str:
-        """What a plan says of signal and noise; empty if there is nothing to say."""
+        """A plan's sentence on signal and noise, or empty."""
         return ""
 
     def account(self, hub: Party, state: Any) -> dict[str, Any] | None:
-        """What was promised and paid, for a report; None where nothing is promised."""
+        """The promise and the payments, for a report; None without a promise."""
         price = self.price(hub.terms)
         return None if price is None else price.account(self.paid(hub, state))
 
     def paid(self, hub: Party, state: Any) -> tuple[Entry, ...]:
-        """All payments so far of the unit that has paid most."""
+        """All payments so far, of the unit with the most payments."""
         return ()
 
     @property
@@ -455,14 +459,13 @@ class Aggregation:
         return ""
 
     def price(self, terms: Terms) -> Price | None:
-        """What a run costs in privacy; None without noise."""
+        """The privacy cost of a run; None without noise."""
         return None
 
     def guaranteed(self, terms: Terms) -> Guarantee | None:
-        """What the terms of a site promise by themselves: a hub that says another is refused.
+        """The guarantee that follows from a site's terms; a hub with another promise is refused.
 
-        Default the guarantee of `price`; of an aggregation with a `promise` and no `price` whatever
-        the hub says.
+        Default the guarantee of `price`; without a `price` and with a `promise`, the hub's promise.
         """
         if type(self).price is Aggregation.price:
             return None if type(self).promise is Aggregation.promise else terms.promise
@@ -470,11 +473,11 @@ class Aggregation:
         return None if price is None else price.guarantee
 
     def limits(self, terms: Terms) -> Limits:
-        """What a hub may ask of one site; default a message in every query and one before."""
+        """The limits of one site; default a message in every query and one before."""
         return Limits(MAX_EVALUATIONS, 1, terms.queries, terms.queries + 1)
 
     def sees(self, terms: Terms) -> Sees:
-        """Who sees what; derived from the types of messages, as if nothing were hidden."""
+        """The readers of all messages; the default hides no message."""
         return Sees(
             rows=derived_rows(
                 Setup,
@@ -488,10 +491,10 @@ class Aggregation:
         )
 
     def silent(self, queries: int, begun: bool) -> str:
-        """Why no message would ever be sent, and what to write; empty if one would be.
+        """Why no message would ever be sent, and what to write; empty if there would be one.
 
         Args:
-            queries: How many queries each site makes.
+            queries: The number of queries of each site.
             begun: Whether a site has the data for a message before its first query.
         """
         return ""
@@ -503,10 +506,10 @@ class Aggregation:
         return None
 
     def check_published(self, terms: Terms, published: tuple[Any, ...]) -> None:
-        """Raise `MessageError` unless broadcasts are acceptable: the same for all sites."""
+        """Raise `MessageError` unless broadcasts are valid; the check is the same at all sites."""
 
     def check_order(self, site: Party, order: Any, published: tuple[Any, ...]) -> None:
-        """Raise `MessageError` unless an order fits, `BudgetExceeded` if it cannot be paid."""
+        """Raise `MessageError` unless an order is valid, `BudgetExceeded` if it cannot be paid."""
 
     def received(self, site: Party, order: Any, published: tuple[Any, ...]) -> Any:
         """The site's memory after an order."""
@@ -527,9 +530,8 @@ class Aggregation:
 
         Args:
             site: The party.
-            order: The last one.
-            message: Works out what the search says; None if the site has no data, or nothing to
-                say.
+            order: The last order.
+            message: Computes the search's message; None if there is none.
         """
         return site.memory, Contribution(message() if order.contribute else None)
 
@@ -539,22 +541,22 @@ class Aggregation:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Terms:
-    """What all parties of a federation agree upon, in public.
+    """The public settings that all parties of a federation agree upon.
 
     Attributes:
         space: The map of inputs and outcomes.
-        budget: How many evaluations each site makes, its first ones included; each site's own
-            business, and no word of the terms, so that a run can be resumed with more.
-        search: What sites say, and where they look.
-        aggregation: Who is asked for what, and how messages become releases.
-        basis: The shared basis; None for a search without one. It travels as tensors: the last
+        budget: The number of evaluations of each site, its first ones included. It is not sent and
+            may differ between sites, so that a run can be resumed with a larger one.
+        search: The messages and points of sites.
+        aggregation: The orders of a round, and the releases from messages.
+        basis: The shared basis; None for a search without one. It is sent as tensors: the last
             bits of a basis may differ between machines.
         agents: The roster; empty at a site that takes it from the hub.
         q: Evaluations per query.
-        num_initial: How many points a site without data is dealt, where nobody has said anything.
-        default: The first of them, `1 x d`, the same for all; None for no such point.
-        active: Who evaluates; None for all.
-        promise: What the whole run reveals at most: the hub's.
+        num_initial: The number of initial points of a site without data and without a release.
+        default: The first initial point, `1 x d`, the same for all sites; None for no such point.
+        active: The agents that evaluate; None for all.
+        promise: The hub's guarantee of the whole run.
     """
 
     space: SearchSpace
@@ -583,13 +585,13 @@ class Terms:
             MAX_NAME
         ):
             raise InputDataError(
-                f"Names of agents must differ and have at most {MAX_NAME} characters, got "
+                f"Expected different names of agents of at most {MAX_NAME} characters, got "
                 f"{list(self.agents)[:8]}."
             )
         for name in self.agents:
             if not name.isprintable() or not name:
                 raise InputDataError(
-                    f"Names of agents are printable and not empty, got {name!a}: name it otherwise."
+                    f"Expected a printable, non-empty name of an agent, got {name!a}: rename it."
                 )
         if self.agents:
             check_active(self.active, self.agents)
@@ -614,26 +616,26 @@ class Terms:
 
     @property
     def queries(self) -> int:
-        """How many queries the budget is good for; the last one may have fewer points."""
+        """The number of queries in the budget; the last one may have fewer points."""
         return math.ceil(self.budget / self.q)
 
     @property
     def evaluating(self) -> tuple[AgentId, ...]:
-        """Who evaluates."""
+        """The agents that evaluate."""
         return self.agents if self.active is None else self.active
 
     @cached_property
     def words(self) -> dict[str, str]:
-        """Every public setting in words, but those that the hub decides and the budget."""
+        """Every public setting as text, except the budget and the settings of the hub."""
         names = ("space", "search", "aggregation", "q", "num_initial", "default", "active")
-        said: dict[str, str] = {}
+        words: dict[str, str] = {}
         for name in names:
-            said |= in_words(getattr(self, name), name)
-        return said
+            words |= in_words(getattr(self, name), name)
+        return words
 
     @cached_property
     def setup(self) -> Setup:
-        """The terms as they travel."""
+        """The terms as they are sent."""
         basis = {} if self.basis is None else self.basis.to_tensors()
         return Setup(self.words, self.agents, basis, self.promise)
 
@@ -641,7 +643,7 @@ class Terms:
         """A site's terms with the hub's roster, basis and promise.
 
         Raises:
-            MessageError: The hub's words differ, or its roster or basis do not fit.
+            MessageError: The hub's settings differ, or its roster or basis do not fit.
         """
         check_words(self.words, setup.words)
         if self.agents and self.agents != setup.agents:
@@ -668,28 +670,28 @@ def check_words(mine: Mapping[str, str], theirs: Mapping[str, str]) -> None:
                     "and its default may depend on the data that a study has."
                 )
             raise MessageError(
-                f"The terms differ in {name}: this site has {here[:80]}, the hub says "
+                f"The terms differ in {name}: this site has {here[:80]}, the hub has "
                 f"{there[:80]}. {fix}"
             )
 
 
 def in_words(value: Any, name: str, *, with_own: bool = False) -> dict[str, str]:
-    """A setting as text, and what it consists of by dotted names.
+    """A setting and its parts as text, by dotted names.
 
     Args:
         value: The setting: a number, a text, a tensor, a function, a dataclass of such, or a tuple
             or mapping of such.
         name: Its name.
-        with_own: Whether fields that are a site's own business are said too.
+        with_own: Whether to include fields that are private to a site.
     """
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        said = {name: type(value).__name__}
+        words = {name: type(value).__name__}
         for item in fields(value):
             if with_own or not item.metadata.get("own"):
-                said |= in_words(
+                words |= in_words(
                     getattr(value, item.name), f"{name}.{item.name}", with_own=with_own
                 )
-        return said
+        return words
     if isinstance(value, Mapping):
         return _all_words({str(key): value[key] for key in sorted(value)}, name, with_own)
     if isinstance(value, tuple | list) and any(map(_has_parts, value)):
@@ -704,28 +706,29 @@ def _has_parts(value: Any) -> bool:
 
 
 def _call_words(value: Any, name: str, with_own: bool) -> dict[str, str]:
-    """A function with all that is bound to it: arguments, defaults, and what it refers to."""
+    """A function with its bound arguments, defaults, and the variables that it refers to."""
     if isinstance(value, functools.partial):
-        said = in_words(value.func, name, with_own=with_own)
+        words = in_words(value.func, name, with_own=with_own)
         bound = {**{str(i): item for i, item in enumerate(value.args)}, **value.keywords}
     elif inspect.ismethod(value):
-        said = in_words(value.__func__, name, with_own=with_own)
+        words = in_words(value.__func__, name, with_own=with_own)
         bound = {"self": value.__self__}
     elif inspect.isfunction(value):
-        said = {name: _word(value)}
+        words = {name: _word(value)}
         if not str(value.__module__).startswith(f"{_PACKAGE}."):
-            said[f"{name}.code"] = _code_word(value)
-        seen = inspect.getclosurevars(value)
+            words[f"{name}.code"] = _code_word(value)
+        closure = inspect.getclosurevars(value)
         signature = inspect.signature(value).parameters.values()
         bound = {p.name: p.default for p in signature if p.default is not p.empty}
-        bound |= {**seen.nonlocals, **{k: v for k, v in seen.globals.items() if _is_number(v)}}
+        constants = {k: v for k, v in closure.globals.items() if _is_number(v)}
+        bound |= {**closure.nonlocals, **constants}
     else:
-        said = {name: _word(value)}
+        words = {name: _word(value)}
         bound = getattr(value, "__dict__", {})
     for key, item in bound.items():
         if item is not value and f".{key}." not in f"{name}.":  # it may refer to itself
-            said |= in_words(item, f"{name}.{key}", with_own=with_own)
-    return said
+            words |= in_words(item, f"{name}.{key}", with_own=with_own)
+    return words
 
 
 def _is_number(value: Any) -> bool:
@@ -733,7 +736,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _code_word(function: Callable[..., Any]) -> str:
-    """Hash of a function's text, or of its constants where there is no text."""
+    """Hash of a function's source, or of its constants without a source."""
     try:
         text = " ".join(inspect.getsource(function).split())
     except (OSError, TypeError):
@@ -743,10 +746,10 @@ def _code_word(function: Callable[..., Any]) -> str:
 
 
 def _all_words(items: Mapping[str, Any], name: str, with_own: bool) -> dict[str, str]:
-    said = {name: f"{len(items)} items"}
+    words = {name: f"{len(items)} items"}
     for key, item in items.items():
-        said |= in_words(item, f"{name}.{key}", with_own=with_own)
-    return said
+        words |= in_words(item, f"{name}.{key}", with_own=with_own)
+    return words
 
 
 def _word(value: Any) -> str:
@@ -759,12 +762,12 @@ def _word(value: Any) -> str:
         return f"{tuple(value.shape)} {digest[:16]}"
     if isinstance(value, tuple | list):
         return f"[{', '.join(map(_word, value))}]"
-    if callable(value):  # a partial or an instance has no name of its own
+    if callable(value):  # a partial or an instance has the name of its type
         named = value if hasattr(value, "__qualname__") else type(value)
         return f"{named.__module__}.{named.__qualname__}"
     if (
         getattr(type(value), "__repr__", None) is object.__repr__
-    ):  # it would say where the object lies
+    ):  # the default repr holds the object's address
         return f"{type(value).__module__}.{type(value).__qualname__}"
     return repr(value)
 
@@ -773,11 +776,11 @@ def _word(value: Any) -> str:
 
 
 def check_ahead(t: int, last: int) -> None:
-    """Raise `MessageError` if a round is so late that no site can have missed all before.
+    """Raise `MessageError` if a round is more than `MAX_AHEAD` after the last one.
 
     Args:
         t: The round of an order.
-        last: The round of the one before, -1 for none.
+        last: The round of the order before, -1 for none.
     """
     if t > last + MAX_AHEAD:
         raise MessageError(
@@ -795,15 +798,15 @@ def check_vector(values: Tensor, size: int, what: str, most: float = MAX_WEIGHT)
         raise MessageError(f"{what} has a number that exceeds {most:g}, or is not finite.")
 
 
-_MADE: list[dict[Hashable, Any]] = [{}]  # replaced, never changed: threads share it
+_CACHE: list[dict[Hashable, Any]] = [{}]  # its item is replaced, never changed: threads share it
 
 
 def remembered(key: Hashable, make: Callable[[], T]) -> T:
-    """What is public and the same for all sites of a process, worked out once."""
-    known = _MADE[0]
-    if key in known:
-        found: T = known[key]
-        return found
-    made = make()
-    _MADE[0] = dict([*known.items(), (key, made)][-_REMEMBERED:])
-    return made
+    """A public value that is the same for all sites of a process, computed once."""
+    cache = _CACHE[0]
+    if key in cache:
+        cached: T = cache[key]
+        return cached
+    value = make()
+    _CACHE[0] = dict([*cache.items(), (key, value)][-_REMEMBERED:])
+    return value

@@ -1,19 +1,19 @@
-r"""Trials: what a site is asked to evaluate, and what came of it.
+r"""Trials of a site, and the events of its log.
 
-A trial has a number and a point, and is *open* until somebody answers it: with a value, or with the
-reason why there is none. `Trial` is what a user sees, with named parameters in the user's units;
-the classes after it are the events of a site's log.
+A trial has a number and a point. It is *open* until it is answered, with a value or with the reason
+of its failure. `Trial` is the user's view, with named parameters in the user's units; the other
+classes are the events of a site's log.
 
-    Joined       whose log this is
+    Joined       the run and the agent of the log
     Requested    a request of the hub was received
     Asked        a batch of points was chosen, one trial each
-    Handed       open trials were given to somebody
+    Handed       open trials were given to an evaluator
     Observed     trials have values
-    Failed       trials have none
-    Attached     results that exist without having been asked for
-    Replied      the reply to the last request was made, and may have left
+    Failed       trials have failed
+    Attached     results that were not asked for
+    Replied      the reply to the last request was made, and may have been sent
 
-A batch is told to the agent when all of its trials are answered.
+The agent is told a batch when all of its trials are answered.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from torch import Tensor
 
 from botorch_fed.space import Value
 
-MAX_VALUE = 1e30  # of an outcome: beyond it squares and sums of squares overflow
-MAX_REASON = 500  # characters of a reason that are kept
+MAX_VALUE = 1e30  # largest outcome: sums of squares of larger ones may overflow
+MAX_REASON = 500  # stored characters of a reason
 TrialStatus = Literal["open", "completed", "failed", "attached"]
 
 
 @dataclass(frozen=True)
 class Trial:
-    """One point of a site, and what is known of it.
+    """One point of a site, and its result.
 
     Attributes:
         id: Its number at this site, from 0.
         parameters: Named values in the user's units.
         status: ``"open"`` until it is answered; ``"completed"``; ``"failed"``; or ``"attached"``
-            for a result that exists without having been asked for.
+            for a result that was not asked for.
         value: The outcome as measured.
-        sem: The standard error of the value, where it was given. It is kept; the models learn the
+        sem: The standard error of the value, if given. It is stored only; the models learn the
             noise from the outcomes.
-        reason: Why it failed.
+        reason: The reason of a failure.
         round: The last round of the hub before the point was chosen; 0 before the first.
-        label: What an attached result is called by whoever attached it.
+        label: The user's name of an attached result.
     """
 
     id: int
@@ -79,13 +79,13 @@ class Requested:
     """A request was received.
 
     Attributes:
-        instance: The start of the run that it belongs to.
-        serial: Its number.
-        request: Hash of its bytes.
-        content: Hash of what it asks for.
-        tag: The server's seal on that.
-        broadcasts: Hashes of the public blobs that are in force.
-        state: Hash of the snapshot of the agent's state after it.
+        instance: The start of the run that the request belongs to.
+        serial: The round.
+        request: Hash of the request's bytes.
+        content: Hash of the request's content.
+        tag: The server's seal on the content.
+        broadcasts: Hashes of the public blobs in force.
+        state: Hash of the snapshot of the agent's state after the request.
     """
 
     instance: str
@@ -115,14 +115,14 @@ class Asked:
 
 @dataclass(frozen=True)
 class Handed:
-    """Open trials were given to somebody who will answer them."""
+    """Open trials were given to an evaluator."""
 
     trials: tuple[int, ...]
 
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """Trials have values `n x 1`; `sem` are their standard errors, `n x 1`, NaN nowhere."""
+    """Trials have values `n x 1`; `sem` are their standard errors, `n x 1`, without NaN."""
 
     trials: tuple[int, ...]
     Y: Tensor = field(repr=False)
@@ -134,7 +134,7 @@ class Observed:
 
 @dataclass(frozen=True)
 class Failed:
-    """Trials have no values, for a reason that stays at the site."""
+    """Trials have failed, for a reason that stays at the site."""
 
     trials: tuple[int, ...]
     reason: str = field(repr=False)
@@ -142,7 +142,7 @@ class Failed:
 
 @dataclass(frozen=True, eq=False)
 class Attached:
-    """Results `n x d`, `n x 1` that exist: the trials from number `first` on."""
+    """Results `n x d`, `n x 1` that were not asked for: the trials from number `first` on."""
 
     first: int
     X: Tensor = field(repr=False)
@@ -169,7 +169,7 @@ SITE_EVENTS = (Joined, Requested, Asked, Handed, Observed, Failed, Attached, Rep
 
 @dataclass(frozen=True, eq=False)
 class Observation:
-    """A trial that is answered, as results list it.
+    """An answered trial in results.
 
     Attributes:
         trial: Its number.
@@ -177,10 +177,10 @@ class Observation:
         serial: The round in which its point was chosen.
         X: The point in the unit cube, `1 x d`.
         Y: The outcome as measured, `1 x 1`; empty, `0 x 1`, if it failed.
-        sem: The standard error of the outcome, where it was given.
-        status: What became of it.
-        reason: Why it failed.
-        label: What an attached result is called.
+        sem: The standard error of the outcome, if given.
+        status: The status of the trial.
+        reason: The reason of a failure.
+        label: The user's name of an attached result.
     """
 
     trial: int
@@ -195,15 +195,15 @@ class Observation:
 
 
 class Batch:
-    """Points that were chosen together, and the answers so far.
+    """Points that were chosen together, and their answers so far.
 
     Args:
         asked: The event.
-        number: How many batches there are with it.
+        number: The number of the batch, from 1.
 
     Attributes:
-        together: Whether an objective that takes batches gets its points at once; one at a time
-            after a failure.
+        together: Whether an objective that takes batches gets all points in one call; after a
+            failure it gets one point at a time.
     """
 
     def __init__(self, asked: Asked, number: int) -> None:
@@ -215,12 +215,12 @@ class Batch:
 
     @property
     def open(self) -> list[int]:
-        """The numbers of the trials that are not answered."""
+        """The numbers of the open trials."""
         return sorted(self._open)
 
     @property
     def answered(self) -> bool:
-        """Whether all of its trials are."""
+        """Whether all trials are answered."""
         return not self._open
 
     def points(self, trials: list[int]) -> Tensor:
@@ -228,7 +228,7 @@ class Batch:
         return self.X[[trial - self.first for trial in trials]]
 
     def answer(self, trial: int, value: float) -> None:
-        """A value, NaN if the trial has failed."""
+        """Record a value, NaN if the trial has failed."""
         self._open.remove(trial)
         self.Y[trial - self.first] = value
 

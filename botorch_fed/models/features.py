@@ -3,13 +3,13 @@ r"""Feature maps :math:`\phi`: the bases over which agents add their statistics.
 Every map is whitened: weights have prior :math:`w \sim N(0, I)`, so :math:`f = \phi(x)^\top w` has
 prior covariance :math:`\phi(x)^\top \phi(x')`, plus the part that the map misses (`residual`).
 
-    map                          basis                                     misses
-    RandomFourierFeatures        cos/sin of random frequencies             nothing (its own kernel)
-    QuadratureFourierFeatures    cos/sin of quadrature nodes               nothing (its own kernel)
-    KLFeatures                   leading eigenvectors of another map       nothing (its own kernel)
-    AdditiveFeatures             maps of groups of inputs, concatenated    the sum of theirs
+    map                          basis                                     residual
+    RandomFourierFeatures        cos/sin of random frequencies             zero
+    QuadratureFourierFeatures    cos/sin of quadrature nodes               zero
+    KLFeatures                   leading eigenvectors of another map       zero
+    AdditiveFeatures             maps of groups of inputs, concatenated    sum over the groups
     InducingFeatures             L^-1 k(Z, x), the support set of PITC     k(x, x') - phi' phi
-    PolynomialFeatures           monomials up to degree two                nothing (its own kernel)
+    PolynomialFeatures           monomials up to degree two                zero
 
 A map is defined by arrays, never by a seed: generators change between versions, arrays do not.
 `to_tensors` and `feature_map_from_tensors` are its serial form, `fingerprint` its identity. A
@@ -103,7 +103,7 @@ class FeatureMap(Float64Module, ABC):
 
     @abstractmethod
     def covariance(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
-        """The kernel that the map stands for, exactly: `batch_shape x n x n'`."""
+        """The exact kernel that the map approximates: `batch_shape x n x n'`."""
 
     @property
     def has_residual(self) -> bool:
@@ -120,13 +120,13 @@ class FeatureMap(Float64Module, ABC):
     ) -> Tensor:
         r"""The prior covariance that the basis misses, :math:`k(x, x') - \phi^\top\phi'`.
 
-        Zero for Fourier features, whose kernel *is* their inner product.
+        Zero for Fourier features: the model's kernel is their inner product.
 
         Args:
             X1: A `batch_shape x n x d` tensor of points.
             X2: A `batch_shape x n' x d` tensor of points; default `X1`.
-            Phi1: The features of `X1`, if they are known already.
-            Phi2: The features of `X2`, if they are known already.
+            Phi1: The features of `X1`, computed if not given.
+            Phi2: The features of `X2`, computed if not given.
 
         Returns:
             A `batch_shape x n x n'` tensor.
@@ -143,7 +143,7 @@ class FeatureMap(Float64Module, ABC):
         return self._residual(X1.double(), X2.double(), Phi1, Phi2)
 
     def _residual(self, X1: Tensor, X2: Tensor, Phi1: Tensor, Phi2: Tensor) -> Tensor:
-        """What `residual` returns, for maps that have one; by default kernel minus features."""
+        """The result of `residual` if it is not zero; by default kernel minus inner product."""
         return self.covariance(X1, X2) - Phi1 @ Phi2.mT
 
     @property
@@ -181,10 +181,10 @@ class FeatureMap(Float64Module, ABC):
     def fingerprint(self) -> str:
         """SHA-256 of the map's tensors: equal if and only if the basis is, bit for bit.
 
-        Who receives a map has the bits of who sent it. Maps of one seed that two machines make for
-        themselves agree as far as their arithmetic does: on x86-64 the default maps, squared
-        exponential quadrature and `KLFeatures` over them; the last bits of Matérn and of orthogonal
-        frequencies depend on how wide PyTorch's vectors are.
+        A received map has the bits of the sent one. Maps that two machines build from one seed are
+        equal if their arithmetic is: on x86-64 the default maps, squared exponential quadrature and
+        `KLFeatures` over them. The last bits of Matérn and of orthogonal frequencies depend on the
+        width of PyTorch's vector instructions.
         """
         digest = hashlib.sha256()
         for name, value in sorted(self.to_tensors().items()):
@@ -201,7 +201,7 @@ class FeatureMap(Float64Module, ABC):
         return False
 
     def check_domain(self, X: Tensor) -> None:
-        """Raise `InputDataError` if points lie where the map does not stand for its kernel."""
+        """Raise `InputDataError` if points lie where the map does not approximate its kernel."""
 
     def extra_repr(self) -> str:
         return f"num_features={self.num_features}, fingerprint={self.fingerprint[:8]}…"
@@ -234,7 +234,7 @@ class _FourierFeatures(FeatureMap):
         check_finite(amplitudes, "amplitudes")
         total = float(amplitudes.detach().sum())
         if bool((amplitudes < 0).any()) or abs(total - 1) > 1e-9:
-            raise InputDataError(f"amplitudes must be positive and sum to 1, they sum to {total}.")
+            raise InputDataError(f"Expected positive amplitudes that sum to 1, got sum {total}.")
         self.kernel = kernel
         self.register_buffer("frequencies", frequencies, persistent=False)
         self.register_buffer("amplitudes", amplitudes, persistent=False)
@@ -250,7 +250,7 @@ class _FourierFeatures(FeatureMap):
 
     @property
     def wave_scales(self) -> Tensor:
-        r"""What each cosine and sine is multiplied by, :math:`s_0 \sqrt{a_i}`: an `M` tensor."""
+        r"""The factors of the cosines and sines, :math:`s_0 \sqrt{a_i}`: an `M` tensor."""
         scales = (self.kernel.outputscale * self.amplitudes).sqrt()
         return torch.cat([scales, scales[self._first_sine :]])
 
@@ -291,7 +291,7 @@ class RandomFourierFeatures(_FourierFeatures):
         frequencies = as_double(frequencies, "frequencies")
         super().__init__(kernel, frequencies, frequencies.new_full((count,), 1.0 / count))
         if self._first_sine:
-            raise InputDataError("The first frequency is zero: random frequencies never are.")
+            raise InputDataError("Expected frequencies other than zero, got a zero first one.")
 
     @classmethod
     def draw(
@@ -354,9 +354,9 @@ class QuadratureFourierFeatures(_FourierFeatures):
         kernel: The kernel that the features approximate.
         frequencies: A `count x d` tensor of folded nodes, the zero node (if any) first.
         amplitudes: A `count` tensor of folded weights that sum to one.
-        bounds: A `2 x d` tensor: the box in which the features stand for the kernel.
-        min_lengthscale: The shortest length scales that the nodes serve; default the kernel's. The
-            grid of a Matérn kernel serves no other.
+        bounds: A `2 x d` tensor: the box in which the features approximate the kernel.
+        min_lengthscale: The shortest length scales for which the nodes are accurate; default the
+            kernel's. The grid of a Matérn kernel is accurate for these length scales only.
 
     Example:
         >>> bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
@@ -396,8 +396,8 @@ class QuadratureFourierFeatures(_FourierFeatures):
         ell = kernel.lengthscale.detach()
         if bool(((ell < lower * (1 - 1e-9)) | (ell > upper * (1 + 1e-9))).any()):
             raise InputDataError(
-                f"Length scales {ell.tolist()} lie outside the range from {lower.tolist()} to "
-                f"{upper.tolist()} that these quadrature nodes serve: build a new map."
+                f"Expected length scales from {lower.tolist()} to {upper.tolist()}, for which "
+                f"these quadrature nodes are accurate, got {ell.tolist()}: build a new map."
             )
 
     @classmethod
@@ -409,7 +409,9 @@ class QuadratureFourierFeatures(_FourierFeatures):
         degree: int | None = None,
         tol: float | None = None,
     ) -> QuadratureFourierFeatures:
-        r"""Quadrature nodes for a kernel on a box; they serve longer length scales as well.
+        r"""Quadrature nodes for a kernel on a box.
+
+        The nodes of a squared exponential kernel are accurate for longer length scales too.
 
         Args:
             kernel: `RBFKernel`, or a Matérn kernel in one dimension or as a product of
@@ -436,7 +438,7 @@ class QuadratureFourierFeatures(_FourierFeatures):
         if degree is not None and degree < max(needed):
             warnings.warn(
                 f"degree={degree} lies below the phase transition of this kernel, which needs "
-                f"{max(needed)} per dimension for an error of 0.1: the features do not resemble "
+                f"{max(needed)} per dimension for an error of 0.1: the features do not approximate "
                 "the kernel. Raise the degree, or give `tol=`.",
                 InputDataWarning,
                 stacklevel=2,
@@ -526,7 +528,7 @@ class QuadratureFourierFeatures(_FourierFeatures):
 
 
 class _OverMap(FeatureMap):
-    """A map made of another one, with its hyperparameters."""
+    """A map over another map, with its hyperparameters."""
 
     def __init__(self, base: FeatureMap) -> None:
         super().__init__()
@@ -547,10 +549,10 @@ class KLFeatures(_OverMap):
     r"""The leading eigenvectors of another map's second moment, a discrete Karhunen-Loève basis.
 
     :math:`\phi_{KL}(x) = V^\top \phi(x)` with `V` the top eigenvectors of
-    :math:`E[\phi(x)\phi(x)^\top]` under a *public* reference measure. The norm never grows, and a
-    given error needs about half as many features as pruned quadrature, which matters where each
-    feature costs noise. The projection belongs to one length scale, which is therefore fixed.
-    `from_map` makes the same one on every machine, see `directions`.
+    :math:`E[\phi(x)\phi(x)^\top]` under a *public* reference measure. The projection never
+    increases the norm, and reaches a given error with about half as many features as pruned
+    quadrature, so that a private release needs less noise. The projection is made for one length
+    scale, which is fixed. `from_map` makes the same projection on every machine, see `directions`.
 
     Args:
         base: An accurate map of the same kernel.
@@ -563,7 +565,7 @@ class KLFeatures(_OverMap):
         super().__init__(base)
         projection = as_double(projection, "projection")
         if base.has_residual:
-            raise UnsupportedError("KLFeatures projects Fourier features, not inducing points.")
+            raise UnsupportedError("Expected a map without residual, e.g. Fourier features.")
         if projection.dim() != 2 or projection.shape[0] != base.num_features:
             raise BotorchTensorDimensionError(
                 f"projection must be `{base.num_features} x M`, got {tuple(projection.shape)}."
@@ -587,16 +589,17 @@ class KLFeatures(_OverMap):
         r"""Project a map on its leading eigenvectors under a reference measure.
 
         Signs, and bases of equal eigenvalues, are canonical: two machines with the same base and
-        reference make the same map, bit for bit but for rare exceptions (see `directions`). A
-        smaller map is the beginning of a larger one.
+        reference make the same map, bit for bit with rare exceptions (see `directions`). The
+        features of a smaller map are the first of a larger one.
 
         Args:
             base: An accurate map, e.g. quadrature features with a small tolerance.
             reference: An `n x d` tensor of *public* points that represent the domain.
-            num_features: How many eigenvectors to keep. Among equal eigenvalues the cut keeps the
-                first of their canonical basis.
-            tol: Keep as few as bring the largest error of :math:`k(x, x')` over `reference`
-                below this, relative to the prior variance; of equal eigenvalues all or none.
+            num_features: Number of eigenvectors. A cut among equal eigenvalues keeps the first of
+                their canonical basis.
+            tol: Largest error of :math:`k(x, x')` over `reference`, relative to the prior variance:
+                the smallest sufficient number of eigenvectors is kept. Equal eigenvalues are kept
+                or dropped together.
         """
         if (num_features is None) == (tol is None):
             raise UnsupportedError("Give exactly one of `num_features=` and `tol=`.")
@@ -611,10 +614,10 @@ class KLFeatures(_OverMap):
             values, vectors = right_singular_vectors(Phi)
         if num_features is None:
             assert tol is not None
-            # By Cauchy-Schwarz the largest error of the kernel sits on its diagonal.
+            # By Cauchy-Schwarz the largest error of the kernel is on its diagonal.
             lost = (Phi @ vectors).square().flip(-1).cumsum(dim=-1).flip(-1).amax(dim=0)
             enough = lost <= tol * float(base.outputscale.sum())
-            # Subspaces whole: what a part of one loses depends on its basis.
+            # Whole subspaces only: the error of a part depends on its basis.
             ends = subspaces(values)[1:]
             num_features = next((end for end in ends[:-1] if enough[end]), ends[-1])
         if not 1 <= num_features <= base.num_features:
@@ -636,8 +639,8 @@ class KLFeatures(_OverMap):
     def with_hyperparameters(self, lengthscale: Tensor, outputscale: Tensor) -> KLFeatures:
         if not torch.allclose(lengthscale, self.base.lengthscale, rtol=1e-9):
             raise InputDataError(
-                f"The projection was made for length scales {self.base.lengthscale.tolist()}, not "
-                f"for {lengthscale.tolist()}: project a map with those by KLFeatures.from_map."
+                f"The projection was made for length scales {self.base.lengthscale.tolist()}, got "
+                f"{lengthscale.tolist()}: project a map with these by KLFeatures.from_map."
             )
         return KLFeatures(self.base.with_hyperparameters(lengthscale, outputscale), self.projection)
 
@@ -674,12 +677,12 @@ class WarpedFeatures(_OverMap):
 
     @staticmethod
     def around(base: FeatureMap, offsets: Tensor) -> FeatureMap:
-        """The map on warped inputs; the map itself where no input is warped."""
+        """The map on warped inputs; the map itself if no input is warped."""
         return WarpedFeatures(base, offsets) if bool((offsets > 0).any()) else base
 
     @property
     def offsets(self) -> Tensor:
-        """Of the warp."""
+        """The offsets of the warp."""
         return self.warp.offsets
 
     def _features(self, X: Tensor) -> Tensor:
@@ -730,7 +733,7 @@ class AdditiveFeatures(FeatureMap):
 
     Args:
         maps: One feature map per group.
-        groups: For each map the inputs it reads; default consecutive inputs.
+        groups: The inputs of each map; default consecutive inputs.
 
     Example:
         >>> parts = [QuadratureFourierFeatures.from_kernel(k, unit, tol=1e-3) for k in kernels]
@@ -786,7 +789,7 @@ class AdditiveFeatures(FeatureMap):
         return any(part.has_residual for part, _ in self._parts())
 
     def _residual(self, X1: Tensor, X2: Tensor, Phi1: Tensor, Phi2: Tensor) -> Tensor:
-        # Part by part: the Fourier parts miss nothing of the kernel they stand for.
+        # Part by part: the residual of Fourier parts is exactly zero.
         terms, start = [], 0
         for part, group in self._parts():
             columns = slice(start, start + part.num_features)
@@ -895,7 +898,7 @@ class InducingFeatures(FeatureMap):
             self.jitter = float(jitter)
         else:
             raise InputDataError(f"jitter must lie in (0, {MAX_JITTER:g}], got {jitter}.")
-        # A pivot that the jitters of all points could make is a point the others determine.
+        # A pivot no larger than the jitter of all points: the other points determine this one.
         floor = size * JITTER * float(self.kernel.outputscale.detach())
         redundant = int((chol.detach().diagonal().square() < floor).sum())
         if redundant:
@@ -938,7 +941,7 @@ class InducingFeatures(FeatureMap):
         try:
             return InducingFeatures(kernel, self.inducing_points, jitter=self.jitter)
         except NumericalError:
-            return InducingFeatures(kernel, self.inducing_points)  # grows the jitter, and warns
+            return InducingFeatures(kernel, self.inducing_points)  # larger jitter, with a warning
 
     def to_tensors(self) -> dict[str, Tensor]:
         tensors = {
@@ -958,7 +961,7 @@ class InducingFeatures(FeatureMap):
 
 
 class PolynomialFeatures(FeatureMap):
-    r"""Quadratic functions, a trend for what a stationary kernel would have to learn anew.
+    r"""Quadratic functions, a trend beside a stationary kernel.
 
     With :math:`u = (x - c) / h`, inputs relative to a public box of centre `c` and half width `h`,
 
@@ -973,10 +976,10 @@ class PolynomialFeatures(FeatureMap):
 
     Args:
         centre: The centre `c`: a tensor of `d` numbers, or one number for all inputs.
-        half_width: The half width `h`, positive: alike.
+        half_width: The half width `h`, positive: a tensor of `d` numbers, or one number.
         constant_scale: The prior standard deviation `a` of the constant, relative to `s`.
         scale: The prior standard deviation `s` of the other weights.
-        input_dim: The number `d` of inputs, where neither tensor has it.
+        input_dim: The number `d` of inputs, if `centre` and `half_width` are single numbers.
 
     Example:
         >>> trend = PolynomialFeatures(0.5, 0.5, scale=0.3, input_dim=2)
@@ -1078,8 +1081,8 @@ class PolynomialFeatures(FeatureMap):
     def with_hyperparameters(self, lengthscale: Tensor, outputscale: Tensor) -> PolynomialFeatures:
         if not torch.allclose(lengthscale, self.half_width, rtol=1e-9):
             raise InputDataError(
-                f"The half width of the box, {self.half_width.tolist()}, is fixed, and "
-                f"{lengthscale.tolist()} is another one: build a new PolynomialFeatures."
+                f"Expected the fixed half width of the box, {self.half_width.tolist()}, got "
+                f"{lengthscale.tolist()}: build a new PolynomialFeatures."
             )
         return PolynomialFeatures(
             self.centre,
@@ -1115,15 +1118,15 @@ _Map = TypeVar("_Map", bound=FeatureMap)
 
 
 def register_feature_map(kind: str) -> Callable[[type[_Map]], type[_Map]]:
-    """Let `feature_map_from_tensors` rebuild a map of another class, in this process.
+    """Register a class of maps for `feature_map_from_tensors` in this process.
 
-    Tensors name a kind, never a class: a kind that nobody has registered here is refused, and what
-    is built is the class that stands below this decorator. Every site and every worker process has
-    to register it; a decorator in the module of the class does so.
+    Tensors name a kind, never a class: an unregistered kind is refused, and a registered kind
+    builds the decorated class. Every site and every worker process must register it; a decorator
+    in the module of the class does so.
 
     Args:
-        kind: With what `to_tensors` tags its names, ``"kind/name"``: lower-case letters, digits and
-            underscores, and not the kind of another class.
+        kind: The tag of the names in `to_tensors`, ``"kind/name"``: lower-case letters, digits and
+            underscores, not used by another class.
 
     Example:
         >>> @register_feature_map("periodic")
@@ -1131,20 +1134,21 @@ def register_feature_map(kind: str) -> Callable[[type[_Map]], type[_Map]]:
     """
     if not re.fullmatch(r"[a-z][a-z0-9_]*", kind):
         raise InputDataError(
-            f"A kind is lower-case letters, digits and underscores, got {kind!r}: e.g. 'periodic'."
+            "Expected a kind of lower-case letters, digits and underscores, e.g. 'periodic', got "
+            f"{kind!r}."
         )
 
     def register(cls: type[_Map]) -> type[_Map]:
         other = _KINDS.get(kind)
         if not issubclass(cls, FeatureMap):
             raise InputDataError(f"{cls.__name__} is no FeatureMap: derive it from that class.")
-        # The same name in the same module is the class itself, defined anew in a notebook.
+        # The same name in the same module is the same class, redefined in a notebook.
         if other is not None and (other.__module__, other.__qualname__) != (
             cls.__module__,
             cls.__qualname__,
         ):
             raise InputDataError(
-                f"The kind {kind!r} belongs to {other.__qualname__}: choose another name."
+                f"The kind {kind!r} is registered for {other.__qualname__}: choose another name."
             )
         _KINDS[kind] = cls
         return cls
@@ -1272,9 +1276,9 @@ def _tensor_grid(
 
 
 def _grid_extent(nu: float, tol: float) -> tuple[float, float]:
-    """How far the period must reach beyond the domain, and where the spectrum may be cut.
+    """The extent of the period beyond the domain, and the cut of the spectrum.
 
-    Both in units of the length scale; each loses at most half of `tol`.
+    Both are in units of the length scale; the error of each is at most half of `tol`.
     """
     # Aliases: the kernel at distance r is below (1 + s + s^2/3) exp(-s), s = sqrt(2 nu) r.
     scaled = math.log(2 / tol)

@@ -1,9 +1,9 @@
 r"""Stationary kernels as plain tensors, frozen copies of GPyTorch's.
 
-A feature map that all agents share must not change when somebody refits the kernel it was drawn
-from, must be sendable as tensors, and must give gradients with respect to a *new* length scale.
-GPyTorch kernels offer none of the three, so a map keeps this frozen copy. Its values are
-GPyTorch's (tested to 1e-12), and its spectrum is what random and quadrature features need.
+A shared feature map must not change when its kernel is refitted, must be sendable as tensors, and
+must give gradients with respect to a *new* length scale. GPyTorch kernels have none of these
+properties, so that a map keeps this frozen copy. Its values equal GPyTorch's (tested to 1e-12); its
+spectrum gives random and quadrature features.
 
 .. [Rahimi2007] A. Rahimi, B. Recht. Random features for large-scale kernel machines. NIPS 2007.
 .. [Yu2016] F. X. Yu et al. Orthogonal random features. NIPS 2016.
@@ -31,8 +31,8 @@ class StationaryKernel(Float64Module):
     .. math:: k(x, x') = s_0^2\, \kappa_\nu(\|(x - x') / \ell\|),
 
     and with ``product=True`` the product over inputs of one-dimensional kernels,
-    :math:`s_0^2 \prod_j \kappa_\nu(|x_j - x'_j| / \ell_j)`, which for the squared exponential is
-    the same thing.
+    :math:`s_0^2 \prod_j \kappa_\nu(|x_j - x'_j| / \ell_j)`. For the squared exponential both are
+    equal.
 
     Args:
         nu: Smoothness: 1/2, 3/2, 5/2, or infinity for the squared exponential.
@@ -92,7 +92,7 @@ class StationaryKernel(Float64Module):
         Args:
             kernel: `RBFKernel` or `MaternKernel`, bare, inside a `ScaleKernel`, or a
                 `ProductKernel` of one-dimensional ones with `active_dims` 0, 1, ….
-            input_dim: Needed only where the kernel has one length scale for all inputs.
+            input_dim: Number of inputs; needed only for one length scale for all inputs.
         """
         spec = cls._parse(kernel, input_dim)
         if input_dim is not None and spec.input_dim != input_dim:
@@ -218,7 +218,7 @@ def _smoothness(kernel: Kernel) -> float:
 
 
 def _distance(A: Tensor, B: Tensor) -> Tensor:
-    # Exact differences: the matrix-multiply form loses the digits that nearby points need.
+    # Exact differences: the matrix-multiply form loses digits for nearby points.
     return torch.cdist(A, B, compute_mode="donot_use_mm_for_euclid_dist")
 
 

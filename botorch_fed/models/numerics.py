@@ -1,9 +1,8 @@
-r"""float64 by construction, and factorisations that succeed or say why not.
+r"""float64 modules, and factorisations with clear errors.
 
 At :math:`\sigma^2 = 10^{-6}` the posterior precision of a hundred features has condition number
-:math:`10^7`: float32 then loses 15-36 % of the mean. Everything in `models` is therefore float64,
-modules refuse to be cast down, and no matrix is ever inverted or replaced when it cannot be
-factorised.
+:math:`10^7`: float32 loses 15-36 % of the mean. All of `models` is float64, modules stay in float64
+when cast, no matrix is inverted, and no matrix is replaced when its factorisation fails.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from torch.nn import Module
 
 from botorch_fed.errors import NumericalError
 
-# Relative to the largest diagonal entry. The same jitter everywhere, grown tenfold on failure.
+# Relative to the largest diagonal entry; multiplied by ten on failure.
 JITTER = 1e-10
 MAX_JITTER = 1e-6
 
@@ -67,7 +66,7 @@ def cholesky(A: Tensor, what: str) -> Tensor:
     if not bool(finite.all()):
         raise NumericalError(
             f"Cannot factorise {what}: {int((~finite).sum())} of its {A.numel()} entries are NaN "
-            "or infinite. Check the data, the noise variance and the summaries it was built from."
+            "or infinite. Check the data, the noise variance and the summaries behind it."
         )
     eigenvalues, _ = eigh(A.detach(), what)
     low, high = float(eigenvalues.min()), float(eigenvalues.max())
@@ -75,7 +74,7 @@ def cholesky(A: Tensor, what: str) -> Tensor:
     raise NumericalError(
         f"Cannot factorise {what} ({A.shape[-2]} x {A.shape[-1]}): it is not positive definite in "
         f"float64. Eigenvalues reach from {low:.3e} to {high:.3e}, condition {condition}. "
-        "Raise the noise variance, or remove points or features that are copies of each other."
+        "Raise the noise variance, or remove duplicate points or features."
     )
 
 
@@ -85,8 +84,8 @@ def eigh(A: Tensor, what: str) -> tuple[Tensor, Tensor]:
         values, vectors = torch.linalg.eigh(A)
     except RuntimeError as error:  # LinAlgError, whose name torch does not export
         raise NumericalError(
-            f"Cannot find the eigenvalues of {what} ({A.shape[-2]} x {A.shape[-1]}): its entries "
-            "are of too different sizes, or not finite. Check the summaries it was built from."
+            f"Cannot compute the eigenvalues of {what} ({A.shape[-2]} x {A.shape[-1]}): its "
+            "entries differ too much in size, or are not finite. Check the summaries behind it."
         ) from error
     return values, vectors
 
@@ -106,8 +105,8 @@ def jittered_cholesky(A: Tensor, what: str) -> tuple[Tensor, float]:
             continue
         if jitter > JITTER:
             warnings.warn(
-                f"{what} needed a relative jitter of {jitter:.0e} instead of {JITTER:.0e}: its "
-                "points lie closer than the kernel can tell apart. Use fewer, or a shorter length "
+                f"{what} needed a relative jitter of {jitter:.0e} instead of {JITTER:.0e}: some "
+                "points are too close for its length scale. Use fewer points, or a shorter length "
                 "scale.",
                 NumericalWarning,
                 stacklevel=3,
@@ -116,10 +115,10 @@ def jittered_cholesky(A: Tensor, what: str) -> tuple[Tensor, float]:
 
 
 def solve_rows(L: Tensor, rows: Tensor, *, upper: bool = False) -> Tensor:
-    r"""`L^-1 v` for every row `v`, where a batch of factors serves many batches of rows.
+    r"""`L^-1 v` for every row `v`, for a batch of factors and several batches of rows.
 
-    Batch dimensions that the factor lacks become further right-hand sides of one solve instead of
-    copies of the factor.
+    Batch dimensions that the factor lacks become right-hand sides of one solve, without copies of
+    the factor.
 
     Args:
         L: A `factor_batch x M x M` triangular factor.
@@ -135,23 +134,23 @@ def solve_rows(L: Tensor, rows: Tensor, *, upper: bool = False) -> Tensor:
     dims = max(L.dim(), rows.dim()) - 2
     factor_batch = (1,) * (dims + 2 - L.dim()) + L.shape[:-2]
     row_batch = (1,) * (dims + 2 - rows.dim()) + rows.shape[:-2]
-    own = [i for i in range(dims) if factor_batch[i] != 1]
+    separate = [i for i in range(dims) if factor_batch[i] != 1]
     shared = [i for i in range(dims) if factor_batch[i] == 1]
-    sizes = [factor_batch[i] if i in own else row_batch[i] for i in range(dims)]
+    sizes = [factor_batch[i] if i in separate else row_batch[i] for i in range(dims)]
     q, M = rows.shape[-2:]
-    order = [*own, *shared, dims, dims + 1]
+    order = [*separate, *shared, dims, dims + 1]
     stacked = rows.reshape(*row_batch, q, M).expand(*sizes, q, M).permute(order)
     stacked_shape = stacked.shape
-    own_sizes = [sizes[i] for i in own]
+    batch = [sizes[i] for i in separate]
     count = q * math.prod(sizes[i] for i in shared)
-    columns = stacked.reshape(*own_sizes, count, M).mT
-    solved = torch.linalg.solve_triangular(L.reshape(*own_sizes, M, M), columns, upper=upper).mT
+    columns = stacked.reshape(*batch, count, M).mT
+    solved = torch.linalg.solve_triangular(L.reshape(*batch, M, M), columns, upper=upper).mT
     inverse = sorted(range(dims + 2), key=order.__getitem__)
     return solved.reshape(stacked_shape).permute(inverse)
 
 
 def keep_double(fn: Callable[[Tensor], Tensor], name: str) -> Callable[[Tensor], Tensor]:
-    """What `Module.to` applies to tensors, without the part that would lower their precision."""
+    """The function that `Module.to` applies to tensors, without a change to lower precision."""
 
     def apply(value: Tensor) -> Tensor:
         moved = fn(value)
@@ -168,7 +167,7 @@ def keep_double(fn: Callable[[Tensor], Tensor], name: str) -> Callable[[Tensor],
 
 
 class Float64Module(Module):
-    """A module that moves between devices but never leaves float64."""
+    """A module that stays in float64 on every device."""
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         return super()._apply(keep_double(fn, type(self).__name__), recurse)

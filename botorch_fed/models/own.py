@@ -1,18 +1,18 @@
-r"""An agent's own Gaussian process, and its hyperparameters by maximum a posteriori.
+r"""An agent's local Gaussian process, and its hyperparameters by maximum a posteriori.
 
 The model is BoTorch's `SingleTaskGP` with a constant mean and a squared exponential kernel with
-automatic relevance determination. Nothing of it leaves the agent, so that it may be fitted to
-private data. Outcomes are on the public scale of the search space: with a handful of observations
-a public guess of centre and spread is better than estimates.
+automatic relevance determination. It stays at the agent and may be fitted to private data. Outcomes
+are on the public scale of the search space: with few observations a public guess of mean and
+standard deviation is better than estimates.
 
-A fit takes a few milliseconds instead of `fit_gpytorch_mll`'s hundreds, because gradients are
-written out and the mean is maximised in closed form:
+A fit takes a few milliseconds instead of `fit_gpytorch_mll`'s hundreds: gradients are analytic, and
+the mean is maximised in closed form:
 
 .. math:: \log p(y, \theta) = -\tfrac12 r^\top K^{-1} r - \tfrac12 \log|K| - \tfrac n2 \log 2\pi
           + \log p(\theta), \qquad r = y - m 1,
 
 with the priors of BoTorch: dimension-scaled log-normal length scales and log-normal noise. The
-output scale is near one on the public scale, but follows data that insist.
+prior of the output scale is concentrated near one, the public scale.
 
 .. [Hvarfner2024] C. Hvarfner, E. O. Hellsten, L. Nardi. Vanilla Bayesian optimization performs
    great in high dimensions. ICML 2024.
@@ -43,7 +43,7 @@ from botorch_fed.models.numerics import as_double, check_finite
 Array = NDArray[np.float64]
 
 NOISE_PRIOR = (-4.0, 1.0)  # log-normal: location and scale, as BoTorch
-OUTPUTSCALE_PRIOR = (0.0, 0.2)  # normal, of the logarithm: location and scale
+OUTPUTSCALE_PRIOR = (0.0, 0.2)  # normal prior of the logarithm: location and scale
 MIN_NOISE, MAX_NOISE = 1e-6, 10.0
 MIN_LENGTHSCALE, MAX_LENGTHSCALE = 5e-3, 100.0
 MIN_OUTPUTSCALE, MAX_OUTPUTSCALE = 1e-6, 1e8
@@ -51,14 +51,14 @@ MIN_OUTPUTSCALE, MAX_OUTPUTSCALE = 1e-6, 1e8
 
 @dataclass(frozen=True, eq=False)
 class OwnHyperparameters:
-    """What was fitted to an agent's own data: private, and part of its state.
+    """Hyperparameters fitted to an agent's data: private, and part of its state.
 
     Attributes:
         lengthscale: A tensor of `d` length scales.
         outputscale: Prior variance of the function.
         noise_var: Variance of the observation noise.
         mean: The constant mean.
-        num_data: How many observations it was fitted to.
+        num_data: Number of observations of the fit.
     """
 
     lengthscale: Tensor
@@ -89,14 +89,14 @@ def fit_own_gp(
     prior_covariance: Tensor | None = None,
     outputscale_prior: tuple[float, float] = OUTPUTSCALE_PRIOR,
 ) -> OwnHyperparameters:
-    """Hyperparameters of an agent's own GP, from the modes of the priors and from `start`.
+    """Hyperparameters of an agent's local GP, fitted from the priors' modes and from `start`.
 
     Args:
         X: An `n x d` tensor of points in the unit cube.
         Y: An `n x 1` tensor of outcomes on the public scale, larger is better.
-        start: An earlier fit, tried as a second starting point.
-        prior_mean: An `n x 1` tensor: what is known of the mean beforehand, e.g. from messages.
-        prior_covariance: An `n x n` tensor: a known part of the covariance, to which the fitted
+        start: An earlier fit, used as a second starting point.
+        prior_mean: An `n x 1` tensor: a prior mean, e.g. from messages.
+        prior_covariance: An `n x n` tensor: a fixed part of the covariance, to which the fitted
             kernel is added.
         outputscale_prior: Location and scale of the normal prior of the output scale's logarithm.
     """
@@ -118,7 +118,7 @@ def fit_own_gp(
 
 
 def checked_data(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor]:
-    """Points `n x d` and outcomes `n x 1` in float64; raises for others, and for no data."""
+    """Points `n x d` and outcomes `n x 1` in float64; raises for other shapes and without data."""
     X, Y = as_double(X, "X"), as_double(Y, "Y")
     if X.dim() != 2 or len(X) == 0 or Y.shape != (len(X), 1):
         raise BotorchTensorDimensionError(
@@ -137,13 +137,14 @@ def own_gp(
     *,
     input_transform: InputTransform | None = None,
 ) -> SingleTaskGP:
-    """The `SingleTaskGP` of an agent's own data, in evaluation mode.
+    """The `SingleTaskGP` of an agent's data, in evaluation mode.
 
     Args:
         X: An `n x d` tensor of points in the unit cube.
         Y: An `n x 1` tensor of outcomes on the public scale, larger is better.
-        hyperparameters: As fitted by `fit_own_gp`, to transformed points if there is a transform.
-        input_transform: A public one, e.g. `LogWarp`.
+        hyperparameters: Hyperparameters of `fit_own_gp`, fitted to transformed points if there is
+            a transform.
+        input_transform: A public input transform, e.g. `LogWarp`.
     """
     kernel = ScaleKernel(RBFKernel(ard_num_dims=X.shape[-1])).double()
     kernel.base_kernel.lengthscale = hyperparameters.lengthscale
@@ -169,7 +170,7 @@ def own_gp(
 
 
 def needs_fit(num_data: int, hyperparameters: OwnHyperparameters | None) -> bool:
-    """The public schedule of refits: whenever the number of observations has grown by a quarter."""
+    """Whether to refit: the number of observations has grown by a quarter since the last fit."""
     if hyperparameters is None:
         return num_data > 0
     return num_data >= hyperparameters.num_data + max(1, hyperparameters.num_data // 4)
@@ -179,11 +180,11 @@ class LogPosterior:
     """Minus the log posterior of the hyperparameters, and its gradient, for scipy."""
 
     def __init__(
-        self, X: Array, y: Array, known: Array | None, outputscale_prior: tuple[float, float]
+        self, X: Array, y: Array, fixed: Array | None, outputscale_prior: tuple[float, float]
     ) -> None:
         self.n, self.d = X.shape
         self.y = y
-        self.known = known  # a part of the covariance that is not fitted
+        self.fixed = fixed  # the fixed part of the covariance
         self.squares = (X[:, None, :] - X[None, :, :]) ** 2  # n x n x num_scales
         low = [math.log(MIN_LENGTHSCALE)] * self.d
         high = [math.log(MAX_LENGTHSCALE)] * self.d
@@ -197,11 +198,11 @@ class LogPosterior:
 
     @property
     def num_scales(self) -> int:
-        """How many length scales are fitted."""
+        """The number of fitted length scales."""
         return int(self.squares.shape[-1])
 
     def maximum(self, starts: Sequence[Array]) -> OwnHyperparameters:
-        """The best hyperparameters that are reached from these starts."""
+        """The best hyperparameters over fits from these starts."""
         from scipy.optimize import minimize  # costs 70 ms to import, and only fits need it
 
         bounds = list(zip(self.low, self.high, strict=True))
@@ -234,7 +235,7 @@ class LogPosterior:
     def _terms(self, theta: Array) -> tuple[Array, Array, Array, float] | None:
         weights = np.exp(-2 * theta[: self.num_scales])
         signal = np.exp(theta[-2] - 0.5 * self.squares @ weights)  # noise-free covariance
-        K = signal.copy() if self.known is None else signal + self.known
+        K = signal.copy() if self.fixed is None else signal + self.fixed
         K.flat[:: self.n + 1] += math.exp(theta[-1])
         try:
             L = cholesky(K, lower=True, check_finite=False)
@@ -244,7 +245,7 @@ class LogPosterior:
         return signal, L, self.y - mean, mean
 
     def best_mean(self, L: Array) -> float:
-        """The constant mean of the largest posterior density."""
+        """The constant mean with the largest posterior density."""
         ones = cho_solve((L, True), np.ones(self.n), check_finite=False)
         return float(ones @ self.y / ones.sum())
 

@@ -1,14 +1,14 @@
 r"""Functions drawn from a posterior, as BoTorch sample paths.
 
-A path is an ordinary `botorch.sampling.pathwise` path: `PathwiseThompsonSampling`,
-`optimize_posterior_samples` and `MatheronPathModel` take it. Two laws are on offer:
+A path is a `botorch.sampling.pathwise` path: `PathwiseThompsonSampling`,
+`optimize_posterior_samples` and `MatheronPathModel` accept it. There are two laws:
 
-    draw_matheron_paths(model)   the law of the model's own `posterior`
+    draw_matheron_paths(model)   the law of the model's `posterior`
     draw_path(model)             exact kernel in the update, features in the prior only
 
-Features alone starve: with more data than features their variance vanishes where there are no data
-(at 100 points and 100 features two-sigma intervals cover 6-72 %, pathwise ones 81-95 %). An agent's
-*own* step therefore uses `draw_path`; a message to others must be a weight vector.
+With more data than features, a draw of features alone has too little variance away from the data
+(variance starvation): at 100 points and 100 features its two-sigma intervals cover 6-72 %, pathwise
+ones 81-95 %. An agent's local step uses `draw_path`; a message to others must be a weight vector.
 
 .. [Wilson2020] J. Wilson et al. Efficiently sampling functions from Gaussian process posteriors.
    ICML 2020.
@@ -47,7 +47,7 @@ from botorch_fed.models.kernels import StationaryKernel
 from botorch_fed.models.numerics import cholesky, solve_rows
 from botorch_fed.rng import Generator, fresh
 
-NUM_FEATURES = 1024  # of a prior draw where no map is given, as in BoTorch
+NUM_FEATURES = 1024  # features of a prior draw without a given map, as in BoTorch
 
 
 class _KernelSections(Module):
@@ -81,7 +81,7 @@ def draw_path(
             `SingleTaskGP` with an RBF or Matérn kernel, or a `BasisGP` over Fourier features
             without received summaries, whose map's kernel is used.
         sample_shape: Shape of the draws.
-        feature_map: The features of the prior draw; default the model's own map, or 1,024 random
+        feature_map: The features of the prior draw; default the model's map, or 1,024 random
             Fourier features of its kernel.
         generator: The stream of random numbers; by default PyTorch's global generator seeds one.
 
@@ -103,19 +103,19 @@ def draw_path(
     X, y = X.detach().double(), model.train_targets.detach().double()
     covariance: Any
     if isinstance(model, BasisGP):
-        own_map = model.feature_map
-        if own_map.has_residual or model.summaries:
+        model_map = model.feature_map
+        if model_map.has_residual or model.summaries:
             raise UnsupportedError(
                 "draw_path needs all data in the model and Fourier features: with received "
-                "summaries or inducing points, draw_matheron_paths has the model's own law."
+                "summaries or inducing points use draw_matheron_paths."
             )
-        feature_map = own_map if feature_map is None else feature_map
-        covariance = own_map.covariance
+        feature_map = model_map if feature_map is None else feature_map
+        covariance = model_map.covariance
     else:
         covariance = StationaryKernel.from_gpytorch(model.covar_module, X.shape[-1])
         if feature_map is None:
             feature_map = RandomFourierFeatures.draw(covariance, NUM_FEATURES, generator=generator)
-    # Compared on points of its own: one observation tells nothing of a length scale.
+    # Compared at fixed points: a single observation does not determine a length scale.
     d = X.shape[-1]
     steps = torch.arange(9, dtype=torch.float64).reshape(-1, 1, 1) / 8
     probes = (steps * torch.eye(d, dtype=torch.float64)).reshape(-1, d)  # along every axis
@@ -123,8 +123,8 @@ def draw_path(
         feature_map.covariance(probes), covariance(probes), rtol=1e-3, atol=1e-3
     ):
         raise UnsupportedError(
-            "The features of the prior draw must be Fourier features of the model's own kernel, "
-            "or the draw has another law: build the map from the fitted kernel."
+            "The features of the prior draw must be Fourier features of the model's kernel: build "
+            "the map from the fitted kernel."
         )
     mean = _frozen(model.mean_module)
     n = X.shape[0]
@@ -155,10 +155,10 @@ def own_points(model: Any, *, transformed: bool) -> Tensor:
 def _draw_matheron_paths_basis_gp(
     model: BasisGP, *, sample_shape: Size, generator: Generator | None = None, **_: Any
 ) -> SamplePath:
-    r"""The law of the model's own posterior: weights, plus a path of what the basis misses.
+    r"""The law of the model's posterior: weights, plus a path of the residual.
 
-    For inducing points the missed part is :math:`g(x) - \phi(x)^\top L^{-1} g(Z)` with `g` a prior
-    draw by random features; for a sum of maps it is the sum of theirs.
+    For inducing points the residual path is :math:`g(x) - \phi(x)^\top L^{-1} g(Z)` with `g` a
+    prior draw by random features; for a sum of maps it is the sum of their residual paths.
     """
     model.eval()
     feature_map = model.feature_map
@@ -194,7 +194,7 @@ class _OfInputs(Module):
 def missed_paths(
     feature_map: FeatureMap, batch_shape: Size, inputs: list[int], generator: Generator
 ) -> tuple[Tensor, list[SamplePath]]:
-    """What a draw `g` of the missed part takes off the weights, and its own paths."""
+    """The weights that a draw `g` of the residual subtracts, and the paths of the draw."""
     if not feature_map.has_residual:
         zeros = torch.zeros(*batch_shape, feature_map.num_features, dtype=torch.float64)
         return zeros, []
@@ -208,7 +208,7 @@ def missed_paths(
         return pulled, [path for part in parts for path in part[1]]
     if not isinstance(feature_map, InducingFeatures):
         raise UnsupportedError(
-            f"Paths of what {type(feature_map).__name__} miss are not available: draw from the "
+            f"Residual paths of {type(feature_map).__name__} are not available: draw from the "
             "posterior at a set of points instead."
         )
     fourier = RandomFourierFeatures.draw(feature_map.kernel, NUM_FEATURES, generator=generator)
@@ -219,7 +219,7 @@ def missed_paths(
 
 
 def _frozen(mean_module: Mean) -> Mean:
-    """A copy of a mean, so that refitting the model leaves drawn paths alone."""
+    """A copy of a mean, so that refitting the model does not change drawn paths."""
     mean = copy.deepcopy(mean_module).requires_grad_(False)
     return mean.double().eval()
 

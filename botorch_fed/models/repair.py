@@ -1,24 +1,24 @@
-r"""Totals that noise has made inconsistent, made those of a posterior again.
+r"""Repair of noisy totals, so that they give a posterior.
 
-A noisy gram matrix :math:`G` is symmetric up to rounding but may have negative eigenvalues, and
-:math:`I + G` none of a precision. `repair_total` symmetrises it and raises eigenvalues to `floor`,
-0 or more: then :math:`I \succeq (I + G)^{-1} \succeq 0`, so every posterior variance lies between
-zero and the prior's. It is post-processing of a private release, hence free.
+A noisy gram matrix :math:`G` is symmetric up to rounding but may have negative eigenvalues, so that
+:math:`I + G` may be no precision. `repair_total` symmetrises it and raises eigenvalues to `floor`,
+0 or more: then :math:`I \succeq (I + G)^{-1} \succeq 0`, and every posterior variance lies between
+zero and the prior's. The repair is post-processing of a private release, without a privacy cost.
 
-A `floor` at the height of the noise, `noise_floor`, lets no direction count as known less well than
-noise alone would say: where noise drowns the data the mean is shrunk, and the posterior too narrow.
-A `shift`, `noise_shift`, adds a multiple of the identity with which the noisy gram is positive with
-high probability, as the regret proof of [Dubey2021]_ has it: it needs one Cholesky factor in the
-place of eigenvectors and biases well known directions as well.
+A `floor` at the level of the noise, `noise_floor`, bounds the information about every direction
+from below by that of the noise. In directions dominated by noise it shrinks the mean, and the
+posterior is too narrow. A `shift`, `noise_shift`, adds a multiple of the identity with which the
+noisy gram is positive with high probability, as in the regret proof of [Dubey2021]_. It needs one
+Cholesky factor instead of eigenvectors, and also biases directions with much data.
 
-The noise of the moment, of standard deviation :math:`t` in each number, is one more noise of the
-observation: given weights the moment is :math:`N(Gw, G)` without it and :math:`N(Gw, G + t^2 I)`
-with it, so that the posterior is that of the total
+The noise of the moment, of standard deviation :math:`t` in each number, is an additional
+observation noise: given the weights the moment is :math:`N(Gw, G)` without it and
+:math:`N(Gw, G + t^2 I)` with it, so that the posterior is that of the total
 
 .. math:: G' = G (G + t^2 I)^{-1} G, \qquad b' = G (G + t^2 I)^{-1} b.
 
-Without `moment_noise_std` directions in which noise drowns the data make large and certain errors,
-unless a floor shrinks them.
+Without `moment_noise_std` and without a floor, directions dominated by noise have large errors and
+small variances.
 
 .. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
    AISTATS 2021.
@@ -40,15 +40,15 @@ from botorch_fed.models.summary import Summary
 def repair_total(
     total: Summary, *, moment_noise_std: float = 0.0, floor: float = 0.0, shift: float = 0.0
 ) -> Summary:
-    r"""The nearest total with a posterior between certainty and the prior.
+    r"""A total whose posterior variances lie between zero and the prior's.
 
     Args:
         total: A noisy total; its local fields are dropped, because they no longer fit.
         moment_noise_std: The standard deviation of the noise in each number of the moment.
         floor: The least eigenvalue of the gram matrix, e.g. ``noise_floor(…) / noise_var``.
-        shift: In the place of a floor, what is added to all eigenvalues, e.g.
-            ``noise_shift(…) / noise_var``. That they are positive then is left to whoever
-            factorises.
+        shift: A number added to all eigenvalues instead of a floor, e.g.
+            ``noise_shift(…) / noise_var``. The sums are not checked to be positive; a later
+            factorisation checks them.
 
     Returns:
         A total whose gram matrix has no eigenvalue below the floor.
@@ -61,14 +61,14 @@ def repair_total(
     """
     for name, value in (("moment_noise_std", moment_noise_std), ("floor", floor), ("shift", shift)):
         if not 0 <= value < math.inf:
-            raise InputDataError(f"{name} is at least 0 and finite, got {value}.")
+            raise InputDataError(f"{name} must be at least 0 and finite, got {value}.")
     if shift > 0 and (floor > 0 or moment_noise_std > 0):
         raise InputDataError(
-            "A shift takes the place of a floor and of moment_noise_std, which need eigenvectors: "
-            "give one or the other."
+            "Expected a shift, or a floor and moment_noise_std, which need eigenvectors, got both: "
+            "leave one of them out."
         )
     if not bool(total.gram.isfinite().all() and total.moment.isfinite().all()):
-        raise InputDataError("A total to be repaired must be finite, got NaN or infinity.")
+        raise InputDataError("Expected a finite total, got NaN or infinity.")
     gram = 0.5 * (total.gram + total.gram.mT)
     if shift > 0:
         gram = gram + shift * torch.eye(gram.shape[-1], dtype=gram.dtype, device=gram.device)
@@ -77,7 +77,7 @@ def repair_total(
     spectrum = eigenvalues.clamp(min=floor)
     moment = total.moment
     if moment_noise_std > 0:
-        share = spectrum / (spectrum + moment_noise_std**2)  # of the moment that is not noise
+        share = spectrum / (spectrum + moment_noise_std**2)  # share of the signal in the moment
         spectrum = spectrum * share
         moment = Q @ (share.unsqueeze(-1) * (Q.mT @ moment))
     half = Q * spectrum.sqrt().unsqueeze(-2)
@@ -93,33 +93,33 @@ def noise_floor(noise_std: float, num_features: int, *, height: float = 4.0) -> 
 
     :math:`h\,\sigma\sqrt m` with :math:`\sigma = s/\sqrt2`, the standard deviation of an
     off-diagonal number: the noise alone has a norm of about :math:`2\sigma\sqrt m`. The height
-    :math:`h = 2` predicts best, 4 loses least regret.
+    :math:`h = 2` has the best predictions, 4 the least regret.
 
     Args:
-        noise_std: :math:`s`, of the noise in each number of the svec of the matrix.
-        num_features: Its size :math:`m`.
-        height: :math:`h`.
+        noise_std: Standard deviation :math:`s` of the noise in each number of the matrix's svec.
+        num_features: Size :math:`m` of the matrix.
+        height: Factor :math:`h`.
     """
     _check_noise(noise_std, num_features)
     if not 0 <= height < math.inf:
-        raise InputDataError(f"The height of a floor is at least 0 and finite, got {height}.")
+        raise InputDataError(f"height must be at least 0 and finite, got {height}.")
     return height * noise_std * math.sqrt(num_features / 2)
 
 
 def noise_norm_bound(
     noise_std: float, num_features: int, *, horizon: int, failure: float = 0.1
 ) -> float:
-    r"""What the norm of the noise in a :math:`\sum \phi\phi^\top` exceeds in none of `T` rounds.
+    r"""An upper bound on the norm of the noise in :math:`\sum \phi\phi^\top` in all `T` rounds.
 
     :math:`\Upsilon = \sigma(2\sqrt m + 2\sqrt{\ln(2T/\zeta)})`, :math:`\sigma = s/\sqrt2`,
-    with probability :math:`1 - \zeta/T` in each round. A third of what Lemma 3 of [Dubey2021]_ has
-    at `m = 50`.
+    with probability :math:`1 - \zeta/T` in each round. At `m = 50` it is a third of the bound in
+    Lemma 3 of [Dubey2021]_.
 
     Args:
-        noise_std: :math:`s`, of the noise in each number of the svec of the matrix.
-        num_features: Its size :math:`m`.
-        horizon: :math:`T`.
-        failure: :math:`\zeta`.
+        noise_std: Standard deviation :math:`s` of the noise in each number of the matrix's svec.
+        num_features: Size :math:`m` of the matrix.
+        horizon: Number :math:`T` of rounds.
+        failure: Probability :math:`\zeta` of failure.
     """
     _check_noise(noise_std, num_features)
     if not (horizon >= 1 and 0 < failure < 1):
@@ -137,10 +137,10 @@ def noise_shift(
     \preceq 3\Upsilon` for the noise `H`.
 
     Args:
-        noise_std: As there.
-        num_features: As there.
-        horizon: As there.
-        failure: As there.
+        noise_std: As in `noise_norm_bound`.
+        num_features: As in `noise_norm_bound`.
+        horizon: As in `noise_norm_bound`.
+        failure: As in `noise_norm_bound`.
     """
     return 2 * noise_norm_bound(noise_std, num_features, horizon=horizon, failure=failure)
 

@@ -47,10 +47,10 @@ class Summary:
     Attributes:
         gram: `batch_shape x M x M`, :math:`\Phi^\top R^{-1} \Phi`.
         moment: `batch_shape x M x 1`, :math:`\Phi^\top R^{-1} (y - \mu)`.
-        basis: The feature map's fingerprint; summaries over different bases do not add.
+        basis: The feature map's fingerprint; summaries over different bases cannot be added.
         num_data: Number of observations. Local: never packed, `None` after unpacking.
-        square: `batch_shape`, :math:`(y - \mu)^\top R^{-1} (y - \mu)`. Local.
-        log_det: `batch_shape`, :math:`\log |R|`. Local.
+        square: `batch_shape`, :math:`(y - \mu)^\top R^{-1} (y - \mu)`. Local: never packed.
+        log_det: `batch_shape`, :math:`\log |R|`. Local: never packed.
 
     Example:
         >>> total = summarize(phi, X1, Y1, noise_var=0.01) + summarize(phi, X2, Y2, noise_var=0.01)
@@ -106,7 +106,7 @@ class Summary:
         )
 
     def __sub__(self, other: Summary) -> Summary:
-        """A total without one of its summands; that it was one, nothing checks."""
+        """A total without one of its summands, which is not verified to be one."""
         if not isinstance(other, Summary):
             return NotImplemented
         check_basis(other, self.basis)
@@ -143,7 +143,7 @@ class Summary:
         )
 
     def outputs(self, idcs: list[int]) -> Summary:
-        """The summaries of some outputs, where the last batch dimension counts outputs."""
+        """The summaries of some outputs; outputs are the last batch dimension."""
         return replace(
             self,
             gram=_pick(self.gram, idcs),
@@ -153,11 +153,11 @@ class Summary:
         )
 
     def pack(self) -> Tensor:
-        r"""The part that may leave the agent, `batch_shape x M(M + 3)/2`.
+        r"""The statistic as a vector without local fields, `batch_shape x M(M + 3)/2`.
 
         The diagonal, then the upper triangle row by row times :math:`\sqrt2`, then the moment: the
-        Euclidean norm of the vector is the Frobenius norm of the statistic, which is what clipping
-        and noise are calibrated to. Local fields stay behind.
+        Euclidean norm of the vector is the Frobenius norm of the statistic, to which clipping and
+        noise are calibrated.
         """
         rows, columns = _upper(self.num_features)
         gram = self.gram.expand(*self.batch_shape, *self.gram.shape[-2:])
@@ -171,7 +171,7 @@ class Summary:
 
         Args:
             vector: A `batch_shape x M(M + 3)/2` tensor of finite numbers.
-            basis: Fingerprint of the map that the sender used.
+            basis: Fingerprint of the sender's map.
         """
         vector = as_double(vector, "vector")
         size = vector.shape[-1] if vector.dim() else 0
@@ -210,9 +210,10 @@ def summarize(
 ) -> Summary:
     r"""Sufficient statistic of the data for the weights of a feature map.
 
-    With iid noise (always so for maps without residual) memory beyond the data is constant in `n`,
-    and larger data can be streamed: ``summarize(first) + summarize(rest)`` is the summary of both.
-    With block noise it is the summary of two agents: use `LocalBlock.extend` to add to one.
+    With iid noise (maps without residual always have it) memory beyond the data is constant in `n`,
+    and large data can be streamed: ``summarize(first) + summarize(rest)`` is the summary of both.
+    With block noise this sum is the summary of two agents: `LocalBlock.extend` adds data to one
+    agent.
 
     Args:
         feature_map: The shared basis.
@@ -220,7 +221,8 @@ def summarize(
         Y: A `batch_shape x n x 1` tensor of observations.
         noise_var: Observation noise *variance*: a positive number, or a tensor that broadcasts to
             `batch_shape x n x 1`.
-        mean: The public constant mean :math:`\mu`: a number or a tensor that broadcasts alike.
+        mean: The public constant mean :math:`\mu`: a number, or a tensor that broadcasts to
+            `batch_shape x n x 1`.
         noise: ``"block"`` adds the map's residual to the noise block: PITC, exact for the data of
             one agent. ``"iid"`` ignores it (DTC): then each record's contribution is bounded,
             which record-level privacy needs. The two are equal for Fourier features.
@@ -343,7 +345,7 @@ class LocalBlock:
         return self._extended(X, Y - mean, variance) if X.shape[-2] else self
 
     def outputs(self, idcs: list[int]) -> LocalBlock:
-        """The blocks of some outputs, where the last batch dimension counts outputs."""
+        """The blocks of some outputs; outputs are the last batch dimension."""
         return LocalBlock(
             feature_map=self.feature_map,
             X=_pick(self.X, idcs),
@@ -406,7 +408,7 @@ class WeightPosterior:
     Attributes:
         chol: `batch_shape x M x M`, lower :math:`L` of :math:`B = LL^\top`.
         half_mean: `batch_shape x M x 1`, :math:`L^{-1} b`.
-        columns: `batch_shape x M x k`, :math:`T` of the update, if there was one.
+        columns: `batch_shape x M x k`, :math:`T` of the update; None without an update.
         residuals: `batch_shape x k x 1`, the whitened observations of the update.
         inner: `batch_shape x k x k`, :math:`D` of the update.
     """
@@ -444,14 +446,14 @@ class WeightPosterior:
             what = "the innovation covariance of a rank-k update"
             D = cholesky(eye + columns.mT @ columns, what)
             return WeightPosterior(self.chol, self.half_mean, columns, half_residuals, D)
-        # Too many columns to carry: B + W'W = L (I + T T') L'.
+        # Many columns: factorise again, B + W'W = L (I + T T') L'.
         eye = torch.eye(M, dtype=columns.dtype, device=columns.device)
         refactor = cholesky(eye + columns @ columns.mT, "a rank-k update of the weight precision")
         half = solve_rows(refactor, (self.half_mean + columns @ half_residuals).mT).mT
         return WeightPosterior(self.chol @ refactor, half)
 
     def outputs(self, idcs: list[int]) -> WeightPosterior:
-        """The posteriors of some outputs, where the last batch dimension counts outputs."""
+        """The posteriors of some outputs; outputs are the last batch dimension."""
         return WeightPosterior(
             chol=_pick(self.chol, idcs),
             half_mean=_pick(self.half_mean, idcs),
@@ -569,7 +571,7 @@ def sample_weights_dual(
     L = cholesky(Phi @ Phi.mT + block, f"the covariance of {n} observations")
     y = (Y - mean).squeeze(-1)
 
-    # Mean and deviation apart, so that `scale` leaves the mean alone.
+    # Mean and deviation are separate: `scale` applies to the deviation only.
     def pulled(targets: Tensor) -> Tensor:
         """Phi' (Phi Phi' + R)^-1 targets, for targets in rows."""
         return solve_rows(L.mT, solve_rows(L, targets.unsqueeze(-2)), upper=True).squeeze(-2) @ Phi
@@ -585,10 +587,10 @@ def log_evidence(total: Summary, *, given: Summary | None = None) -> Tensor:
               + \log|B| - b^\top B^{-1} b \bigr].
 
     Args:
-        total: A sum of summaries with their local fields; privacy of those fields is the caller's
-            business: a hyperparameter chosen by evidence from several agents is a release.
-        given: Summaries that condition the prior, whose data are not scored: the result is then
-            the evidence of ``total - given`` given them. Needs no local fields.
+        total: A sum of summaries with their local fields. The caller protects these fields: a
+            hyperparameter chosen by the evidence of several agents is a release.
+        given: Summaries that condition the prior and are not scored: the result is the evidence of
+            ``total - given`` given them. They need no local fields.
 
     Returns:
         A `batch_shape` tensor.
@@ -605,28 +607,27 @@ def log_evidence(total: Summary, *, given: Summary | None = None) -> Tensor:
 def profiled_evidence(total: Summary) -> tuple[Tensor, Tensor]:
     r"""Log marginal likelihood maximised over one common variance factor, in closed form.
 
-    Weights :math:`w \sim N(0, s^2 I)` and noise blocks :math:`s^2 R_i`: the map and the blocks fix
-    the shape of the model, the data its scale. With `n` observations in all
+    Weights :math:`w \sim N(0, s^2 I)` and noise blocks :math:`s^2 R_i`: the map and the blocks
+    determine the shape of the model, the data its scale. With `n` observations in total
 
     .. math:: \hat s^2 = \frac1n \Bigl( \textstyle\sum_i r_i^\top r_i - b^\top B^{-1} b \Bigr),
               \qquad \log p = -\tfrac12 \bigl[ n \log(2 \pi \hat s^2) + n
               + \textstyle\sum_i \log|R_i| + \log|B| \bigr],
 
     which every agent computes from the total alone. Multiplying all observations by a factor
-    multiplies :math:`\hat s` by it and leaves the order of models as it is.
+    multiplies :math:`\hat s` by it and does not change the order of models.
 
     Args:
         total: A sum of summaries with their local fields, as in `log_evidence`.
 
     Returns:
-        The log evidence and :math:`\hat s^2`, two `batch_shape` tensors. Where the data leave
-        nothing to explain to the precision of float64, because they are constant or because noise
-        has made the statistics contradict each other, the evidence is minus infinity, so that no
-        such model is ever chosen, and the factor a tiny positive number.
+        The log evidence and :math:`\hat s^2`, two `batch_shape` tensors. If the unexplained part is
+        zero in float64, or negative because of noise in the statistics, the evidence is minus
+        infinity, so that such a model is never chosen, and the factor is a tiny positive number.
     """
     n, square, log_det = _local_fields(total)
     if n < 1:
-        raise InputDataError(f"A scale needs observations, the total has num_data = {n}.")
+        raise InputDataError(f"Expected a total with observations, got num_data = {n}.")
     fit, volume = _evidence_terms(total)
     unexplained = square - fit
     limits = torch.finfo(torch.float64)
@@ -639,9 +640,9 @@ def profiled_evidence(total: Summary) -> tuple[Tensor, Tensor]:
 def _local_fields(total: Summary) -> tuple[int, Tensor, Tensor]:
     if total.num_data is None or total.square is None or total.log_det is None:
         raise InputDataError(
-            "The evidence needs the local fields num_data, square and log_det, which never leave "
-            "an agent in a packed summary: evaluate it where the data are, or release the fields "
-            "through a mechanism."
+            "The evidence needs the local fields num_data, square and log_det, which a packed "
+            "summary does not have: evaluate it at the agent, or release the fields through a "
+            "mechanism."
         )
     return total.num_data, total.square, total.log_det
 
@@ -707,7 +708,7 @@ def _upper(M: int) -> tuple[Tensor, Tensor]:
 
 
 def _pick(values: Tensor, idcs: list[int], dim: int = -3) -> Tensor:
-    """Values of some outputs; where the outputs share one value, that one."""
+    """Values of some outputs, or the value that all outputs share."""
     if values.dim() < -dim or values.shape[dim] == 1:
         return values
     return values.index_select(dim, torch.tensor(idcs, device=values.device))

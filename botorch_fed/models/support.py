@@ -1,8 +1,7 @@
-r"""Support sets: where inducing points lie.
+r"""Support sets: the inducing points of the sparse global model.
 
-A support set :math:`S` is the basis of the sparse global model: everybody must know it, so that
-choosing it from data is a release of its own. `sobol_support` is public: it depends on nothing but
-a seed.
+A support set :math:`S` is known to all parties, so that choosing it from data is a release of these
+data. `sobol_support` is public: it depends on a seed only.
 
 Scrambled Sobol points by a published recipe. The unscrambled sequence is the one of Joe and Kuo's
 direction numbers [Joe2008]_, 30 bits. In every dimension the bits (highest first) are multiplied by
@@ -32,8 +31,8 @@ _BITS = 30  # of the direction numbers
 def sobol_support(dim: int, size: int, *, seed: int = 0, bounds: Tensor | None = None) -> Tensor:
     r"""Scrambled Sobol points: a support set that depends on no data.
 
-    The same numbers with every version of every library. A larger set of the same seed begins
-    with the smaller one.
+    The points do not depend on the versions of libraries. A larger set of the same seed begins with
+    the smaller one.
 
     Args:
         dim: The number of dimensions `d`.

@@ -1,10 +1,10 @@
-r"""The logarithmic scale on which models see log-scaled parameters.
+r"""The logarithmic scale of log-scaled parameters in models.
 
 :math:`x_j \mapsto \log(1 + x_j / \epsilon_j) / \log(1 + 1 / \epsilon_j)` maps the unit interval on
-itself. With :math:`\epsilon_j` the lower bound of a parameter over the width of its range it is the
-logarithmic scale of that parameter, whatever scale the agents search on:
-``LogWarp(space.log_offsets)``. It is public. `LogWarp` is BoTorch's input transform,
-`models.WarpedFeatures` a basis and `WarpedKernel` a kernel on what it maps to.
+itself. With :math:`\epsilon_j` the lower bound of a parameter divided by the width of its range it
+is the logarithmic scale of that parameter, for any scale of the search:
+``LogWarp(space.log_offsets)``. It is public. `LogWarp` is a BoTorch input transform,
+`models.WarpedFeatures` a basis and `WarpedKernel` a kernel on warped inputs.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class LogWarp(InputTransform):
             )
         check_finite(offsets, "offsets")
         if bool((offsets < 0).any()):
-            raise InputDataError("offsets must not be negative.")
+            raise InputDataError("offsets must not be negative: use 0 for inputs without a warp.")
         self.transform_on_train = True
         self.transform_on_eval = True
         self.transform_on_fantasize = True

@@ -1,6 +1,6 @@
-r"""What a party must not lose. Knows no protocol, and no privacy.
+r"""Durable storage of a party. It does not depend on protocols or privacy.
 
-log          events in order, each with a hash of all before it: what a party has done
+log          the party's events in order, each with a hash of all events before it
 snapshots    large objects, to which events refer
 store        named bytes
 """

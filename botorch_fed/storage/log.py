@@ -1,16 +1,16 @@
-r"""What a party has done and learned, event by event: the one thing that it must not lose.
+r"""The append-only log of a party's events.
 
     Log        events and snapshots in memory
     FileLog    the same in a folder, for one process at a time or, shared, for several in turns
 
-Every party has one: a site its trials and replies, a hub its rounds, a ledger its payments. What
-the events are is said by those who write them. A log only grows. An event is safe when `append`
-returns, a *snapshot* of a large object, to which events refer, when `snapshot` does. Everything
-else that a party knows is computed from both.
+Every party has a log: a site of its trials and replies, a hub of its rounds, a ledger of its
+payments. The writers of a log define its events. A log only grows. An event is durable when
+`append` returns, a *snapshot* of a large object, to which events refer, when `snapshot` returns.
+The rest of a party's state is computed from both.
 
-Every event carries a hash of all events before it, so that a removed, exchanged or altered event
-is noticed when the log is opened. A log that was cut back to an earlier state at a border of two
-events is a shorter log; a peer that remembers `head` and `len` can tell by `head_at`.
+Every event carries a hash of all events before it, so that opening a log detects removed,
+exchanged and altered events. A log that was cut back between two events is a valid shorter log; a
+peer that stored `head` and `len` detects the cut by `head_at`.
 
 A damaged file raises `ProtocolError` and stays as it is. A disk that fails raises `OSError`.
 `FileLog` needs a POSIX system.
@@ -72,13 +72,13 @@ class Log:
         return self._heads[-1].hex()
 
     def head_at(self, count: int) -> str | None:
-        """What `head` was after so many events; None if there are fewer."""
+        """The value of `head` after the first `count` events; None if there are fewer."""
         self._check_usable()
         return self._heads[count].hex() if 0 <= count <= len(self) else None
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Nobody else appends to the log in the body; what others have appended is in it."""
+        """Exclusive access to the log in the body, with the events of other processes read."""
         self._check_usable()
         yield
 
@@ -86,10 +86,11 @@ class Log:
         """Add an event.
 
         Args:
-            event: Of one of the log's kinds. What cannot be encoded, as NaN, raises `MessageError`.
+            event: Of one of the log's kinds. A value that cannot be encoded, such as NaN, raises
+                `MessageError`.
         """
         data = encode(event, max_bytes=MAX_EVENT)
-        event = decode(data, *self.kinds, max_bytes=MAX_EVENT)  # a copy, that can be read again
+        event = decode(data, *self.kinds, max_bytes=MAX_EVENT)  # a copy; decoding is checked
         with self.turn():
             self._save(event, hashlib.sha256(self._heads[-1] + data).digest(), data)
 
@@ -105,7 +106,7 @@ class Log:
         return self._events[place]
 
     def snapshot(self, data: bytes) -> str:
-        """Keep some bytes; their hash, by which an event can refer to them."""
+        """Store bytes and return their hash, by which an event can refer to them."""
         self._check_usable()
         return self._snapshots.put(data)
 
@@ -126,7 +127,7 @@ class Log:
         self._snapshots.keep(digests)
 
     def close(self) -> None:
-        """Give the file back, if there is one."""
+        """Close the file, if there is one."""
 
     def __enter__(self) -> Self:
         return self
@@ -146,24 +147,25 @@ class Log:
 
 
 class FileLog(Log):
-    """A log in a folder, which one process has to itself until `close`; or, shared, several have.
+    """A log in a folder, locked by one process until `close`, or shared by several processes.
 
-    The file ``log`` is a header, then records of length, two checksums and bytes. The last record
-    is dropped on opening, with a warning, if a crash cut it short: the file ends inside it, or its
-    end is zeros from the border of a disk sector (or its beginning) on, as an unwritten sector is.
-    Every other mismatch is damage, also in the last record: it may have been complete.
+    The file ``log`` is a header, then records of length, two checksums and bytes. Opening drops
+    the last record, with a warning, if a crash cut it short: the file ends inside it, or its end
+    is zeros from a disk-sector boundary (or its beginning) on, as in an unwritten sector. Every
+    other mismatch is damage, also in the last record: it may have been complete.
 
-    After a failed write the file is cut back to its last good record and the log goes on. If that
-    fails too, or an interrupt came in between, it must be closed and opened again. A file that was
-    moved, replaced or cut back while it was open takes no further event, and neither it nor its
-    folder may be a link. A forked process cannot use the log of its parent.
+    After a failed write the file is cut back to its last good record and the log stays usable. If
+    the cut fails too, or an interrupt came in between, the log must be closed and opened again. A
+    file that was moved, replaced or cut back while it was open takes no further event. Neither the
+    file nor its folder may be a link. A forked process cannot use the log of its parent.
 
-    A shared log is locked in turns. It has no snapshots, and its events are those of the last turn.
+    A shared log is locked for each turn. It has no snapshots, and it holds the events up to its
+    last turn.
 
     Args:
         folder: The folder, created with mode 0700 if it does not exist.
         kinds: The classes of its events.
-        shared: Whether several processes append to it.
+        shared: Whether several processes append to the log.
 
     Raises:
         ProtocolError: The log is open elsewhere, damaged, of another kind, or not private.
@@ -178,8 +180,8 @@ class FileLog(Log):
         if not shared:
             self._snapshots = Snapshots(FileStore(self.folder / "snapshots"))
         self.path = self.folder / "log"
-        self._end = 0  # of the last good record that was read or written
-        self._last = 0  # where it begins, if there is one
+        self._end = 0  # end of the last good record that was read or written
+        self._last = 0  # start of that record, 0 if there is none
         self._turning = False
         self._fault: str | None = None
         self._process = os.getpid()
@@ -199,7 +201,7 @@ class FileLog(Log):
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Nobody else appends to the log in the body; what others have appended is in it."""
+        """Exclusive access to the log in the body, with the events of other processes read."""
         self._check_usable()
         if not self.shared or self._turning:
             self._check_place()
@@ -216,9 +218,9 @@ class FileLog(Log):
             self._unlock()
 
     def snapshot(self, data: bytes) -> str:
-        """Keep some bytes; their hash, by which an event can refer to them."""
+        """Store bytes and return their hash, by which an event can refer to them."""
         if self.shared:
-            raise ProtocolError(f"{self!r} is shared: it has events only.")
+            raise ProtocolError(f"{self!r} is shared and holds events only: no snapshots.")
         return super().snapshot(data)
 
     def _lock(self) -> None:
@@ -238,9 +240,9 @@ class FileLog(Log):
         fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def _check_place(self) -> None:
-        """Raise unless the file is where it was and as it was; a shared one may be longer.
+        """Raise unless the file is in its place and unchanged; a shared file may be longer.
 
-        Of what was read before, the last hash is compared. The lock is held: nobody writes.
+        The last hash is compared. The caller holds the lock.
         """
         mine = os.fstat(self._file)
         try:
@@ -253,16 +255,16 @@ class FileLog(Log):
             fits = fits and head == self._heads[-1]
         if not (same and fits):
             raise ProtocolError(
-                f"The log {self.path} was moved, replaced or changed by another hand while it was "
-                "open: see what happened, then close it and open it again."
+                f"The log {self.path} was moved, replaced or changed from outside while it was "
+                "open: find the cause, then close it and open it again."
             )
 
     def _catch_up(self) -> None:
-        """Take over what stands behind the last good record, or create the file."""
+        """Read the records after the last good one, or create the file."""
         os.lseek(self._file, self._end, os.SEEK_SET)
         data = read_all(self._file)
         if not self._end:
-            # A crash while it was created leaves a part of the header, or zeros instead.
+            # A crash during creation leaves a part of the header, or zeros.
             if len(data) <= len(_HEADER) and (_HEADER.startswith(data) or not data.strip(b"\0")):
                 if data != _HEADER and self._snapshots.store.names():
                     raise self._damaged(0, "it is empty, and has snapshots")
@@ -279,7 +281,7 @@ class FileLog(Log):
             logger.warning("%s: dropped %d bytes that a crash cut short", self.path, lost)
 
     def _read(self, data: bytes) -> None:
-        """Take over all events of some bytes that stand behind the last good record."""
+        """Read all events of the bytes after the last good record."""
         first = self._end
         written = first + len(data.rstrip(b"\0"))
         while self._end + _FRAME.size <= first + len(data):
@@ -287,7 +289,7 @@ class FileLog(Log):
             size, check, checksum = _FRAME.unpack_from(data, start - first)
             body = start + _FRAME.size
             if zlib.crc32(size) != check:
-                if written <= body:  # nothing but zeros behind it
+                if written <= body:  # only zeros follow
                     break
                 raise self._damaged(start, "wrong checksum of a length")
             stop = body + int.from_bytes(size, "little")
@@ -306,15 +308,15 @@ class FileLog(Log):
         if hashlib.sha256(self._heads[-1] + event).digest() != head:
             raise self._damaged(start, "an event before it is missing or was altered")
         try:
-            found = decode(event, *self.kinds, max_bytes=MAX_EVENT)
+            decoded = decode(event, *self.kinds, max_bytes=MAX_EVENT)
         except MessageError as error:
             raise self._damaged(start, str(error)) from error
-        super()._save(found, head, event)
+        super()._save(decoded, head, event)
 
     def _damaged(self, where: int, why: str) -> ProtocolError:
         return ProtocolError(
-            f"The log {self.path} is damaged at byte {where} ({why.rstrip('.')}). It was left as "
-            "it is: restore the folder from a copy, or move it away to start without it."
+            f"The log {self.path} is damaged at byte {where} ({why.rstrip('.')}). It was not "
+            "changed: restore the folder from a copy, or move it away to start without it."
         )
 
     def _check_usable(self) -> None:
@@ -330,7 +332,7 @@ class FileLog(Log):
         record = head + data
         size = len(record).to_bytes(4, "little")
         framed = _FRAME.pack(size, zlib.crc32(size), zlib.crc32(record)) + record
-        # Whatever interrupts this block, memory and disk may differ until the file is read again.
+        # After an interrupt in this block, memory and disk may differ until the file is read again.
         self._fault = "may end with a part of a record after a failed write; close it first"
         start = self._end
         try:

@@ -1,9 +1,9 @@
-r"""Large objects that change a little: what a new one has in common with an old one is kept once.
+r"""Snapshots of large objects that change a little: their common parts are stored once.
 
-A snapshot is written as it is, or as pieces: bytes of its own, and places in older snapshots where
-the rest of it stands. The pieces are the long byte strings of encoded data, so that a tensor which
-does not change from one state to the next is not written again. An older snapshot is kept as long
-as another one needs it; once that wastes more than it saves, the next one is written as a whole.
+A snapshot is stored whole, or in pieces: new bytes, and references to byte ranges of older
+snapshots. The pieces are the long byte strings of encoded data, so that a tensor that does not
+change between two states is not written again. An older snapshot is kept while another one needs
+it. When the older snapshots take too much space, the next snapshot is stored whole.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from botorch_fed.wire.codec import byte_strings, content_hash, decode, encode
 
 LEAST = 4096  # bytes of a piece
 MAX_SNAPSHOT = 2**31
-_WASTE = 2.0  # how much may lie on the disk for one snapshot, in multiples of its size
+_WASTE = 2.0  # largest space on the disk for one snapshot, in multiples of its size
 
 
 @dataclass(frozen=True, eq=False)
@@ -29,9 +29,9 @@ class _Pieces:
     """A snapshot in pieces.
 
     Attributes:
-        local: Bytes that stand here.
+        local: Bytes that this snapshot stores.
         sources: Hashes of other snapshots.
-        spans: One row per piece, `n x 3`: which source, -1 for `local`; first byte; length.
+        spans: One row per piece, `n x 3`: index of its source (-1 for `local`), first byte, length.
     """
 
     local: bytes = field(repr=False)
@@ -40,28 +40,28 @@ class _Pieces:
 
 
 class Snapshots:
-    """Bytes by their hash in a store of their own.
+    """Bytes by their hash.
 
     Args:
-        store: Where they lie.
-        share: Whether what two snapshots have in common is kept once.
+        store: A store for snapshots only.
+        share: Whether common parts of snapshots are stored once.
     """
 
     def __init__(self, store: Store, *, share: bool = True) -> None:
         self.store = store
         self._share = share
-        self._sources: dict[str, frozenset[str]] = {}  # all that a snapshot needs, of those here
-        self._sizes: dict[str, int] = {}  # of the bytes that stand in it
+        self._sources: dict[str, frozenset[str]] = {}  # the snapshots that a snapshot needs
+        self._sizes: dict[str, int] = {}  # number of bytes that a snapshot stores itself
         self._places: dict[bytes, tuple[str, int]] = {}  # of byte strings, by their hash
 
     def put(self, data: bytes) -> str:
-        """Keep some bytes; their hash."""
+        """Store bytes and return their hash."""
         digest = content_hash(data)
         if not self._share:
             self.store.put(digest, data)
             return digest
         if digest in self._sources or self.get(digest) == data:
-            return digest  # never written twice: others may stand in it
+            return digest  # never written twice: others may refer to it
         pieces, places = self._split(digest, data)
         sources = self._needed(pieces.sources)
         stored = len(pieces.local) + sum(self._sizes[source] for source in sources)
@@ -91,19 +91,19 @@ class Snapshots:
         return data if content_hash(data) == digest else None
 
     def keep(self, digests: Iterable[str]) -> None:
-        """Drop all others, but for those that these need."""
+        """Drop all snapshots except these and those that they need."""
         needed = self._needed(digests)
         for name in self.store.names():
             if name not in needed:
                 self.store.delete(name)
-        self._sources = {d: found for d, found in self._sources.items() if d in needed}
+        self._sources = {d: sources for d, sources in self._sources.items() if d in needed}
         self._sizes = {d: size for d, size in self._sizes.items() if d in needed}
         self._places = {key: place for key, place in self._places.items() if place[0] in needed}
 
     def _split(self, digest: str, data: bytes) -> tuple[_Pieces, dict[bytes, tuple[str, int]]]:
-        """A snapshot in pieces, and where the byte strings are that stand in it for the first time.
+        """A snapshot in pieces, and the places of the byte strings that it stores first.
 
-        With no place known, the whole of it stands there as it is.
+        Without any stored byte string, the whole snapshot is one local piece.
         """
         local, sources, spans, places = bytearray(), dict[str, int](), [], {}
         done = 0
@@ -128,7 +128,7 @@ class Snapshots:
             return []
 
     def _local(self, digest: str) -> bytes | None:
-        """The bytes that stand in a snapshot."""
+        """The bytes that a snapshot stores itself."""
         data = self.store.get(digest)
         if data is None or content_hash(data) == digest:
             return data
@@ -136,9 +136,9 @@ class Snapshots:
         return None if pieces is None else pieces.local
 
     def _needed(self, digests: Iterable[str]) -> frozenset[str]:
-        """Some snapshots, and all others that they need."""
-        found = set(digests)
-        return frozenset(found.union(*map(self._sources_of, found)))
+        """The given snapshots, and all others that they need."""
+        named = set(digests)
+        return frozenset(named.union(*map(self._sources_of, named)))
 
     def _sources_of(self, digest: str) -> frozenset[str]:
         if not self._share:
@@ -152,7 +152,7 @@ class Snapshots:
 
 def _pieces(data: bytes) -> _Pieces | None:
     try:
-        found: _Pieces = decode(data, _Pieces, max_bytes=MAX_SNAPSHOT)
+        pieces: _Pieces = decode(data, _Pieces, max_bytes=MAX_SNAPSHOT)
     except MessageError:
         return None
-    return found
+    return pieces

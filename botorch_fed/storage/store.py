@@ -3,9 +3,9 @@ r"""Bytes that must survive a crash.
     MemoryStore, FileStore    named bytes: secrets, and the snapshots of a log
     MemoryBlobs, FileBlobs    public bytes named by their hash: broadcasts
 
-What is handed over is safe when the call returns. Files belong to one user and nobody else can read
-them. A damaged file raises `ProtocolError` and stays as it is. A disk that fails raises `OSError`.
-The classes with files need a POSIX system.
+Stored bytes are durable when the call returns. Files belong to one user, and no other user can
+read them. A damaged file raises `ProtocolError` and stays as it is. A disk that fails raises
+`OSError`. The classes with files need a POSIX system.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from botorch_fed.errors import ProtocolError
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode
 
 _BLOB_MAGIC = b"bofedbl\x01"  # of a named file: magic with the format version
-_REMEMBERED = 8  # decoded objects of one `Blobs`
+_REMEMBERED = 8  # decoded objects that one `Blobs` caches
 _NAME = re.compile(r"[a-z0-9_-][a-z0-9_.-]{0,99}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
@@ -47,7 +47,7 @@ class Store(Protocol):
         """Set or replace the bytes of a name, all or nothing."""
 
     def put_new(self, name: str, data: bytes) -> None:
-        """Set the bytes of a new name; `ProtocolError` if it exists. Of several, one wins."""
+        """Set the bytes of a new name; `ProtocolError` if it exists. One of several calls wins."""
 
     def delete(self, name: str) -> None:
         """Remove a name, if it is there."""
@@ -57,7 +57,7 @@ class Store(Protocol):
 
 
 class MemoryStore(Store):
-    """A `Store` for as long as the process lives."""
+    """A `Store` in memory."""
 
     def __init__(self) -> None:
         self._data: dict[str, bytes] = {}
@@ -113,7 +113,7 @@ class FileStore(Store):
         if content != _framed(data):
             raise ProtocolError(
                 f"The file {path} is damaged: expected this release's header and a matching "
-                f"SHA-256, got {len(content):,} bytes without. Restore it from a copy."
+                f"SHA-256, got {len(content):,} other bytes. Restore it from a copy."
             )
         return data
 
@@ -132,7 +132,7 @@ class FileStore(Store):
 
     @contextmanager
     def _draft(self, data: bytes) -> Iterator[str]:
-        """A complete file under a hidden name, for the body to move or link."""
+        """A complete file under a hidden name, which the body moves or links."""
         file, draft = tempfile.mkstemp(prefix=".draft-", dir=self.folder)
         try:
             try:
@@ -160,7 +160,7 @@ class FileStore(Store):
 def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
         raise ProtocolError(
-            "A name needs 1 to 100 characters of a-z, 0-9, -, _ and . and does not start with a "
+            "Expected a name of 1 to 100 characters of a-z, 0-9, -, _ and ., not starting with a "
             f"dot, got {name[:40]!r}."
         )
     return name
@@ -181,8 +181,8 @@ class Blobs:
     """Public bytes in a `Store`, named by their hash; in-process agents should share one object.
 
     Args:
-        store: Where they lie.
-        max_bytes: Refuse to decode more than this.
+        store: The store of the bytes.
+        max_bytes: The longest data that are decoded.
     """
 
     def __init__(self, store: Store, *, max_bytes: int = MAX_BYTES) -> None:
@@ -191,7 +191,7 @@ class Blobs:
         self._decoded: dict[Any, Any] = {}  # replaced, never changed: threads may share it
 
     def put(self, data: bytes) -> str:
-        """Keep some bytes; their `content_hash`."""
+        """Store bytes and return their `content_hash`."""
         digest = content_hash(data)
         self._store.put(digest, data)
         return digest
@@ -205,35 +205,35 @@ class Blobs:
         return data
 
     def has(self, digest: str) -> bool:
-        """Whether there are bytes of a hash; False for what is no hash."""
+        """Whether there are bytes of a hash; False for a malformed hash."""
         return bool(_DIGEST.fullmatch(digest)) and digest in self._store.names()
 
     def keep(self, digests: Iterable[str]) -> None:
-        """Drop all others."""
+        """Drop the bytes of all other hashes."""
         kept = {_checked_digest(digest) for digest in digests}
         for name in self._store.names():
             if name not in kept and _DIGEST.fullmatch(name):
                 self._store.delete(name)
-        self._decoded = {key: made for key, made in self._decoded.items() if key[0] in kept}
+        self._decoded = {key: value for key, value in self._decoded.items() if key[0] in kept}
 
     def load(self, digest: str, *types: type) -> Any:
         """The object in the bytes of a hash, of one of these types, as `decode` makes it.
 
-        The last few objects are remembered and given out again: do not change their tensors.
+        The last few objects are cached and returned again: do not change their tensors.
         """
-        key, known = (digest, types), self._decoded
-        if key in known:
-            return known[key]
-        made = decode(self.get(digest), *types, max_bytes=self._max_bytes)
-        self._decoded = dict([*known.items(), (key, made)][-_REMEMBERED:])
-        return made
+        key, cache = (digest, types), self._decoded
+        if key in cache:
+            return cache[key]
+        value = decode(self.get(digest), *types, max_bytes=self._max_bytes)
+        self._decoded = dict([*cache.items(), (key, value)][-_REMEMBERED:])
+        return value
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._store!r})"
 
 
 class MemoryBlobs(Blobs):
-    """Blobs for as long as the process lives."""
+    """Blobs in memory."""
 
     def __init__(self, *, max_bytes: int = MAX_BYTES) -> None:
         super().__init__(MemoryStore(), max_bytes=max_bytes)
@@ -243,8 +243,8 @@ class FileBlobs(Blobs):
     """Blobs as files.
 
     Args:
-        folder: A folder of their own, created if it does not exist.
-        max_bytes: Refuse to decode more than this.
+        folder: A folder for blobs only, created if it does not exist.
+        max_bytes: The longest data that are decoded.
     """
 
     def __init__(self, folder: str | Path, *, max_bytes: int = MAX_BYTES) -> None:
@@ -253,7 +253,7 @@ class FileBlobs(Blobs):
 
 def _checked_digest(digest: str) -> str:
     if not _DIGEST.fullmatch(digest):
-        raise ProtocolError(f"A hash has 64 hexadecimal digits, got {digest[:40]!r}.")
+        raise ProtocolError(f"Expected a hash of 64 hexadecimal digits, got {digest[:40]!r}.")
     return digest
 
 
@@ -269,7 +269,7 @@ def private_folder(folder: str | Path) -> Path:
 
 
 def check_private(path: Path, status: os.stat_result, kind: int) -> None:
-    """Raise unless a file or folder is ours and nobody else's."""
+    """Raise unless a file or folder belongs to this user, without access for others."""
     name, mode = ("folder", "700") if kind == stat.S_IFDIR else ("regular file", "600")
     if stat.S_ISLNK(status.st_mode):
         raise ProtocolError(f"{path} is a symbolic link: name the {name} itself.")
@@ -295,7 +295,7 @@ def _make_folder(folder: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Bring the names in a folder to the disk."""
+    """Write the names in a folder to the disk."""
     file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(file)

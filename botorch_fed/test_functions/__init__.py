@@ -1,8 +1,8 @@
 r"""Federated test problems, in the manner of `botorch.test_functions`.
 
 base             FederatedTestProblem: one BoTorch test problem per agent over common bounds
-synthetic        Gaussian process samples at a known distance from each other
-sklearn_tuning   scikit-learn's bundled data dealt to agents, tune a support vector machine
+synthetic        similar samples of a Gaussian process
+sklearn_tuning   support vector machines on scikit-learn's bundled data, divided among agents
 bandits          the kernel bandit and rescaled benchmark functions, one for all agents
 """
 

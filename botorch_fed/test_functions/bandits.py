@@ -1,19 +1,19 @@
-r"""Problems of private bandits: one function of values in [0, 1] that all agents (users) share.
+r"""Problems of private bandits: one function with values in [0, 1], shared by all agents (users).
 
 - `KernelBandit`: the synthetic bandit of [Dubey2021]_. Its function is a kernel expansion on a
-  ball, a reward is a coin that shows 1 with the function's probability, and a round offers a few
-  arms of which exactly one is good.
+  ball, a reward is a Bernoulli draw with the function's value as probability, and a decision set
+  has exactly one good arm.
 - `Camelback`: a function of its Table 1, for which the paper gives neither domain nor scale nor
   noise. Here it is maximised over [-2, 2] x [-1, 1], mapped to [0, 1] by its exact range (from
   -1.0316285 to 86/15), and observed with noise of standard deviation 0.1.
 
-What the paper leaves unsaid about its bandit, and what is done here:
+Choices that the paper does not state:
 
-- *Rewards need probabilities* and an expansion may be negative: it is clipped to [0, 1]. (With
-  weights in the unit L1 ball it never exceeds 1.)
-- *Good arms are rare*: about one expansion in a hundred reaches 0.8 anywhere. Expansions are
-  redrawn until 0.5 % of the ball, measured on a grid, does.
-- *Arms are shuffled.* A good arm at a fixed place makes useless rules look miraculous.
+- *Probabilities*: an expansion may be negative and is clipped to [0, 1]. (With weights in the unit
+  L1 ball it never exceeds 1.)
+- *Good arms*: about one expansion in a hundred reaches 0.8 anywhere. Expansions are redrawn until
+  0.5 % of the ball, measured on a grid, reaches it.
+- *Order*: arms are shuffled, so that a rule that picks a fixed place gains nothing.
 
 Random play over 1,024 rounds of 25 arms has a regret of 606 (200 seeds, standard deviation 59).
 
@@ -39,10 +39,10 @@ from botorch_fed.test_functions.base import AgentProblem, FederatedTestProblem, 
 
 RADIUS = 2.0
 NUM_CENTRES = 4
-HIGH, LOW = 0.8, 0.6  # the good arm is at least this, the others at most that
-SHARE = 0.005  # of the ball that must reach HIGH
+HIGH, LOW = 0.8, 0.6  # least value of the good arm, largest value of the others
+SHARE = 0.005  # share of the ball that must reach HIGH
 
-_SIDE = 128  # of the grid on which a kernel bandit is measured
+_SIDE = 128  # points per side of the grid on which a kernel bandit is measured
 _DRAWS = 8192  # centres drawn at once
 _CANDIDATES = 1024  # arms drawn at once
 _ROUNDS = 1024  # decision sets filled at once
@@ -68,7 +68,7 @@ class _SharedFunction(FederatedTestProblem):
 
     @abstractmethod
     def _function(self, points: Tensor) -> Tensor:
-        """Values at `batch_shape x d` points in the function's own units."""
+        """Values at `batch_shape x d` points in the function's units."""
 
     def values(self, X: Tensor) -> Tensor:
         """Noise-free values at points of the unit cube.
@@ -103,7 +103,7 @@ class _SharedFunction(FederatedTestProblem):
 
 
 class KernelBandit(_SharedFunction):
-    r"""A kernel expansion on the disc of radius 2 with rewards 0 and 1.
+    r"""A kernel expansion on the disc of radius 2, with rewards 0 and 1.
 
     :math:`f(x) = \sum_i \alpha_i \exp(-\|x - c_i\|^2 / 2)` with four centres uniform in the disc
     and weights uniform in the unit L1 ball, clipped to [0, 1]. Its domain is the disc, within a
@@ -111,11 +111,10 @@ class KernelBandit(_SharedFunction):
 
     Args:
         num_agents: Number of agents.
-        seed: Seed of the function and of the decision sets, and of the rewards that `problem[n]`
-            draws.
+        seed: Seed of the function, of the decision sets and of the rewards of `problem[n]`.
 
     Attributes:
-        centres: The centres in the function's own units, `4 x 2`.
+        centres: The centres in the function's units, `4 x 2`.
         weights: The weights, `4`.
 
     Example:
@@ -145,8 +144,8 @@ class KernelBandit(_SharedFunction):
         r"""The best point of the disc, `2`, in the unit cube.
 
         The expansion's Hessian has norm at most :math:`\sum_i |\alpha_i| \le 1` and its gradient
-        norm at most 0.61. So projected gradient ascent with step 1 never descends, and starting
-        from all grid points within 0.05 of the best one some start lies in the right valley.
+        norm at most 0.61. So projected gradient ascent with step 1 never descends, and among all
+        grid points within 0.05 of the best one, one lies in the basin of the maximum.
         """
         points = _grid_of_disc()
         values = _expansion(points, self.centres, self.weights)
@@ -161,7 +160,7 @@ class KernelBandit(_SharedFunction):
 
     @property
     def optimal_values(self) -> Tensor:
-        """The largest value in the disc, once per agent; a decision set may not offer it."""
+        """The largest value in the disc, once per agent; a decision set may not contain it."""
         return self.values(self.x_opt).expand(len(self)).clone()
 
     def observe(self, agent: int, X: Tensor, stream: Generator) -> Tensor:
@@ -170,12 +169,12 @@ class KernelBandit(_SharedFunction):
         Args:
             agent: The agent's index.
             X: The points.
-            stream: Where the coins come from.
+            stream: The source of the rewards.
         """
         return _coins(self.evaluate(agent, X), stream)
 
     def decision_set(self, agent: int, t: int, *, arms: int = 25) -> Tensor:
-        """What an agent may choose from in a round: one good arm and others that are not.
+        """The arms of an agent in a round, one of them good.
 
         The good arm is uniform where the function is at least 0.8, the others are uniform where it
         is at most 0.6, and their order is random. They depend on the seed, the agent and the round
@@ -184,21 +183,21 @@ class KernelBandit(_SharedFunction):
         Args:
             agent: The agent's index.
             t: The round, 0 or later.
-            arms: How many arms.
+            arms: Number of arms.
 
         Returns:
             Points of the unit cube, `arms x 2`.
         """
         if t < 0:
-            raise InputDataError(f"Rounds start at 0, got {t}.")
+            raise InputDataError(f"Expected a round t >= 0, got {t}.")
         return self._decision_sets(agent, range(t, t + 1), arms)[0]
 
     def decision_sets(self, horizon: int, arms: int = 25, *, agent: int = 0) -> Tensor:
-        """The decision sets of rounds 0 to `horizon - 1`, the same as one by one.
+        """The decision sets of rounds 0 to `horizon - 1`, equal to those of `decision_set`.
 
         Args:
-            horizon: How many rounds.
-            arms: How many arms a round.
+            horizon: Number of rounds.
+            arms: Number of arms in a round.
             agent: The agent's index.
 
         Returns:
@@ -214,7 +213,7 @@ class KernelBandit(_SharedFunction):
     def _decision_sets(self, agent: int, rounds: range, arms: int) -> Tensor:
         self._check_agent(agent)
         if arms < 2:
-            raise InputDataError(f"A decision set has at least 2 arms, got {arms}.")
+            raise InputDataError(f"Expected at least 2 arms, got {arms}.")
         streams = [generator(self.seed, "decision set", agent, t) for t in rounds]
         order = torch.stack([stream.uniform(arms) for stream in streams]).argsort(dim=-1)
         sets = torch.empty(len(streams), arms, self.dim, dtype=torch.float64)
@@ -242,7 +241,7 @@ class KernelBandit(_SharedFunction):
 
 
 class _Rewarded(AgentProblem):
-    """An agent whose rewards are drawn call after call from one stream."""
+    """An agent whose rewards come from one stream over all calls."""
 
     def __init__(self, problem: KernelBandit, agent: int) -> None:
         super().__init__(problem, agent)
@@ -258,7 +257,7 @@ def _coins(values: Tensor, stream: Generator) -> Tensor:
 
 
 def _expansion(points: Tensor, centres: Tensor, weights: Tensor) -> Tensor:
-    """The kernel expansion at `batch_shape x 2` points in its own units, unclipped."""
+    """The unclipped kernel expansion at `batch_shape x 2` points in the function's units."""
     total = torch.zeros(points.shape[:-1], dtype=torch.float64)
     for centre, weight in zip(centres, weights, strict=True):
         total += weight * torch.exp(-(points - centre).square().sum(dim=-1) / 2)
@@ -266,7 +265,7 @@ def _expansion(points: Tensor, centres: Tensor, weights: Tensor) -> Tensor:
 
 
 def _grid_of_disc() -> Tensor:
-    """Midpoints of the cells of a square grid that lie in the disc, in the function's own units."""
+    """Midpoints of the cells of a square grid that lie in the disc, in the function's units."""
     axis = RADIUS * ((2 * torch.arange(_SIDE).double() + 1) / _SIDE - 1)
     points = torch.cartesian_prod(axis, axis)
     return points[points.square().sum(dim=-1) <= RADIUS**2]
@@ -295,7 +294,7 @@ def _draw_expansion(stream: Generator) -> tuple[Tensor, Tensor]:
 
 
 class Rescaled(_SharedFunction):
-    """A function to be minimised, turned over and mapped to [0, 1] by its exact range.
+    """A minimisation problem, negated and mapped to [0, 1] by its exact range.
 
     Attributes:
         x_opt: A point of value 1, `d`, in the unit cube.
@@ -335,7 +334,7 @@ class Rescaled(_SharedFunction):
 
 
 class Camelback(Rescaled):
-    """The six-hump camelback function on [-2, 2] x [-1, 1], turned over, in [0, 1].
+    """The six-hump camelback function on [-2, 2] x [-1, 1], negated and mapped to [0, 1].
 
     Its two best points are `x_opt` and ``1 - x_opt``.
 

@@ -15,16 +15,16 @@ from botorch_fed.space import SearchSpace
 
 
 class AgentProblem(BaseTestProblem):
-    """What one agent observes: a BoTorch test problem on the unit cube.
+    """One agent's objective: a BoTorch test problem on the unit cube.
 
-    It is to be maximised, or minimised where ``federation.space.outcome.minimize`` is true; negated
-    it is the other way round.
+    Larger is better, unless ``federation.space.outcome.minimize`` is true: then smaller is.
+    `negate` reverses this.
 
     Args:
         federation: The federated problem.
         agent: The agent's index.
-        noise_std: Standard deviation of observation noise, if any is to be added.
-        negate: If true, the negated function.
+        noise_std: Standard deviation of the observation noise; None for no noise.
+        negate: Whether to negate the function.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class AgentProblem(BaseTestProblem):
 
     @property
     def optimal_value(self) -> float:
-        """The best noise-free value (negated if the problem is)."""
+        """The best noise-free value, negated if `negate`."""
         value = float(self.federation.optimal_values[self.agent])
         return -value if self.negate else value
 
@@ -62,7 +62,7 @@ class FederatedTestProblem(ABC):
 
     Attributes:
         space: The public search space, its outcome scale included.
-        noise_std: Standard deviation of observation noise, if any is to be added.
+        noise_std: Standard deviation of the observation noise; None for no noise.
     """
 
     space: SearchSpace
@@ -76,15 +76,15 @@ class FederatedTestProblem(ABC):
         """Noise-free values of an agent at `n x d` points of the unit cube, an `n` tensor."""
 
     def observe(self, agent: int, X: Tensor, stream: Generator) -> Tensor:
-        """Values at `n x d` points of the unit cube as an agent observes them, an `n` tensor.
+        """Observed values of an agent at `n x d` points of the unit cube, an `n` tensor.
 
-        By default normal noise of `noise_std` is added; a problem with another noise overrides
-        this. All randomness comes from the stream, so that a seed fixes a run.
+        The default adds normal noise of `noise_std`; a problem with another noise overrides this.
+        All randomness comes from the stream, so that a seed fixes a run.
 
         Args:
             agent: The agent's index.
             X: The points.
-            stream: Where the noise comes from; not read without noise.
+            stream: The source of the noise; not read without noise.
         """
         values = self.evaluate(agent, X)
         if not self.noise_std:
@@ -93,11 +93,11 @@ class FederatedTestProblem(ABC):
 
     @property
     def optimal_values(self) -> Tensor:
-        """The best noise-free value of every agent, where it is known.
+        """The best noise-free value of every agent, if the problem defines it.
 
         The largest, or the smallest where ``space.outcome.minimize`` is true.
         """
-        raise NotImplementedError(f"The optima of {type(self).__name__} are not known.")
+        raise NotImplementedError(f"{type(self).__name__} does not define its optima.")
 
     @property
     def dim(self) -> int:

@@ -1,13 +1,13 @@
-r"""Tuning on data that scikit-learn bundles: small, quick, and nothing to download.
+r"""Hyperparameter tuning on the data sets of scikit-learn, without a download.
 
-A data set is dealt to agents with unequal sizes or unequal class shares, drawn from a Dirichlet
-distribution as in [Hsu2019]_ but above a floor, so that no agent is without data. Each agent tunes
-`C` and `gamma` of an RBF support vector machine on its own rows.
+The rows of a data set are divided among agents with unequal sizes or unequal class shares, drawn
+from a Dirichlet distribution as in [Hsu2019]_ but above a floor, so that no agent is without data.
+Each agent tunes `C` and `gamma` of an RBF support vector machine on its rows.
 
-The score is the validation AUC of the decision function for two classes and the accuracy for
-several, averaged over a few stratified halvings: an agent has few rows, and the score of a single
-half moves in coarse steps. No probabilities are involved and the solver runs to tolerance 1e-6, so
-values are deterministic.
+The score is the validation AUC of the decision function for two classes and the accuracy for more
+classes, averaged over a few stratified halvings: an agent has few rows, and the score of a single
+half changes in coarse steps. No class probabilities are estimated and the solver runs to tolerance
+1e-6, so that values are deterministic.
 
 .. [Hsu2019] T.-M. H. Hsu, H. Qi, M. Brown. Measuring the effects of non-identical data
    distribution for federated visual classification. arXiv:1909.06335, 2019.
@@ -33,7 +33,7 @@ from botorch_fed.test_functions.base import FederatedTestProblem, check_points
 Dataset = Literal["breast_cancer", "digits", "wine"]
 Skew = Literal["none", "size", "label"]
 
-FLOOR = 20  # rows of every agent, in the classes' proportions; at least 2 of each class
+FLOOR = 20  # least rows of an agent, in the classes' proportions; at least 2 of each class
 
 # Training and validation rows as indices into the data set.
 Halves = tuple[NDArray[np.intp], NDArray[np.intp]]
@@ -43,7 +43,7 @@ class SklearnTuning(FederatedTestProblem):
     """Validation score of a support vector machine on each agent's share of a bundled data set.
 
     Every agent gets a floor of about 20 rows in the classes' proportions, at least two of each
-    class, so that every class is in both halves. The rest is dealt by `skew`.
+    class, so that every class is in both halves. `skew` divides the remaining rows.
 
     Args:
         num_agents: Number of agents.
@@ -51,8 +51,8 @@ class SklearnTuning(FederatedTestProblem):
             or ``"wine"`` (178 rows, 3 classes; no more than 8 agents fit).
         skew: ``"none"``: equal shares; ``"size"``: unequal shares, the same for all classes;
             ``"label"``: unequal shares, drawn for each class.
-        concentration: Of the Dirichlet distribution; smaller is more unequal.
-        splits: Over how many random halvings of an agent's rows a score is averaged.
+        concentration: Concentration of the Dirichlet distribution; smaller is more unequal.
+        splits: Number of random halvings of an agent's rows over which a score is averaged.
         scale: Whether `C` and `gamma` are on a log or a linear scale.
         seed: Seed of the shares and halves; part of the problem's definition.
 
@@ -103,16 +103,16 @@ class SklearnTuning(FederatedTestProblem):
 
     @property
     def default(self) -> dict[str, Value]:
-        """What scikit-learn's `SVC()` takes: C = 1, and gamma one over the inputs that vary.
+        """The defaults of scikit-learn's `SVC()`: C = 1 and gamma = 1 / (number of varying inputs).
 
-        Its ``gamma="scale"`` on standardised inputs, from the public shape of the data set alone.
+        This is ``gamma="scale"`` on standardised inputs, computed from the public data set.
         """
         return {"C": 1.0, "gamma": 1.0 / int((self._X.std(axis=0) > 0).sum())}
 
     def pooled(self) -> SklearnTuning:
         """The same agents and validation rows, trained on the training rows of all agents.
 
-        Value by value comparable with this problem: what an agent would gain if data were shared.
+        The difference from this problem, value by value, is the gain of sharing data.
         """
         together = [
             np.concatenate([train for train, _ in halves])
@@ -140,7 +140,7 @@ class SklearnTuning(FederatedTestProblem):
 
         train, test = halves
         centre, spread = self._X[train].mean(axis=0), self._X[train].std(axis=0)
-        spread[spread == 0] = 1.0  # constant in the training half: as a corner pixel of digits
+        spread[spread == 0] = 1.0  # constant in the training half, e.g. a corner pixel of digits
         machine = SVC(C=C, gamma=gamma, tol=1e-6)
         machine.fit((self._X[train] - centre) / spread, self._y[train])
         inputs = (self._X[test] - centre) / spread
@@ -167,8 +167,8 @@ def deal_rows(
     Args:
         y: The classes of all rows, `n`.
         num_agents: Number of agents.
-        skew: How rows above the floor are shared; see `SklearnTuning`.
-        concentration: Of the Dirichlet distribution; smaller is more unequal.
+        skew: How rows above the floor are divided; see `SklearnTuning`.
+        concentration: Concentration of the Dirichlet distribution; smaller is more unequal.
         seed: Seed of the shares and of the order of the rows.
 
     Raises:
@@ -206,7 +206,7 @@ def halve_rows(rows: NDArray[np.intp], y: NDArray[np.intp], splits: int) -> list
     Args:
         rows: The agent's rows, as `deal_rows` gives them.
         y: Their classes, of the same length.
-        splits: How many halvings; the first ones do not depend on their number.
+        splits: Number of halvings; the first ones do not depend on it.
     """
     from sklearn.model_selection import train_test_split
 

@@ -1,20 +1,20 @@
-r"""Synthetic agents: samples of a Gaussian process that lie at a known distance from each other.
+r"""Synthetic agents: similar samples of a Gaussian process.
 
-Two ways to make agents alike but not equal:
+Two constructions of similar agents:
 
 - *Distance*, as in the synthetic experiments of [Dai2020FTS]_ and [Dai2021DPFTSDE]_: one sample
   :math:`f`, scaled to [0, 1], and :math:`f_n(x) = f(x) \pm d` for the others. The papers do not
-  state how the sign is drawn. Here it is drawn for every agent and grid point; one sign for a whole
-  agent would shift the function and move no maximiser, and is an option.
+  state how the sign is drawn. Here it is drawn for every agent and grid point. One sign per agent
+  is an option; it shifts the function and leaves its maximiser unchanged.
 - *Heterogeneity*, as in Figure 7 of [Dai2021DPFTSDE]_:
   :math:`f_n \leftarrow \alpha f_n + (1 - \alpha) f_\text{base}`, with independent samples
   :math:`f_n` and :math:`f_\text{base}`, each scaled to [0, 1]; no distance is added.
 
 Samples are Fourier series, not Cholesky factors. On a period of :math:`1 + 9 \ell` the squared
 exponential of a wrapped distance differs from that of the true one by less than 1e-17, and its
-eigenvalues have a closed form. So nothing nearly singular is ever factorised, the bits do not
-depend on threads or on LAPACK, and finer grids show the same function (up to the scaling to
-[0, 1], which sees the grid only).
+eigenvalues have a closed form. So no nearly singular matrix is factorised, the bits do not depend
+on threads or on LAPACK, and finer grids show the same function (up to the scaling to [0, 1], which
+uses the grid values only).
 
 .. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
    sampling. NeurIPS 2020.
@@ -44,20 +44,20 @@ class SyntheticGPAgents(FederatedTestProblem):
     Values are exact at the grid points and linear between them, so an agent's largest value on the
     unit interval is the largest on the grid.
 
-    FTS: ``SyntheticGPAgents(51, seed=0, distance=1.2)`` is a target and 50 others. DP-FTS-DE:
+    FTS: ``SyntheticGPAgents(51, seed=0, distance=1.2)`` is a target and 50 other agents. DP-FTS-DE:
     ``SyntheticGPAgents(200, seed=0, perturbed="all")`` and, for its Figure 7,
     ``SyntheticGPAgents(50, seed=0, heterogeneity=0.7)``.
 
     Args:
         num_agents: Number of agents, the target included.
         seed: Seed of the functions, not of the observation noise.
-        distance: The `d_n` of FTS, how far every perturbed value lies from agent 0's function.
-            Default 0.02 unless `heterogeneity` is given. Values may leave [0, 1] by as much.
-        heterogeneity: The weight :math:`\alpha` of an agent's own sample against the common one: 0
+        distance: The `d_n` of FTS: the distance of every perturbed value from agent 0's function.
+            Default 0.02 unless `heterogeneity` is given. Values may leave [0, 1] by this much.
+        heterogeneity: The weight :math:`\alpha` of an agent's sample against the common sample: 0
             makes all agents equal, 1 independent. It excludes `distance`.
-        perturbed: Whether agent 0 keeps the sample itself (``"others"``, FTS) or is perturbed like
-            the rest (``"all"``, DP-FTS-DE).
-        sign: Whether the sign of the perturbation is drawn for every point or once per agent.
+        perturbed: Whether agent 0 keeps the common sample (``"others"``, FTS) or is perturbed like
+            the other agents (``"all"``, DP-FTS-DE).
+        sign: Whether the sign of the perturbation is drawn per point or per agent.
         lengthscale: Length scale of the squared-exponential kernel.
         grid: Number of equidistant grid points in [0, 1].
         noise_var: Variance of the observation noise, not its standard deviation.
@@ -92,7 +92,7 @@ class SyntheticGPAgents(FederatedTestProblem):
             raise UnsupportedError(f'sign must be "point" or "agent", got {sign!r}.')
         if distance is not None and heterogeneity is not None:
             raise UnsupportedError(
-                "Agents differ by a distance or by heterogeneity, got both: leave one of them out."
+                "Expected distance or heterogeneity, got both: leave one of them out."
             )
         if num_agents < 1 or grid < 2:
             raise InputDataError(
@@ -138,11 +138,11 @@ class SyntheticGPAgents(FederatedTestProblem):
         return torch.lerp(values[left], values[left + 1], fraction)
 
     def observations(self, agent: int, count: int, *, seed: int) -> tuple[Tensor, Tensor]:
-        """What an agent has seen before the target starts: the `t_n` observations of FTS.
+        """Observations of an agent before the target starts: the `t_n` observations of FTS.
 
         Args:
             agent: The agent's index.
-            count: How many grid points, drawn uniformly with replacement.
+            count: Number of grid points, drawn uniformly with replacement.
             seed: Seed of the points and of the noise.
 
         Returns:
@@ -161,7 +161,7 @@ def _sample(points: Tensor, count: int, lengthscale: float, stream: Generator) -
     coefficients = stream.normal(len(stds), 2, count, 1)
     x = points.squeeze(-1)
     total = torch.zeros(count, len(x), dtype=torch.float64)
-    # A loop and no matrix product, whose bits would depend on threads.
+    # A loop: the bits of a matrix product would depend on threads.
     for (a, b), omega, std in zip(coefficients, frequencies, stds, strict=True):
         total += std * (a * torch.cos(omega * x) + b * torch.sin(omega * x))
     low, high = total.amin(dim=-1, keepdim=True), total.amax(dim=-1, keepdim=True)

@@ -2,6 +2,6 @@ r"""Bytes on the wire and in state files: one closed, versioned, size-limited co
 
     codec    encode(obj), decode(data, *expected), content_hash(data)
 
-Messages and states are frozen dataclasses of numbers, strings, bytes and tensors; the codec builds
-exactly the classes it is asked for and nothing else. There is no pickle here.
+Messages and states are frozen dataclasses of numbers, strings, bytes and tensors. The codec builds
+only the classes that its caller expects. It does not use pickle.
 """

@@ -7,16 +7,15 @@ The layout is MessagePack (https://msgpack.org), read and written by the `msgpac
     [class name, [field, field, …]]                        one of several dataclasses inside it
     [dtype, [dim, …], bin]                                 a tensor: little endian, row major
 
-Types are never named by the data: `decode` is told which classes it may build, and the annotations
-of their fields say what must stand where. What does not fit raises `MessageError` and builds
-nothing. Every number must be finite. Objects that are equal bit for bit have equal bytes, and other
-bytes for the same object are refused, so that a broadcast can be addressed by its hash.
+The data never choose a type: the caller of `decode` lists the classes that it may build, and the
+annotations of their fields define the layout. Data that do not fit raise `MessageError`; no object
+is built. Every number must be finite. Objects that are equal bit for bit have equal bytes, and
+other bytes for the same object are refused, so that a broadcast can be addressed by its hash.
 
 Allowed annotations: `bool`, `int` (64 bits, signed), `float`, `str`, `bytes`, `Tensor` (float64,
 int64, uint8, bool), `Literal` of strings, `tuple[X, ...]`, `tuple[X, Y]`, `Mapping[str, X]`, frozen
 dataclasses that do not contain themselves, unions of such dataclasses with different names, and
-`X | None` of these. A class with anything else is a programming error, reported as `TypeError`
-before any byte is looked at.
+`X | None` of these. A class with any other annotation raises `TypeError` before any byte is read.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ _DTYPES: dict[str, tuple[torch.dtype, np.dtype[Any]]] = {
     "u1": (torch.uint8, np.dtype("u1")),
     "b1": (torch.bool, np.dtype("?")),
 }
-# MessagePack's formats, by their first byte: how many bytes follow, or tell the length.
+# MessagePack's formats, by their first byte: number of bytes that follow, or of the length.
 _SCALARS = {0xCC: 1, 0xCD: 2, 0xCE: 4, 0xCF: 8, 0xD0: 1, 0xD1: 2, 0xD2: 4, 0xD3: 8}
 _SCALARS |= {0xCA: 4, 0xCB: 8}  # floats
 _STRINGS = {0xD9: 1, 0xDA: 2, 0xDB: 4, 0xC4: 1, 0xC5: 2, 0xC6: 4}
@@ -63,9 +62,9 @@ def encode(message: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
     """The bytes of a frozen dataclass.
 
     Args:
-        message: An instance of a frozen dataclass with allowed annotations. Of a tensor only the
-            values travel: not its device, nor whether it requires gradients.
-        max_bytes: Refuse to make more bytes than this.
+        message: An instance of a frozen dataclass with allowed annotations. A tensor is encoded
+            without its device and its `requires_grad`.
+        max_bytes: The largest result that is allowed.
 
     Raises:
         MessageError: A value does not fit its annotation, or the result is too large.
@@ -93,13 +92,13 @@ def decode(data: bytes, *expected: type, max_bytes: int = MAX_BYTES) -> Any:
     """The object in some bytes, which must be of one of the expected classes.
 
     Args:
-        data: What `encode` made, or anything else: it may come from anybody.
-        expected: The frozen dataclasses that are acceptable here, of different names.
-        max_bytes: Refuse longer data before reading them.
+        data: Bytes from `encode`, or from an untrusted sender.
+        expected: The frozen dataclasses that are accepted, of different names.
+        max_bytes: The longest data that are read.
 
     Raises:
         MessageError: The data are too long, malformed, of another version or class, or hold a
-            value that its class does not allow.
+            value that their class does not allow.
         TypeError: An expected class cannot be a message.
     """
     records = {cls.__name__: _record(cls) for cls in expected}
@@ -108,7 +107,7 @@ def decode(data: bytes, *expected: type, max_bytes: int = MAX_BYTES) -> Any:
     if not isinstance(data, bytes):
         raise MessageError(f"Expected bytes, got {type(data).__name__}.")
     if len(data) > max_bytes:
-        raise MessageError(f"A message of {len(data):,} bytes exceeds the limit of {max_bytes:,}.")
+        raise MessageError(f"Expected at most {max_bytes:,} bytes, got {len(data):,}.")
     body = _read(data)
     if type(body) is not list or len(body) != 3:
         raise MessageError("The bytes are no message: expected version, class name and fields.")
@@ -158,9 +157,9 @@ def _read(data: bytes) -> Any:
 
 
 def byte_strings(data: bytes, least: int) -> Iterator[tuple[int, int]]:
-    """Where strings of at least so many bytes begin and end in encoded data, tensors included.
+    """First and last byte of every string of at least `least` bytes, tensors included.
 
-    What is malformed in another way than by too many items is left to the reader.
+    Too many items raise `MessageError`; other malformed data are left to the decoder.
     """
     at, open_items, left = 0, 1, 2 * MAX_ITEMS + 16  # a tensor is a few items more than it pays for
     while open_items > 0 and at < len(data):
@@ -187,9 +186,9 @@ def byte_strings(data: bytes, least: int) -> Iterator[tuple[int, int]]:
 
 
 def _check_count(data: bytes) -> None:
-    """Refuse data with too many items before an object is made of any.
+    """Refuse data with too many items before any object is built.
 
-    A million empty lists are a megabyte on the wire and seventy in memory.
+    A million empty lists take a megabyte on the wire and seventy in memory.
     """
     for _ in byte_strings(data, len(data)):
         pass
@@ -205,12 +204,12 @@ def _unique(pairs: list[tuple[Any, Any]]) -> dict[str, Any]:
 
 
 def _shown(value: object) -> str:
-    """A value from outside for an error text: short, and never a number of anybody's data."""
+    """An untrusted value for an error text: a short string, or the type of anything else."""
     return repr(value[:40]) if isinstance(value, str) else type(value).__name__
 
 
 class _Misfit(Exception):
-    """A value does not fit; the path to it is collected on the way out, and only then."""
+    """A value that does not fit its annotation, with the path to it."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)
@@ -226,7 +225,7 @@ class _Misfit(Exception):
 
 
 class _Budget:
-    """How many items a message may still hold."""
+    """The number of items that a message may still hold."""
 
     def __init__(self) -> None:
         self.left = MAX_ITEMS
@@ -237,11 +236,11 @@ class _Budget:
             raise _Misfit(f"makes the message exceed {MAX_ITEMS:,} items")
 
 
-# ------------------------------------------------------------------ what an annotation allows
+# ------------------------------------------------------------------ annotations
 
 
 class _Kind(ABC):
-    """One allowed annotation: how its values become plain ones, and back."""
+    """One allowed annotation: it packs its values into plain ones, and unpacks them."""
 
     @abstractmethod
     def pack(self, value: Any, budget: _Budget) -> Any: ...
@@ -412,8 +411,8 @@ class _Array(_Kind):
         if len(shape) > MAX_DIMS:
             raise _Misfit(f"must have at most {MAX_DIMS} dimensions, got {len(shape)}")
         if any(type(size) is not int or size < 0 for size in shape):
-            raise _Misfit("must have sizes that are integers from 0 on")
-        # Zero-size tensors count as if they were not: their other sizes are unbounded otherwise.
+            raise _Misfit("must have sizes that are integers >= 0")
+        # A size of zero counts as one: the other sizes would be unbounded otherwise.
         if math.prod(max(size, 1) for size in shape) > MAX_ELEMENTS:
             raise _Misfit(f"must have at most {MAX_ELEMENTS:,} elements")
 
@@ -460,12 +459,12 @@ class _Record(_Kind):
             return self.cls(**arguments)
         except (InputDataError, MessageError) as error:  # their texts hold no data
             raise _Misfit(f"is not valid: {str(error).rstrip('.')[:300]}") from error
-        except Exception as error:  # whatever else the class's own validation raises
+        except Exception as error:  # other errors of the class's validation
             raise _Misfit(f"is not valid: {type(error).__name__}") from error
 
 
 class _Union(_Kind):
-    """One of several frozen dataclasses, told apart by their names: a closed set."""
+    """One of a closed set of frozen dataclasses, distinguished by their names."""
 
     def __init__(self, records: list[_Record]) -> None:
         self.records = {record.name: record for record in records}
@@ -533,7 +532,7 @@ def _compile(annotation: Any, where: str, inside: tuple[Any, ...]) -> _Kind:
         return _Mapping(_compile(args[1], where, inside))
     if isinstance(annotation, type) and dataclasses.is_dataclass(annotation):
         return _compile_record(annotation, inside)
-    raise TypeError(f"{where}: {annotation} cannot stand in a message.")
+    raise TypeError(f"{where}: {annotation} is not allowed in a message.")
 
 
 def _compile_union(kinds: list[_Kind], where: str) -> _Union:

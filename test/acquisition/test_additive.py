@@ -96,7 +96,7 @@ def test_refusals() -> None:
     phi = additive(2)
     weights, _ = posterior(phi, 0)
     grid = AdditiveGrid(phi, AXIS)
-    with pytest.raises(UnsupportedError, match="AdditiveFeatures only"):
+    with pytest.raises(UnsupportedError, match="Expected AdditiveFeatures"):
         AdditiveGrid(phi.maps[0], AXIS)  # type: ignore[arg-type]
     bounds = torch.tensor([[0.0, 0.0], [1.0, 1.0]]).double()
     pair = QuadratureFourierFeatures.from_kernel(

@@ -141,13 +141,13 @@ def test_partitions_are_values() -> None:
 @pytest.mark.parametrize(
     ("lower", "upper", "message"),
     [
-        ((), (), "from 1 to 64 regions"),
+        ((), (), "Expected 1 to 64 regions"),
         (((0.0,),), ((0.5,), (1.0,)), "1 lower and 2 upper"),
-        (((0.0,),), ((1.0, 1.0),), r"one dimension d > 0, got \[1, 2\]"),
-        (((),), ((),), r"got \[0\]"),
-        (((0.0,),), ((0.5,),), "add up to 1, got 0.5"),
-        (((0.0,), (0.4,)), ((0.5,), (0.9,)), "must not overlap"),
-        (((0.0,), (0.0,)), ((0.5,), (0.5,)), "must not overlap"),
+        (((0.0,),), ((1.0, 1.0),), r"one dimension d > 0, got dimensions \[1, 2\]"),
+        (((),), ((),), r"got dimensions \[0\]"),
+        (((0.0,),), ((0.5,),), "total volume 1, got volume 0.5"),
+        (((0.0,), (0.4,)), ((0.5,), (0.9,)), "without overlap"),
+        (((0.0,), (0.0,)), ((0.5,), (0.5,)), "without overlap"),
         (((0.5,), (0.5,)), ((0.5,), (1.0,)), "0 <= lower < upper <= 1"),
         (((0.0,),), ((2.0,),), "0 <= lower < upper <= 1"),
         (((math.nan,),), ((1.0,),), "0 <= lower < upper <= 1"),
@@ -161,13 +161,13 @@ def test_what_is_no_partition(lower: Any, upper: Any, message: str) -> None:
 def test_bad_input() -> None:
     partition = Partition.regular(4, 2)
     for num_regions, dim in [(0, 2), (65, 2), (4, 0)]:
-        with pytest.raises(InputDataError, match="from 1 to 64 regions and a positive dimension"):
+        with pytest.raises(InputDataError, match="1 to 64 regions and a positive dimension"):
             Partition.regular(num_regions, dim)
     for value in [1 + 1e-9, -1e-9, math.nan]:
         X = torch.tensor([[0.5, 0.5], [0.5, value]], dtype=torch.float64)
         with pytest.raises(InputDataError, match="1 of 2 points lie in no region"):
             partition.region_of(X)
-        with pytest.raises(InputDataError, match="must lie in the unit cube"):
+        with pytest.raises(InputDataError, match="points of the unit cube"):
             partition.to_region(0, X)
     for call in [partition.region_of, lambda X: partition.to_region(0, X)]:
         with pytest.raises(BotorchTensorDimensionError, match="batch_shape x 2"):
@@ -210,7 +210,7 @@ def test_weights_are_the_closed_form(num_agents: int, num_regions: int, contrast
 @pytest.mark.parametrize("contrast", [-1.0, math.inf, math.nan])
 def test_bad_contrasts(contrast: float) -> None:
     for make in [SoftmaxSchedule, lambda c: exploration_weights([0], 1, c)]:
-        with pytest.raises(InputDataError, match="0 or more and finite"):
+        with pytest.raises(InputDataError, match="finite contrast >= 0"):
             make(contrast)
 
 
@@ -257,7 +257,7 @@ def test_schedules_never_grow(schedule: ExplorationSchedule) -> None:
     assert contrasts == sorted(contrasts, reverse=True)
     assert all(0 <= contrast < math.inf for contrast in contrasts)
     for wrong in [0, -1, 1.5, True]:
-        with pytest.raises(InputDataError, match="count from 1"):
+        with pytest.raises(InputDataError, match="integer >= 1"):
             schedule(wrong)  # type: ignore[arg-type]
 
 

@@ -116,7 +116,7 @@ def test_bad_regions() -> None:
         with pytest.raises(BotorchTensorDimensionError, match="4 regions needs as many functions"):
             ThompsonSampling(weight_path(phi, w), partition)(uniform(4, 1, 2))
     regional = ThompsonSampling(weight_path(phi, normal(4, 60)), partition)
-    with pytest.raises(BotorchTensorDimensionError, match="is for q = 1, got q = 4"):
+    with pytest.raises(BotorchTensorDimensionError, match="needs q = 1, got q = 4"):
         regional(uniform(4, 4, 2))
     with pytest.raises(InputDataError, match="lie in no region"):
         regional(1 + uniform(4, 1, 2))

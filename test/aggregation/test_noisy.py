@@ -318,7 +318,7 @@ def test_numbers_that_are_none_never_arrive(value: float) -> None:
 def test_an_exhausted_server_asks_for_nothing() -> None:
     boss = server()
     exhausted = replace(boss.start(), exhausted=True)
-    with pytest.raises(MessageError, match="nobody asked"):
+    with pytest.raises(MessageError, match="reply without a message"):
         boss.check(exhausted, "bob", Contribution(torch.ones(M).double()))
 
 
@@ -539,7 +539,7 @@ BAD: list[tuple[Callable[[], Any], str]] = [
     (lambda: NoisySum(noise_multiplier=1.0, trim=1), "no privacy guarantee"),
     (lambda: server(noise_multiplier=None, trim=-1), "trim counts from 0"),
     (lambda: server(noise_multiplier=None, trim=2), "trim counts from 0"),
-    (lambda: server(names=("a", "a")), "must differ"),
+    (lambda: server(names=("a", "a")), "Expected different names"),
     (lambda: server(noise_multiplier=0.0), "positive"),
     (lambda: server(delta=2.0), "delta"),
     (lambda: server(sampling=FixedSizeSampling(4), adjacency="replace-one"), "sample"),

@@ -981,7 +981,7 @@ def test_good_replies_are_taken_from_those_who_were_asked(trust: str, values: Te
     state = server.start()
     server.check(state, "ann", message)
     for stranger in ("cem", "zoe"):
-        with pytest.raises(MessageError, match="nobody asked"):
+        with pytest.raises(MessageError, match="agent without an order"):
             server.check(state, stranger, message)
     state = server.step(state, {"ann": message})
     if trust == "joint":
@@ -1152,7 +1152,7 @@ def test_other_settings_have_other_fingerprints() -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"budget": 5}, r"aggregation\.horizon: this site has 4, the hub says 5"),
+        ({"budget": 5}, r"aggregation\.horizon: this site has 4, the hub has 5"),
         ({"noise_multiplier": 1.0}, r"aggregation\.noise_multiplier"),
         ({"outcome_bound": 1.0}, r"aggregation\.outcome_bound"),
         ({"exploration": 0.6}, r"search\.exploration"),

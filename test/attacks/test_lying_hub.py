@@ -149,7 +149,7 @@ def with_default(scale: float) -> Callable[..., GaussianSum]:
 def test_nothing_hides_inside_of_a_function(make: Callable[[float], Any]) -> None:
     here, there = in_words(make(20.0), "mechanism"), in_words(make(1e-6), "mechanism")
     assert here == in_words(make(20.0), "mechanism")
-    with pytest.raises(MessageError, match=r"this site has 20, the hub says 1e-06"):
+    with pytest.raises(MessageError, match=r"this site has 20, the hub has 1e-06"):
         check_words(here, there)
 
 

@@ -50,7 +50,7 @@ def test_is_a_federated_problem(folder: Path) -> None:
     assert torch.equal(values, problem[1](X))
     assert not torch.equal(values, problem[0](X))
     assert problem.evaluate(0, X[0, :0]).shape == (0,)
-    with pytest.raises(NotImplementedError, match="not known"):
+    with pytest.raises(NotImplementedError, match="does not define its optima"):
         _ = problem[0].optimal_value
     with pytest.raises(InputDataError, match="20 of 20 points lie outside"):
         problem.evaluate(0, X[0] + 1)

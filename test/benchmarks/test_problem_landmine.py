@@ -50,7 +50,7 @@ def test_is_a_botorch_problem_per_agent(folder: Path) -> None:
         problem.evaluate(0, X[0] + 1)
     with pytest.raises(InputDataError, match=r"Expected `n x 2` points, got shape \(2, 4, 2\)"):
         problem.evaluate(0, X)
-    with pytest.raises(NotImplementedError, match="not known"):
+    with pytest.raises(NotImplementedError, match="does not define its optima"):
         _ = problem[0].optimal_value
 
 

@@ -152,7 +152,7 @@ def test_is_a_problem_to_be_minimised(task: Any, score: str, folder: Path) -> No
         assert torch.equal(values[1, 2:], agent(X[1, 2:]))
     assert not torch.equal(problem[0](X), problem[1](X))
     assert problem.evaluate(0, X[0, :0]).shape == (0,)
-    with pytest.raises(NotImplementedError, match="not known"):
+    with pytest.raises(NotImplementedError, match="does not define its optima"):
         _ = problem[0].optimal_value
     with pytest.raises(InputDataError, match=r"3 of 3 points lie outside"):
         problem.evaluate(0, X[0] + 1)

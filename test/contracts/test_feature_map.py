@@ -229,9 +229,11 @@ def test_a_map_of_ones_own_is_rebuilt_once_it_is_registered(
     assert not torch.equal(rebuilt(X), phi(X))
     register_feature_map("halved")(Halved)  # again, as a notebook does
 
-    with pytest.raises(InputDataError, match=r"'halved' belongs to .*Halved: choose another"):
+    with pytest.raises(
+        InputDataError, match=r"'halved' is registered for .*Halved: choose another"
+    ):
         register_feature_map("halved")(InducingFeatures)
-    with pytest.raises(InputDataError, match="belongs to RandomFourierFeatures"):
+    with pytest.raises(InputDataError, match="registered for RandomFourierFeatures"):
         register_feature_map("random_fourier")(Halved)  # what ships cannot be replaced
     with pytest.raises(InputDataError, match="lower-case letters"):
         register_feature_map("a/b")

@@ -212,7 +212,7 @@ def test_who_was_away_comes_back(machines: Machines) -> None:
     drive(SERVER, carry, on_round=rounds.append)
     assert [round_.replied for round_ in rounds] == [NAMES, ("a", "c"), NAMES]
     failure = rounds[1].exchanged.failures["b"]
-    assert str(failure) == "absent: its own process does not run"
+    assert str(failure) == "absent: the site process does not run"
 
 
 def test_a_site_that_comes_within_its_time_loses_nothing(machines: Machines) -> None:
@@ -392,9 +392,9 @@ def test_an_agent_without_a_node_is_unknown(machines: Machines) -> None:
 
 def test_settings_are_checked(machines: Machines) -> None:
     for deadline in (0.0, float("inf"), float("nan")):
-        with pytest.raises(InputDataError, match="positive number of seconds"):
+        with pytest.raises(InputDataError, match="deadline > 0 seconds"):
             exchange(machines, deadline=deadline)
-    with pytest.raises(InputDataError, match="from 0 on"):
+    with pytest.raises(InputDataError, match="absence >= 0 seconds"):
         exchange(machines, absence=-1.0)
     with pytest.raises(InputDataError, match="one node"):
         FlowerExchange(machines.grid, {"a": 1, "b": 1})

@@ -207,9 +207,9 @@ def test_a_state_survives_encoding() -> None:
 @pytest.mark.parametrize(
     ("change", "name"),
     [
-        ({"every": 3}, "aggregation.every: this site has 1, the hub says 3"),
-        ({"q": 2}, "q: this site has 1, the hub says 2"),
-        ({"num_initial": 5}, "num_initial: this site has 3, the hub says 5"),
+        ({"every": 3}, "aggregation.every: this site has 1, the hub has 3"),
+        ({"q": 2}, "q: this site has 1, the hub has 2"),
+        ({"num_initial": 5}, "num_initial: this site has 3, the hub has 5"),
         ({"noise_var": 0.2}, "search.messages.noise_var"),
         ({"strategy": SMALL}, "aggregation.every|search"),
         ({"default": {"a": 0.5, "b": 0.5}}, "default"),
@@ -320,7 +320,7 @@ def test_bad_terms() -> None:
     for change in ({"budget": -1}, {"q": 0}, {"num_initial": -1}):
         with pytest.raises(InputDataError, match=f"<= {next(iter(change))} <="):
             terms(**change)
-    with pytest.raises(InputDataError, match="must differ"):
+    with pytest.raises(InputDataError, match="Expected different names"):
         terms(agents=("a", "a"))
     with pytest.raises(InputDataError, match="no agents"):
         terms(active=("zoe",))

@@ -372,9 +372,9 @@ def test_a_log_of_another_run_or_other_settings_is_refused() -> None:
         drive(SERVER, InProcess(sites()), run="other", log=log)
     with pytest.raises(ProtocolError, match="settings"):
         drive(BoxServer(("a",), rounds=4), InProcess(sites()), log=log)
-    with pytest.raises(ProtocolError, match="no log of a hub"):
+    with pytest.raises(ProtocolError, match="the log is of another party"):
         drive(SERVER, InProcess(sites()), log=cut(log, 1))
-    with pytest.raises(ProtocolError, match="no log of a hub"):
+    with pytest.raises(ProtocolError, match="the log is of another party"):
         drive(SERVER, InProcess(sites()), log=twice(log))
     odd = SavedLog()
     started = log[0]
@@ -484,13 +484,13 @@ def test_a_run_goes_on_with_the_ledger_that_it_has_seen(tmp_path: Path) -> None:
         assert ledger.releases == 5
     events = len(log)
     with SharedLedger(seen) as ledger:  # a copy that is too old
-        with pytest.raises(ProtocolError, match=r"seen 6 events .* has 3: it was cut back"):
+        with pytest.raises(ProtocolError, match=r"recorded 6 events .* has 3: it was cut back"):
             drive(Paying(NAMES, 4, shared_ledger=ledger), InProcess(home), log=log)
         for _ in range(9):  # as long as the true one, and another
             ledger.spend(Event(2.0))
         with pytest.raises(ProtocolError, match=r"has others: it was cut back or exchanged"):
             drive(Paying(NAMES, 4, shared_ledger=ledger), InProcess(home), log=log)
-    with pytest.raises(ProtocolError, match="paid from a ledger on disk, and none was given"):
+    with pytest.raises(ProtocolError, match="paid from a ledger on disk, and this study has none"):
         drive(Paying(NAMES, 4), InProcess(home), log=log)
     assert len(log) == events
 
@@ -561,7 +561,7 @@ def test_a_quorum_is_of_those_who_are_asked() -> None:
 
 @pytest.mark.parametrize("wrong", [{"quorum": -1}, {"retries": -1}])
 def test_a_quorum_counts_from_zero(wrong: dict[str, int]) -> None:
-    with pytest.raises(InputDataError, match="count from 0"):
+    with pytest.raises(InputDataError, match=">= 0"):
         drive(SERVER, InProcess(sites()), **wrong)
 
 

@@ -1222,7 +1222,7 @@ def test_bad_settings() -> None:
         Strategy(schedule=lambda t: 1 / t)
     with pytest.raises(InputDataError, match="no agents"):
         study(active=("zoe",), every=1).server(SQUARE, NAMES)
-    with pytest.raises(InputDataError, match="must differ"):
+    with pytest.raises(InputDataError, match="Expected different names"):
         study(every=1).server(SQUARE, ("a", "a"))
     with pytest.raises(InputDataError, match="Expected budget >= 1"):
         study(rounds=-1, every=1)

@@ -263,7 +263,7 @@ def test_other_settings_are_refused_with_a_newcomer_too(tmp_path: Path) -> None:
 )
 def test_nobody_joins_where_the_roster_is_closed(made: Any, tmp_path: Path) -> None:
     go(OLD, tmp_path, made)
-    with pytest.raises(ProtocolError, match=r"Nobody can join.*because.*got \['cem'\].*as data"):
+    with pytest.raises(ProtocolError, match=r"No agent can join.*because.*got \['cem'\].*as data"):
         go(ALL, tmp_path, made)
 
 

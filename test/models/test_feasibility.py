@@ -143,7 +143,7 @@ def test_many_equal_labels_at_a_place() -> None:
 
 def test_points_that_are_none() -> None:
     X, failed = half_space(10, 2)
-    with pytest.raises(BotorchTensorDimensionError, match="points that failed"):
+    with pytest.raises(BotorchTensorDimensionError, match="failed points"):
         fit_feasibility(X, failed[:, :1])
     with pytest.raises(InputDataError, match="failed"):
         fit_feasibility(X, failed * float("nan"))

@@ -453,14 +453,14 @@ def test_a_file_in_other_hands_takes_no_event(folder: Path, tmp_path: Path) -> N
     with open_log(folder) as log:
         log.append(Left(0))
         folder.rename(tmp_path / "aside")
-        with pytest.raises(ProtocolError, match="moved, replaced or changed by another hand"):
+        with pytest.raises(ProtocolError, match="moved, replaced or changed from outside"):
             log.append(Left(1))
         (tmp_path / "aside").rename(folder)
         log.append(Left(1))
         good = log.path.read_bytes()
         for data in (good + b"x", good[:-1]):
             log.path.write_bytes(data)
-            with pytest.raises(ProtocolError, match="moved, replaced or changed by another hand"):
+            with pytest.raises(ProtocolError, match="moved, replaced or changed from outside"):
                 log.append(Left(2))
         log.path.write_bytes(good)
         log.append(Left(2))
@@ -500,7 +500,7 @@ def test_several_append_in_turns(folder: Path) -> None:
             one.append(Left(3))
         with other.turn():
             assert (len(other), other.head) == (4, one.head)
-        with pytest.raises(ProtocolError, match="it has events only"):
+        with pytest.raises(ProtocolError, match="holds events only"):
             one.snapshot(b"state")
     with open_shared(folder) as log:
         assert [event.number for event in log] == [0, 1, 2, 3]
@@ -526,7 +526,7 @@ def test_a_branch_of_a_shared_log_is_noticed(folder: Path) -> None:
         branch = log.path.read_bytes()
         for data in (branch, branch[: len(end)]):  # longer, and as long as it was
             log.path.write_bytes(data)
-            with pytest.raises(ProtocolError, match="changed by another hand"):
+            with pytest.raises(ProtocolError, match="changed from outside"):
                 log.append(Left(4))
         log.path.write_bytes(end)
         log.append(Left(4))

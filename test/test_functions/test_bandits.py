@@ -377,7 +377,7 @@ def test_noise_is_normal() -> None:
         (lambda: Michalewicz(101), "1 to 100 variables, got 101"),
         (lambda: Michalewicz(noise_std=math.nan), "noise_std must be finite and not negative"),
         (lambda: KernelBandit(seed=0).decision_set(0, 0, arms=1), "at least 2 arms, got 1"),
-        (lambda: KernelBandit(seed=0).decision_set(0, -1), "Rounds start at 0, got -1"),
+        (lambda: KernelBandit(seed=0).decision_set(0, -1), "t >= 0, got -1"),
         (lambda: KernelBandit(seed=0).decision_sets(-1), "horizon must not be negative, got -1"),
     ],
 )

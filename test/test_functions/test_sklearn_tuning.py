@@ -76,7 +76,7 @@ def test_values(dataset: Any) -> None:
     assert torch.equal(values[3:4], problem[1](X[3:4]))
     assert not torch.equal(values, problem[2](X))
     assert problem.evaluate(0, X[:0]).shape == (0,)
-    with pytest.raises(NotImplementedError, match="not known"):
+    with pytest.raises(NotImplementedError, match="does not define its optima"):
         _ = problem[0].optimal_value
 
 
