@@ -682,7 +682,7 @@ class _AgentObjective:
         self.agent = agent
         self.seed = seed
         self.calls = 0
-        self.in_batches = bool(problem.noise_std or _own_noise(problem))  # drawn for each call
+        self.in_batches = bool(problem.noise_std or _custom_noise(problem))  # drawn for each call
 
     def __call__(self, X: Tensor) -> Tensor:
         stream = generator(self.seed, "noise", self.agent, self.calls)
