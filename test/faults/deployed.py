@@ -169,7 +169,7 @@ def _site(machines: Machines, study: StudyFile) -> tuple[int, bool, str]:
                     cwd=machines.folder,
                 )
             if running is None:
-                running = machines.run(study, machines.folder / "out", "--deadline", "20")
+                running = machines.run(study, machines.folder / "out", "--deadline", "120")
             while machines.processes[VICTIM].poll() is None and running.poll() is None:
                 time.sleep(0.2)
             if running.poll() is not None:

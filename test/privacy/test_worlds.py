@@ -222,7 +222,7 @@ def test_mutants_of_protocols_fail(mutant: Mutant, case: str) -> None:
 @pytest.mark.parametrize("case", SUBJECTS)
 def test_healthy_protocols_pass_reruns(case: str) -> None:
     seeds = RERUNS if case in WHOLE else range(2)
-    reports = [audited_protocol(case, seed=seed, runs=12 if seed else 24) for seed in seeds]
+    reports = [audited_protocol(case, seed=seed, runs=10 if seed else 24) for seed in seeds]
     failed = [str(report) for report in reports if not report.passed]
     assert not failed, failed
 
