@@ -1133,6 +1133,7 @@ def storage(tmp_path: Path) -> Any:
     return StorageConfig(url=url)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ax, in its own storage
 @pytest.mark.nightly
 @pytest.mark.parametrize("model", [ContextBasisGP, ContextMessagePriorGP, ContextMixture])
 def test_contexts_go_on_from_a_database(
@@ -1147,6 +1148,7 @@ def test_contexts_go_on_from_a_database(
     assert all(isinstance(one, model) for one in models)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ax, in its own storage
 @pytest.mark.nightly
 def test_a_federation_goes_on_from_a_database(
     two: Callable[..., Client], storage: Any, tmp_path: Path
