@@ -1134,6 +1134,7 @@ def storage(tmp_path: Path) -> Any:
     return StorageConfig(url=url)
 
 
+@pytest.mark.filterwarnings("ignore")  # of Ax and SQLAlchemy, in storage that is not ours
 @pytest.mark.nightly
 @pytest.mark.parametrize("model", [ContextBasisGP, ContextMessagePriorGP, ContextMixture])
 def test_contexts_go_on_from_a_database(
@@ -1148,6 +1149,7 @@ def test_contexts_go_on_from_a_database(
     assert all(isinstance(one, model) for one in models)
 
 
+@pytest.mark.filterwarnings("ignore")  # of Ax and SQLAlchemy, in storage that is not ours
 @pytest.mark.nightly
 def test_a_federation_goes_on_from_a_database(
     two: Callable[..., Client], storage: Any, tmp_path: Path
@@ -1170,7 +1172,9 @@ def test_a_federation_goes_on_from_a_database(
         _finish(federation, clients)
         expected = _by_run(protocol, space, seed=3)
         for name in NAMES:
-            assert torch.equal(federation.history(name)[0], expected[name][0])
+            # Ax's SQL rounds values in their last bits, its JSON does not.
+            found = federation.history(name)[0]
+            torch.testing.assert_close(found, expected[name][0], rtol=0, atol=1e-6)
 
 
 def test_the_acquisition_sees_a_new_context_at_once(context: tuple[Context, Client]) -> None:
