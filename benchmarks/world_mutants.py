@@ -269,13 +269,13 @@ OWN = (
         "paid after the release",
         f"{_SUMS}.release",
         _PAY,
-        "books = ledger",
+        "account = ledger",
         _EVERY_SUM,
         (
             (
                 "return Release(values, self.noise_std, noise.private, repr(self)), ledger",
                 "return Release(values, self.noise_std, noise.private, repr(self)), "
-                "pay(self, books, private=noise.private)",
+                "pay(self, account, private=noise.private)",
             ),
         ),
     ),
@@ -283,13 +283,13 @@ OWN = (
         "an increment is paid after it was drawn",
         "botorch_fed.privacy.increments:LocalGaussian.release",
         _PAY,
-        "books = ledger",
+        "account = ledger",
         ("local",),
         (
             (
                 "return Release(values[None], std, noise.private, repr(self)), ledger",
                 "return Release(values[None], std, noise.private, repr(self)), "
-                "pay(self, books, private=noise.private)",
+                "pay(self, account, private=noise.private)",
             ),
         ),
     ),

@@ -684,8 +684,8 @@ class AxFederation:
         seed: Fixes all random numbers but those of privacy.
         run: The run's name.
         folder: Keeps the run from its first message on; the same folder goes on with it.
-        quorum: How many sites must answer before a round goes on; default all. The others are
-            heard when their trials are completed.
+        quorum: How many sites must answer before a round goes on; default all. The replies of the
+            others count when their trials are completed.
         attempts: How many trials of a point may fail before its evaluation has failed.
 
     Example:

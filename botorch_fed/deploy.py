@@ -42,7 +42,7 @@ from botorch_fed.engines.site_process import Background, SiteProcess, ask_site, 
 from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import BudgetExceeded, FederatedError
 from botorch_fed.federation.agent import paying
-from botorch_fed.federation.anchors import Anchors, SiteBooks
+from botorch_fed.federation.anchors import Anchors, SealedLedger
 from botorch_fed.federation.base import AgentId, secrets_in, with_stores
 from botorch_fed.federation.drive import Round
 from botorch_fed.federation.site import Site
@@ -63,9 +63,9 @@ from botorch_fed.study import (
     NamedObjective,
     StudyFile,
     check_site_budget,
-    open_books,
+    open_ledger,
     read_study,
-    site_books,
+    site_ledger,
 )
 
 logger = logging.getLogger(__name__)
@@ -274,15 +274,15 @@ class Hub:
                 _copy_keys(keys, secrets_in(folder, None))
             read = read_study(path)
             with contextlib.ExitStack() as open_:
-                books = open_books(read)
-                if books is not None:
-                    open_.callback(books.close)
+                shared_ledger = open_ledger(read)
+                if shared_ledger is not None:
+                    open_.callback(shared_ledger.close)
                 try:
                     with _locked(self.folder / "lock"):
                         token = self.control.begin()
                     grid = open_.enter_context(self.control.driven(token))
                     return host(
-                        read.study(books=books),
+                        read.study(shared_ledger=shared_ledger),
                         read.space,
                         read.agents,
                         FlowerExchange(
@@ -395,21 +395,21 @@ class SiteFolder:
         with contextlib.ExitStack() as opened:
             log = FileLog(home, SITE_EVENTS)
             opened.callback(log.close)
-            books = self._books(study, name)
-            if books is not None:
-                opened.callback(books.ledger.close)
-                agent = paying(agent, books.ledger, _payer(secrets))
-            site = Site(name, agent, objective, run=study.fingerprint, log=log, books=books)
+            ledger = self._site_ledger(study, name)
+            if ledger is not None:
+                opened.callback(ledger.ledger.close)
+                agent = paying(agent, ledger.ledger, _payer(secrets))
+            site = Site(name, agent, objective, run=study.fingerprint, log=log, ledger=ledger)
             opened.pop_all()
         return site
 
-    def _books(self, study: StudyFile, name: AgentId) -> SiteBooks | None:
+    def _site_ledger(self, study: StudyFile, name: AgentId) -> SealedLedger | None:
         """The site's ledger; what others have seen of it lies in this folder, apart from it."""
-        ledger = site_books(study)
+        ledger = site_ledger(study)
         if ledger is None:
             return None
         try:
-            return SiteBooks(ledger, name, FileStore(self.folder / "ledgers"))
+            return SealedLedger(ledger, name, FileStore(self.folder / "ledgers"))
         except BaseException:
             ledger.close()
             raise

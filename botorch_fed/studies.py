@@ -524,7 +524,7 @@ _OF_A_SERVER = {
     "noise_kind": "agents add one kind of noise, discrete Gaussian.",
     "trim": "the server compares single messages, and a sum has none.",
     "switch_to_local_after": "a site keeps the newest sum that it has read.",
-    "books": "each site pays from a ledger of its own.",
+    "shared_ledger": "each site pays from a ledger of its own.",
 }
 
 
@@ -602,7 +602,7 @@ class DPFTSDE(Federation):
             ``noise_kind="none"`` only.
         adjacency: What a neighbouring world is.
         require: The most that agents let a run reveal about them.
-        books: A durable ledger that pays as well, e.g. for pilot runs too.
+        shared_ledger: A durable ledger that pays as well, e.g. for pilot runs too.
         noise: Where noise and secret coins come from. The default is the operating system, so a run
             cannot be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
         run: With ``trust="distributed"``, the run's name: agents whose `secrets` outlive a run need
@@ -654,7 +654,7 @@ class DPFTSDE(Federation):
     trim: int = 0
     adjacency: Adjacency = "zero-out"
     require: Budget | None = None
-    books: SharedLedger | None = None
+    shared_ledger: SharedLedger | None = None
     noise: NoiseSource = field(default_factory=OSNoise)
     run: str = "run"
     secrets: Callable[[AgentId], Store] | None = None
@@ -673,8 +673,8 @@ class DPFTSDE(Federation):
             self._check_releases(())
 
     def __getstate__(self) -> dict[str, Any]:
-        books = None if self.books is None else LedgerElsewhere()
-        return {**self.__dict__, "books": books}
+        shared_ledger = None if self.shared_ledger is None else LedgerElsewhere()
+        return {**self.__dict__, "shared_ledger": shared_ledger}
 
     @property
     def _transfers(self) -> bool:
@@ -868,7 +868,7 @@ class DPFTSDE(Federation):
             identities={},
             min_agents=None,
             require=None,
-            books=None,
+            shared_ledger=None,
         )
 
     @property
@@ -884,7 +884,7 @@ class DPFTSDE(Federation):
 
     def hub_resources(self) -> Resources:
         """Noise, and a ledger that other runs share."""
-        return replace(super().hub_resources(), noise=self.noise, shared_ledger=self.books)
+        return replace(super().hub_resources(), noise=self.noise, shared_ledger=self.shared_ledger)
 
     def site_resources(self, name: AgentId) -> Resources:
         """Keys, noise, and the ledger from which a site pays for the noise that it adds."""
@@ -927,7 +927,7 @@ class PrivateUCB(Federation):
         adjacency: What a neighbouring world is.
         unit: Whose data are protected: a record, or all of an agent's.
         require: The most that agents let a run reveal about one unit of theirs.
-        books: A durable ledger that pays as well, e.g. for pilot runs too.
+        shared_ledger: A durable ledger that pays as well, e.g. for pilot runs too.
         noise: Where noise comes from. The default is the operating system, so a private run cannot
             be repeated; `InsecureSeededNoise(seed)` can, and protects nothing.
         secrets: Where the server keeps sums without noise; default in memory, and with
@@ -968,7 +968,7 @@ class PrivateUCB(Federation):
     adjacency: Adjacency = "replace-one"
     unit: Unit = "record"
     require: Budget | None = None
-    books: SharedLedger | None = None
+    shared_ledger: SharedLedger | None = None
     noise: NoiseSource = field(default_factory=OSNoise)
     secrets: Store | None = field(default=None, repr=False)
     decision_sets: DecisionSets | None = field(default=None, repr=False)
@@ -1094,7 +1094,7 @@ class PrivateUCB(Federation):
             noise=self.noise,
             secrets=secrets,
             ledger=Ledger(self.adjacency, self.unit, budget),
-            shared_ledger=self.books,
+            shared_ledger=self.shared_ledger,
         )
 
     def site_resources(self, name: AgentId) -> Resources:
@@ -1102,8 +1102,13 @@ class PrivateUCB(Federation):
         return Resources(noise=self.noise, ledger=Ledger(self.adjacency, self.unit, self.require))
 
     def __getstate__(self) -> dict[str, Any]:
-        books = None if self.books is None else LedgerElsewhere()
-        own: dict[str, Any] = {"books": books, "secrets": None, "_stores": None, "_made": {}}
+        shared_ledger = None if self.shared_ledger is None else LedgerElsewhere()
+        own: dict[str, Any] = {
+            "shared_ledger": shared_ledger,
+            "secrets": None,
+            "_stores": None,
+            "_made": {},
+        }
         return {**self.__dict__, **own}
 
     # -------------------------------------------------------------- what a reader needs

@@ -567,19 +567,19 @@ class StudyFile:
         *,
         budget: int | None = None,
         out: Path | None = None,
-        books: SharedLedger | None = None,
+        shared_ledger: SharedLedger | None = None,
     ) -> Any:
         """The study of the protocol.
 
         Args:
             budget: Another than the file's, for a measurement.
             out: Where secrets lie that must survive a crash; default in memory.
-            books: The open ledger.
+            shared_ledger: The open ledger.
         """
         settings: dict[str, Any] = {"budget": self.budget if budget is None else budget}
         settings |= self.settings
-        if books is not None:
-            settings["books"] = books
+        if shared_ledger is not None:
+            settings["shared_ledger"] = shared_ledger
         made = study_class(self.protocol)(**settings)
         return made if out is None else with_stores(made, self.agents, partial(secrets_in, out))
 
@@ -969,7 +969,7 @@ def _ledger(top: _Table, protocol: str, path: Path) -> LedgerSettings | None:
     if "ledger" not in top.values:
         return None
     kind = study_class(protocol)
-    if not any(_has(kind, name) for name in ("books", "epsilon", "mechanism")):
+    if not any(_has(kind, name) for name in ("shared_ledger", "epsilon", "mechanism")):
         raise top.error("ledger", f"{protocol} pays from no ledger on disk: leave it out.")
     table = top.table("ledger")
     budget = _epsilon_and_delta(table, ("path", "epsilon", "delta"))
@@ -1599,14 +1599,14 @@ def run_study(
             'Write channel = "threshold" or "plain" for runs that may be interrupted.',
         )
     objectives = study.objectives()
-    books = open_books(study)
-    if books is None and study.ledger is not None and not resume:
+    shared_ledger = open_ledger(study)
+    if shared_ledger is None and study.ledger is not None and not resume:
         _pay_alone(study)
     try:
         if out is not None:
             own_folder(out)
         return run(
-            study.study(out=out, books=books),
+            study.study(out=out, shared_ledger=shared_ledger),
             objectives,
             seed=study.seed,
             space=study.space,
@@ -1617,32 +1617,32 @@ def run_study(
             raise_errors=raise_errors,
         )
     finally:
-        if books is not None:
-            books.close()
+        if shared_ledger is not None:
+            shared_ledger.close()
 
 
 def _pay_alone(study: StudyFile) -> None:
     """A run of all sites in one place is paid from the file's ledger, where each site would pay."""
     _, _, price = _disclosed(study)
-    books = site_books(study)
+    shared_ledger = site_ledger(study)
     assert price is not None
-    assert books is not None
-    with books:
-        books.spend(price.event, count=price.payments, note=f"run {study.fingerprint}")
+    assert shared_ledger is not None
+    with shared_ledger:
+        shared_ledger.spend(price.event, count=price.payments, note=f"run {study.fingerprint}")
 
 
-def open_books(study: StudyFile) -> SharedLedger | None:
+def open_ledger(study: StudyFile) -> SharedLedger | None:
     """The ledger of a study file, from which its hub pays; close it after the run.
 
-    None too where each site pays, from its own: see `site_books`.
+    None too where each site pays, from its own: see `site_ledger`.
     """
     _, _, price = _disclosed(study)
     if study.ledger is None:
         return None
-    return None if price is not None and price.paid_at == "site" else site_books(study)
+    return None if price is not None and price.paid_at == "site" else site_ledger(study)
 
 
-def site_books(study: StudyFile) -> SharedLedger | None:
+def site_ledger(study: StudyFile) -> SharedLedger | None:
     """The ledger of a study file, whoever pays from it; close it after the run."""
     settings = study.ledger
     if settings is None:

@@ -130,7 +130,7 @@ def go(case: str, out: Path | None, **options: Any) -> RunResult:
     with ExitStack() as stack:
         if case.startswith("dp-fts-de") and out is not None:
             books = stack.enter_context(SharedLedger(out.parent / f"{out.name}-books"))
-            study = replace(study, books=books)
+            study = replace(study, shared_ledger=books)
         objectives = dict.fromkeys(NAMES, hill)
         return run(study, objectives, space=SPACE, seed=1, out=out, progress=False, **options)
 

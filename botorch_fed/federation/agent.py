@@ -413,7 +413,7 @@ class FederatedAgent:
         """Whether the next point is one that a site without data is dealt, the default first."""
         if view.n == 0 and view.terms.default is not None and not view.began_with:
             return True
-        return few and not view.terms.search.heard(view)
+        return few and not view.terms.search.has_messages(view)
 
     def _apart(self, view: View, point: Tensor) -> Tensor:
         """A point that can be evaluated, and is none of those without an outcome if possible."""
@@ -541,23 +541,24 @@ class FederatedAgent:
             BudgetExceeded: The site's ledger does not cover the run.
             MessageError: It counts something else.
         """
-        books, first = self.resources.shared_ledger, not state.asked.contributions
-        if books is None or not (order.contribute and first):
+        shared_ledger, first = self.resources.shared_ledger, not state.asked.contributions
+        if shared_ledger is None or not (order.contribute and first):
             return
         price = terms.aggregation.price(terms)
         if price is None or not price.payments:
             return
-        if (books.adjacency, books.unit) != (price.adjacency, price.guarantee.unit):
+        if (shared_ledger.adjacency, shared_ledger.unit) != (price.adjacency, price.guarantee.unit):
             raise MessageError(
-                f"This site's ledger counts per {books.unit}, {books.adjacency}, the terms promise "
-                f"per {price.guarantee.unit}, {price.adjacency}: name another ledger for them."
+                f"This site's ledger counts per {shared_ledger.unit}, {shared_ledger.adjacency}, "
+                f"the terms promise per {price.guarantee.unit}, {price.adjacency}: name another "
+                "ledger for them."
             )
         private = terms.promise is not None and terms.promise.private
         count, note = price.payments, self.resources.payer
         if at_all:
-            books.spend_once(price.event, count=count, note=note, private=private)
-        elif not books.paid(note):  # a value: nothing is written
-            books.ledger.spend(price.event, count=count, note=note, private=private)
+            shared_ledger.spend_once(price.event, count=count, note=note, private=private)
+        elif not shared_ledger.paid(note):  # a value: nothing is written
+            shared_ledger.ledger.spend(price.event, count=count, note=note, private=private)
 
     def _check_limits(self, state: AgentState, terms: Terms, order: Order) -> None:
         """Raise `MessageError` if an order goes back, or asks for more than the terms have."""

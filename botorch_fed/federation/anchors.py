@@ -73,7 +73,7 @@ class Anchors:
             self._store.put(_SEEN, encode(_Seen(self._seen), max_bytes=2**26))
 
 
-class SiteBooks:
+class SealedLedger:
     """A site's ledger and its anchors.
 
     Args:

@@ -272,7 +272,7 @@ class Request:
         serial: The round, from 1, increasing.
         asked: The last earlier round in which the server asked this agent, 0 if none. A site that
             has received a later one detects that the server lost part of its log.
-        heard: The last round in which this agent replied, 0 if none. A site whose log is older
+        replied: The last round in which this agent replied, 0 if none. A site whose log is older
             has lost part of it.
         broadcasts: Hashes of the public blobs in force.
         body: The encoded message.
@@ -286,7 +286,7 @@ class Request:
     agent: AgentId
     serial: int
     asked: int
-    heard: int
+    replied: int
     broadcasts: tuple[str, ...]
     body: bytes = field(repr=False)
     tag: str
@@ -294,10 +294,10 @@ class Request:
 
     def __post_init__(self) -> None:
         _check_names(self.run, self.instance, self.agent)
-        if not 0 <= self.heard <= self.asked < self.serial:
+        if not 0 <= self.replied <= self.asked < self.serial:
             raise InputDataError(
-                f"Expected rounds 0 <= heard <= asked < serial, got {self.heard}, {self.asked} and "
-                f"{self.serial}."
+                f"Expected rounds 0 <= replied <= asked < serial, got {self.replied}, "
+                f"{self.asked} and {self.serial}."
             )
         if len(self.broadcasts) > MAX_BROADCASTS or len(set(self.broadcasts)) < len(
             self.broadcasts

@@ -25,7 +25,7 @@ from botorch_fed.storage.log import FileLog, Log
 from botorch_fed.wire.codec import decode, encode
 
 
-class Books(Protocol):
+class PaymentLog(Protocol):
     """A ledger on disk from which a hub pays; see `privacy.SharedLedger`."""
 
     @property
@@ -185,7 +185,7 @@ class HubLog:
     def __init__(self, server: Server[Any], run: str, log: Log | None) -> None:
         self._server = server
         self._log = log
-        self._books: Books | None = getattr(server, "shared_ledger", None)
+        self._payments: PaymentLog | None = getattr(server, "shared_ledger", None)
         record = None if log is None else HubRecord.of(log)
         if record is None:
             self.state = server.start()
@@ -235,7 +235,7 @@ class HubLog:
         return state
 
     def _anchor(self) -> Anchor | None:
-        return None if self._books is None else Anchor(len(self._books), self._books.head)
+        return None if self._payments is None else Anchor(len(self._payments), self._payments.head)
 
     def _check(self, run: str) -> None:
         """Raise unless the log is of this run and this ledger."""
@@ -248,17 +248,17 @@ class HubLog:
             )
         if anchor is None:
             return
-        if self._books is None:
+        if self._payments is None:
             raise ProtocolError(
                 "The run has paid from a ledger on disk, and this study has none: name that "
                 "ledger in the study."
             )
-        if (head := self._books.head_at(anchor.length)) != anchor.head:
-            has = "others" if head else len(self._books)
+        if (head := self._payments.head_at(anchor.length)) != anchor.head:
+            has = "others" if head else len(self._payments)
             raise ProtocolError(
                 f"The run has recorded {anchor.length} events of its ledger on disk, "
-                f"{self._books!r} has {has}: it was cut back or exchanged. Restore the newest copy "
-                "of it."
+                f"{self._payments!r} has {has}: it was cut back or exchanged. Restore the newest "
+                "copy of it."
             )
 
 

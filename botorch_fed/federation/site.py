@@ -32,7 +32,7 @@ from threadpoolctl import ThreadpoolController
 from torch import Tensor
 
 from botorch_fed.errors import BudgetExceeded, MessageError, ObjectiveError, ProtocolError
-from botorch_fed.federation.anchors import SiteBooks
+from botorch_fed.federation.anchors import SealedLedger
 from botorch_fed.federation.base import (
     FRAME_BYTES,
     Agent,
@@ -95,7 +95,7 @@ class Site:
         max_bytes: Refuse longer messages.
         raise_errors: Whether an error of the objective is raised instead of recorded; the request
             may then be repeated.
-        books: Its ledger, from which the agent pays, as others have seen it.
+        ledger: Its ledger, from which the agent pays, as others have seen it.
 
     Example:
         >>> site = Site("clinic", agent, None, log=FileLog(folder, SITE_EVENTS))
@@ -113,14 +113,14 @@ class Site:
         log: Log | None = None,
         max_bytes: int = MAX_BYTES,
         raise_errors: bool = False,
-        books: SiteBooks | None = None,
+        ledger: SealedLedger | None = None,
     ) -> None:
         self.name = name
         self.agent = agent
         self.run = run
         self.log = Log(SITE_EVENTS) if log is None else log
         self.objective = objective
-        self.books = books
+        self.ledger = ledger
         self._raises = raise_errors
         self._max_bytes = max_bytes
         self._lock = threading.RLock()
@@ -140,8 +140,8 @@ class Site:
     def close(self) -> None:
         """Give its log and its ledger back."""
         self.log.close()
-        if self.books is not None:
-            self.books.ledger.close()
+        if self.ledger is not None:
+            self.ledger.ledger.close()
 
     def __enter__(self) -> Self:
         return self
@@ -242,23 +242,23 @@ class Site:
                 raise _Refused("stale")  # the server does not remember the last round
             if frame.serial == last.serial and self._replied is not None:
                 return self._go_on(last, defer)
-        if frame.heard > self._last_reply:
+        if frame.replied > self._last_reply:
             raise _Refused("behind")  # a reply that the hub has got is not in the log
         if not all(self.agent.blobs.has(blob) for blob in frame.broadcasts):
             raise _Refused("missing")
-        if self.books is not None:
-            self._check_books(self.books, frame)
+        if self.ledger is not None:
+            self._check_ledger(self.ledger, frame)
         if last is None or frame.serial > last.serial:
             last = self._received(frame, digest)
         return self._go_on(last, defer)
 
-    def _check_books(self, books: SiteBooks, frame: Request) -> None:
+    def _check_ledger(self, ledger: SealedLedger, frame: Request) -> None:
         try:
-            books.check(frame.ledgers)
+            ledger.check(frame.ledgers)
         except ProtocolError as error:
             logger.warning("site %r refuses round %d: %s", self.name, frame.serial, error)
             raise _Refused("ledger") from None
-        books.hear(HUB, frame.ledgers)
+        ledger.hear(HUB, frame.ledgers)
 
     def _received(self, frame: Request, digest: str) -> Requested:
         self._collect()
@@ -320,7 +320,7 @@ class Site:
                 bytes.fromhex(last.request),
                 body,
                 waits,
-                () if self.books is None else self.books.anchors(),
+                () if self.ledger is None else self.ledger.anchors(),
             ),
             max_bytes=self._max_bytes + FRAME_BYTES,
         )

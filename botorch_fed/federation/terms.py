@@ -311,7 +311,7 @@ class Search:
         """Whether the site uses a release for its next query."""
         return True
 
-    def heard(self, view: View) -> bool:
+    def has_messages(self, view: View) -> bool:
         """Whether there is a release with messages of other sites.
 
         A site without data then skips its initial points.

@@ -279,13 +279,13 @@ class PrivateSum:
         started = time.perf_counter()
         noise = OSNoise() if noise is None else noise
         mechanism = self.mechanism
-        books: Any = ledger  # of either kind, and so it stays
+        account: Any = ledger  # of either kind, and so it stays
         if mechanism is None:
-            books = None
+            account = None
         elif ledger is None:
-            books = Ledger(adjacency=mechanism.adjacency, unit=mechanism.unit)
+            account = Ledger(adjacency=mechanism.adjacency, unit=mechanism.unit)
         if self.noise_at == "agent":
-            books = self._paid(books, noise)
+            account = self._paid(account, noise)
         exchange = _Exchange(
             self.channel,
             Epoch("run", 0, names) if epoch is None else epoch,
@@ -296,11 +296,11 @@ class PrivateSum:
             {name: self._integers(contributions[name], noise, (*path, name)) for name in names}
         )
         if self.noise_at == "server":
-            values, books = self.release(
+            values, account = self.release(
                 payloads,
                 epoch=exchange.epoch,
                 round=round,
-                ledger=books,
+                ledger=account,
                 noise=noise,
                 path=(*path, "server"),
             )
@@ -308,13 +308,13 @@ class PrivateSum:
             values = self.channel.grid.to_values(exchange.opened(payloads))
         return SumRelease(
             values=values,
-            guarantee=None if books is None else _guarantee(books),
+            guarantee=None if account is None else _guarantee(account),
             noise_std=self._noise_std(len(names)),
             bytes_per_agent=max(exchange.sent.values()),
             seconds=time.perf_counter() - started,
             num_agents=len(names),
             learned_by=self.learned_by,
-            ledger=books,
+            ledger=account,
         )
 
     def _integers(self, values: Tensor, noise: NoiseSource, path: Path) -> Tensor:

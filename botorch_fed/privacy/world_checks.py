@@ -406,7 +406,7 @@ class _Books(Ledger):
         return after
 
 
-def _books(subject: Subject, log: list[Any], budget: Budget | None = None) -> Ledger:
+def _account(subject: Subject, log: list[Any], budget: Budget | None = None) -> Ledger:
     if not subject.watched:
         return Ledger(subject.adjacency, subject.unit, budget)
     return _Books(subject.adjacency, subject.unit, budget, log=log)
@@ -456,12 +456,14 @@ def payment_checks(subject: Subject, noise: NoiseSource) -> list[Check]:
         noise: Seeded.
     """
     log: list[Any] = []
-    books = _books(subject, log)
-    _, after = subject.run({}, ledger=books, noise=_Watched(noise, log), path=("audit", "paid", 0))
+    account = _account(subject, log)
+    _, after = subject.run(
+        {}, ledger=account, noise=_Watched(noise, log), path=("audit", "paid", 0)
+    )
     early = 0
     if subject.watched:
         early = log.index("paid") if "paid" in log else len(log)
-    secret = _books(subject, [])
+    secret = _account(subject, [])
     _, private = subject.run(
         {}, ledger=secret, noise=_Watched(noise, [], secret=True), path=("audit", "paid", 1)
     )
@@ -525,11 +527,11 @@ def refusal_check(subject: Subject, noise: NoiseSource) -> Check:
     if epsilon <= 0:
         return Check(name, 0, "<=", 0, "so much noise that any budget covers it")
     log: list[Any] = []
-    books = _books(subject, log, Budget(epsilon, _DELTA))
+    account = _account(subject, log, Budget(epsilon, _DELTA))
     x = subject.input(0, 1.0, 1.0)
     given = {(n, t): x for n in range(subject.places) for t in range(subject.times)}
     try:
-        subject.run(given, ledger=books, noise=_Watched(noise, log), path=("audit", "refused", 0))
+        subject.run(given, ledger=account, noise=_Watched(noise, log), path=("audit", "refused", 0))
     except BudgetExceeded:
         if not subject.watched:
             return Check(name, 0, "<=", 0)

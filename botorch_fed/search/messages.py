@@ -230,7 +230,7 @@ class RowSearch(Search):
         stream = view.stream("message", view.query)
         return self.messages.make(view.terms.feature_map, view.X, view.Y, generator=stream)
 
-    def heard(self, view: View) -> bool:
+    def has_messages(self, view: View) -> bool:
         """Whether there is a message of somebody else."""
         return self.others(view) is not None
 

@@ -337,7 +337,7 @@ class NoisyTransfer(VectorSearch):
         own = self.strategy.message(terms.space, phi, view.X, view.Y)
         return None if own is None else noisy_message(phi, own, self.clip_norm)
 
-    def heard(self, view: View) -> bool:
+    def has_messages(self, view: View) -> bool:
         """Whether there is a release that is reliable."""
         return self._advice(view) is not None
 

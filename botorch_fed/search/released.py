@@ -340,7 +340,7 @@ class ReleaseSearch(VectorSearch):
 
     # -------------------------------------------------------------- where the next point comes from
 
-    def heard(self, view: View) -> bool:
+    def has_messages(self, view: View) -> bool:
         """A site never waits for a release: without one its own steps are random."""
         return True
 

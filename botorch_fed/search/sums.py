@@ -163,7 +163,7 @@ class TransferSum(SummedSearch):
         """Whether the strategy uses sums at all."""
         return self.strategy.listen
 
-    def heard(self, view: View) -> bool:
+    def has_messages(self, view: View) -> bool:
         """Whether the newest sum says anything of others."""
         return self._advice(view) is not None
 

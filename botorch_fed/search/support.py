@@ -202,7 +202,7 @@ class SupportSearch(SummedSearch):
         """Uniform points, `count x d`."""
         return uniform_points(view, count)
 
-    def heard(self, view: View) -> bool:
+    def has_messages(self, view: View) -> bool:
         """Always: a site without data is dealt nothing."""
         return True
 

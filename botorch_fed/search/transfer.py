@@ -198,8 +198,8 @@ class TransferSearch:
         others: Tensor | None,
     ) -> EarnedPosterior | None:
         """The own models; None for outcomes beyond all scales."""
-        heard = None if others is None or self.trusts != TRUSTS else others.numpy()
-        pooled = pooled_trust_prior(self.trust_prior, heard)
+        reported = None if others is None or self.trusts != TRUSTS else others.numpy()
+        pooled = pooled_trust_prior(self.trust_prior, reported)
         try:
             return fit_earned(
                 X,
@@ -479,8 +479,8 @@ def prior_of_sum(feature_map: FeatureMap, total: Tensor, count: int) -> PriorFun
 def bounded(feature_map: FeatureMap, weights: Tensor) -> Tensor:
     """Weight vectors `N x M`, none of which varies more over the cube than a site's own can.
 
-    A site's own posterior mean on its standardised scale has a deviation of about one at most: who
-    says more is not heard louder.
+    A site's own posterior mean on its standardised scale has a deviation of about one at most: a
+    site that sends larger values gets no larger weight.
     """
     deviation = (reference_features(feature_map) @ weights.mT).std(dim=0)
     return weights / (deviation / MAX_SPREAD).clamp_min(1.0).unsqueeze(-1)

@@ -423,9 +423,9 @@ def test_settings_of_the_other_trust_are_refused(settings: dict[str, Any], why: 
 def test_a_ledger_of_the_hub_is_refused(tmp_path: Path) -> None:
     with (
         SharedLedger(tmp_path / "ledger", budget=Budget(9.0, 1e-5)) as books,
-        pytest.raises(InputDataError, match="books goes with trust='central' only"),
+        pytest.raises(InputDataError, match="shared_ledger goes with trust='central' only"),
     ):
-        study(books=books)
+        study(shared_ledger=books)
 
 
 def test_noise_that_needs_more_agents_is_refused() -> None:

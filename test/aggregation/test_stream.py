@@ -389,7 +389,7 @@ def test_a_run_may_stop_anywhere_and_goes_on_as_if_nothing_had_happened(
             books = None
             if trust in ("joint", "public"):
                 books = SharedLedger(place / "books", adjacency="replace-one", unit="record")
-                options["books"] = books
+                options["shared_ledger"] = books
             federation = Federation(study(trust, **options))
             count = 0
 
@@ -412,7 +412,7 @@ def test_a_run_may_stop_anywhere_and_goes_on_as_if_nothing_had_happened(
                 if books is not None:
                     books.close()
                     books = SharedLedger(place / "books", adjacency="replace-one", unit="record")
-                    options["books"] = books
+                    options["shared_ledger"] = books
                 options["secrets"] = FileStore(place / "secrets")
                 federation.study = study(trust, **options)
                 federation.open()
@@ -535,8 +535,8 @@ def test_a_budget_that_does_not_cover_the_run_is_refused_at_once(tmp_path: Path)
     with SharedLedger(
         tmp_path / "books", adjacency="replace-one", unit="record", budget=Budget(4.8, 1e-5)
     ) as books:
-        first = server_of("joint", epsilon=4.0, books=books)
-        second = server_of("public", epsilon=4.0, books=books)
+        first = server_of("joint", epsilon=4.0, shared_ledger=books)
+        second = server_of("public", epsilon=4.0, shared_ledger=books)
         state = first.step(first.start(), {})
         assert state.ledger.releases == books.releases == 1
         with pytest.raises(BudgetExceeded):
@@ -552,9 +552,9 @@ def test_ledgers_are_for_the_noise_and_for_who_pays(tmp_path: Path) -> None:
     with SharedLedger(tmp_path / "books", adjacency="replace-one", unit="record") as books:
         for trust in ("local", "none"):
             with pytest.raises(InputDataError, match="pays for nothing"):
-                server_of(trust, books=books)
+                server_of(trust, shared_ledger=books)
         with pytest.raises(InputDataError, match="give both the same"):
-            server_of("joint", unit="agent", books=books)
+            server_of("joint", unit="agent", shared_ledger=books)
 
 
 def test_promises_are_those_of_one_gaussian_mechanism() -> None:
@@ -1167,7 +1167,7 @@ def test_a_site_refuses_noise_for_another_run_by_name(change: dict[str, Any], na
 
 def test_a_copy_of_a_study_neither_pays_nor_knows_secrets(tmp_path: Path) -> None:
     with SharedLedger(tmp_path / "books", adjacency="replace-one", unit="record") as books:
-        made = study("joint", books=books, secrets=MemoryStore())
+        made = study("joint", shared_ledger=books, secrets=MemoryStore())
         made.terms(SQUARE, NAMES)
         copy = pickle.loads(pickle.dumps(made))
     assert copy.secrets is None

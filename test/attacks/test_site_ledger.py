@@ -12,7 +12,7 @@ import pytest
 from botorch_fed.cli import main
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.agent import bound_to, paying
-from botorch_fed.federation.anchors import Anchors, SiteBooks
+from botorch_fed.federation.anchors import Anchors, SealedLedger
 from botorch_fed.federation.base import Anchored, Exchanged, Outgoing
 from botorch_fed.federation.drive import drive
 from botorch_fed.federation.site import Site
@@ -50,10 +50,10 @@ def played(folder: Path, run: str, anchors: Anchors, limit: Budget = LIMIT) -> d
     server = study().server(SQUARE, NAMES)
     sites = {}
     for seed, name in enumerate(NAMES):
-        books = SiteBooks(ledger(folder, name, limit), name, FileStore(folder / f"{name} site"))
+        books = SealedLedger(ledger(folder, name, limit), name, FileStore(folder / f"{name} site"))
         agent: Any = bound_to(study().agent(name, SQUARE, seed, MemoryBlobs()), NAMES)
         agent = paying(agent, books.ledger, f"{run} {name}")
-        sites[name] = Site(name, agent, hill, run=run, books=books)
+        sites[name] = Site(name, agent, hill, run=run, ledger=books)
     failures: dict[str, str] = {}
 
     def exchange(outgoing: Outgoing) -> Exchanged:
@@ -128,7 +128,7 @@ def test_an_older_copy_of_a_ledger_is_noticed(tmp_path: Path, keeper: str) -> No
 def test_nobody_else_can_make_up_an_anchor(tmp_path: Path) -> None:
     store = FileStore(tmp_path / "site")
     with ledger(tmp_path, "bob") as one:
-        books = SiteBooks(one, "bob", store)
+        books = SealedLedger(one, "bob", store)
         (mine,) = books.anchors()
         made_up = Anchored("bob", mine.ledger, 10**6, "a" * 64, "b" * 64)
         books.check([made_up])

@@ -133,17 +133,17 @@ def cases() -> dict[str, Case]:
                 candidates=ARMS,
                 noise=OSNoise(),
             ),
-            books=True,
+            shared_ledger=True,
             noisy=(Noisy,),
         ),
-        "dp-fts-de-own-mean": Case(DPFTSDE(**own_mean), books=True, noisy=(Noisy,)),
+        "dp-fts-de-own-mean": Case(DPFTSDE(**own_mean), shared_ledger=True, noisy=(Noisy,)),
         "dp-fts-de-distributed": Case(by_agents, noisy_replies=True),
         "dp-fts-de-distributed-plain": Case(
             replace(by_agents, channel="plain"), noisy_replies=True
         ),
         "ucb-none": Case(_ucb("none", noise_multiplier=None), exact=True, keeps_data=False),
         "ucb-joint": Case(
-            _ucb("joint"), books=True, noisy=(Parameters,), once=True, keeps_data=False
+            _ucb("joint"), shared_ledger=True, noisy=(Parameters,), once=True, keeps_data=False
         ),
         "ucb-local": Case(
             _ucb("local", unit="agent", require=Budget(200.0, 1e-5)),
@@ -152,7 +152,7 @@ def cases() -> dict[str, Case]:
         ),
         "ucb-public": Case(
             _ucb("public", most_per_block=4),
-            books=True,
+            shared_ledger=True,
             noisy=(Parameters,),
             once=True,
             keeps_data=False,

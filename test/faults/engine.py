@@ -279,7 +279,7 @@ class World:
             study: Any = self.case.study
             adjacency, unit = study.adjacency, getattr(study, "unit", "agent")
             books = dying_books(home / "books", fuse, adjacency=adjacency, unit=unit)
-            self.books = options["books"] = books
+            self.books = options["shared_ledger"] = books
         names = tuple(name for name in NAMES if name not in self.late)
         server = self._study(SERVER, **options).server(SQUARE, names)
         self.log = DyingLog(home / "log", HUB_EVENTS, fuse)

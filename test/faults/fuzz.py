@@ -600,14 +600,14 @@ def judge(one: Visit | Return, made: Mutant, answer: Any = None) -> str | None:
 
 
 def _judge_request(one: Visit, made: Mutant, frame: Tree, body: Tree) -> str | None:
-    run, instance, agent, serial, asked, heard, broadcasts, _, tag, *_ = frame
+    run, instance, agent, serial, asked, replied, broadcasts, _, tag, *_ = frame
     record, good = one.memory["_request"], read(one.good)[2]
     if (run, agent) != (good[0], one.agent):
         return "mis-addressed"
     last = 0 if record is None else record.serial
     if record is not None and instance != good[1]:
         return "of another start of the run"
-    if serial <= last or not 0 <= heard <= asked < serial or asked < last or heard > last:
+    if serial <= last or not 0 <= replied <= asked < serial or asked < last or replied > last:
         return "stale"
     held = {**one.blobs, **made.blobs}
     for digest in broadcasts:

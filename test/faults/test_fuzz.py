@@ -157,7 +157,7 @@ def test_a_site_that_takes_old_rounds_is_noticed(monkeypatch: pytest.MonkeyPatch
     def newest(self: Site, request: bytes) -> Request:
         frame = real(self, request)
         serial = self.serial + 1
-        return replace(frame, serial=serial, asked=serial - 1, heard=0)
+        return replace(frame, serial=serial, asked=serial - 1, replied=0)
 
     monkeypatch.setattr(Site, "_frame", newest)
     assert any("stale" in why for why in fuzz(traffic, 3000).bad)

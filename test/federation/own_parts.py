@@ -92,7 +92,7 @@ class MedianTransfer(TransferRows):
     messages: Message = Message("mean")  # noqa: RUF009 - frozen
     strategy: TransferSearch = TransferSearch()  # noqa: RUF009 - frozen
 
-    def heard(self, view: View) -> bool:
+    def has_messages(self, view: View) -> bool:
         """Whether there is a median."""
         return view.release is not None
 

@@ -244,7 +244,7 @@ def test_workers_change_nothing(tmp_path: Path) -> None:
     results = []
     for workers in (0, 1):
         with SharedLedger(tmp_path / f"books{workers}") as books:
-            plan = study(FOLLOW, num_regions=2, releases="all", books=books, rounds=2)
+            plan = study(FOLLOW, num_regions=2, releases="all", shared_ledger=books, rounds=2)
             results.append(run(plan, problem, seed=3, space=SQUARE, workers=workers))
             assert books.releases == 2
     alone, shared = results
@@ -265,9 +265,9 @@ def test_books_never_hold_less_than_what_left(tmp_path: Path, saved: bool, crash
     left: set[bytes] = set()
     crashes, fuse = 0, crash
 
-    def open_books() -> SharedLedger:
+    def open_ledger() -> SharedLedger:
         books = SharedLedger(path, budget=budget)
-        federation.study = replace(federation.study, books=books)
+        federation.study = replace(federation.study, shared_ledger=books)
         federation.open()
         return books
 
@@ -282,12 +282,12 @@ def test_books_never_hold_less_than_what_left(tmp_path: Path, saved: bool, crash
             raise Stopped
 
     federation.watch = watch
-    books = open_books()
+    books = open_ledger()
     with pytest.raises(Stopped):
         federation.drive(**{"saved" if saved else "saving": save})
     books.close()
     crashes = 1
-    books = open_books()
+    books = open_ledger()
     end = federation.drive(resume=True)
     assert books.releases == 3 + (not saved)
     assert end.ledger.releases == 3  # what the run itself remembers
@@ -307,7 +307,7 @@ def test_a_crash_while_noise_is_drawn_is_paid(tmp_path: Path) -> None:
 
     noise = Brittle()
     with SharedLedger(tmp_path / "books") as books:
-        federation = Federation(study(RANDOM, message="mean", noise=noise, books=books))
+        federation = Federation(study(RANDOM, message="mean", noise=noise, shared_ledger=books))
         with pytest.raises(Stopped):
             federation.drive()
         assert books.releases == 2
@@ -323,7 +323,7 @@ def test_books_that_run_out_end_the_releases_and_not_the_run(
 ) -> None:
     one = compose([Event(1.0)], delta=0.01).epsilon
     with SharedLedger(tmp_path / "books", budget=Budget(1.1 * one, 0.01)) as books:
-        federation = Federation(study(ALONE, rounds=4, releases="all", books=books))
+        federation = Federation(study(ALONE, rounds=4, releases="all", shared_ledger=books))
         with caplog.at_level(logging.WARNING):
             end = federation.drive()
         assert books.releases == 1
@@ -342,7 +342,7 @@ def test_books_that_run_out_end_the_releases_and_not_the_run(
         assert report["exhausted"]
         assert report["releases"] == 1
         # Books that are empty from the start are no error either: another run may have used them.
-        end = finished(ALONE, rounds=2, releases=(0,), books=books).end
+        end = finished(ALONE, rounds=2, releases=(0,), shared_ledger=books).end
         assert end.exhausted
         assert end.released is None
 
@@ -350,7 +350,7 @@ def test_books_that_run_out_end_the_releases_and_not_the_run(
 def test_books_span_runs(tmp_path: Path) -> None:
     with SharedLedger(tmp_path / "books") as books:
         for _ in range(2):
-            finished(RANDOM, message="mean", rounds=1, releases=(0,), books=books)
+            finished(RANDOM, message="mean", rounds=1, releases=(0,), shared_ledger=books)
         assert books.releases == 2
     with SharedLedger(tmp_path / "books") as books:
         assert books.releases == 2
@@ -758,7 +758,7 @@ def test_random_points_go_without_releases() -> None:
 
 def test_a_copy_of_a_study_cannot_spend_unseen(tmp_path: Path) -> None:
     with SharedLedger(tmp_path / "books") as books:
-        plan = study(books=books)
+        plan = study(shared_ledger=books)
         for copied in (copy.copy(plan), copy.deepcopy(plan)):
             copied.agent("ann", SQUARE, 0, MemoryBlobs())
             with pytest.raises(ProtocolError, match="cannot pay"):

@@ -106,7 +106,7 @@ HOSTILE: dict[str, Any] = {
     "to another run": lambda r, o: {"b": about(r["b"], o.requests["b"], run="other")},
     "to another start": lambda r, o: {"b": about(r["b"], o.requests["b"], instance="x")},
     "to another round": lambda r, o: {
-        "b": about(r["b"], o.requests["b"], serial=o.serial + 1, asked=0, heard=0)
+        "b": about(r["b"], o.requests["b"], serial=o.serial + 1, asked=0, replied=0)
     },
     "to no request": lambda r, o: {"b": reframed(r["b"], request=b"")},
     "another class": lambda r, o: {"b": reframed(r["b"], body=encode(Plan(0.5)))},

@@ -224,7 +224,7 @@ def test_a_lost_snapshot_is_noticed(tmp_path: Path) -> None:
 
 def test_a_site_that_has_lost_everything_is_noticed_by_what_the_server_has_heard() -> None:
     home = Home()
-    assert code(home.site().respond(home.request(4, heard=3))) == "behind"
+    assert code(home.site().respond(home.request(4, replied=3))) == "behind"
 
 
 def test_a_site_that_has_lost_a_reply_that_arrived_says_so() -> None:
@@ -237,15 +237,15 @@ def test_a_site_that_has_lost_a_reply_that_arrived_says_so() -> None:
     body(site.respond(home.request(1)))
     home.log = copy
     site = home.site(BoxAgent(seed=1, per_round=1), "none")
-    assert code(site.respond(home.request(2, heard=1))) == "behind"
-    assert code(site.respond(home.request(2, heard=0))) == "busy"
+    assert code(site.respond(home.request(2, replied=1))) == "behind"
+    assert code(site.respond(home.request(2, replied=0))) == "busy"
     home = Home()
     site = home.site(BoxAgent(seed=1, busy_rounds=(2,)))
     site.respond(home.request(1))
     for serial in (2, 3):  # it has got round 2 and not replied: nothing is lost
-        answer = site.respond(home.request(serial, heard=1))
+        answer = site.respond(home.request(serial, replied=1))
         assert refusal_code(answer) == ("busy" if serial == 2 else None)
-    body(home.site().respond(home.request(4, heard=0)))
+    body(home.site().respond(home.request(4, replied=0)))
 
 
 def test_nothing_private_is_in_a_repr() -> None:
@@ -286,9 +286,9 @@ def test_refusals_have_typed_codes() -> None:
     "changes",
     [
         {"serial": 0},
-        {"heard": 1},
+        {"replied": 1},
         {"asked": 1},
-        {"heard": -1},
+        {"replied": -1},
         {"run": "r" * 101},
         {"instance": "i" * 70_000},
         {"broadcasts": ("0" * 64, "0" * 64)},
