@@ -50,7 +50,7 @@ class Case:
     Attributes:
         study: Its settings; what every process is started with.
         exact: Whether a run without losses is always the same, bit for bit.
-        books: Whether the server pays from a `SharedLedger` too.
+        shared_ledger: Whether the server pays from a `SharedLedger` too.
         noisy: The broadcasts that are releases of the server.
         noisy_replies: Whether a reply with data is a release of its site.
         once: Whether the whole run is one release.
@@ -60,7 +60,7 @@ class Case:
 
     study: Study
     exact: bool = False
-    books: bool = False
+    shared_ledger: bool = False
     noisy: tuple[type, ...] = ()
     noisy_replies: bool = False
     once: bool = False

@@ -34,7 +34,7 @@ from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.hub import HUB_EVENTS
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.terms import Contribution
-from botorch_fed.federation.trial import SITE_EVENTS, Asked, Observed
+from botorch_fed.federation.trial import SITE_EVENTS, Observed
 from botorch_fed.privacy import SharedLedger
 from botorch_fed.privacy.shared_ledger import LEDGER_EVENTS
 from botorch_fed.rng import Generator, generator
@@ -233,7 +233,7 @@ class World:
         self.sites: dict[str, Site] = {}
         self.server: Any = None
         self.late = case.late
-        self.books: SharedLedger | None = None
+        self.shared_ledger: SharedLedger | None = None
         self.log: DyingLog | None = None
         self.late_requests: dict[str, list[tuple[bytes, Outgoing]]] = defaultdict(list)
         self.late_replies: dict[str, bytes] = {}
@@ -275,11 +275,11 @@ class World:
         """The server's process."""
         home, fuse = self.home(SERVER), self.fuses[SERVER]
         options: dict[str, Any] = {}
-        if self.case.books:
+        if self.case.shared_ledger:
             study: Any = self.case.study
             adjacency, unit = study.adjacency, getattr(study, "unit", "agent")
             books = dying_books(home / "books", fuse, adjacency=adjacency, unit=unit)
-            self.books = options["shared_ledger"] = books
+            self.shared_ledger = options["shared_ledger"] = books
         names = tuple(name for name in NAMES if name not in self.late)
         server = self._study(SERVER, **options).server(SQUARE, names)
         self.log = DyingLog(home / "log", HUB_EVENTS, fuse)
@@ -289,9 +289,9 @@ class World:
         """End the server's process."""
         if self.log is not None:
             self.log.close()
-        if self.books is not None:
-            self.books.close()
-            self.books = None
+        if self.shared_ledger is not None:
+            self.shared_ledger.close()
+            self.shared_ledger = None
 
     def site(self, name: str) -> Site:
         """A site's process, opened if there is none."""
@@ -306,7 +306,7 @@ class World:
 
     def _evaluate(self, name: str, X: Tensor) -> Tensor:
         def evaluate() -> Tensor:
-            self.evaluated[name] += 1
+            self.evaluated[name] += len(X)
             self.in_flight[name] = True
             return hill(X)
 
@@ -435,7 +435,7 @@ class World:
         data = snapshot_in(self.home(SERVER) / "log", event.state)
         state = decode(data, self.server.state_type, max_bytes=MOST)
         paid = [state.ledger.releases]
-        if self.case.books:
+        if self.case.shared_ledger:
             paid.append(len(events_in(self.home(SERVER) / "books", LEDGER_EVENTS)) - 1)
         self.outcome.undercounts += min(paid) < left
 
@@ -526,8 +526,7 @@ class World:
                 trial not in found or found[trial].Y.item() != value
                 for trial, value in self.known[name].items()
             )
-            batches = sum(isinstance(event, Asked) for event in site.log) - len(site._batches)
-            repeated = self.evaluated[name] - batches - self.excused[name]
+            repeated = self.evaluated[name] - len(found) - self.excused[name]
             self.outcome.doubled += max(0, repeated)
             if self.case.keeps_data:
                 self._compare(site)

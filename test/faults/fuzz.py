@@ -449,7 +449,9 @@ class Mutant:
     cipher: bool
 
 
+BY_AGENTS = ("dp-fts-de-distributed", "dp-fts-de-distributed-plain")  # sums, as those of fed-gp
 ENCRYPTED = (
+    "dp-fts-de-distributed",
     "fed-gp-ckks",
     "fed-gp-threshold",
     "fed-gp-region-threshold",
@@ -669,7 +671,8 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
             return "broadcast of a round that there is not"
         if kind == "Opened" and not (0 <= content[0] < fields[0] and _some(content[2])):
             return "broadcast of a round that there is not, or of nobody"
-    if one.case.startswith("dp-fts-de"):
+    summed = one.case.startswith("fed-gp") or one.case in BY_AGENTS
+    if one.case.startswith("dp-fts-de") and not summed:
         t, evaluate, _ = fields
         before = -1 if one.last is None else one.last[2][0]
         if not before < t <= before + MAX_AHEAD:
@@ -690,7 +693,7 @@ def _judge_order(one: Visit, made: Mutant, body: Tree, answer: Any) -> str | Non
                 return why
             if X[0][2] not in [row.numpy().tobytes() for row in ARMS]:
                 return "action out of range"
-    if one.case.startswith("fed-gp"):
+    if summed:
         t, evaluate, _, step, epoch, roster, *_ = fields
         if step not in ("key", "sum", "share"):
             return "no such step"
@@ -734,7 +737,7 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
         return "another kind of message"
     if fields[0] is None:
         return None
-    if one.case == "ucb-joint":
+    if one.case in ("ucb-joint", "ucb-none"):
         if why := numbers_of(fields[0], [3], -math.inf, math.inf):
             return why
         point = np.frombuffer(fields[0][2], dtype="<f8")[:2]
@@ -750,7 +753,7 @@ def _judge_reply(one: Return, frame: Tree, body: Tree) -> str | None:
         if one.case == "fts-search":
             return _judge_report(fields[0], one.server.feature_map)
         return numbers_of(fields[0], [one.server.feature_map.num_features], -1e6, 1e6)
-    if one.case.startswith("dp-fts-de"):
+    if one.case.startswith("dp-fts-de") and one.case not in BY_AGENTS:
         if not order[2]:
             return "a vector that nobody asked for"
         most = sys.float_info.max
