@@ -45,24 +45,29 @@ adds that term. With ``opened_by="server"`` there is no `K`.
 
 An agent that is lost in between stalls the round: start an epoch without it. An agent answers the
 first announcements of an epoch and refuses others, shares one polynomial for each epoch and round,
-and adds nothing to a round in whose opening it has shared.
+with one :math:`z_i` and one :math:`f_i` however often it is asked, and adds nothing to a round in
+whose opening it has shared. All that is in its store before it leaves.
 
 **What holds**, for server and agents that deviate at will, a set `H` of two or more honest agents,
 authentic identities, and 128 bits of computational security (Diffie-Hellman in X25519, HKDF,
 ChaCha20, BLAKE2b, Ed25519):
 
-1. *Contributions.* The view of all others of one round can be simulated from
+1. *Contributions.* The view of all others of one round can be simulated from :math:`a`, the
+   honest :math:`b_i` and :math:`c_{1,i}`, which say nothing of numbers, and
    :math:`\sum_{i \in H} (c_{0,i} + c_1^* s_i + f_i)`, for one polynomial :math:`c_1^*` of their
-   choice, and from nothing at all unless every agent of `H` shares. The first part of a
-   contribution is uniform by :math:`z_i`, which nobody else has, however often an agent is asked
-   for one: each has its own, and the share takes the last one away. Contribution and share of an
-   agent together are thus uniform words, and
-   :math:`c_{0,i} + c_1^* s_i + f_i` under the masks of pairs. For any two honest agents their
-   stream is uniform to all others: these are uniform but for their sum. Agents that were sent
-   different polynomials, announcements, rosters or rounds use different streams, and whoever does
-   not share leaves its own in: nothing cancels. Masks of pairs on contributions would add nothing.
-   With :math:`c_1^* = \sum_i c_{1,i}` the sum above is that of honest contributions, up to the
-   flooding.
+   choice, without the last unless every agent of `H` shares for the same set-up and
+   :math:`c_1^*`. The first part of a contribution is uniform by :math:`z_i`, which nobody else
+   has, however often an agent is asked for one: each has its own, and the one share takes one of
+   them away, that of the last before it. Of other contributions nothing is ever read. Contribution
+   and share of an agent together are thus uniform words, and :math:`c_{0,i} + c_1^* s_i + f_i`
+   under the masks of pairs. For any two honest agents their stream is uniform to all others: over
+   a complete graph of them these are uniform but for their sum. Agents that were sent different
+   polynomials, announcements, rosters or rounds use different streams, and whoever does not share
+   leaves its own in: nothing cancels. Masks of pairs on contributions would add nothing.
+   Numbers enter as :math:`\Delta k_i` in :math:`c_{0,i}` alone, under any `b`: the view depends on
+   them through :math:`\sum_{i \in H} k_i`, whatever :math:`c_1^*` is, and without an assumption
+   on lattices. Here `H` are all honest agents of the roster. A server that has several rosters
+   open sums, in several rounds, has each of them.
 2. *Keys.* No share of a key is visible alone. A :math:`c_1^*` of another's choice, or an agent
    whose :math:`c_{1,i}` is no encryption, has a multiple of :math:`\sum_{i \in H} s_i` opened
    beside the sum, and so the key of the epoch. Commitments to ciphertexts do not prevent that. It
@@ -718,6 +723,7 @@ class ThresholdCKKSChannel(Channel):
             )
         if phase == 0:
             if secrets.get(self.handle(epoch, me)) is None:
+                self.forget(epoch, me, secrets)  # what a crash in `forget` has left
                 secrets.put_new(self.handle(epoch, me), self._new_record(epoch, secrets))
             own = self._announcement(epoch, me, secrets)
         else:
@@ -783,21 +789,25 @@ class ThresholdCKKSChannel(Channel):
             total = self.request(total)
         body = self._body(total, _REQUEST, epoch, round, _NOBODY)
         c1, digest = self._words(body, self._chunks), _body_digest(total)
-        own = secrets.get(self._own_key_name(epoch, me, round))
-        if own is None:
-            raise ProtocolError(f"This agent has nothing in the sum of round {round}.")
         name = f"{self.handle(epoch, me)}-{round}"
         answered = secrets.get(name)
         if answered is None:
-            answered = digest + os.urandom(_COINS)
+            own = secrets.get(self._own_key_name(epoch, me, round))
+            if own is None:
+                raise ProtocolError(f"This agent has nothing in the sum of round {round}.")
+            # With its own mask: two shares under two of them would open a single agent's changes.
+            answered = digest + own + os.urandom(_COINS)
             secrets.put_new(name, answered)
+        if len(answered) != 32 + keys.KEY_BYTES + _COINS:
+            raise ProtocolError("The record of this opening is damaged: start a new epoch.")
         if answered[:32] != digest:
             raise ProtocolError(
                 f"Another sum of round {round} was answered before: a second one could tell what a "
                 "single agent contributed."
             )
         std = ckks.flooding_std(self.ring.degree, self.grid.num_agents, self.flooding)
-        flooding = ckks.flooding_words(self.ring, std, self._count, answered[32:])
+        own, coins = answered[32 : 32 + keys.KEY_BYTES], answered[32 + keys.KEY_BYTES :]
+        flooding = ckks.flooding_words(self.ring, std, self._count, coins)
         words = ckks.partial_decryption(self.ring, c1, secret, flooding)
         # With the sum that is opened in their keys: shares of different ones do not add up.
         plus, minus = self._pair_keys(epoch, me, secrets, digest, round)
