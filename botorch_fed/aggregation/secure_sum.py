@@ -353,7 +353,10 @@ class SecureSum(Aggregation):
         """The fewest agents of a sum under a joint key."""
         if self.min_agents is not None:
             return self.min_agents
-        return max(MIN_TOGETHER, -(-len(terms.agents) // 2))
+        count = len(terms.agents)
+        search = terms.search
+        least = search.least_agents(count) if isinstance(search, SummedSearch) else 1
+        return max(MIN_TOGETHER, -(-count // 2), least)
 
     def _adds(self, terms: Terms) -> bool:
         """Whether the search says something, and with noise something that is worth its price."""
@@ -628,7 +631,8 @@ class SecureSum(Aggregation):
     def _sum_rows(self, terms: Terms) -> tuple[Row, ...]:
         """Contributions and sums."""
         channel, at = _CHANNELS[self.channel], self.noise_at
-        adds = getattr(terms.search, "adds", SummedSearch.adds)
+        search = terms.search
+        adds = search.content(terms) if isinstance(search, SummedSearch) else SummedSearch.adds
         what = f"{adds}, {self.size(terms)} numbers"
         readers: tuple[Reader, ...] = ()
         if channel.server_sees_contributions:
