@@ -631,8 +631,9 @@ class SecureSum(Aggregation):
     def _sum_rows(self, terms: Terms) -> tuple[Row, ...]:
         """Contributions and sums."""
         channel, at = _CHANNELS[self.channel], self.noise_at
-        search = terms.search
-        adds = search.content(terms) if isinstance(search, SummedSearch) else SummedSearch.adds
+        search, adds = terms.search, getattr(terms.search, "adds", SummedSearch.adds)
+        if isinstance(search, SummedSearch):
+            adds = search.content(terms)
         what = f"{adds}, {self.size(terms)} numbers"
         readers: tuple[Reader, ...] = ()
         if channel.server_sees_contributions:
