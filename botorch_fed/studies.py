@@ -1185,7 +1185,8 @@ class FedGP(Federation):
             ``"server"`` as well.
         identities: The agents' public identity keys by name (`privacy.channels.identity`), for
             ``"threshold"`` across machines; without them agents take the first that they are told.
-        min_agents: The fewest agents under a joint key; default half of all.
+        min_agents: The fewest agents under a joint key; default half of all, and four where
+            summaries are added by default (`common`). With less than four they are not.
         common: With `TransferSearch` and 8 to 15 inputs: add summaries of the data as well, by
             which sites find out whether all have one function, and then search together. By
             default so do four sites or more, once they have so many observations that no site

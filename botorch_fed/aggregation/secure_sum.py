@@ -198,7 +198,8 @@ class SecureSum(Aggregation):
             ``"server"`` as well.
         identities: The agents' public identity keys by name, for ``"threshold"``. Without them
             agents take the first keys that they are told of.
-        min_agents: The fewest agents under a joint key; default half of all.
+        min_agents: The fewest agents under a joint key; default half of all, or what the search
+            wants where that is more.
         rounds: How many queries follow the first points; default as many as the budget has left
             after `num_initial`. The hub's own business: it may grow.
     """
