@@ -80,7 +80,7 @@ from botorch_fed.search.messages import (
 )
 from botorch_fed.search.noisy import MIN_RELIABILITY, NoisyTransfer
 from botorch_fed.search.region import RegionSearch
-from botorch_fed.search.related import RelatedSum, suits
+from botorch_fed.search.related import FEWEST_SITES, RelatedSum, suits
 from botorch_fed.search.released import RIDGE, Following, ReleaseMessage, ReleaseSearch
 from botorch_fed.search.sums import TransferSum, mechanism_of
 from botorch_fed.search.support import SupportSearch
@@ -1190,9 +1190,13 @@ class FedGP(Federation):
             ``"server"`` as well.
         identities: The agents' public identity keys by name (`privacy.channels.identity`), for
             ``"threshold"`` across machines; without them agents take the first that they are told.
-        min_agents: The fewest agents under a joint key; default half of all.
+        min_agents: The fewest agents under a joint key; default half of all, and four where
+            summaries are added by default (`common`). With less than four they are not.
         common: With `TransferSearch` and 8 to 15 inputs: add summaries of the data as well, by
-            which sites find out whether all have one function, and then search together. False
+            which sites find out whether all have one function, and then search together. By
+            default so do four sites or more, once they have so many observations that no site
+            can read single records of the others in a sum (`search.related`). True for
+            any number of sites from the second sum on: each then reads records of the others. False
             for short messages (172 numbers in ten dimensions), and sums that say less; so it is
             with `active` or one sum.
 
@@ -1223,7 +1227,7 @@ class FedGP(Federation):
     opened_by: Opener | None = None
     identities: Mapping[AgentId, str] = field(default_factory=dict, repr=False)
     min_agents: int | None = None
-    common: bool = True
+    common: bool | None = None
 
     def __post_init__(self) -> None:
         self._check_budget()
@@ -1233,7 +1237,7 @@ class FedGP(Federation):
             raise InputDataError(
                 f"{type(self.search).__name__} has no shared basis: leave feature_map out."
             )
-        if not self.common and not self._transfers:
+        if self.common is not None and not self._transfers:
             raise InputDataError("common is for search=TransferSearch(): leave it out.")
         _ = self.make_aggregation()  # what it refuses is refused now
         if not self.data:  # with data it depends on who takes part, see `server`
@@ -1295,10 +1299,14 @@ class FedGP(Federation):
     def search_over(self, space: SearchSpace) -> Search:
         """The default one adds up data as well, where inputs are many and all sites evaluate."""
         search = self.make_search()
-        if not isinstance(search, TransferSum) or not (self.common and suits(space.dim)):
+        if not isinstance(search, TransferSum) or self.common is False or not suits(space.dim):
             return search
-        one_sum = self.active is not None or self.sums == 1  # it would have the scale alone
-        return search if one_sum else RelatedSum(strategy=search.strategy)
+        if self.active is not None or self.sums == 1:  # it would have the scale alone
+            return search
+        held = self.common is None
+        if held and self.min_agents is not None and self.min_agents < FEWEST_SITES:
+            return search  # sums of fewer are wanted
+        return RelatedSum(strategy=search.strategy, held=held)
 
     def make_aggregation(self) -> Aggregation:
         """Messages are added up."""

@@ -198,7 +198,8 @@ class SecureSum(Aggregation):
             ``"server"`` as well.
         identities: The agents' public identity keys by name, for ``"threshold"``. Without them
             agents take the first keys that they are told of.
-        min_agents: The fewest agents under a joint key; default half of all.
+        min_agents: The fewest agents under a joint key; default half of all, or what the search
+            wants where that is more.
         rounds: How many queries follow the first points; default as many as the budget has left
             after `num_initial`. The hub's own business: it may grow.
     """
@@ -353,7 +354,10 @@ class SecureSum(Aggregation):
         """The fewest agents of a sum under a joint key."""
         if self.min_agents is not None:
             return self.min_agents
-        return max(MIN_TOGETHER, -(-len(terms.agents) // 2))
+        count = len(terms.agents)
+        search = terms.search
+        least = search.least_agents(count) if isinstance(search, SummedSearch) else 1
+        return max(MIN_TOGETHER, -(-count // 2), least)
 
     def _adds(self, terms: Terms) -> bool:
         """Whether the search says something, and with noise something that is worth its price."""
@@ -628,7 +632,9 @@ class SecureSum(Aggregation):
     def _sum_rows(self, terms: Terms) -> tuple[Row, ...]:
         """Contributions and sums."""
         channel, at = _CHANNELS[self.channel], self.noise_at
-        adds = getattr(terms.search, "adds", SummedSearch.adds)
+        search, adds = terms.search, getattr(terms.search, "adds", SummedSearch.adds)
+        if isinstance(search, SummedSearch):
+            adds = search.content(terms)
         what = f"{adds}, {self.size(terms)} numbers"
         readers: tuple[Reader, ...] = ()
         if channel.server_sees_contributions:

@@ -1191,6 +1191,11 @@ class ThresholdCKKSChannel(Channel):
                 raise ProtocolError("The key to the sums of this run was lost from the store.")
             group = os.urandom(keys.KEY_BYTES)
             secrets.put_new(name, group)
+        sealed, digest = f"{self.handle(epoch, me)}-sealed", _hash(b"sealed", group)
+        if secrets.get(sealed) is None:
+            secrets.put_new(sealed, digest)
+        if secrets.get(sealed) != digest:  # the keys that seal it must seal no second one
+            raise ProtocolError("Another key to sums was given in this epoch: start a new epoch.")
         pairs = secrets.get(f"{self.handle(epoch, me)}-pairs") or b""
         return share + b"".join(
             keys.seal(keys.derived(pairs[start : start + 32], b"group"), group, transcript)

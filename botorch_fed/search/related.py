@@ -32,6 +32,14 @@ keeps goes on alone.
 What a sum reveals is what the sums of both searches do, and the mean scale of outcomes. A site that
 adds other numbers than those of its data spoils the region, not own steps: the evidence of the
 others falls.
+
+A site reads the sum of all others' summaries, by taking its own away. A gram matrix of fewer
+records than it has features has all of them in its range: those of twenty sites are found as those
+of one are (`test/privacy/test_attacks.py`). With `held` sites therefore add summaries if they are
+`FEWEST_SITES` or more, and after the first sum that leaves each of them as many observations of
+others as there are features. Until then they say how many they have, each up to a limit, so that a
+single one with many does not make it enough. That is for sites that say the truth. It does not
+hide what the next sums add: the difference of two can show the new records of all others.
 """
 
 from __future__ import annotations
@@ -61,6 +69,7 @@ from botorch_fed.search.transfer import MANY_INPUTS, Advice, report_size
 MOST_INPUTS = 15  # messages grow with the fourth power, and 350 observations are few in twenty
 PRIOR = 0.2  # probability that all sites have one function
 POOLING = 2.0  # sites that it counts for beside what the others have found
+FEWEST_SITES = 4  # a site then reads sums of three others and more
 LEAST = 0.005  # probability of either, whatever others have found
 MOST_SUMMED = 1000  # observations of one site
 FINE = 2.0**12  # by which votes are stretched on the grid of sums
@@ -101,9 +110,12 @@ class RelatedSum(TransferSum):
     Attributes:
         region: The search for all sites; without a horizon its region shrinks with the number of
             observations. A site adds as many observations as are `given`, the nearest to it.
+        held: Whether summaries wait until there are so many sites and observations that no site
+            can read single records of the others in a sum.
     """
 
     region: RegionSearch = field(default=RegionSearch(given=MOST_SUMMED))
+    held: bool = False
 
     memory_type = RelatedMemory
     every_sum: ClassVar[bool] = True
@@ -123,16 +135,35 @@ class RelatedSum(TransferSum):
 
     # -------------------------------------------------------------- what a site says
 
+    def adds_summaries(self, num_agents: int) -> bool:
+        """Whether sites add summaries at all; without, messages are those of `TransferSum`."""
+        return not self.held or num_agents >= FEWEST_SITES
+
+    def least_agents(self, num_agents: int) -> int:
+        """The fewest agents of a sum under a joint key, among so many."""
+        return FEWEST_SITES if self.held and self.adds_summaries(num_agents) else 1
+
+    def content(self, terms: Terms) -> str:
+        """What a site adds to a sum, in words."""
+        return self.adds if self.adds_summaries(len(terms.agents)) else TransferSum.adds
+
     def size(self, terms: Terms) -> int:
         """How many numbers a message has."""
-        return super().size(terms) + self.region.size(terms) + _NUM_SAID
+        report = super().size(terms)
+        if not self.adds_summaries(len(terms.agents)):
+            return report
+        return report + self.region.size(terms) + _NUM_SAID
 
     def bound(self, terms: Terms) -> float:
         """The largest number that a site contributes."""
+        if not self.adds_summaries(len(terms.agents)):
+            return super().bound(terms)
         return self.region.bound(terms)
 
     def precision(self, num_agents: int) -> float:
-        """The finest relative step at which sums are exact."""
+        """The finest relative step at which sums are exact; without summaries a short one."""
+        if not self.adds_summaries(num_agents):
+            return super().precision(num_agents)
         return SummedSearch.precision(self, num_agents)
 
     def check(self, terms: Terms, message: Tensor) -> None:
@@ -142,11 +173,15 @@ class RelatedSum(TransferSum):
     def message(self, view: View) -> Tensor:
         """The report, summaries by the plan of the round, and what the site has found."""
         memory: RelatedMemory = view.memory
-        report = super().message(view)
+        report, terms = super().message(view), view.terms
         assert report is not None
+        if not self.adds_summaries(len(terms.agents)):
+            return report
         if memory.region is None:
-            none = report.new_zeros(self.region.size(view.terms))
-            return torch.cat([report, none, _votes(view.Y), report.new_zeros(2)])
+            none = report.new_zeros(self.region.size(terms))
+            counted = min(len(view.Y), counted_most(self.region, terms)) if self.held else 0
+            counts = report.new_tensor([counted, 0.0])
+            return torch.cat([report, none, _votes(view.Y), counts])
         plan = replace(memory.region.plan, t=view.t)
         data = _nearest(plan, view.X, view.Y, self.region.given)
         summaries = contribution(self.region, plan, *data)
@@ -181,11 +216,15 @@ class RelatedSum(TransferSum):
             if memory.region is None:
                 return memory
             return replace(memory, region=self.region.after(view, memory.region, found))
+        if not self.adds_summaries(len(view.terms.agents)):
+            return replace(memory, said=found)
         report, summaries, said = self._parts(view.terms, found.total)
         mine = None if found.mine is None else self._parts(view.terms, found.mine)
         own = None if mine is None else mine[0].clone()
         memory = replace(memory, said=replace(found, total=report.clone(), mine=own))
         if memory.region is None:
+            if self.held and not enough(self.region, view.terms, float(said[3]), found.count):
+                return memory
             plan = _scaled_plan(self.region, view.terms.space.dim, found.t, said)
             if plan is None:
                 return memory
@@ -226,6 +265,25 @@ class RelatedSum(TransferSum):
     def _advice(self, view: View) -> Advice | None:
         """What the others' mean functions say in the newest sum."""
         return super()._advice(replace(view, release=view.memory.said))
+
+
+def counted_most(region: RegionSearch, terms: Terms) -> int:
+    """How many observations a site counts at most where summaries are held back."""
+    return math.ceil(2 * region.num_features(terms.space.dim) / max(len(terms.agents), 1))
+
+
+def enough(region: RegionSearch, terms: Terms, counted: float, num_agents: int) -> bool:
+    """Whether a sum leaves each site as many observations of others as there are features.
+
+    Args:
+        region: The search.
+        terms: The terms.
+        counted: The sum of the sites' observations, none with more than `counted_most`.
+        num_agents: How many have contributed; a sum that they cannot have is not enough.
+    """
+    most = counted_most(region, terms)
+    least = region.num_features(terms.space.dim) + most
+    return num_agents >= FEWEST_SITES and least - 0.5 < counted < num_agents * most + 0.5
 
 
 def probability(gain: float, found: float, count: float, num_agents: int) -> float:

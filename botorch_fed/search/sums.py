@@ -84,6 +84,14 @@ class SummedSearch(Search):
         """The step of the public grid, relative to the bound."""
         return exact_precision(num_agents)
 
+    def content(self, terms: Terms) -> str:
+        """What a site adds to a sum, in words."""
+        return self.adds
+
+    def least_agents(self, num_agents: int) -> int:
+        """The fewest agents of a sum under a joint key, among so many."""
+        return 1
+
 
 def exact_precision(num_agents: int) -> float:
     """The finest relative step at which a sum of so many numbers is exact in float64."""

@@ -13,7 +13,7 @@ import torch
 
 from botorch_fed.errors import ProtocolError
 from botorch_fed.privacy.channels import Epoch, Heard
-from botorch_fed.privacy.hazmat import ckks
+from botorch_fed.privacy.hazmat import ckks, keys
 from botorch_fed.storage.store import MemoryStore
 from test.attacks.world import NAMES, World, decrypted, is_uniform
 
@@ -234,6 +234,32 @@ def test_honest_agents_that_were_told_different_rosters_open_nothing() -> None:
         assert not opens(world, ckks.add_masks(world.ring, rows, [], taken))
 
 
+# ------------------------------------------------------------------ the key to sums
+
+
+def test_a_second_group_key_is_not_sealed_under_the_keys_of_the_first() -> None:
+    """Ann gave one in epoch 0, has taken bob's in epoch 1, and is asked for epoch 0's again.
+
+    The control: both sealed under one key; who has read the first then has the second.
+    """
+    world = World(dim=SMALL)
+    ann, channel = world.stores["ann"], world.channel
+    given = channel.prepare(1, world.epoch, "ann", world.heard[:1], ann)
+    assert channel.prepare(1, world.epoch, "ann", world.heard[:1], ann) == given
+    name = channel._group_name(world.epoch)
+    first, second = ann.get(name) or b"", bytes(range(32))
+    pair = keys.derived(
+        (ann.get(f"{channel.handle(world.epoch, 'ann')}-pairs") or b"")[:32], b"group"
+    )
+    sealed = [np.frombuffer(keys.seal(pair, key, b""), np.uint8)[:32] for key in (first, second)]
+    known = np.frombuffer(first, np.uint8)
+    assert (sealed[0] ^ sealed[1] ^ known).tobytes() == second
+    ann.delete(name)
+    ann.put_new(name, second)
+    with pytest.raises(ProtocolError, match="Another key to sums was given"):
+        channel.prepare(1, world.epoch, "ann", world.heard[:1], ann)
+
+
 # ------------------------------------------------------------------ crashes
 
 
@@ -269,7 +295,7 @@ def test_a_process_that_ends_at_any_change_sends_no_two_contributions_under_one_
     assert np.array_equal(ckks.decode(world.ring, opened)[0][:SMALL], truth.numpy())
 
 
-@pytest.mark.parametrize("left", range(6))
+@pytest.mark.parametrize("left", range(7))
 def test_an_own_mask_outlives_no_key_of_its_epoch(left: int) -> None:
     """A crash at any change of `forget`; then the server has the same number set up again.
 

@@ -8,6 +8,7 @@ features in it, so searching for them recovers all inputs; then outcomes follow 
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -27,6 +28,14 @@ from botorch_fed.privacy.channels import (
 from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
+from botorch_fed.search.region import (
+    RegionPlan,
+    RegionSearch,
+    _compare,
+    _feature_map,
+    contribution,
+    first_plan,
+)
 from botorch_fed.storage.store import MemoryStore
 from test.cases import normal, se, uniform
 
@@ -144,6 +153,55 @@ def test_the_rank_of_a_plaintext_summary_is_the_number_of_records() -> None:
     for n in (1, 3, 6):
         gram = summarize(features(), *data(1, n), noise_var=NOISE_VAR).gram
         assert int(torch.linalg.matrix_rank(gram, rtol=1e-9)) == n
+
+
+# ------------------------------------------------------------------ sums of many sites
+
+REGION = RegionSearch(num_inducing=8, num_candidates=1, given=100)  # fourteen features
+SMOOTH = REGION.kernels.index((4.0, 0.01, 0.1))
+
+
+def others(plan: RegionPlan, sites: int, records: int, *, site: int = 1) -> tuple[Tensor, Tensor]:
+    """The gram matrix that a site has of others, by subtraction, and their inputs."""
+    X = [uniform(records, 2, seed=site + i) for i in range(sites)]
+    parts = [contribution(REGION, plan, x, (3 * x).sin().sum(dim=1, keepdim=True)) for x in X]
+    mine = contribution(REGION, plan, *data(99, 5))
+    left = torch.stack([*parts, mine]).sum(dim=0) - mine
+    return _compare(REGION, plan, left)[0][0].gram[0], torch.cat(X)
+
+
+@pytest.mark.parametrize("sites", [1, 2, 3])
+def test_early_sums_give_all_records_of_the_others_away(sites: int) -> None:
+    """Three records of each: with one other site as with three, there are fewer than features."""
+    plan = first_plan(REGION, 2)
+    gram, X = others(plan, sites, 3)
+    phi = _feature_map(REGION, plan, plan.kernels[0])
+    assert distance(reconstruct(phi, gram, 3 * sites), X) < 1e-6
+
+
+def test_with_as_many_records_as_features_the_attack_fails() -> None:
+    """What `RelatedSum(held=True)` waits for."""
+    plan = first_plan(REGION, 2)
+    gram, X = others(plan, 3, 5)
+    phi = _feature_map(REGION, plan, plan.kernels[0])
+    assert len(X) > len(gram)
+    assert distance(reconstruct(phi, gram, len(gram) - 1), X) > 0.02
+
+
+def test_the_difference_of_two_sums_can_show_the_new_records_of_others() -> None:
+    """Noise outweighs the process, and the box has stayed: old records nearly cancel."""
+    before = replace(first_plan(REGION, 2), kernels=(SMOOTH,))
+    after = replace(before, t=1)
+    quadratic = slice(0, 6)
+    X = [uniform(21, 2, seed=1 + i) for i in range(3)]
+    grams = []
+    for plan, records in ((before, 20), (after, 21)):
+        parts = [contribution(REGION, plan, x[:records], x[:records, :1]) for x in X]
+        grams.append(_compare(REGION, plan, torch.stack(parts).sum(dim=0))[0][0].gram[0])
+    change = (grams[1] - grams[0])[quadratic, quadratic]
+    phi = _feature_map(REGION, after, SMOOTH)
+    found = reconstruct(lambda x: phi(x)[..., quadratic], change @ change, 3)  # type: ignore[arg-type]
+    assert distance(found, torch.stack([x[20] for x in X])) < 0.05
 
 
 # ------------------------------------------------------------------ what the server sees instead

@@ -21,6 +21,7 @@ from botorch_fed.search.region import (
     relatedness,
 )
 from botorch_fed.search.related import (
+    FEWEST_SITES,
     FINE,
     LEAST,
     MOST_SUMMED,
@@ -30,6 +31,8 @@ from botorch_fed.search.related import (
     _nearest,
     _scaled_plan,
     _votes,
+    counted_most,
+    enough,
     probability,
 )
 from botorch_fed.search.sums import TransferSum
@@ -37,11 +40,21 @@ from botorch_fed.search.transfer import TransferSearch
 from botorch_fed.space import Parameter, SearchSpace
 from botorch_fed.studies import FedGP
 from botorch_fed.wire.codec import decode, encode
-from test.aggregation.harness import NAMES, SQUARE, Federation, Hill, finished, ran, study, trace
+from test.aggregation.harness import (
+    NAMES,
+    SQUARE,
+    Federation,
+    Hill,
+    finished,
+    ran,
+    study,
+    trace,
+)
 from test.cases import normal, uniform
 
 REGION = RegionSearch(num_inducing=4, num_candidates=2, num_raw=32, given=MOST_SUMMED)
 SMALL = RelatedSum(region=REGION)
+FOUR = (*NAMES, "dee")
 
 
 def cube(dim: int) -> SearchSpace:
@@ -67,10 +80,34 @@ def driven(centres: tuple[float, float, float], rounds: int, **options: Any) -> 
 
 @pytest.mark.parametrize(("dim", "size"), [(8, 16_858), (10, 24_187), (15, 58_172)])
 def test_the_default_in_many_dimensions(dim: int, size: int) -> None:
-    terms = FedGP(budget=5).terms(cube(dim), NAMES)
+    terms = FedGP(budget=5).terms(cube(dim), FOUR)
     assert isinstance(terms.search, RelatedSum)
     assert terms.search.size(terms) == size
-    assert f"{size} numbers" in str(FedGP(budget=5).sees(cube(dim), NAMES))
+    assert f"{size} numbers" in str(FedGP(budget=5).sees(cube(dim), FOUR))
+
+
+def test_less_than_four_sites_add_no_summaries_unless_asked_to() -> None:
+    usual, short, asked = (FedGP(budget=5, common=common) for common in (None, False, True))
+    for names in (FOUR, NAMES, NAMES[:2]):
+        terms = [study.terms(cube(10), names) for study in (usual, short, asked)]
+        kind, *others = ((t.search.size(t), t.search.bound(t)) for t in terms)  # type: ignore[attr-defined]
+        assert kind == others[names == FOUR]
+        assert ("summaries" in str(usual.sees(cube(10), names))) == (names == FOUR)
+        assert "summaries" in str(asked.sees(cube(10), names))
+    few = Federation(study(replace(SMALL, held=True)))
+    few.drive()
+    alone = Federation(study(TransferSearch()))
+    alone.drive()
+    for name in NAMES:
+        assert torch.equal(few.sites[name].state.X, alone.sites[name].state.X)
+
+
+def test_no_roster_has_less_than_four_sites_where_summaries_are_held() -> None:
+    terms = {
+        common: FedGP(budget=5, common=common).terms(cube(10), FOUR) for common in (None, True)
+    }
+    least = {common: t.aggregation.least_agents(t) for common, t in terms.items()}  # type: ignore[attr-defined]
+    assert least == {None: FEWEST_SITES, True: 2}
 
 
 @pytest.mark.parametrize(
@@ -81,16 +118,18 @@ def test_the_default_in_many_dimensions(dim: int, size: int) -> None:
         (10, {"common": False}),
         (10, {"active": NAMES[:1]}),
         (10, {"sums": 1}),
+        (10, {"min_agents": 3}),
     ],
 )
 def test_elsewhere_messages_are_short(dim: int, options: dict[str, Any]) -> None:
-    terms = FedGP(budget=5, **options).terms(cube(dim), NAMES)
+    terms = FedGP(budget=5, **options).terms(cube(dim), FOUR)
     assert type(terms.search) is TransferSum
 
 
-def test_other_searches_have_no_short_form() -> None:
+@pytest.mark.parametrize("common", [True, False])
+def test_other_searches_have_no_short_form(common: bool) -> None:
     with pytest.raises(InputDataError, match="common is for"):
-        FedGP(budget=9, search=RegionSearch(), common=False)
+        FedGP(budget=9, search=RegionSearch(), common=common)
 
 
 def test_a_region_of_no_observations_is_refused() -> None:
@@ -230,6 +269,35 @@ def test_sites_find_out_whether_they_have_one_function() -> None:
     assert all(memory_of(unlike, name).compared for name in NAMES)
 
 
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+def test_held_summaries_wait_for_observations(rounds: int) -> None:
+    """Four sites begin with three observations; each has to have four for ten features."""
+    federation = Federation(study(replace(SMALL, held=True), rounds=rounds), names=FOUR)
+    federation.drive()
+    numbers = REGION.size(federation.sites["ann"].agent.terms)  # type: ignore[attr-defined]
+    for name in FOUR:
+        added = federation.sites[name].state.aggregation.drawn[-5 - numbers : -5]
+        assert len(federation.sites[name].state.X) == 3 + rounds
+        assert bool(added.any()) == (rounds == 3)
+
+
+@given(st.lists(st.integers(0, 200), min_size=1, max_size=30))
+@settings(max_examples=50, deadline=None)
+def test_enough_leaves_everybody_as_many_of_others_as_there_are_features(counts: list[int]) -> None:
+    search, space = RegionSearch(given=MOST_SUMMED), cube(10)
+    terms = FedGP(budget=5, channel="plain").terms(
+        space, tuple(f"site {i}" for i in range(len(counts)))
+    )
+    most = counted_most(search, terms)
+    counted = float(sum(min(count, most) for count in counts))
+    if enough(search, terms, counted, len(counts)):
+        assert len(counts) >= FEWEST_SITES
+        assert sum(counts) - max(counts) >= search.num_features(10)
+    assert not enough(search, terms, len(counts) * most + 1.0, len(counts))
+    equal = len(counts) * most
+    assert enough(search, terms, float(equal), len(counts)) == (len(counts) >= FEWEST_SITES)
+
+
 def test_a_hostile_site_costs_the_others_their_trust() -> None:
     class Hostile(Hill):
         def __call__(self, X: Tensor) -> Tensor:
@@ -301,6 +369,6 @@ def test_a_site_that_was_away_reads_the_sums_in_order() -> None:
 
 
 def test_votes_are_fine_enough() -> None:
-    terms = FedGP(budget=5).terms(cube(15), NAMES)
+    terms = FedGP(budget=5).terms(cube(15), FOUR)
     step = terms.search.bound(terms) * terms.search.precision(1000) / FINE  # type: ignore[attr-defined]
     assert step < 1e-4
