@@ -3,7 +3,7 @@ r"""Known constraints: violations by every door, and the best value beside BoTor
     python -m benchmarks.constraints [--seeds 0 50] [--doors DOOR …]  run what is missing
     python -m benchmarks.constraints --values 0 10                    the same for best values
     python -m benchmarks.constraints --summary [--json]               from stored results
-    python -m benchmarks.constraints --smoke                          one problem and seed, nothing kept
+    python -m benchmarks.constraints --smoke                          one problem, one seed
 
 Problems, of three sites with different optima:
 
