@@ -939,10 +939,13 @@ def _inputs_of_metric(
             "modular_spec(context={metric: name}). Metrics without a context get a model of "
             "their own data."
         )
+    return _usual_inputs(botorch_model_class, model_config, dataset, search_space_digest, surrogate)
+
+
+def _usual_inputs(botorch_model_class: type[Model], *rest: Any) -> dict[str, Any]:
+    """Ax's arguments of a model of BoTorch."""
     make: Any = submodel_input_constructor.dispatch(Model)
-    inputs: dict[str, Any] = make(
-        botorch_model_class, model_config, dataset, search_space_digest, surrogate
-    )
+    inputs: dict[str, Any] = make(botorch_model_class, *rest)
     return inputs
 
 
@@ -960,11 +963,7 @@ def _inputs_of_basis(
             "the public scale of the outcomes, which Ax's transforms leave. Put them into a "
             "context: modular_spec(ContextBasisGP, …)."
         )
-    make: Any = submodel_input_constructor.dispatch(Model)
-    inputs: dict[str, Any] = make(
-        botorch_model_class, model_config, dataset, search_space_digest, surrogate
-    )
-    return inputs
+    return _usual_inputs(botorch_model_class, model_config, dataset, search_space_digest, surrogate)
 
 
 def _from_context(

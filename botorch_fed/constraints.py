@@ -43,8 +43,10 @@ class LinearConstraint:
         pairs = tuple((str(name), float(factor)) for name, factor in self.coefficients)
         object.__setattr__(self, "coefficients", pairs)
         object.__setattr__(self, "bound", float(self.bound))
-        if len({name for name, _ in pairs}) < len(pairs):
-            raise InputDataError(f"A constraint names each parameter once, got {pairs}.")
+        if not pairs or len({name for name, _ in pairs}) < len(pairs):
+            raise InputDataError(
+                f"Expected a constraint of one parameter or more, each named once, got {pairs}."
+            )
         if not all(map(math.isfinite, (self.bound, *(factor for _, factor in pairs)))):
             raise InputDataError(f"The numbers of a constraint must be finite, got {self}.")
 
@@ -58,7 +60,7 @@ class LinearConstraint:
         """
         try:
             tree = ast.parse(text.strip(), mode="eval").body
-        except (SyntaxError, ValueError, TypeError, AttributeError):
+        except (SyntaxError, ValueError, TypeError, AttributeError, RecursionError, MemoryError):
             raise _error(text, "it cannot be read") from None
         if not isinstance(tree, ast.Compare) or len(tree.ops) != 1:
             raise _error(text, "it must have one relation")
@@ -66,7 +68,10 @@ class LinearConstraint:
         if relation is None:
             raise _error(text, "its relation must be <=, >= or ==")
         sign, equality = relation
-        left, right = _sum(tree.left, text, names), _sum(tree.comparators[0], text, names)
+        try:
+            left, right = _sum(tree.left, text, names), _sum(tree.comparators[0], text, names)
+        except (OverflowError, RecursionError):
+            raise _error(text, "its numbers or brackets are too many or too large") from None
         total = _plus(left, right, -1.0)
         bound = -total.pop("", 0.0)
         ordered = {name: sign * total[name] for name in names if total.get(name)}
@@ -75,13 +80,15 @@ class LinearConstraint:
         return cls(tuple(ordered.items()), sign * bound + 0.0, equality)
 
     def __str__(self) -> str:
+        sign = -1.0 if self.coefficients[0][1] < 0 else 1.0  # the first factor is shown positive
         terms = [
-            f"{'-' if factor < 0 else '+'} "
+            f"{'-' if sign * factor < 0 else '+'} "
             f"{'' if abs(factor) == 1 else f'{abs(factor):.12g} * '}{name}"
             for name, factor in self.coefficients
         ]
-        sum_ = " ".join(terms).removeprefix("+ ").replace("- ", "-", int(terms[0][0] == "-"))
-        return f"{sum_} {'==' if self.equality else '<='} {self.bound:.12g}"
+        relation = "==" if self.equality else "<=" if sign > 0 else ">="
+        bound = f"{sign * self.bound + 0.0:.12g}"
+        return f"{' '.join(terms).removeprefix('+ ')} {relation} {bound}"
 
     @property
     def names(self) -> tuple[str, ...]:

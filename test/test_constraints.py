@@ -64,5 +64,30 @@ def test_excess_is_in_the_users_units() -> None:
 
 
 def test_a_parameter_is_named_once() -> None:
-    with pytest.raises(InputDataError, match="each parameter once"):
+    with pytest.raises(InputDataError, match="each named once"):
         LinearConstraint((("x", 1.0), ("x", 2.0)), 1.0)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [("x >= 2", "x >= 2"), ("0 <= y - x", "x - y <= 0"), ("-x + y == 1", "x - y == -1")],
+)
+def test_a_constraint_is_shown_with_a_positive_first_factor(text: str, shown: str) -> None:
+    constraint = LinearConstraint.parse(text, ["x", "y"])
+    assert str(constraint) == shown
+    again = LinearConstraint.parse(shown, ["x", "y"])
+    for values in ({"x": 0.5, "y": 2.5}, {"x": 3.0, "y": 1.0}):
+        assert constraint.excess(values) == pytest.approx(again.excess(values))
+
+
+@pytest.mark.parametrize(
+    "text", ["x <= 1" + "0" * 400, "(" * 300 + "x" + ")" * 300 + " <= 1", "x" + " + x" * 20_000]
+)
+def test_text_without_measure_is_refused(text: str) -> None:
+    with pytest.raises(InputDataError, match="Write e.g."):
+        LinearConstraint.parse(text, ["x", "y"])
+
+
+def test_a_constraint_of_no_parameter_is_refused() -> None:
+    with pytest.raises(InputDataError, match="one parameter or more"):
+        LinearConstraint((), 1.0)

@@ -429,7 +429,7 @@ class Aggregation:
     def reply_bytes(self, hub: Party) -> int:
         """The bytes of the longest reply that a site may send, without its frame."""
         if self.reply_types != (Contribution,):
-            return MAX_BYTES  # of messages of one's own
+            return MAX_BYTES  # of types that this class does not know
         return 8 * hub.terms.search.size(hub.terms) + ROOM_BYTES
 
     def combine(self, hub: Party, state: Any, inbox: Mapping[AgentId, Any]) -> Any:
