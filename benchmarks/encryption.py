@@ -77,7 +77,7 @@ from botorch_fed.privacy.channels import (
     _SETUP,
     CKKSChannel,
     Epoch,
-    Heard,
+    Gathered,
     ThresholdCKKSChannel,
 )
 from botorch_fed.privacy.grid import PublicGrid
@@ -179,13 +179,13 @@ def one_epoch(
         sent[kind] += len(mine)
         return {me: mine} | {name: work(name) for name in names[1:]}
 
-    def prepared(phase: int, before: Heard, name: str) -> bytes:
+    def prepared(phase: int, before: Gathered, name: str) -> bytes:
         return channel.prepare(phase, epoch, name, before, stores[name])
 
-    def gathered(before: Heard, messages: dict[str, bytes]) -> Mapping[str, bytes]:
+    def gathered(before: Gathered, messages: dict[str, bytes]) -> Mapping[str, bytes]:
         for name in names:
-            channel.check_prepared(messages[name], epoch=epoch, sender=name, heard=before)
-        return channel.gather(messages, epoch=epoch, heard=before)
+            channel.check_prepared(messages[name], epoch=epoch, sender=name, gathered=before)
+        return channel.gather(messages, epoch=epoch, gathered=before)
 
     def joint(name: str) -> bytes:
         return channel.joint_key(epoch, heard, me=name, secrets=stores[name])
@@ -207,7 +207,7 @@ def one_epoch(
             channel.check_share(shares[name], **at, sender=name, total=total)
         return channel.fuse(total, shares, **at)
 
-    heard: Heard = ()
+    heard: Gathered = ()
     for phase in range(channel.setup_phases):
         work = partial(prepared, phase, heard)
         messages = everybody(f"key share {phase}", "set-up", work)

@@ -197,7 +197,9 @@ class SumHub:
         if order.step == "key":
             if len(reply.data) > MAX_KEY_BYTES:
                 raise MessageError(f"A part of a key has at most {MAX_KEY_BYTES} bytes.")
-            self._channel.check_prepared(reply.data, epoch=epoch, sender=sender, heard=state.keys)
+            self._channel.check_prepared(
+                reply.data, epoch=epoch, sender=sender, gathered=state.keys
+            )
         elif order.step == "share":
             assert state.closed is not None
             self._channel.check_share(
@@ -310,7 +312,7 @@ class SumHub:
                 return self._renewed(state, known)
             state = replace(state, identities={**state.identities, **identities})
         try:
-            keys = (*state.keys, channel.gather(parts, epoch=epoch, heard=state.keys))
+            keys = (*state.keys, channel.gather(parts, epoch=epoch, gathered=state.keys))
             if len(keys) < channel.setup_phases:
                 return replace(state, keys=keys)
             keyed = replace(state, keys=keys, stage="resend" if state.interrupted else "query")

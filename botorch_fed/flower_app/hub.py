@@ -207,6 +207,7 @@ class Gate:
         elif scope["path"] in STORED and (
             why := self.allowance.take(site[0], _announced(headers) + CALL_BYTES)
         ):
+            await _discard(_bounded(receive, _announced(headers)))
             await _refuse(send, 413, why.encode())
         else:
             await self.app(scope, _bounded(receive, _announced(headers)), send)
@@ -231,6 +232,14 @@ def _bounded(receive: "ASGIReceiveCallable", left: int) -> "ASGIReceiveCallable"
         return event
 
     return bounded
+
+
+async def _discard(receive: "ASGIReceiveCallable") -> None:
+    """Read a body to its end: a client that is still sending may not see the answer."""
+    while True:
+        event = await receive()
+        if event["type"] != "http.request" or not event["more_body"]:
+            return
 
 
 async def _refuse(send: "ASGISendCallable", status: int, words: bytes) -> None:

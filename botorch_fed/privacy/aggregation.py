@@ -35,7 +35,7 @@ from torch import Tensor
 
 from botorch_fed.errors import ProtocolError
 from botorch_fed.privacy.accounting import Guarantee, Ledger
-from botorch_fed.privacy.channels import Channel, Epoch, Heard, Secrets
+from botorch_fed.privacy.channels import Channel, Epoch, Gathered, Secrets
 from botorch_fed.privacy.checks import check_choice
 from botorch_fed.privacy.distributed import DistributedMechanism
 from botorch_fed.privacy.hazmat.noise import NoiseSource, OSNoise, Path
@@ -401,17 +401,17 @@ class _Exchange:
     def protected(self, integers: Mapping[str, Tensor]) -> dict[str, bytes]:
         """Set up the epoch; then everybody's contribution, ready to be added."""
         channel, epoch, round = self.channel, self.epoch, self.round
-        heard: Heard = ()
+        gathered: Gathered = ()
         for phase in range(channel.setup_phases):
             messages = {
-                name: channel.prepare(phase, epoch, name, heard, self.secrets[name])
+                name: channel.prepare(phase, epoch, name, gathered, self.secrets[name])
                 for name in self.sent
             }
             self._counted(messages)
-            heard = (*heard, channel.gather(messages, epoch=epoch, heard=heard))
+            gathered = (*gathered, channel.gather(messages, epoch=epoch, gathered=gathered))
         payloads = {}
         for name, own in integers.items():
-            key = channel.joint_key(epoch, heard, me=name, secrets=self.secrets[name])
+            key = channel.joint_key(epoch, gathered, me=name, secrets=self.secrets[name])
             payloads[name] = channel.protect(
                 own, epoch=epoch, round=round, me=name, key=key, secrets=self.secrets[name]
             )

@@ -112,7 +112,7 @@ from botorch_fed.privacy.hazmat import ckks, keys
 
 logger = logging.getLogger(__name__)
 
-Heard = tuple[Mapping[str, bytes], ...]  # of every set-up phase so far: what `gather` made of it
+Gathered = tuple[Mapping[str, bytes], ...]  # of every set-up phase so far: what `gather` made of it
 Opener = Literal["server", "agents"]
 
 IDENTITY = "identity"  # the name of an agent's identity key in its own store
@@ -216,14 +216,16 @@ class Channel(ABC):
 
     # ---- agents
 
-    def prepare(self, phase: int, epoch: Epoch, me: str, heard: Heard, secrets: Secrets) -> bytes:
+    def prepare(
+        self, phase: int, epoch: Epoch, me: str, gathered: Gathered, secrets: Secrets
+    ) -> bytes:
         """One's own message of a set-up phase; the same again if asked again.
 
         Args:
             phase: Which phase, from 0.
             epoch: The epoch to prepare.
             me: One's own name in its roster.
-            heard: What `gather` made of the phases before.
+            gathered: What `gather` made of the phases before.
             secrets: One's own store.
         """
         raise ProtocolError(f"{type(self).__name__} has no set-up phase, got phase {phase}.")
@@ -231,7 +233,7 @@ class Channel(ABC):
     def joint_key(
         self,
         epoch: Epoch,
-        heard: Heard,
+        gathered: Gathered,
         *,
         me: str | None = None,
         secrets: Secrets | None = None,
@@ -240,7 +242,7 @@ class Channel(ABC):
 
         Args:
             epoch: The epoch.
-            heard: What `gather` made of all phases, one mapping each.
+            gathered: What `gather` made of all phases, one mapping each.
             me: One's own name and
             secrets: the agent's own store: an agent passes both, and finds its
                 messages unchanged.
@@ -252,8 +254,8 @@ class Channel(ABC):
             ProtocolError: A member of the roster is missing.
             MessageError: A message does not fit.
         """
-        if heard:
-            raise MessageError(f"{type(self).__name__} has no set-up, got {len(heard)} phases.")
+        if gathered:
+            raise MessageError(f"{type(self).__name__} has no set-up, got {len(gathered)} phases.")
         return b""
 
     @abstractmethod
@@ -289,26 +291,28 @@ class Channel(ABC):
 
     # ---- the server
 
-    def check_prepared(self, payload: bytes, *, epoch: Epoch, sender: str, heard: Heard) -> None:
+    def check_prepared(
+        self, payload: bytes, *, epoch: Epoch, sender: str, gathered: Gathered
+    ) -> None:
         """Raise `MessageError` unless a sender's message of the next set-up phase fits.
 
         Args:
             payload: The message.
             epoch: The epoch.
             sender: Who delivers it.
-            heard: What `gather` made of the phases before.
+            gathered: What `gather` made of the phases before.
         """
         raise MessageError(f"{type(self).__name__} has no set-up.")
 
     def gather(
-        self, messages: Mapping[str, bytes], *, epoch: Epoch, heard: Heard
+        self, messages: Mapping[str, bytes], *, epoch: Epoch, gathered: Gathered
     ) -> Mapping[str, bytes]:
         """What all agents are told of the next set-up phase, from everybody's messages.
 
         Args:
             messages: The messages by sender, checked.
             epoch: The epoch.
-            heard: What `gather` made of the phases before.
+            gathered: What `gather` made of the phases before.
         """
         return dict(messages)
 
@@ -712,14 +716,16 @@ class ThresholdCKKSChannel(Channel):
 
     # ---- agents
 
-    def prepare(self, phase: int, epoch: Epoch, me: str, heard: Heard, secrets: Secrets) -> bytes:
+    def prepare(
+        self, phase: int, epoch: Epoch, me: str, gathered: Gathered, secrets: Secrets
+    ) -> bytes:
         """See `Channel`: an announcement, then a key share, and from one agent the group key."""
         self._check_epoch(epoch)
         _check_member(me, epoch)
-        if phase not in range(self.setup_phases) or len(heard) != phase:
+        if phase not in range(self.setup_phases) or len(gathered) != phase:
             raise ProtocolError(
                 f"Set-up has phases 0 and 1, each after the messages of those before; got phase "
-                f"{phase} and {len(heard)} before."
+                f"{phase} and {len(gathered)} before."
             )
         if phase == 0:
             if secrets.get(self.handle(epoch, me)) is None:
@@ -727,29 +733,31 @@ class ThresholdCKKSChannel(Channel):
                 secrets.put_new(self.handle(epoch, me), self._new_record(epoch, secrets))
             own = self._announcement(epoch, me, secrets)
         else:
-            own = self._key_message(epoch, me, self._agreed(epoch, me, heard[0], secrets), secrets)
+            own = self._key_message(
+                epoch, me, self._agreed(epoch, me, gathered[0], secrets), secrets
+            )
         return self._frame(_SETUP + phase, own, epoch, 0, me)
 
     def joint_key(
         self,
         epoch: Epoch,
-        heard: Heard,
+        gathered: Gathered,
         *,
         me: str | None = None,
         secrets: Secrets | None = None,
     ) -> bytes:
         """See `Channel`: nobody can check the sum of the key shares, nor need anybody."""
         self._check_epoch(epoch)
-        if len(heard) != self.setup_phases:
-            raise ProtocolError(f"A joint key needs 2 set-up phases, got {len(heard)}.")
+        if len(gathered) != self.setup_phases:
+            raise ProtocolError(f"A joint key needs 2 set-up phases, got {len(gathered)}.")
         if me is None or secrets is None:
-            announced = self._announced(epoch, heard[0])
+            announced = self._announced(epoch, gathered[0])
         else:
             _check_member(me, epoch)
-            announced = self._agreed(epoch, me, heard[0], secrets)
-        if set(heard[1]) != {_NOBODY}:
+            announced = self._agreed(epoch, me, gathered[0], secrets)
+        if set(gathered[1]) != {_NOBODY}:
             raise MessageError("Expected one sum of key shares, from the server.")
-        body = self._body(heard[1][_NOBODY], _GATHERED, epoch, 0, _NOBODY)
+        body = self._body(gathered[1][_NOBODY], _GATHERED, epoch, 0, _NOBODY)
         giver = self._giver(announced)
         if len(body) != self._key_bytes + self._sealed_bytes(epoch):
             raise MessageError(f"A sum of key shares has other than {len(body):,} bytes.")
@@ -836,10 +844,12 @@ class ThresholdCKKSChannel(Channel):
 
     # ---- the server
 
-    def check_prepared(self, payload: bytes, *, epoch: Epoch, sender: str, heard: Heard) -> None:
+    def check_prepared(
+        self, payload: bytes, *, epoch: Epoch, sender: str, gathered: Gathered
+    ) -> None:
         """See `Channel`: an announcement needs its sender's signature."""
         self._check_epoch(epoch)
-        phase = len(heard)
+        phase = len(gathered)
         if phase not in range(self.setup_phases):
             raise MessageError(f"Set-up has phases 0 and 1, got phase {phase}.")
         body = self._body(payload, _SETUP + phase, epoch, 0, sender)
@@ -847,23 +857,23 @@ class ThresholdCKKSChannel(Channel):
             self._check_announcement(epoch, sender, body, None)
             keys.check_exchange(bytes(body[keys.KEY_BYTES : 2 * keys.KEY_BYTES]))
             return
-        giver = self._giver(self._announced(epoch, heard[0], verify=False))
+        giver = self._giver(self._announced(epoch, gathered[0], verify=False))
         expected = self._key_bytes + (self._sealed_bytes(epoch) if sender == giver else 0)
         if len(body) != expected:
             raise MessageError(f"A key share has {expected:,} bytes, got {len(body):,}.")
         self._words(body[: self._key_bytes], 1, key_level=True)
 
     def gather(
-        self, messages: Mapping[str, bytes], *, epoch: Epoch, heard: Heard
+        self, messages: Mapping[str, bytes], *, epoch: Epoch, gathered: Gathered
     ) -> Mapping[str, bytes]:
         """See `Channel`: all announcements; then the sum of the key shares, and the group key."""
         self._check_epoch(epoch)
-        phase = len(heard)
+        phase = len(gathered)
         _check_complete(messages, epoch, f"message of set-up phase {phase}")
         bodies = self._bodies(messages, _SETUP + phase, epoch, 0)
         if phase == 0:
             return dict(messages)
-        giver = self._giver(self._announced(epoch, heard[0], verify=False))
+        giver = self._giver(self._announced(epoch, gathered[0], verify=False))
         shares = [
             self._words(body[: self._key_bytes], 1, key_level=True) for body in bodies.values()
         ]

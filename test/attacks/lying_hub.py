@@ -426,7 +426,7 @@ class Outcome:
     why: str
 
 
-class Heard(logging.Handler):
+class Gathered(logging.Handler):
     """What a site writes into its operator's log."""
 
     def __init__(self) -> None:
@@ -442,8 +442,8 @@ class Heard(logging.Handler):
 class listening:  # noqa: N801 - a context
     """The site's log while the body runs."""
 
-    def __enter__(self) -> Heard:
-        self.heard, self.logger = Heard(), logging.getLogger("botorch_fed")
+    def __enter__(self) -> Gathered:
+        self.heard, self.logger = Gathered(), logging.getLogger("botorch_fed")
         self.before = self.logger.level, self.logger.propagate
         self.logger.addHandler(self.heard)
         self.logger.setLevel(logging.INFO)
@@ -711,7 +711,7 @@ def _count_reply(done: Campaign, answer: bytes) -> None:
         done.contributions += 1
 
 
-def _weigh(start: Honest, done: Campaign, heard: Heard, *, before: int) -> None:
+def _weigh(start: Honest, done: Campaign, heard: Gathered, *, before: int) -> None:
     case, site = start.case, start.site
     finished = "after the run" in done.what
     budget = site.agent.terms.budget

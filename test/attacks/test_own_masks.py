@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from botorch_fed.errors import ProtocolError
-from botorch_fed.privacy.channels import Epoch, Heard
+from botorch_fed.privacy.channels import Epoch, Gathered
 from botorch_fed.privacy.hazmat import ckks, keys
 from botorch_fed.storage.store import MemoryStore
 from test.attacks.world import NAMES, World, decrypted, is_uniform
@@ -86,15 +86,15 @@ def opens(world: World, rows: np.ndarray) -> bool:
     return bool(np.abs(ckks.decode(world.ring, rows)[1]).max() < 0.25)
 
 
-def heard_by(world: World, epoch: Epoch, stores: dict[str, Any]) -> Heard:
+def heard_by(world: World, epoch: Epoch, stores: dict[str, Any]) -> Gathered:
     """The set-up of another epoch or roster."""
-    heard: Heard = ()
+    heard: Gathered = ()
     for phase in range(world.channel.setup_phases):
         messages = {
             name: world.channel.prepare(phase, epoch, name, heard, stores[name])
             for name in epoch.roster
         }
-        heard = (*heard, world.channel.gather(messages, epoch=epoch, heard=heard))
+        heard = (*heard, world.channel.gather(messages, epoch=epoch, gathered=heard))
     return heard
 
 

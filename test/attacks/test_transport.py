@@ -287,6 +287,7 @@ def test_a_site_leaves_no_more_at_the_hub_than_its_requests_allow(opened: Doors)
     assert sent[:4] == [sent[0], sent[1]] * 2  # Flower's own answers
     assert 413 not in sent[:4]
     assert sent[5:] == [413]
+    assert push(north, 3_000_000)[0] == 413  # read to its end, or it could not see the answer
     kept = json.loads((opened.hub.folder / "kept.json").read_text())
     allowed = json.loads((opened.hub.folder / "allowed.json").read_text())
     assert 200_000 <= kept["north"] <= allowed["north"]

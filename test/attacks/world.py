@@ -13,7 +13,7 @@ import torch
 from scipy.stats import kstest
 from torch import Tensor
 
-from botorch_fed.privacy.channels import Epoch, Heard, ThresholdCKKSChannel
+from botorch_fed.privacy.channels import Epoch, Gathered, ThresholdCKKSChannel
 from botorch_fed.privacy.grid import PublicGrid
 from botorch_fed.privacy.hazmat import ckks, keys
 from botorch_fed.rng import generator
@@ -53,14 +53,14 @@ class World:
         return {name: MemoryStore() for name in NAMES}
 
     @cached_property
-    def heard(self) -> Heard:
-        heard: Heard = ()
+    def heard(self) -> Gathered:
+        heard: Gathered = ()
         for phase in range(self.channel.setup_phases):
             messages = {
                 name: self.channel.prepare(phase, self.epoch, name, heard, self.stores[name])
                 for name in NAMES
             }
-            heard = (*heard, self.channel.gather(messages, epoch=self.epoch, heard=heard))
+            heard = (*heard, self.channel.gather(messages, epoch=self.epoch, gathered=heard))
         return heard
 
     @cached_property

@@ -21,7 +21,7 @@ from botorch_fed.privacy.aggregation import PrivateSum
 from botorch_fed.privacy.channels import (
     _HEADER,
     Epoch,
-    Heard,
+    Gathered,
     PlainChannel,
     ThresholdCKKSChannel,
 )
@@ -217,10 +217,10 @@ def test_the_attack_fails_on_the_sum_of_three() -> None:
 def test_the_attack_fails_on_ciphertexts() -> None:
     channel, epoch = ThresholdCKKSChannel(grid()), Epoch("run", 0, NAMES)
     stores = {name: MemoryStore() for name in NAMES}
-    heard: Heard = ()
+    heard: Gathered = ()
     for phase in range(channel.setup_phases):
         messages = {n: channel.prepare(phase, epoch, n, heard, stores[n]) for n in NAMES}
-        heard = (*heard, channel.gather(messages, epoch=epoch, heard=heard))
+        heard = (*heard, channel.gather(messages, epoch=epoch, gathered=heard))
 
     def sent(values: Tensor, round: int) -> bytes:
         key = channel.joint_key(epoch, heard, me="a", secrets=stores["a"])

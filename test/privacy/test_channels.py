@@ -53,8 +53,8 @@ def set_up(channel: Channel, epoch: Epoch, stores: Stores | None = None) -> Any:
             name: channel.prepare(phase, epoch, name, heard, stores[name]) for name in epoch.roster
         }
         for name, message in messages.items():
-            channel.check_prepared(message, epoch=epoch, sender=name, heard=heard)
-        heard = (*heard, dict(channel.gather(messages, epoch=epoch, heard=heard)))
+            channel.check_prepared(message, epoch=epoch, sender=name, gathered=heard)
+        heard = (*heard, dict(channel.gather(messages, epoch=epoch, gathered=heard)))
     made = {channel.joint_key(epoch, heard, me=name, secrets=stores[name]) for name in epoch.roster}
     assert made == {channel.joint_key(epoch, heard)}
     return stores, heard, made.pop()
@@ -411,7 +411,7 @@ def test_messages_of_set_up_are_the_same_if_asked_again() -> None:
     first = {name: channel.prepare(0, epoch, name, (), stores[name]) for name in epoch.roster}
     assert all(len(message) < 250 for message in first.values())
     second = {n: channel.prepare(1, epoch, n, (first,), stores[n]) for n in epoch.roster}
-    heard = (first, channel.gather(second, epoch=epoch, heard=(first,)))
+    heard = (first, channel.gather(second, epoch=epoch, gathered=(first,)))
     channel.joint_key(epoch, heard, me="agent1", secrets=stores["agent1"])  # the group key is here
     for name in epoch.roster:
         assert channel.prepare(0, epoch, name, (), stores[name]) == first[name]
@@ -436,7 +436,7 @@ def test_announcements_are_signed() -> None:
         byte = bytes([good[HEADER.size + position] ^ 1])
         bad = resealed(good, position, byte)
         with pytest.raises(MessageError, match="not signed"):
-            channel.check_prepared(bad, epoch=epoch, sender="agent1", heard=())
+            channel.check_prepared(bad, epoch=epoch, sender="agent1", gathered=())
         told = {**first, "agent1": bad}
         with pytest.raises(MessageError, match="not signed"):
             channel.prepare(1, epoch, "agent0", (told,), stores["agent0"])
@@ -445,13 +445,13 @@ def test_announcements_are_signed() -> None:
     # A point of small order agrees with everybody on nothing, whoever signs it.
     small = resealed(good, 32, bytes(32))
     with pytest.raises(MessageError, match="not signed"):
-        channel.check_prepared(small, epoch=epoch, sender="agent1", heard=())
+        channel.check_prepared(small, epoch=epoch, sender="agent1", gathered=())
     private = keys.new_identity()
     said = keys.public_identity(private) + bytes(48)
     said += keys.sign(private, channel._signed_text(epoch, "agent1", said))
     small = channel._frame(HEADER.unpack_from(good)[1], said, epoch, 0, "agent1")
     with pytest.raises(MessageError, match="agrees with nobody"):
-        channel.check_prepared(small, epoch=epoch, sender="agent1", heard=())
+        channel.check_prepared(small, epoch=epoch, sender="agent1", gathered=())
     # One's own comes back unchanged, or somebody speaks in one's name.
     other = channel.prepare(0, epoch, "agent0", (), MemoryStore())
     with pytest.raises(MessageError, match="was changed"):
@@ -460,7 +460,7 @@ def test_announcements_are_signed() -> None:
     later = Epoch("run", 1, epoch.roster)
     moved = channel._frame(HEADER.unpack_from(good)[1], good[HEADER.size :], later, 0, "agent1")
     with pytest.raises(MessageError, match="not signed"):
-        channel.check_prepared(moved, epoch=later, sender="agent1", heard=())
+        channel.check_prepared(moved, epoch=later, sender="agent1", gathered=())
 
 
 def test_a_secret_makes_one_key_share() -> None:
@@ -504,7 +504,7 @@ def test_identities_are_those_of_first_use_or_of_the_study() -> None:
     said += keys.sign(private, fixed._signed_text(third, "agent2", said))
     forged = fixed._frame(HEADER.unpack_from(stranger)[1], said, third, 0, "agent2")
     with pytest.raises(MessageError, match="another identity key"):
-        fixed.check_prepared(forged, epoch=third, sender="agent2", heard=())
+        fixed.check_prepared(forged, epoch=third, sender="agent2", gathered=())
 
 
 @pytest.mark.parametrize(
@@ -789,7 +789,7 @@ def test_fuzzed_bytes_raise_message_errors_only(world: World) -> None:
     assert 0 < passed < 60  # other words below their primes are a ciphertext like any other
     for trial in range(300):
         bad = mutated(world.heard[0]["agent1"], trial)
-        who: Any = {"epoch": epoch, "sender": "agent1", "heard": ()}
+        who: Any = {"epoch": epoch, "sender": "agent1", "gathered": ()}
         assert not survives(lambda bad=bad, who=who: channel.check_prepared(bad, **who))
         told = {**first, "agent1": mutated(first["agent1"], trial)}
         store = MemoryStore()
@@ -797,7 +797,7 @@ def test_fuzzed_bytes_raise_message_errors_only(world: World) -> None:
             store.put(name, fresh["agent0"].get(name) or b"")
         answer: Any = {"me": "agent0", "secrets": store}
         assert not survives(
-            lambda told=told, answer=answer: channel.prepare(1, epoch, heard=(told,), **answer)
+            lambda told=told, answer=answer: channel.prepare(1, epoch, gathered=(told,), **answer)
         )
         heard = ({**world.heard[0], "agent1": bad}, world.heard[1])
         assert not survives(lambda heard=heard: channel.joint_key(epoch, heard))
@@ -807,7 +807,7 @@ def test_fuzzed_bytes_raise_message_errors_only(world: World) -> None:
         mine: Any = {"me": "agent1", "secrets": world.stores["agent1"]}
         survives(lambda heard=heard, mine=mine: channel.joint_key(epoch, heard, **mine))
         bad = mutated(channel._frame(8, world.heard[1][""][HEADER.size :], epoch, 0, "x"), trial)
-        who = {"epoch": epoch, "sender": "agent1", "heard": world.heard[:1]}
+        who = {"epoch": epoch, "sender": "agent1", "gathered": world.heard[:1]}
         survives(lambda bad=bad, who=who: channel.check_prepared(bad, **who))
 
 
