@@ -25,6 +25,7 @@ from test.test_deploy import DP_FTS_DE, FED_GP, FTS, ROOT, SITES, Machines, writ
 Killed = Literal["hub", "site"]
 VICTIM = "north"
 MOST_KILLS = 200
+DEADLINE = "600"  # seconds of an exchange, in which a site dies at several steps
 UCB = """
 objective = "tuning:score"
 agents = ["north", "south", "west"]
@@ -135,7 +136,7 @@ def _words(machines: Machines, study: StudyFile, *more: str) -> list[str]:
 
 def _hub(machines: Machines, study: StudyFile) -> tuple[int, bool, str]:
     steps = _Steps(machines.folder / "out" / "server" / "log")
-    words = _words(machines, study, "--deadline", "120", "--resume")
+    words = _words(machines, study, "--deadline", DEADLINE, "--resume")
     while True:
         done = subprocess.run(
             steps.command(words),
@@ -169,7 +170,7 @@ def _site(machines: Machines, study: StudyFile) -> tuple[int, bool, str]:
                     cwd=machines.folder,
                 )
             if running is None:
-                running = machines.run(study, machines.folder / "out", "--deadline", "120")
+                running = machines.run(study, machines.folder / "out", "--deadline", DEADLINE)
             while machines.processes[VICTIM].poll() is None and running.poll() is None:
                 time.sleep(0.2)
             if running.poll() is not None:
