@@ -18,7 +18,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from botorch_fed.engines import parallel
+from botorch_fed.engines import inprocess, parallel
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.parallel import CHUNK, Parallel
 from botorch_fed.errors import ProtocolError
@@ -291,7 +291,8 @@ class Oven:
         return bowl(X) if self.asked[key] > self.times else Pending()
 
 
-def test_a_patient_engine_waits_for_slow_objectives() -> None:
+def test_a_patient_engine_waits_for_slow_objectives(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(inprocess, "POLL", 0.001)
     expected = drive(BoxServer(("a",), rounds=2), InProcess([make_site("a")]))
     engine = InProcess([make_site("a", objective=Oven())], patience=20.0)
     state = drive(BoxServer(("a",), rounds=2), engine)

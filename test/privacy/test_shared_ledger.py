@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import shutil
 import signal
@@ -23,6 +22,7 @@ from botorch_fed.privacy.shared_ledger import LEDGER_EVENTS, Paid, SharedLedger
 from botorch_fed.storage.log import FileLog
 from botorch_fed.wire.codec import decode, encode
 from test.files import FORKS, FullDisk, fail, in_child
+from test.processes import CONTEXT
 
 EVENT = Event(1.0, 0.35)
 
@@ -156,9 +156,8 @@ def _pay(path: Path, name: str, count: int) -> None:
 
 
 def test_processes_that_pay_at_once_lose_no_payment(path: Path) -> None:
-    context = multiprocessing.get_context("spawn")
     names = ["ann", "bob", "cem"]
-    payers = [context.Process(target=_pay, args=(path, name, 40)) for name in names]
+    payers = [CONTEXT.Process(target=_pay, args=(path, name, 40)) for name in names]
     for payer in payers:
         payer.start()
     for payer in payers:
@@ -190,9 +189,8 @@ def test_processes_do_not_exceed_a_budget_together(path: Path) -> None:
         except BudgetExceeded:
             break
         alone += 1
-    context = multiprocessing.get_context("spawn")
-    answers = context.Queue()
-    payers = [context.Process(target=_pay_within, args=(path, budget, answers)) for _ in range(2)]
+    answers = CONTEXT.Queue()
+    payers = [CONTEXT.Process(target=_pay_within, args=(path, budget, answers)) for _ in range(2)]
     for payer in payers:
         payer.start()
     assert sum(answers.get(timeout=120) for _ in payers) == alone
