@@ -39,7 +39,7 @@ from botorch.models.transforms.outcome import Standardize
 from botorch.settings import validate_input_scaling
 from gpytorch.constraints import Positive
 from gpytorch.kernels import RBFKernel, ScaleKernel
-from gpytorch.likelihoods import GaussianLikelihood
+from gpytorch.likelihoods import FixedNoiseGaussianLikelihood, GaussianLikelihood
 from gpytorch.means import Mean
 from torch import Tensor
 
@@ -255,6 +255,7 @@ def fit_earned(
     trust_prior: tuple[float, ...] = TRUST_PRIOR,
     lengthscale_prior: LengthscalePrior | None = None,
     log_warp: LogWarp | None = None,
+    Yvar: Tensor | None = None,
 ) -> EarnedPosterior:
     r"""The own models for every trust, fitted to the own data, and their weights.
 
@@ -266,6 +267,7 @@ def fit_earned(
         trust_prior: Their prior probabilities.
         lengthscale_prior: Default BoTorch's.
         log_warp: The scale on which the models see inputs; default that of the unit cube.
+        Yvar: Known variances of the outcomes, `n x 1`; default one variance for all, fitted.
     """
     X, Y = as_double(X, "X"), as_double(Y, "Y")
     if X.dim() != 2 or len(X) == 0 or Y.shape != (len(X), 1):
@@ -275,15 +277,28 @@ def fit_earned(
         )
     check_finite(X, "X")
     outcome = standardize(Y.numpy()[:, 0])
+    noise = None
+    if Yvar is not None:
+        if Yvar.shape != Y.shape:
+            raise BotorchTensorDimensionError(
+                f"Expected Yvar of Y's shape {tuple(Y.shape)}, got {tuple(Yvar.shape)}."
+            )
+        root = as_double(Yvar, "Yvar").sqrt().numpy()[:, 0]  # squares of 1e-200 would be zero
+        noise = (root / outcome.scale) ** 2
     warp = LogWarp(torch.zeros_like(X[0])) if log_warp is None else log_warp
     Z: Array = warp.transform(X).numpy()
     if prior is None:
-        alone = fit_local_gp(Z, outcome.values, lengthscale_prior=lengthscale_prior)
+        alone = fit_local_gp(Z, outcome.values, lengthscale_prior=lengthscale_prior, noise=noise)
         return EarnedPosterior((alone,), np.ones(1), outcome, None, warp)
     values = prior.values(X)
     components = tuple(
         fit_local_gp(
-            Z, outcome.values, prior=values, trust=trust, lengthscale_prior=lengthscale_prior
+            Z,
+            outcome.values,
+            prior=values,
+            trust=trust,
+            lengthscale_prior=lengthscale_prior,
+            noise=noise,
         )
         for trust in trusts
     )
@@ -374,8 +389,12 @@ def as_single_task_gp(
     ).double()
     kernel.base_kernel.lengthscale = torch.from_numpy(component.lengthscale)
     kernel.outputscale = torch.tensor(component.variance, dtype=torch.float64)
-    likelihood = GaussianLikelihood(noise_constraint=Positive()).double()
-    likelihood.noise = torch.tensor(component.noise * component.variance, dtype=torch.float64)
+    if isinstance(component.noise, float):
+        likelihood = GaussianLikelihood(noise_constraint=Positive()).double()
+        likelihood.noise = torch.tensor(component.noise * component.variance, dtype=torch.float64)
+    else:
+        known = torch.from_numpy(component.noise * component.variance)
+        likelihood = FixedNoiseGaussianLikelihood(known)
     transform = Standardize(m=1)
     transform._stdvs_sq = torch.tensor([[outcome.scale**2]], dtype=torch.float64)
     transform.means = torch.tensor([[outcome.centre]], dtype=torch.float64)

@@ -101,7 +101,7 @@ class LocalGP:
         variance: :math:`v`.
         trust: :math:`\beta`.
         lengthscale: `d` length scales.
-        noise: Noise variance, relative to :math:`v`.
+        noise: Noise variance, relative to :math:`v`; known ones are given one by one, `n`.
         constant: The constant mean :math:`m`, on the scale of `residual`.
         precision: Inverse of the covariance of `residual`, `n x n`.
         evidence: Log posterior density of the hyperparameters, up to a constant.
@@ -112,7 +112,7 @@ class LocalGP:
     variance: float
     trust: float
     lengthscale: Array
-    noise: float
+    noise: float | Array
     constant: float
     precision: Array = field(repr=False)
     evidence: float = math.nan
@@ -180,10 +180,14 @@ class LocalGP:
         further = (values - self.trust * prior) / math.sqrt(self.variance)
         residual = np.concatenate([self.residual, further])
         correlation = _correlation(X / self.lengthscale, X / self.lengthscale)
-        solved = _solve(correlation, self.noise, residual)
+        noise = self.noise
+        if not isinstance(noise, float):  # of further points nothing is known but the usual
+            noise = np.append(noise, np.full(len(Z), noise.mean()))
+        solved = _solve(correlation, noise, residual)
         if solved is None:
             raise NumericalError("The covariance of the further points has no Cholesky factor.")
-        return replace(self, X=X, residual=residual, precision=inverse_of_factor(solved.factor))
+        precision = inverse_of_factor(solved.factor)
+        return replace(self, X=X, residual=residual, noise=noise, precision=precision)
 
 
 def fit_local_gp(
@@ -193,6 +197,7 @@ def fit_local_gp(
     prior: Array | None = None,
     trust: float = 0.0,
     lengthscale_prior: LengthscalePrior | None = None,
+    noise: Array | None = None,
     start: LocalGP | None = None,
 ) -> LocalGP:
     r"""The own model, fitted to standardised outcomes.
@@ -203,6 +208,8 @@ def fit_local_gp(
         prior: Values of the prior function at the points, `n`.
         trust: :math:`\beta`, by which it is multiplied.
         lengthscale_prior: Default BoTorch's.
+        noise: Known variances of the outcomes on the standardised scale, `n`; default one variance
+            for all, which is fitted.
         start: A fit to begin at, instead of the mode of the priors.
     """
     n, d = X.shape if X.ndim == 2 else (0, 0)
@@ -211,15 +218,21 @@ def fit_local_gp(
         raise BotorchTensorDimensionError(
             f"Expected X `n x d`, outcomes `n` and a prior `n` with n > 0, got shapes {shapes}."
         )
+    if noise is not None and (noise.shape != (n,) or not (noise >= 0).all()):
+        raise InputDataError(f"Expected {n} known variances >= 0, got {noise}.")
     difference = z if prior is None or trust == 0 else z - trust * prior
     variance = max(float(difference.var(ddof=1)), MIN_VARIANCE) if n > 1 else 1.0
     residual = difference / math.sqrt(variance)
     if lengthscale_prior is None:
         lengthscale_prior = LengthscalePrior.of_dimension(d)
-    objective = _Posterior(X, residual, lengthscale_prior)
+    known = None if noise is None else np.maximum(noise / variance, MIN_NOISE)
+    objective = _Posterior(X, residual, lengthscale_prior, known)
     theta = objective.mode
     if start is not None:
-        theta = np.log([*start.lengthscale, start.noise]).clip(objective.low, objective.high)
+        theta[:d] = np.log(start.lengthscale)
+        if known is None:
+            theta[d] = np.log(np.mean(start.noise))
+        theta = theta.clip(objective.low, objective.high)
     from scipy.optimize import minimize  # costs 70 ms to import, and only fits need it
 
     fit = minimize(
@@ -238,8 +251,8 @@ def fit_local_gp(
         residual=residual,
         variance=variance,
         trust=trust,
-        lengthscale=np.exp(fit.x[:-1]),
-        noise=float(np.exp(fit.x[-1])),
+        lengthscale=np.exp(fit.x[:d]),
+        noise=objective.noise(fit.x),
         constant=solved.constant,
         precision=inverse_of_factor(solved.factor),
         evidence=-float(fit.fun) - 0.5 * n * math.log(variance),
@@ -256,7 +269,7 @@ class _Solved:
     quadratic: float
 
 
-def _solve(correlation: Array, noise: float, residual: Array) -> _Solved | None:
+def _solve(correlation: Array, noise: float | Array, residual: Array) -> _Solved | None:
     n = len(residual)
     K = correlation.copy()
     K.flat[:: n + 1] += noise
@@ -291,28 +304,36 @@ def _correlation(A: Array, B: Array) -> Array:
 class _Posterior:
     """Minus the log posterior of log length scales and log noise, and its gradient, for scipy."""
 
-    def __init__(self, X: Array, residual: Array, prior: LengthscalePrior) -> None:
+    def __init__(
+        self, X: Array, residual: Array, prior: LengthscalePrior, known: Array | None = None
+    ) -> None:
         self.n, self.d = X.shape
         self.residual = residual
+        self.known = known
         self.squares = ((X[:, None] - X[None]) ** 2).reshape(self.n**2, self.d)
-        self.location = np.append(prior.location, NOISE_PRIOR[0])
-        self.scale = np.append(np.full(self.d, prior.scale), NOISE_PRIOR[1])
-        self.low = np.log([MIN_LENGTHSCALE] * self.d + [MIN_NOISE])
-        self.high = np.log([MAX_LENGTHSCALE] * self.d + [MAX_NOISE])
+        fitted = 0 if known is not None else 1
+        self.location = np.append(prior.location, [NOISE_PRIOR[0]] * fitted)
+        self.scale = np.append(np.full(self.d, prior.scale), [NOISE_PRIOR[1]] * fitted)
+        self.low = np.log([MIN_LENGTHSCALE] * self.d + [MIN_NOISE] * fitted)
+        self.high = np.log([MAX_LENGTHSCALE] * self.d + [MAX_NOISE] * fitted)
         self.bounds = list(zip(self.low, self.high, strict=True))
         # The mode of a log-normal density, where BoTorch begins too.
         self.mode = (self.location - self.scale**2).clip(self.low, self.high)
 
     def correlation(self, theta: Array) -> Array:
-        exponent = self.squares @ np.exp(-2 * theta[:-1])
+        exponent = self.squares @ np.exp(-2 * theta[: self.d])
         correlation: Array = np.exp(-0.5 * exponent).reshape(self.n, self.n)
         return correlation
 
+    def noise(self, theta: Array) -> float | Array:
+        """The fitted variance, or the known ones, `n`."""
+        return float(np.exp(theta[self.d])) if self.known is None else self.known
+
     def solved(self, theta: Array) -> _Solved | None:
-        return _solve(self.correlation(theta), math.exp(theta[-1]), self.residual)
+        return _solve(self.correlation(theta), self.noise(theta), self.residual)
 
     def __call__(self, theta: Array) -> tuple[float, Array]:
-        correlation, noise = self.correlation(theta), math.exp(theta[-1])
+        correlation, noise = self.correlation(theta), self.noise(theta)
         solved = _solve(correlation, noise, self.residual)
         if solved is None:
             return 1e10, np.zeros_like(theta)
@@ -321,8 +342,10 @@ class _Posterior:
         # d value / d K = (K^-1 - weights weights') / 2; the constant is at its maximum.
         slope = 0.5 * (inverse_of_factor(solved.factor) - np.outer(solved.weights, solved.weights))
         gradient = np.empty_like(theta)
-        gradient[:-1] = (slope * correlation).ravel() @ self.squares * np.exp(-2 * theta[:-1])
-        gradient[-1] = np.trace(slope) * noise
+        by_scale = np.exp(-2 * theta[: self.d])
+        gradient[: self.d] = (slope * correlation).ravel() @ self.squares * by_scale
+        if self.known is None:
+            gradient[self.d] = np.trace(slope) * noise
         # Log-normal densities of the values, not of their logarithms.
         distance = (theta - self.location) / self.scale
         value += 0.5 * distance @ distance + theta.sum()

@@ -164,6 +164,26 @@ def test_a_component_is_a_single_task_gp(with_prior: bool, offsets: Tensor | Non
         )
 
 
+@pytest.mark.parametrize("further", [0, 2])
+def test_a_component_with_known_noise_is_a_single_task_gp(further: int) -> None:
+    X, Y = history(8)
+    known = torch.linspace(1e-3, 0.3, 8).double().unsqueeze(-1) * Y.var()
+    fit = fit_earned(X, Y, Yvar=known)
+    assert fit.components[0].noise[3] * fit.components[0].variance == pytest.approx(
+        float(known[3]) / fit.outcome.scale**2
+    )
+    if further:
+        fit = fit.conditioned(uniform(further, 2, seed=6))
+    Z = uniform(10, 2, seed=8)
+    mean, variance = fit.components[0].predict(fit.warp(Z))
+    with torch.no_grad():
+        theirs = fit.model(0).posterior(Z)
+    expected = fit.outcome.centre + fit.outcome.scale * torch.from_numpy(mean)
+    torch.testing.assert_close(theirs.mean.squeeze(-1), expected, rtol=1e-8, atol=1e-8)
+    scaled = fit.outcome.scale**2 * torch.from_numpy(variance)
+    torch.testing.assert_close(theirs.variance.squeeze(-1), scaled, rtol=1e-7, atol=1e-6)
+
+
 @WAYS
 def test_botorchs_acquisition_functions_take_it(with_prior: bool, offsets: Tensor | None) -> None:
     fit, (X, Y) = posterior(with_prior, offsets is not None), history(8)

@@ -139,6 +139,38 @@ def test_a_fit_is_botorchs(n: int, d: int, seed: int) -> None:
     np.testing.assert_allclose(ours_there[:-1][short], theirs_there[:-1][short], atol=0.05)
 
 
+def known_variances(n: int) -> Array:
+    """Very different ones, on the standardised scale."""
+    return np.geomspace(1e-3, 1.0, n)
+
+
+@pytest.mark.parametrize(("n", "d", "seed"), [(10, 1, 0), (20, 2, 1)])
+def test_a_fit_with_known_noise_is_botorchs(n: int, d: int, seed: int) -> None:
+    X, Y = wave(n, d, seed=seed)
+    outcome = standardize(Y.numpy()[:, 0])
+    known = known_variances(n)
+    ours = fit_local_gp(X.numpy(), outcome.values, noise=known)
+    theirs = SingleTaskGP(X, Y, train_Yvar=torch.from_numpy(known).unsqueeze(-1) * outcome.scale**2)
+    fit_gpytorch_mll(ExactMarginalLogLikelihood(theirs.likelihood, theirs))
+    Z = uniform(40, d, seed=9)
+    with torch.no_grad():
+        posterior = theirs.posterior(Z)
+    mean, variance = ours.predict(Z.numpy())
+    scale = outcome.scale
+    expected = posterior.mean.squeeze(-1).numpy()
+    np.testing.assert_allclose(outcome.centre + scale * mean, expected, atol=0.02 * scale)
+    deviation = posterior.variance.sqrt().squeeze(-1).numpy()
+    np.testing.assert_allclose(scale * np.sqrt(variance), deviation, atol=0.02 * scale)
+    np.testing.assert_allclose(ours.noise, known)
+
+
+def test_known_noise_says_which_outcomes_count() -> None:
+    X, z = np.array([[0.3], [0.3]]), np.array([1.0, -1.0])
+    for known, sign in ((np.array([0.001, 1.0]), 1), (np.array([1.0, 0.001]), -1)):
+        mean, _ = fit_local_gp(X, z, noise=known).predict(X[:1])
+        assert sign * mean[0] > 0.9
+
+
 def theta_of(model: SingleTaskGP) -> Array:
     """Log length scales and log noise."""
     lengthscale = model.covar_module.lengthscale.detach().flatten()
@@ -182,6 +214,18 @@ def test_the_gradient_is_that_of_the_objective(n: int, d: int) -> None:
             step[k] = 1e-5
             slope = (objective(theta + step)[0] - objective(theta - step)[0]) / 2e-5
             assert gradient[k] == pytest.approx(slope, rel=1e-6, abs=1e-7)
+
+
+def test_the_gradient_with_known_noise_is_that_of_the_objective() -> None:
+    X, Y = wave(8, 2)
+    z, prior = standardize(Y.numpy()[:, 0]).values, LengthscalePrior.of_dimension(2)
+    objective = _Posterior(X.numpy(), z, prior, known_variances(8))
+    theta = np.array([-0.4, 0.3])
+    _, gradient = objective(theta)
+    for k in range(2):
+        step = 1e-5 * np.eye(2)[k]
+        slope = (objective(theta + step)[0] - objective(theta - step)[0]) / 2e-5
+        assert gradient[k] == pytest.approx(slope, rel=1e-6, abs=1e-7)
 
 
 def test_a_fit_is_a_maximum() -> None:
@@ -290,6 +334,15 @@ def test_conditioned_is_a_model_of_all_data(trust: float) -> None:
     np.testing.assert_allclose(variance, gp.variance - explained, atol=1e-9)
 
 
+def test_further_points_have_the_usual_noise() -> None:
+    X, Y = wave(8, 2)
+    known = known_variances(8)
+    gp = fit_local_gp(X.numpy(), standardize(Y.numpy()[:, 0]).values, noise=known)
+    more = gp.conditioned(uniform(2, 2, seed=6).numpy(), np.zeros(2))
+    usual = np.mean(gp.noise)
+    np.testing.assert_allclose(more.noise, [*np.atleast_1d(gp.noise), usual, usual])
+
+
 def test_an_outcome_at_its_mean_leaves_the_mean_and_lowers_the_variance() -> None:
     gp, _ = fitted(8, 2)
     X, Z = uniform(2, 2, seed=6).numpy(), uniform(15, 2, seed=7).numpy()
@@ -316,3 +369,6 @@ def test_shapes_are_checked() -> None:
             fit_local_gp(*wrong)
     with pytest.raises(BotorchTensorDimensionError, match="n > 0"):
         fit_local_gp(X, np.zeros(4), prior=np.zeros(3), trust=1.0)
+    for bad in (np.ones(3), -np.ones(4), np.full(4, np.nan)):
+        with pytest.raises(InputDataError, match="Expected 4 known variances >= 0"):
+            fit_local_gp(X, np.zeros(4), noise=bad)
