@@ -59,6 +59,7 @@ from botorch_fed.federation.budget import Budgeted
 from botorch_fed.federation.disclosure import Price, Sees, disclosed
 from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.hub import finished_rounds, hub_log
+from botorch_fed.federation.points import check_data
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
 from botorch_fed.rng import generator
@@ -940,6 +941,7 @@ def _given_rows(
     for agent, objective in objectives.items():
         if agent not in data:
             continue
+        check_data(data[agent], space)
         X, Y = (part.double() for part in data[agent])
         true: list[float | None] = [None] * len(X)
         if isinstance(objective, _AgentObjective) and not space.outcomes:
