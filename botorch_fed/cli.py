@@ -1428,18 +1428,23 @@ def _add_site(commands: Any) -> None:
     fail = verb("fail", "mark an open trial as failed")
     for parser in (tell, fail):
         parser.add_argument("id", type=int, metavar="TRIAL", help="number of the trial")
-    tell.add_argument("value", type=float, metavar="VALUE", help="the outcome as measured")
+    measured = "the outcome as measured; of several outcomes NAME=VALUE for each"
+    tell.add_argument("value", nargs="+", type=_number_or_named, metavar="VALUE", help=measured)
     fail.add_argument("--reason", default="", help="reason of the failure; stays at the site")
     attach = verb("attach", "add an existing result")
     parameters = "every parameter of the search space, in its units"
     attach.add_argument(
         "parameters", nargs="+", metavar="NAME=VALUE", type=_named_value, help=parameters
     )
-    attach.add_argument("--value", required=True, type=float, help="the outcome as measured")
+    repeated = f"{measured}, by one --value each"
+    attach.add_argument(
+        "--value", required=True, action="append", type=_number_or_named, help=repeated
+    )
     label = "name of the result; a second result of the same name is not added"
     attach.add_argument("--label", default="", help=label)
     for parser in (tell, attach):
-        parser.add_argument("--sem", type=float, help="the standard error of the value")
+        sem = "the standard error of the value; of several outcomes --sem NAME=VALUE for each"
+        parser.add_argument("--sem", action="append", type=_number_or_named, help=sem)
     verb("status", "print all trials and the best value")
     keys = _command(verbs, "keys", _site_keys, "make the single ckks key, at a trusted place")
     keys.add_argument("study", type=Path, metavar="STUDY.toml", help="the study file")
@@ -1465,11 +1470,39 @@ def _site(arguments: argparse.Namespace) -> SiteFolder:
     return SiteFolder(arguments.folder.resolve())
 
 
+def _number_or_named(text: str) -> float | tuple[str, float]:
+    name, separator, number = text.rpartition("=")
+    try:
+        value = float(number)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected VALUE or NAME=VALUE, got {text!r}") from None
+    if not separator:
+        return value
+    if not name:
+        raise argparse.ArgumentTypeError(f"expected VALUE or NAME=VALUE, got {text!r}")
+    return name, value
+
+
+def _outcomes(given: list[float | tuple[str, float]] | None) -> float | dict[str, float] | None:
+    """One number, or numbers by name."""
+    if given is None:
+        return None
+    named = [one for one in given if isinstance(one, tuple)]
+    if len(named) == len(given):
+        if len(dict(named)) < len(named):
+            raise UsageError(f"An outcome has two values: {[name for name, _ in named]}.")
+        return dict(named)
+    if len(given) == 1 and not isinstance(given[0], tuple):
+        return given[0]
+    raise UsageError("Expected one VALUE, or NAME=VALUE for each of several outcomes.")
+
+
 def _site_verb(verb: str, arguments: argparse.Namespace) -> _Done:
     keys = ("n", "id", "value", "sem", "reason", "label", "parameters")
     given = {key: getattr(arguments, key) for key in keys if hasattr(arguments, key)}
     if "parameters" in given:
         given["parameters"] = dict(given["parameters"])
+    given |= {key: _outcomes(given[key]) for key in ("value", "sem") if key in given}
     answer = _site(arguments).perform(verb, given)
     trials = answer["trials"]
     if trials:
@@ -1477,7 +1510,7 @@ def _site_verb(verb: str, arguments: argparse.Namespace) -> _Done:
         table = _table("trial", *names, "status", "value", "note")
         for trial in trials:
             values = [_short(trial["parameters"][name]) for name in names]
-            value = "" if trial["value"] is None else f"{trial['value']:.6g}"
+            value = _value_words(trial)
             note = trial["reason"] or trial["label"]
             table.add_row(str(trial["id"]), *values, trial["status"], value, note)
         _show(arguments, table)
@@ -1485,8 +1518,19 @@ def _site_verb(verb: str, arguments: argparse.Namespace) -> _Done:
         _say(arguments, f"No new trial: {answer['note']}.")
     if answer.get("best"):
         best = answer["best"]
-        _say(arguments, f"Best: trial {best['id']} with {best['value']:.6g}.")
+        _say(arguments, f"Best: trial {best['id']} with {_value_words(best)}.")
+    if answer.get("pareto"):
+        numbers = ", ".join(str(trial["id"]) for trial in answer["pareto"])
+        _say(arguments, f"No other trial beats these in all objectives: {numbers}.")
     return _Done({"command": f"site {verb}", **answer})
+
+
+def _value_words(trial: Mapping[str, Any]) -> str:
+    """The values of a trial in a table."""
+    values = trial["values"]
+    if len(values) == 1:
+        return f"{trial['value']:.6g}"
+    return ", ".join(f"{name} = {value:.6g}" for name, value in values.items())
 
 
 def _short(value: Any) -> str:

@@ -33,6 +33,8 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 import numpy as np
 import torch
 from botorch.exceptions.errors import InputDataError
+from botorch.utils.multi_objective.hypervolume import Hypervolume
+from botorch.utils.multi_objective.pareto import is_non_dominated
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
@@ -57,6 +59,7 @@ from botorch_fed.federation.budget import Budgeted
 from botorch_fed.federation.disclosure import Price, Sees, disclosed
 from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.hub import finished_rounds, hub_log
+from botorch_fed.federation.points import check_data
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
 from botorch_fed.rng import generator
@@ -72,6 +75,7 @@ if TYPE_CHECKING:
 Record = dict[str, Any]
 Part = Literal["whole", "hub", "site"]
 Measure = Literal["simple", "cumulative"]
+VALUE_COLUMNS = {"value": "y", "true": "true", "regret": "regret"}  # of one outcome
 MIN_FAILED = 2  # least number of failures for which a region is named
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
 FORMAT = 2  # of the files of a result; 1 has "heard" for "replied"
@@ -161,7 +165,7 @@ class RunResult:
         )
 
     def history(self, agent: AgentId, given: bool = False) -> tuple[Tensor, Tensor]:
-        """An agent's points in the unit cube `n x d` and its observations `n x 1`.
+        """An agent's points in the unit cube `n x d` and its observations `n x m`.
 
         Args:
             agent: Its name.
@@ -172,21 +176,20 @@ class RunResult:
 
     def _history(self, rows: list[Record]) -> tuple[Tensor, Tensor]:
         X = torch.tensor([row["x"] for row in rows], dtype=torch.float64)
-        Y = torch.tensor([[row["y"]] for row in rows], dtype=torch.float64)
-        return X.reshape(len(rows), self.space.dim), Y.reshape(len(rows), 1)
+        Y = torch.tensor([row["y"] for row in rows], dtype=torch.float64)
+        size = len(self.space.metrics)
+        return X.reshape(len(rows), self.space.dim), Y.reshape(len(rows), size)
 
     def best(self, agent: AgentId) -> Tensor:
         """The best value up to each query: noise-free if the problem defines it, else observed.
 
-        An agent's observations before the run count from its first query on.
+        An agent's observations before the run count from its first query on. Until one meets all
+        constraints, also those of outcomes, the best value is infinitely bad.
         """
+        self._check_one_objective("best")
         given, rows = self._given(agent), self._rows(agent)
         values = [
-            -self._sign * math.inf
-            if "violates" in row
-            else row["y"]
-            if row["true"] is None
-            else row["true"]
+            -self._sign * math.inf if "violates" in row else self._objective_of(row)
             for row in (*given, *rows)
         ]
         if not values:
@@ -200,12 +203,97 @@ class RunResult:
         Observations before the run count if they meet the constraints of the space; the first of
         equal values wins.
         """
+        self._check_one_objective("best_parameters")
         rows = [*self._given(site), *self._rows(site)]
         X, Y = self._history([row for row in rows if "violates" not in row])
         if not len(Y):
-            raise InputDataError(f"Site {site!r} has no observation, and so no best one.")
-        row = int((self._sign * Y).argmax())
+            which = "observation that meets all constraints" if rows else "observation"
+            raise InputDataError(f"Site {site!r} has no {which}, and so no best one.")
+        row = int((self._sign * Y[:, self.space.objectives[0]]).argmax())
         return dict(self.space.from_unit(X[row : row + 1])[0])
+
+    def pareto(self, site: AgentId) -> list[Record]:
+        """The observations of a site that no other of its own beats in all objectives.
+
+        One row each: ``parameters`` by name and in the user's units, and ``values`` by the names of
+        the outcomes. Observations before the run count; those that violate a constraint do not.
+        With one objective these are the best ones.
+        """
+        rows = [*self._given(site), *self._rows(site)]
+        X, Y = self._history([row for row in rows if "violates" not in row])
+        front = self.space.front(Y)
+        points = self.space.from_unit(X[front])
+        return [
+            {"parameters": point, "values": self.space.by_name(values)}
+            for point, values in zip(points, Y[front].tolist(), strict=True)
+        ]
+
+    def reference_point(self, *sites: AgentId) -> dict[str, float]:
+        """The worst values of several objectives that count in a hypervolume, as measured.
+
+        Those of the space where it has any, and else the worst ones observed, of all sites or of
+        those that are named.
+        """
+        rows = [
+            row for site in sites or self.names for row in (*self._given(site), *self._rows(site))
+        ]
+        _, Y = self._history(rows)
+        found = {}
+        for place in self.space.objectives:
+            one = self.space.metrics[place]
+            worst = one.reference
+            if worst is None and len(Y):
+                column = Y[:, place]
+                worst = float(column.max() if one.minimize else column.min())
+            found[one.name] = 0.0 if worst is None else worst
+        return found
+
+    def hypervolume(self, site: AgentId, reference: Mapping[str, float] | None = None) -> Tensor:
+        """The hypervolume that a site's observations dominate up to each query, in measured units.
+
+        Observations before the run count from the first query on; those that violate a constraint
+        do not.
+
+        Args:
+            site: Its name.
+            reference: The worst value of each objective that counts; default that of
+                `reference_point` for this site.
+        """
+        if len(self.space.objectives) < 2:
+            raise InputDataError("A hypervolume is of several objectives, this space has one.")
+        places = self.space.objectives
+        worst = self.reference_point(site) if reference is None else dict(reference)
+        names = [self.space.metrics[place].name for place in places]
+        if set(worst) != set(names):
+            raise InputDataError(f"Expected a reference for each of {names}, got {sorted(worst)}.")
+        signs = torch.tensor([-1.0 if self.space.metrics[k].minimize else 1.0 for k in places])
+        least = signs.double() * torch.tensor([worst[name] for name in names]).double()
+        volume = Hypervolume(least)
+        given, rows = self._given(site), self._rows(site)
+        kept: list[Tensor] = []
+        volumes = []
+        for row in (*given, *rows):
+            if "violates" not in row:
+                y = torch.tensor([row["y"][k] for k in places], dtype=torch.float64)
+                kept.append(signs * y)
+            front = torch.stack(kept) if kept else least.unsqueeze(0)
+            volumes.append(volume.compute(front[is_non_dominated(front)]))
+        return torch.tensor(volumes[len(given) :], dtype=torch.float64)
+
+    def _check_one_objective(self, what: str) -> None:
+        """Raise `InputDataError` where there is no best value."""
+        names = [self.space.metrics[place].name for place in self.space.objectives]
+        if len(names) > 1:
+            raise InputDataError(
+                f"{what} is for one objective, this space has {names}: use pareto or hypervolume."
+            )
+
+    def _objective_of(self, row: Record) -> float:
+        """The value of the one objective: noise-free if it is known, else observed."""
+        if row["true"] is not None:
+            return float(row["true"])
+        y = row["y"][self.space.objectives[0]] if self.space.outcomes else row["y"]
+        return float(y)
 
     @property
     def _sign(self) -> float:
@@ -221,6 +309,7 @@ class RunResult:
         """Sum of the instantaneous regrets up to each query."""
         if self.optimal_values is None:
             raise InputDataError("Regret needs the optima, and this problem does not define them.")
+        self.space.refuse_several("cumulative_regret", "use history.")
         values = [row["true"] for row in self._rows(agent)]
         gaps = self.optimal_values[agent] - torch.tensor(values, dtype=torch.float64)
         return gaps.abs().cumsum(dim=0)
@@ -230,8 +319,9 @@ class RunResult:
 
         Columns: site, trial, status (``"given"``, ``"completed"``, ``"failed"`` or ``"attached"``),
         every parameter by its name and in the user's units, value, true, regret, the reason of a
-        failure, query and round (0 for given trials). A parameter with the name of another column
-        becomes ``parameter_<name>``.
+        failure, query and round (0 for given trials). Of several outcomes each has a column, in the
+        place of value, true and regret, and ``violates`` is the first constraint that is not met. A
+        parameter with the name of another column becomes ``parameter_<name>``.
         """
         import pandas
 
@@ -242,13 +332,18 @@ class RunResult:
             X = torch.tensor([row["x"] for row in trials], dtype=torch.float64)
             points = self.space.from_unit(X) if trials else []
             for i, (trial, point) in enumerate(zip(trials, points, strict=True)):
+                measured = {key: trial[old] for key, old in VALUE_COLUMNS.items()}
+                if self.space.outcomes:
+                    missing = [None] * len(self.space.metrics)
+                    measured = {
+                        **self.space.by_name(trial["y"] or missing),
+                        "violates": trial.get("violates", ""),
+                    }
                 columns = {
                     "site": site,
                     "trial": i + 1,
                     "status": "given" if i < len(given) else trial.get("status", "completed"),
-                    "value": trial["y"],
-                    "true": trial["true"],
-                    "regret": trial["regret"],
+                    **measured,
                     "reason": trial.get("reason", ""),
                     "query": trial.get("query", 0),
                     "round": trial.get("round", 0),
@@ -534,7 +629,8 @@ def run(
         )
         gather()
     for name in names:
-        result.records += _observation_rows(name, observations[name], objectives[name], optima)
+        rows = _observation_rows(name, observations[name], objectives[name], optima)
+        result.records += _flagged(rows, space) if space.outcomes else rows
     if folder is not None:
         result.save(folder)
     return result
@@ -686,13 +782,13 @@ class _AgentObjective:
 
     def __call__(self, X: Tensor) -> Tensor:
         stream = generator(self.seed, "noise", self.agent, self.calls)
-        Y = self.problem.observe(self.agent, X, stream).reshape(-1, 1)
+        Y = self.problem.observe(self.agent, X, stream).reshape(len(X), -1)
         self.calls += 1
         return Y
 
     def true(self, X: Tensor) -> Tensor:
         """Noise-free values."""
-        return self.problem.evaluate(self.agent, X).reshape(-1, 1)
+        return self.problem.evaluate(self.agent, X).reshape(len(X), -1)
 
 
 def _objectives(
@@ -801,9 +897,9 @@ def _observation_rows(
 ) -> list[Record]:
     rows: list[Record] = []
     for observation in observations:
-        y = float(observation.Y) if len(observation.Y) else None
+        y = _numbers(observation.Y)
         true = None
-        if isinstance(objective, _AgentObjective) and y is not None:
+        if isinstance(objective, _AgentObjective) and isinstance(y, float):
             noisy = objective.in_batches
             true = float(objective.true(observation.X)) if noisy else y
         regret = None if true is None or optima is None else abs(optima[agent] - true)
@@ -816,13 +912,21 @@ def _observation_rows(
                 "status": observation.status,
                 "x": observation.X[0].tolist(),
                 "y": y,
-                "sem": observation.sem,
+                "sem": _numbers(observation.sem),
                 "reason": observation.reason,
                 "true": true,
                 "regret": regret,
             }
         )
     return rows
+
+
+def _numbers(rows: Tensor | None) -> float | list[float] | None:
+    """The one number of one row, or of several outcomes all; None without a row."""
+    if rows is None or not len(rows):
+        return None
+    numbers = rows[0].tolist()
+    return numbers[0] if len(numbers) == 1 else numbers
 
 
 def _given_rows(
@@ -837,18 +941,24 @@ def _given_rows(
     for agent, objective in objectives.items():
         if agent not in data:
             continue
+        check_data(data[agent], space)
         X, Y = (part.double() for part in data[agent])
         true: list[float | None] = [None] * len(X)
-        if isinstance(objective, _AgentObjective):
+        if isinstance(objective, _AgentObjective) and not space.outcomes:
             true = objective.true(X).flatten().tolist()
-        for x, y, value in zip(X.tolist(), Y.flatten().tolist(), true, strict=True):
+        values = Y.tolist() if space.outcomes else Y.flatten().tolist()
+        for x, y, value in zip(X.tolist(), values, true, strict=True):
             regret = None if value is None or optima is None else abs(optima[agent] - value)
             rows.append({"agent": agent, "x": x, "y": y, "true": value, "regret": regret})
     return _flagged(rows, space)
 
 
 def _flagged(rows: list[Record], space: SearchSpace) -> list[Record]:
-    """Rows, those of points outside of the constraints with the constraint that they violate."""
+    """Rows, those that violate a constraint of points or outcomes with this constraint."""
+    for row in rows:
+        broken = space.broken_outcome(row["y"]) if space.outcomes and row["y"] else None
+        if broken is not None:
+            row["violates"] = broken
     if not space.feasible_set.constrained:
         return rows
     for row in rows:
@@ -1087,7 +1197,7 @@ class _Watch:
     ) -> None:
         self._progress = progress
         self._account = getattr(server, "privacy", None)
-        self._minimize = space.outcome.minimize
+        self._space = space
         self._gather = gather
         self._best: float | None = None
         total = evaluations_of(protocol, names)
@@ -1101,11 +1211,14 @@ class _Watch:
     def _words(self, round_: Round, new: list[Observation]) -> str:
         asked = len(round_.replied) + len(round_.exchanged.failures)
         words = [f"{len(round_.replied)} of {asked} replied"]
-        values = [y for observation in new for y in observation.Y.flatten().tolist()]
-        values += [] if self._best is None else [self._best]
-        if values:
-            self._best = min(values) if self._minimize else max(values)
-            words.append(f"best {self._best:.4g}")
+        space, rows = self._space, [y for o in new for y in o.Y.tolist()]
+        if len(space.objectives) == 1:
+            place = space.objectives[0]
+            values = [row[place] for row in rows if space.broken_outcome(row) is None]
+            values += [] if self._best is None else [self._best]
+            if values:
+                self._best = min(values) if space.outcome.minimize else max(values)
+                words.append(f"best {self._best:.4g}")
         account = (None if self._account is None else self._account(round_.state)) or {}
         if "epsilon" in account:
             warning = "" if account["private"] else " (seeded noise, not private)"

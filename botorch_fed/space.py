@@ -14,6 +14,9 @@ learnt from data.
     fixed            no column; it is in every point
     outcome          sign * (y - centre) / scale, to be maximised
 
+Several outcomes have names and roles: objectives, outcome constraints, which bound what is
+measured, and outcomes that are only recorded.
+
 A space may have constraints: linear ones over numbers in the user's units, which are text or
 `LinearConstraint`, and `feasible`, a known and cheap function of a point by name. They are hard:
 `SearchSpace.snap` moves every point to one that meets them, and no search evaluates another.
@@ -25,13 +28,14 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields
 from functools import cached_property
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, get_args
 
 import numpy as np
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from botorch.utils.multi_objective.pareto import is_non_dominated
 from torch import Tensor
 
 from botorch_fed.constraints import LinearConstraint
@@ -42,6 +46,9 @@ Kind = Literal["real", "integer", "choice", "ordinal", "fixed"]
 MAX_LISTED = 10_000  # values of an integer up to which they are searched one by one
 DECADES = 100.0  # the ratio of bounds from which on a parameter is taken to act by its ratio
 Scale = Literal["linear", "log"]
+T = TypeVar("T")
+Role = Literal["objective", "constraint", "tracking"]
+LATER: Any = {"unless_default": True}  # a field that texts and hashes leave out at its default
 
 
 @dataclass(frozen=True)
@@ -281,19 +288,32 @@ def _is_value(value: object) -> bool:
 
 @dataclass(frozen=True)
 class Outcome:
-    r"""The public affine map of outcomes, :math:`\pm(y - centre) / scale`, to be maximised.
+    r"""The public affine map of an outcome, :math:`\pm(y - centre) / scale`, to be maximised.
+
+    Of several outcomes each has a name and a role; `objective`, `constraint` and `tracking` make
+    them.
 
     Attributes:
         centre: What counts as zero: a guess of the middle of the range, never a mean of data.
         scale: What counts as one: a guess of the spread, never a deviation of data.
         minimize: Whether smaller values are better.
         name: What is measured.
+        role: ``"objective"``; ``"constraint"``, bounded by `lower` and `upper`; or ``"tracking"``,
+            recorded only.
+        lower: The least value that a constraint allows, as measured.
+        upper: The largest value that it allows.
+        reference: Of one of several objectives, the worst value that counts in a hypervolume, as
+            measured; None for a value that each site takes from its own outcomes.
     """
 
     centre: float = 0.0
     scale: float = 1.0
     minimize: bool = False
     name: str = "objective"
+    role: Role = field(default="objective", metadata=LATER)
+    lower: float | None = field(default=None, metadata=LATER)
+    upper: float | None = field(default=None, metadata=LATER)
+    reference: float | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not math.isfinite(self.centre) or not (math.isfinite(self.scale) and self.scale > 0):
@@ -301,8 +321,70 @@ class Outcome:
                 f"An outcome needs a finite centre and a positive scale, got {self.centre} and "
                 f"{self.scale}."
             )
+        self._check_role()
         object.__setattr__(self, "centre", float(self.centre))  # 0 and 0.0 are one map
         object.__setattr__(self, "scale", float(self.scale))
+        for key in ("lower", "upper", "reference"):
+            if getattr(self, key) is not None:
+                object.__setattr__(self, key, float(getattr(self, key)))
+
+    def _check_role(self) -> None:
+        """Refuse bounds and a reference where they mean nothing."""
+        what, bounds = f"Outcome {self.name!r}", (self.lower, self.upper)
+        if self.role not in get_args(Role):
+            raise InputDataError(
+                f"{what}: expected role objective, constraint or tracking, got {self.role!r}."
+            )
+        for number in (*bounds, self.reference):
+            if number is not None and not math.isfinite(number):
+                raise InputDataError(f"{what}: bounds and reference must be finite, got {number}.")
+        if self.role == "constraint":
+            if bounds == (None, None):
+                raise InputDataError(f"{what} is a constraint: give lower, upper, or both.")
+            if None not in bounds and not self.lower < self.upper:  # type: ignore[operator]
+                raise InputDataError(
+                    f"{what}: lower must lie below upper, got {self.lower} and {self.upper}."
+                )
+        elif bounds != (None, None):
+            raise InputDataError(
+                f"{what} has bounds, and role {self.role!r}: bounds are for constraints. Report a "
+                "metric that is minimised and bounded under two names."
+            )
+        if self.role != "objective" and self.minimize:
+            raise InputDataError(f"{what} has role {self.role!r}: minimize is for objectives.")
+        if self.role != "objective" and self.reference is not None:
+            raise InputDataError(f"{what} has role {self.role!r}: reference is for objectives.")
+
+    @classmethod
+    def objective(
+        cls, name: str, *, minimize: bool = False, reference: float | None = None
+    ) -> Outcome:
+        """An outcome to be made as large or as small as possible.
+
+        Args:
+            name: What is measured.
+            minimize: Whether smaller values are better.
+            reference: Beside other objectives, the worst value that counts in a hypervolume.
+        """
+        return cls(minimize=minimize, name=name, reference=reference)
+
+    @classmethod
+    def constraint(
+        cls, name: str, *, lower: float | None = None, upper: float | None = None
+    ) -> Outcome:
+        """An outcome that must lie within bounds; what a point gives is known after measuring.
+
+        Args:
+            name: What is measured.
+            lower: The least value that is allowed.
+            upper: The largest.
+        """
+        return cls(name=name, role="constraint", lower=lower, upper=upper)
+
+    @classmethod
+    def tracking(cls, name: str) -> Outcome:
+        """An outcome that is recorded and reported, and decides nothing."""
+        return cls(name=name, role="tracking")
 
     def to_public(self, Y: Tensor) -> Tensor:
         """Outcomes as the site measures them to the shared scale, larger is better."""
@@ -311,6 +393,22 @@ class Outcome:
     def from_public(self, Y: Tensor) -> Tensor:
         """The inverse of `to_public`."""
         return self.centre + self._sign * self.scale * Y.double()
+
+    def allows(self, value: float) -> bool:
+        """Whether a measured value lies within the bounds."""
+        above = self.lower is None or value >= self.lower
+        return above and (self.upper is None or value <= self.upper)
+
+    @property
+    def words(self) -> str:
+        """What is wanted of it, such as ``"latency <= 20"``."""
+        if self.role == "constraint":
+            low = "" if self.lower is None else f"{self.lower:g} <= "
+            high = "" if self.upper is None else f" <= {self.upper:g}"
+            return f"{low}{self.name}{high}"
+        if self.role == "tracking":
+            return f"{self.name} is recorded"
+        return f"{'minimise' if self.minimize else 'maximise'} {self.name}"
 
     @property
     def _sign(self) -> float:
@@ -340,14 +438,16 @@ class NamedCheck:
 
 @dataclass(frozen=True)
 class SearchSpace:
-    """Parameters in a fixed order, the outcome's scale, and which points may be evaluated.
+    """Parameters in a fixed order, outcomes, and which points may be evaluated.
 
     Attributes:
         parameters: The parameters; their order is the order of the columns.
-        outcome: The map of outcomes.
+        outcome: The map of outcomes where there is one; of several, the first objective.
         constraints: Linear constraints over numeric parameters, in the user's units; text is read
             by `LinearConstraint.parse`. On a log scale inequalities only.
         feasible: Whether a point by name may be evaluated; known, cheap and the same at all sites.
+        outcomes: Several outcomes by name, one objective at least, in the place of `outcome`;
+            empty where there is one. `metrics` has them in both cases.
 
     Example:
         >>> space = SearchSpace(
@@ -362,12 +462,22 @@ class SearchSpace:
         ... )
         >>> mixture.violated({"x": 0.75, "y": 0.5})
         'x + y <= 1'
+        >>> small = SearchSpace(
+        ...     (Parameter.integer("depth", 1, 8),),
+        ...     outcomes=(
+        ...         Outcome.objective("error", minimize=True),
+        ...         Outcome.constraint("latency", upper=20),
+        ...     ),
+        ... )
+        >>> [one.words for one in small.metrics]
+        ['minimise error', 'latency <= 20']
     """
 
     parameters: tuple[Parameter, ...]
     outcome: Outcome = Outcome()
     constraints: tuple[LinearConstraint | str, ...] = ()
     feasible: Callable[[dict[str, Any]], bool] | None = None
+    outcomes: tuple[Outcome, ...] = field(default=(), metadata=LATER)
 
     def __post_init__(self) -> None:
         if not isinstance(self.parameters, tuple) or not all(
@@ -381,7 +491,101 @@ class SearchSpace:
             raise InputDataError("A search space needs at least one parameter that is not fixed.")
         if len(set(self.names)) < len(self.names):
             raise InputDataError(f"Parameters must have different names, got {self.names}.")
+        self._check_outcomes()
         self._check_constraints()
+
+    def _check_outcomes(self) -> None:
+        """Bring outcomes into one form, and refuse those that say nothing to look for."""
+        if not isinstance(self.outcomes, tuple) or not all(
+            isinstance(one, Outcome) for one in self.outcomes
+        ):
+            raise InputDataError(
+                f"Expected outcomes as a tuple of Outcome, got {type(self.outcomes).__name__}: "
+                "write outcomes=(Outcome.objective(…), Outcome.constraint(…))."
+            )
+        names = [one.name for one in self.metrics]
+        if len(set(names)) < len(names) or not all(names):
+            raise InputDataError(f"Outcomes must have different names, got {names}.")
+        objectives = [one for one in self.metrics if one.role == "objective"]
+        if not objectives:
+            words = [one.words for one in self.metrics]
+            raise InputDataError(
+                f"Expected an objective among the outcomes, got {words}: add Outcome.objective(…)."
+            )
+        if len(objectives) == 1 and objectives[0].reference is not None:
+            raise InputDataError(
+                f"Outcome {objectives[0].name!r} is the only objective: a reference is for the "
+                "hypervolume of several. Leave it out."
+            )
+        if not self.outcomes:
+            return
+        if self.outcome not in (Outcome(), objectives[0]):
+            raise InputDataError("Give outcome or outcomes, not both.")
+        object.__setattr__(self, "outcome", objectives[0])
+        if len(self.outcomes) == 1:  # the same space as with the short form
+            object.__setattr__(self, "outcomes", ())
+
+    # -------------------------------------------------------------- outcomes
+
+    @property
+    def metrics(self) -> tuple[Outcome, ...]:
+        """All outcomes; their order is that of the columns of `Y`."""
+        return self.outcomes or (self.outcome,)
+
+    @property
+    def objectives(self) -> tuple[int, ...]:
+        """Which of `metrics` are objectives."""
+        return self._of_role("objective")
+
+    @property
+    def outcome_constraints(self) -> tuple[int, ...]:
+        """Which of `metrics` are constraints."""
+        return self._of_role("constraint")
+
+    @property
+    def modelled(self) -> tuple[int, ...]:
+        """Which of `metrics` decide where to look: all but those that are only recorded."""
+        return self._of_role("objective", "constraint")
+
+    def _of_role(self, *roles: Role) -> tuple[int, ...]:
+        return tuple(i for i, one in enumerate(self.metrics) if one.role in roles)
+
+    def to_public(self, Y: Tensor) -> Tensor:
+        """Outcomes `n x m` as a site measures them to the shared scale, larger is better."""
+        pairs = zip(self.metrics, Y.unbind(dim=-1), strict=True)
+        return torch.stack([one.to_public(column) for one, column in pairs], dim=-1)
+
+    def by_name(self, values: Sequence[T]) -> dict[str, T]:
+        """The values of one point by the names of their outcomes."""
+        return {one.name: value for one, value in zip(self.metrics, values, strict=True)}
+
+    def broken_outcome(self, values: Sequence[float]) -> str | None:
+        """The first outcome constraint that measured values `m` do not meet; None if all are met.
+
+        Args:
+            values: Of one point, in the order of `metrics`.
+        """
+        for one, value in zip(self.metrics, values, strict=True):
+            if not one.allows(value):
+                return one.words
+        return None
+
+    def front(self, Y: Tensor) -> Tensor:
+        """Which of `n x m` measured rows no other one beats in all objectives: `n` booleans."""
+        better = self.to_public(Y)[:, list(self.objectives)]
+        front: Tensor = is_non_dominated(better, deduplicate=False)
+        return front if len(Y) else torch.zeros(0, dtype=torch.bool)
+
+    def refuse_several(self, what: str, instead: str) -> None:
+        """Raise `InputDataError` if there are several outcomes, for a part that takes one.
+
+        Args:
+            what: The part.
+            instead: What to use.
+        """
+        if self.outcomes:
+            names = [one.name for one in self.outcomes]
+            raise InputDataError(f"{what} takes one outcome, this space has {names}: {instead}")
 
     # -------------------------------------------------------------- parameters
 
@@ -424,27 +628,27 @@ class SearchSpace:
         def exact(value: object) -> object:
             return value.hex() if isinstance(value, float) else value
 
-        parts: list[Parameter | Outcome] = [*self.parameters, self.outcome]
-        fields: list[Any] = [
-            {key: exact(value) for key, value in asdict(part).items()} for part in parts
-        ]
-        if self.outcome.name == Outcome.name:  # the fingerprints of spaces without a named outcome
-            del fields[-1]["name"]
-        fields += [
+        parts: list[dict[str, Any]] = [*map(asdict, self.parameters), *map(_entries, self.metrics)]
+        listed: list[Any] = [{key: exact(value) for key, value in part.items()} for part in parts]
+        if not self.outcomes and self.outcome.name == Outcome.name:
+            del listed[-1]["name"]  # the fingerprints of spaces without a named outcome
+        listed += [
             [[(n, exact(factor)) for n, factor in one.coefficients], exact(one.bound), one.equality]
             for one in self._linear
         ]
         if self.feasible is not None:
-            fields.append({"feasible": name_of(self.feasible)})
-        text = json.dumps(fields, sort_keys=True, ensure_ascii=True)
+            listed.append({"feasible": name_of(self.feasible)})
+        text = json.dumps(listed, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
     def to_dict(self) -> dict[str, Any]:
         """The space as JSON has it, `feasible` by its name."""
         document: dict[str, Any] = {
             "parameters": [asdict(parameter) for parameter in self.parameters],
-            "outcome": asdict(self.outcome),
+            "outcome": _entries(self.outcome),
         }
+        if self.outcomes:
+            document["outcomes"] = [_entries(one) for one in self.outcomes]
         if self.constraints:
             document["constraints"] = [asdict(one) for one in self._linear]
         if self.feasible is not None:
@@ -467,6 +671,7 @@ class SearchSpace:
             Outcome(**document["outcome"]),
             constraints,
             None if check is None else NamedCheck(check),
+            tuple(Outcome(**one) for one in document.get("outcomes", ())),
         )
 
     # -------------------------------------------------------------- the unit cube
@@ -701,6 +906,16 @@ class SearchSpace:
                 f"Constraint '{one}' is met nowhere: within the bounds of its parameters the left "
                 f"side lies between {low:.6g} and {high:.6g}."
             )
+
+
+def _entries(outcome: Outcome) -> dict[str, Any]:
+    """The fields of an outcome; later ones only where they differ from their defaults."""
+    later = {item.name: item.default for item in fields(outcome) if item.metadata}
+    return {
+        key: value
+        for key, value in asdict(outcome).items()
+        if key not in later or value != later[key]
+    }
 
 
 def _width(p: Parameter) -> float:

@@ -1301,6 +1301,8 @@ class FedGP(Federation):
         search = self.make_search()
         if not isinstance(search, TransferSum) or self.common is False or not suits(space.dim):
             return search
+        if space.outcomes and self.common is None:  # the summaries are of one outcome
+            return search
         if self.active is not None or self.sums == 1:  # it would have the scale alone
             return search
         held = self.common is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 from dataclasses import replace
@@ -13,6 +14,7 @@ from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataErro
 from hypothesis import given
 from hypothesis import strategies as st
 
+from botorch_fed.federation.terms import in_words
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 
 SPACE = SearchSpace(
@@ -285,3 +287,104 @@ def test_tables_are_read_by_text() -> None:
     }  # fmt: skip
     with pytest.raises(ValueError, match="could not convert"):
         RICH.parameters[0].from_text("big")
+
+
+# ------------------------------------------------------------------ outcomes
+
+ERROR = Outcome.objective("error", minimize=True)
+LATENCY = Outcome.constraint("latency", upper=20)
+COST = Outcome.objective("cost", minimize=True, reference=9.0)
+METRICS = replace(SPACE, outcome=Outcome(), outcomes=(ERROR, LATENCY, Outcome.tracking("energy")))
+
+
+def test_one_outcome_has_the_fingerprint_that_it_always_had() -> None:
+    """Runs of earlier releases go on: neither hashes nor files know of roles."""
+    plain = SearchSpace(
+        (
+            Parameter.real("x", 0.0, 1.0),
+            Parameter.real("y", 0.0, 1.0),
+            Parameter.integer("k", 1, 5),
+        ),
+        Outcome(0.5, 2.0, True, "loss"),
+    )
+    assert plain.fingerprint.startswith("47fc90b5ef45022d")
+    document = json.dumps(plain.to_dict()).encode()
+    assert hashlib.sha256(document).hexdigest().startswith("2e1eebfd29a88d68")
+    assert set(in_words(plain.outcome, "outcome")) == {
+        "outcome", "outcome.centre", "outcome.scale", "outcome.minimize", "outcome.name"
+    }  # fmt: skip
+    assert "space.outcomes" not in in_words(plain, "space")
+    assert replace(plain, outcomes=(plain.outcome,)) == plain
+
+
+@pytest.mark.parametrize(
+    "outcomes",
+    [
+        (ERROR, LATENCY),
+        (ERROR, LATENCY, Outcome.tracking("power")),
+        (ERROR, Outcome.tracking("energy"), LATENCY),
+        (ERROR, Outcome.constraint("latency", upper=21), Outcome.tracking("energy")),
+        (ERROR, Outcome.constraint("latency", lower=20), Outcome.tracking("energy")),
+        (Outcome.objective("error"), LATENCY, Outcome.tracking("energy")),
+        (ERROR, LATENCY, Outcome.objective("energy")),
+        (ERROR, LATENCY, Outcome.objective("energy", reference=0.0)),
+    ],
+)
+def test_all_that_is_public_of_outcomes_is_in_the_fingerprint(outcomes: Any) -> None:
+    other = SearchSpace(SPACE.parameters, outcomes=outcomes)
+    assert other.fingerprint != METRICS.fingerprint
+    assert in_words(other, "space") != in_words(METRICS, "space")
+    back = SearchSpace.from_dict(json.loads(json.dumps(other.to_dict())))
+    assert back == other
+    assert back.fingerprint == other.fingerprint
+
+
+def test_outcomes_are_columns() -> None:
+    assert (METRICS.objectives, METRICS.outcome_constraints, METRICS.modelled) == (
+        (0,),
+        (1,),
+        (0, 1),
+    )
+    assert METRICS.outcome == ERROR
+    Y = torch.tensor([[0.2, 15.0, 3.0], [0.1, 25.0, 3.0]], dtype=torch.float64)
+    assert METRICS.to_public(Y).tolist() == [[-0.2, 15.0, 3.0], [-0.1, 25.0, 3.0]]
+    assert [METRICS.broken_outcome(row) for row in Y.tolist()] == [None, "latency <= 20"]
+    assert METRICS.broken_outcome([0.0, 20.0, 0.0]) is None  # the bound itself is met
+    assert METRICS.by_name(Y[0].tolist()) == {"error": 0.2, "latency": 15.0, "energy": 3.0}
+    both = Outcome.constraint("ph", lower=6, upper=8)
+    assert both.words == "6 <= ph <= 8"
+    assert [both.allows(value) for value in (5.9, 6.0, 8.0, 8.1)] == [False, True, True, False]
+
+
+def test_a_front_is_of_the_objectives_alone() -> None:
+    space = SearchSpace(SPACE.parameters, outcomes=(LATENCY, ERROR, COST))
+    Y = torch.tensor([[1.0, 0.1, 5.0], [9.0, 0.2, 5.0], [1.0, 0.3, 1.0], [1.0, 0.1, 5.0]])
+    assert space.front(Y.double()).tolist() == [True, False, True, True]
+    assert space.front(Y[:0].double()).tolist() == []
+    assert METRICS.front(Y.double()[:, [1, 0, 2]]).tolist() == [True, False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: Outcome.constraint("latency"), "give lower, upper, or both"),
+        (lambda: Outcome.constraint("a", lower=2, upper=1), "lower must lie below upper"),
+        (lambda: Outcome.constraint("a", upper=math.inf), "must be finite"),
+        (lambda: Outcome.objective("a", reference=math.nan), "must be finite"),
+        (lambda: Outcome(name="a", upper=3.0), "bounds are for constraints.*two names"),
+        (lambda: Outcome(name="a", role="tracking", minimize=True), "minimize is for objectives"),
+        (lambda: Outcome(name="a", role="tracking", reference=1.0), "reference is for objectives"),
+        (lambda: Outcome(name="a", role="aim"), "expected role objective, constraint or tracking"),
+        (lambda: replace(SPACE, outcomes=(ERROR, LATENCY)), "outcome or outcomes, not both"),
+        (lambda: SearchSpace(SPACE.parameters, outcomes=(LATENCY,)), "Expected an objective"),
+        (lambda: SearchSpace(SPACE.parameters, outcomes=(ERROR, ERROR)), "different names"),
+        (lambda: SearchSpace(SPACE.parameters, outcomes=(COST, LATENCY)), "is the only objective"),
+        (
+            lambda: SearchSpace(SPACE.parameters, outcomes=[ERROR]),
+            "as a tuple of Outcome, got list",
+        ),
+    ],
+)
+def test_outcomes_that_mean_nothing_are_refused(make: Any, match: str) -> None:
+    with pytest.raises(InputDataError, match=match):
+        make()

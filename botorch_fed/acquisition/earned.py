@@ -16,6 +16,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -66,7 +67,7 @@ def log_improvement(u: Array) -> Array:
     return result
 
 
-def _ratios(u: Array, log_h: Array) -> tuple[Array, Array]:
+def gradient_ratios(u: Array, log_h: Array) -> tuple[Array, Array]:
     r""":math:`\Phi(u) / h(u)` and :math:`\varphi(u) / h(u)`, without underflow."""
     far = u < FAR
     upper = np.where(far, 0.0, log_ndtr(u) - log_h)
@@ -120,7 +121,7 @@ class EarnedImprovement:
 
     def with_gradient(self, Z: Array) -> tuple[Array, Array]:
         """Values `m` and gradients `m x d` at `m x d` points as the models see them."""
-        prior, prior_slope = self._prior_and_slope(Z)
+        prior, prior_slope = self.posterior.prior_and_slope(Z)
         terms = self._terms(Z, prior)
         gradient = np.zeros_like(Z)
         for k, component in enumerate(self.posterior.components):
@@ -156,7 +157,7 @@ class EarnedImprovement:
         mean, variance = c.slopes(Z)
         mean = mean + c.trust * prior_slope
         # EI = s h(u) with dEI = Phi(u) d mean + phi(u) d s.
-        upper, density = _ratios(u, log_h)
+        upper, density = gradient_ratios(u, log_h)
         slope: Array = upper[:, None] * mean / deviation[:, None] + density[:, None] * variance / (
             2 * deviation[:, None] ** 2
         )
@@ -165,17 +166,30 @@ class EarnedImprovement:
     def _prior(self, Z: Array) -> Array | float:
         return self.posterior.prior_values(self.posterior.unwarp(Z))
 
-    def _prior_and_slope(self, Z: Array) -> tuple[Array | float, Array | float]:
-        prior = self.posterior.prior
-        if prior is None:
-            return 0.0, 0.0
-        points = torch.from_numpy(Z).requires_grad_()
-        values = prior(self.posterior.log_warp.untransform(points))
-        (slope,) = torch.autograd.grad(values.sum(), points)
-        return values.detach().numpy(), slope.numpy()
+    def leaders(self, X: Tensor) -> Tensor:
+        """Of `n x d` tried points those near which better ones may lie."""
+        mean = self.posterior.predict(X)[0]
+        return X[torch.from_numpy(mean.argsort()[::-1].copy())[:4]]
 
 
 # ------------------------------------------------------------------ the best point
+
+
+class Improvement(Protocol):
+    """What is maximised over a domain; `EarnedImprovement` is one.
+
+    Attributes:
+        posterior: Own models: on their scale inputs are seen.
+    """
+
+    @property
+    def posterior(self) -> EarnedPosterior: ...
+
+    def __call__(self, Z: Array) -> Array: ...
+
+    def with_gradient(self, Z: Array) -> tuple[Array, Array]: ...
+
+    def leaders(self, X: Tensor) -> Tensor: ...
 
 
 @dataclass(frozen=True, eq=False)
@@ -228,9 +242,7 @@ class Domain:
 MIN_DISTANCE = 1e-4
 
 
-def maximize_improvement(
-    improvement: EarnedImprovement, domain: Domain, stream: Generator
-) -> Tensor:
+def maximize_improvement(improvement: Improvement, domain: Domain, stream: Generator) -> Tensor:
     """The best point, `1 x d`.
 
     Random points of the box and points near the best that was tried, a few of them improved by
@@ -250,7 +262,7 @@ def maximize_improvement(
     if domain.constrained:
         return _constrained_best(improvement, domain, stream)
     low, high = (posterior.warp(side.unsqueeze(0))[0] for side in (domain.lower, domain.upper))
-    raw = _raw_points(posterior, low, high, domain, stream)
+    raw = _raw_points(improvement, low, high, domain, stream)
     values = improvement(raw)
     starts = raw[_starts(values, stream)]
     ends = _improved(improvement, starts, low, high)
@@ -263,7 +275,7 @@ def maximize_improvement(
     return _best(improvement(posterior.warp(points)), points, ranks)
 
 
-def _constrained_best(improvement: EarnedImprovement, domain: Domain, stream: Generator) -> Tensor:
+def _constrained_best(improvement: Improvement, domain: Domain, stream: Generator) -> Tensor:
     """The best point of a set with constraints, `1 x d`."""
     posterior, feasible = improvement.posterior, domain.feasible
     assert feasible is not None
@@ -272,7 +284,7 @@ def _constrained_best(improvement: EarnedImprovement, domain: Domain, stream: Ge
         return improvement(posterior.warp(X))
 
     raw = feasible.uniform(NUM_RAW, stream, posterior.log_warp.untransform)
-    raw = torch.cat([raw, _near_best(posterior, domain, stream)])
+    raw = torch.cat([raw, _near_best(improvement, domain, stream)])
     values = score(raw)
     starts = raw[_starts(values, stream)]
     ends = ascend_within(lambda X: _unit_gradient(improvement, X), starts.numpy(), feasible)
@@ -289,11 +301,10 @@ def _constrained_best(improvement: EarnedImprovement, domain: Domain, stream: Ge
     return _best(score(points), points, ranks)
 
 
-def _near_best(posterior: EarnedPosterior, domain: Domain, stream: Generator) -> Tensor:
+def _near_best(improvement: Improvement, domain: Domain, stream: Generator) -> Tensor:
     """Points that can be evaluated near the best that were tried, and these if they can be."""
     assert domain.feasible is not None
-    mean = posterior.predict(domain.tried)[0]
-    best = domain.tried[torch.from_numpy(mean.argsort()[::-1].copy())[:4]]
+    best = improvement.leaders(domain.tried)
     steps = torch.from_numpy(_steps(domain.dim, stream))
     near = best[torch.arange(NUM_NEAR) % len(best)] + steps
     return domain.feasible.nearest(near.clamp(0.0, 1.0))
@@ -306,7 +317,7 @@ def _steps(dim: int, stream: Generator) -> Array:
     return steps
 
 
-def _unit_gradient(improvement: EarnedImprovement, X: Array) -> tuple[Array, Array]:
+def _unit_gradient(improvement: Improvement, X: Array) -> tuple[Array, Array]:
     """Values and gradients at `m x d` points of the unit cube."""
     warp = improvement.posterior.log_warp
     if warp.identity:
@@ -319,7 +330,7 @@ def _unit_gradient(improvement: EarnedImprovement, X: Array) -> tuple[Array, Arr
 
 
 def _polished(
-    improvement: EarnedImprovement, feasible: FeasibleSet, points: Tensor, stream: Generator
+    improvement: Improvement, feasible: FeasibleSet, points: Tensor, stream: Generator
 ) -> Tensor:
     """Points of the set, each moved by random steps, as the models see them, that improve it."""
     posterior = improvement.posterior
@@ -342,7 +353,7 @@ def _polished(
 
 
 def _with_discrete(
-    improvement: EarnedImprovement, domain: Domain, points: Tensor, ranks: Ranks
+    improvement: Improvement, domain: Domain, points: Tensor, ranks: Ranks
 ) -> tuple[Tensor, Ranks]:
     """With points whose integers and choices are better, and the ranks of all.
 
@@ -378,7 +389,7 @@ def _with_discrete(
     return everything, _ranks_of(everything, domain, posterior)
 
 
-def _refined(improvement: EarnedImprovement, domain: Domain, points: Tensor) -> Tensor:
+def _refined(improvement: Improvement, domain: Domain, points: Tensor) -> Tensor:
     """Points whose continuous inputs are improved, with the same discrete values."""
     posterior, feasible = improvement.posterior, domain.feasible
     assert feasible is not None
@@ -483,15 +494,14 @@ def maximize_feasibility(feasibility: Feasibility, domain: Domain, stream: Gener
 
 
 def _raw_points(
-    posterior: EarnedPosterior, low: Array, high: Array, domain: Domain, stream: Generator
+    improvement: Improvement, low: Array, high: Array, domain: Domain, stream: Generator
 ) -> Array:
     """Uniform points as the models see them, and some near the best that was tried."""
     uniform = stream.uniform(NUM_RAW, domain.dim).numpy()
     raw = low + (high - low) * uniform
     if not len(domain.tried):
         return raw
-    mean = posterior.predict(domain.tried)[0]
-    best = posterior.warp(domain.tried[torch.from_numpy(mean.argsort()[::-1].copy())[:4]])
+    best = improvement.posterior.warp(improvement.leaders(domain.tried))
     steps = _steps(domain.dim, stream)
     near = best[np.arange(NUM_NEAR) % len(best)] + (high - low) * steps
     return np.concatenate([raw, near.clip(low, high)])
@@ -508,7 +518,7 @@ def _starts(values: Array, stream: Generator) -> Array:
     return np.concatenate([best, rest[drawn]])
 
 
-def _improved(improvement: EarnedImprovement, starts: Array, low: Array, high: Array) -> Array:
+def _improved(improvement: Improvement, starts: Array, low: Array, high: Array) -> Array:
     """Where L-BFGS-B ends, within corners of one box `d` or of a box for each start `m x d`."""
     from scipy.optimize import minimize  # costs 70 ms to import, and only searches need it
 

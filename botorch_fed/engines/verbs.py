@@ -2,6 +2,7 @@ r"""The trial service of a site as JSON, for a shell or another program on the s
 
     {"verb": "ask", "n": 2}
     {"verb": "tell", "id": 3, "value": 0.71, "sem": 0.02}
+    {"verb": "tell", "id": 3, "value": {"error": 0.29, "latency": 12.0}}
     {"verb": "fail", "id": 4, "reason": "the sample was lost"}
     {"verb": "attach", "parameters": {"temperature": 80.0}, "value": 0.65}
     {"verb": "status"}
@@ -60,14 +61,16 @@ def attach(
 
 def status(site: Site) -> dict[str, Any]:
     """All trials and the state of the site."""
-    best = site.best()
-    return {
+    several = len(site.space.objectives) > 1
+    best = None if several else site.best()
+    found = {
         **_listed(site.trials()),
         "site": site.name,
         "round": site.serial,
         "waiting": site.waiting,
         "best": None if best is None else _plain(best),
     }
+    return {**found, "pareto": [_plain(one) for one in site.pareto()]} if several else found
 
 
 VERBS: dict[str, Callable[..., dict[str, Any]]] = {

@@ -91,7 +91,7 @@ class AgentState:
         agreed: Hash of the setup without its roster; empty before the first request.
         roster: The agents that the last setup named.
         X: Own points in the unit cube, `n x d`.
-        Y: Own outcomes on the public scale, `n x 1`.
+        Y: Own outcomes on the public scale, `n x m`.
         failed: Points that gave no value, `k x d`.
         order: The last order; None before the first.
         search: What the search remembers.
@@ -147,7 +147,7 @@ class FederatedAgent:
         terms: Its own terms; without a roster it takes the hub's.
         seed: Its own seed, private.
         data: Observations that it has already: points in the unit cube `n x d` and outcomes as
-            the site measures them `n x 1`.
+            the site measures them `n x m`, a column for each outcome of the space.
         candidates: The only points that it can evaluate, `K x d`; default the whole unit cube.
         initial_design: Points `k x d` that it evaluates first, whatever was sent.
         require: The most that a run may reveal about it: a hub that promises less privacy, or
@@ -192,7 +192,7 @@ class FederatedAgent:
         if self.candidates is not None and len(torch.unique(self.candidates, dim=0)) < q:
             raise InputDataError(f"There are fewer different candidates than q = {q}.")
         if self.data is not None:
-            check_data(self.data, d)
+            check_data(self.data, self.space)
 
     @property
     def space(self) -> SearchSpace:
@@ -354,12 +354,12 @@ class FederatedAgent:
         Args:
             state: The state.
             X: Points in the unit cube, `n x d`.
-            Y: Outcomes as the site measures them, `n x 1`.
+            Y: Outcomes as the site measures them, `n x m`.
         """
         why = self.terms.aggregation.fixed_data
         if why:
             raise InputDataError(why)
-        check_data((X, Y), self.space.dim)
+        check_data((X, Y), self.space)
         if self.terms.search.needs_outcome:
             raise InputDataError(
                 f"{type(self.terms.search).__name__} learns from what is evaluated in its rounds: "
@@ -443,7 +443,7 @@ class FederatedAgent:
     # -------------------------------------------------------------- states
 
     def _with_data(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
-        outcomes = self.space.outcome.to_public(Y)
+        outcomes = self.space.to_public(Y)
         return replace(state, X=torch.cat([state.X, X.double()]), Y=torch.cat([state.Y, outcomes]))
 
     def _answered(self, state: AgentState, count: int) -> AgentState:

@@ -41,7 +41,7 @@ class Pending:
     """No result yet: the answer of `Agent.ask` or of an objective that is still running."""
 
 
-Objective = Callable[[Tensor], Tensor | Pending]  # `q x d` points to `q x 1` values
+Objective = Callable[[Tensor], Tensor | Pending]  # `q x d` points to `q x m` values
 
 A = TypeVar("A")
 S = TypeVar("S")

@@ -361,21 +361,22 @@ def warn_infeasible(space: SearchSpace, X: Tensor, what: str) -> None:
         )
 
 
-def check_data(data: tuple[Tensor, Tensor], dim: int) -> None:
-    """Raise `InputDataError` unless data are `n x dim` points of the cube and `n x 1` outcomes."""
-    X, Y = data
-    check_points(X, dim, "data")
-    if Y.shape != (len(X), 1) or not bool(torch.isfinite(Y).all()):
+def check_data(data: tuple[Tensor, Tensor], space: SearchSpace) -> None:
+    """Raise `InputDataError` unless data are `n x d` points of the cube and `n x m` outcomes."""
+    (X, Y), m = data, len(space.metrics)
+    check_points(X, space.dim, "data")
+    if Y.shape != (len(X), m) or not bool(torch.isfinite(Y).all()):
+        names = f", a column for each of {list(space.by_name(range(m)))}" if m > 1 else ""
         raise InputDataError(
-            f"Outcomes must be a finite `{len(X)} x 1` tensor, got shape {tuple(Y.shape)}."
+            f"Outcomes must be a finite `{len(X)} x {m}` tensor{names}, got shape {tuple(Y.shape)}."
         )
 
 
 def public_data(space: SearchSpace, data: tuple[Tensor, Tensor] | None) -> tuple[Tensor, Tensor]:
-    """Points `n x d` and outcomes `n x 1` on the public scale; empty without data."""
+    """Points `n x d` and outcomes `n x m` on the public scale; empty without data."""
     if data is None:
-        return torch.zeros(0, space.dim).double(), torch.zeros(0, 1).double()
-    return data[0].double(), space.outcome.to_public(data[1])
+        return torch.zeros(0, space.dim).double(), torch.zeros(0, len(space.metrics)).double()
+    return data[0].double(), space.to_public(data[1])
 
 
 def answered(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -383,9 +384,9 @@ def answered(X: Tensor, Y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
     Args:
         X: Points, `q x d`.
-        Y: Outcomes, `q x 1`, NaN where an evaluation failed.
+        Y: Outcomes, `q x m`, NaN where an evaluation failed.
     """
-    good = ~Y.isnan().flatten()
+    good = ~Y.isnan().any(dim=-1)
     return X[good], Y[good], X[~good]
 
 

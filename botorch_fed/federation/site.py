@@ -82,7 +82,8 @@ class Site:
     Args:
         name: The agent's name, by which the server addresses it.
         agent: The site's side of the protocol.
-        objective: `q x d` points to `q x 1` values, or `Pending()` while it is running: then it is
+        objective: `q x d` points to `q x m` values, a column for each outcome of the space or a
+            mapping from their names to `q` values, or `Pending()` while it is running: then it is
             called again with the same points until it has them, also after a restart. It gets one
             point at a time, and each value is in the log before the next begins; one with
             `in_batches = True` gets those that were chosen together, and a process that ends
@@ -371,14 +372,14 @@ class Site:
 
         Args:
             id: The trial's number.
-            value: The outcome as measured, or a mapping from the outcome's name to it.
+            value: The outcome as measured, or a mapping from the names of all outcomes to them.
             sem: The standard error of the value, in the same form. It is kept with the trial; the
                 models learn the noise from the outcomes.
         """
-        id, number, error = _whole(id, "id"), self._outcome(value, "value"), self._error(sem)
+        id, row, error = _whole(id, "id"), self._outcomes(value, "value"), self._errors(sem)
         with self._lock, one_thread() as self._threads:
             self._check_open(id)
-            self._observe((id,), _column([number]), error)
+            self._observe((id,), row, error)
             return self._trial(self._answers[-1])
 
     def fail(self, id: int, reason: str = "") -> Trial:
@@ -418,13 +419,13 @@ class Site:
                 f"Expected a label of at most {MAX_REASON} printable characters, got "
                 f"{_printable(repr(label))[:60]}."
             )
-        X, number = self._one_point(parameters), self._outcome(value, "value")
-        error = self._error(sem)
+        X, row = self._one_point(parameters), self._outcomes(value, "value")
+        error = self._errors(sem)
         with self._lock, one_thread() as self._threads:
             known = next((a for a in self._answers if label and a.label == label), None)
             if known is not None:
                 return self._trial(known)
-            event = Attached(self._count, X, _column([number]), error, label)
+            event = Attached(self._count, X, row, error, label)
             state = self.agent.attach(self._state, X.clone(), event.Y.clone())
             self._append(event)
             self._attached(event)
@@ -449,13 +450,35 @@ class Site:
     def best(self) -> Trial | None:
         """The trial with the best value, attached results included; None without a value.
 
-        An attached result that violates a constraint of the search space is none.
+        A trial whose outcomes violate an outcome constraint is none, nor is an attached result
+        that violates a constraint of the search space.
+
+        Raises:
+            InputDataError: There are several objectives, and so no best trial.
         """
-        values = [trial for trial in self.trials() if trial.value is not None]
+        if len(self.space.objectives) > 1:
+            names = [self.space.metrics[k].name for k in self.space.objectives]
+            raise InputDataError(f"The space has the objectives {names}: use pareto() for best().")
+        name, sign = self.space.outcome.name, -1.0 if self.space.outcome.minimize else 1.0
+        return max(self._allowed(), key=lambda trial: sign * trial.values[name], default=None)
+
+    def pareto(self) -> list[Trial]:
+        """The trials that no other one beats in all objectives, attached results included.
+
+        With one objective the best ones. Constraints count as in `best`.
+        """
+        trials = self._allowed()
+        Y = torch.tensor([list(trial.values.values()) for trial in trials], dtype=torch.float64)
+        front = self.space.front(Y.reshape(len(trials), len(self.space.metrics)))
+        return [trial for trial, kept in zip(trials, front.tolist(), strict=True) if kept]
+
+    def _allowed(self) -> list[Trial]:
+        """The trials with values that meet all constraints."""
+        trials = [trial for trial in self.trials() if trial.values]
+        trials = [t for t in trials if self.space.broken_outcome([*t.values.values()]) is None]
         if self.space.feasible_set.constrained:
-            values = [trial for trial in values if self.space.violated(trial.parameters) is None]
-        sign = -1.0 if self.space.outcome.minimize else 1.0
-        return max(values, key=lambda trial: sign * float(trial.value or 0.0), default=None)
+            trials = [t for t in trials if self.space.violated(t.parameters) is None]
+        return trials
 
     def point(self, id: int) -> Tensor:
         """The point of an open trial in the unit cube, `1 x d`."""
@@ -502,14 +525,22 @@ class Site:
         what = f"trial {id} is {known.status} already" if known else f"there is no trial {id}"
         raise InputDataError(f"Site {self.name!r}: {what}; open trials are {numbers}.")
 
-    def _outcome(self, value: object, what: str) -> float:
-        name = self.space.outcome.name
+    def _outcomes(self, value: object, what: str) -> Tensor:
+        """A number for each outcome, `1 x m`."""
+        names = [one.name for one in self.space.metrics]
         if isinstance(value, Mapping):
-            if set(value) != {name}:
-                raise InputDataError(
-                    f"Expected {what} of the one outcome {name!r}, got {sorted(map(str, value))}."
-                )
-            value = value[name]
+            if set(value) != set(names):
+                of = f"the one outcome {names[0]!r}" if len(names) == 1 else f"each of {names}"
+                raise InputDataError(f"Expected {what} of {of}, got {sorted(map(str, value))}.")
+            numbers = [self._number(value[name], what, name) for name in names]
+            return torch.tensor([numbers], dtype=torch.float64)
+        if len(names) > 1:
+            raise InputDataError(
+                f"Expected {what} as a mapping with each of {names}, got {type(value).__name__}."
+            )
+        return torch.tensor([[self._number(value, what, names[0])]], dtype=torch.float64)
+
+    def _number(self, value: object, what: str, name: str) -> float:
         if isinstance(value, Tensor | np.ndarray | np.generic):
             with contextlib.suppress(ValueError, RuntimeError):  # several numbers: refused below
                 value = value.item()
@@ -531,14 +562,14 @@ class Site:
             )
         return number
 
-    def _error(self, sem: object) -> Tensor | None:
-        """A standard error as a column, None if there is none."""
+    def _errors(self, sem: object) -> Tensor | None:
+        """Standard errors, `1 x m`; None if there are none."""
         if sem is None:
             return None
-        error = self._outcome(sem, "sem")
-        if error < 0:
-            raise InputDataError(f"Expected sem >= 0, got {error}.")
-        return _column([error])
+        errors = self._outcomes(sem, "sem")
+        if float(errors.min()) < 0:
+            raise InputDataError(f"Expected sem >= 0, got {float(errors.min())}.")
+        return errors
 
     def _one_point(self, parameters: object) -> Tensor:
         """The point `1 x d` of a result that exists."""
@@ -565,17 +596,23 @@ class Site:
         return X.double().cpu()
 
     def _trial(self, answer: Observation) -> Trial:
-        parameters = self._parameters(answer.X)
-        value = float(answer.Y) if len(answer.Y) else None
+        space = self.space
+        values, sems = (
+            {} if rows is None or not len(rows) else space.by_name(rows[0].tolist())
+            for rows in (answer.Y, answer.sem)
+        )
+        one = space.outcome.name if len(space.objectives) == 1 else ""
         return Trial(
             answer.trial,
-            parameters,
+            self._parameters(answer.X),
             answer.status,
-            value,
-            answer.sem,
+            values.get(one),
+            sems.get(one),
             answer.reason,
             answer.serial,
             answer.label,
+            values,
+            sems,
         )
 
     def _parameters(self, X: Tensor) -> dict[str, Value]:
@@ -648,7 +685,7 @@ class Site:
             with threads(self._threads):
                 answer = self.objective(X.clone())
             if self._has_worked and not isinstance(answer, Pending):
-                checked_values(X, answer)  # of another shape than before: a failure of this point
+                self._checked(X, answer)  # of another shape than before: a failure of this point
         except Exception as error:
             if self._raises:
                 raise
@@ -664,10 +701,10 @@ class Site:
         if isinstance(answer, Pending):
             self._running = tuple(trials)
             return False
-        Y = checked_values(X, answer)
+        Y = self._checked(X, answer)
         still_open = set(batch.open)  # somebody may have answered a trial meanwhile
         rows = [row for row, trial in enumerate(trials) if trial in still_open]
-        good = (Y.abs() <= MAX_VALUE).flatten().tolist()  # false for NaN
+        good = (Y.abs() <= MAX_VALUE).all(dim=-1).tolist()  # false for NaN
         fine = [row for row in rows if good[row]]
         bad = [trials[row] for row in rows if not good[row]]
         if fine:
@@ -677,6 +714,9 @@ class Site:
             self._check_hope(strange)
             self._fail(tuple(bad), str(strange))
         return True
+
+    def _checked(self, X: Tensor, answer: object) -> Tensor:
+        return checked_values(X, answer, tuple(one.name for one in self.space.metrics))
 
     @property
     def _has_worked(self) -> bool:
@@ -759,21 +799,21 @@ class Site:
 
     def _asked(self, event: Asked) -> None:
         self._queries += 1
-        self._batches.append(Batch(event, self._queries))
+        self._batches.append(Batch(event, self._queries, len(self.space.metrics)))
         self._count = event.first + len(event.X)
 
     def _answered(self, event: Observed | Failed, *, tells: bool = True) -> None:
         """Note answers, and tell the agent of a batch that is complete."""
         for row, number in enumerate(event.trials):
             batch = self._batch_of(number)
-            X, none = batch.points([number]), _column([])
+            X, none = batch.points([number]), batch.Y[:0]
             if isinstance(event, Observed):
-                batch.answer(number, float(event.Y[row]))
-                sem = None if event.sem is None else float(event.sem[row])
+                batch.answer(number, event.Y[row])
+                sem = None if event.sem is None else event.sem[row : row + 1]
                 Y = event.Y[row : row + 1]
                 found = Observation(number, batch.number, batch.serial, X, Y, sem)
             else:
-                batch.answer(number, math.nan)
+                batch.answer(number, None)
                 found = Observation(
                     number, batch.number, batch.serial, X, none, None, "failed", event.reason
                 )
@@ -794,7 +834,7 @@ class Site:
 
     def _attached(self, event: Attached) -> None:
         for row in range(len(event.X)):
-            sem = None if event.sem is None else float(event.sem[row])
+            sem = None if event.sem is None else event.sem[row : row + 1]
             found = Observation(
                 event.first + row,
                 0,
@@ -840,10 +880,6 @@ def _printable(text: str) -> str:
     return "".join(filter(str.isprintable, text))
 
 
-def _column(values: Sequence[float]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float64).reshape(-1, 1)
-
-
 def request_content(frame: Request) -> str:
     """Hash of what a request asks for, over which the server's seal is made."""
     return content_hash(encode_names(*frame.broadcasts) + frame.body)
@@ -874,9 +910,25 @@ def one_thread() -> contextlib.AbstractContextManager[int]:
     return threads(1)
 
 
-def checked_values(X: Tensor, Y: object) -> Tensor:
-    """An objective's answer as a `q x 1` float64 tensor, or `ProtocolError`."""
-    shapes = ((len(X),), (len(X), 1)) if len(X) > 1 else ((), (1,), (1, 1))
+def checked_values(X: Tensor, Y: object, names: tuple[str, ...] = ("objective",)) -> Tensor:
+    """An objective's answer as a `q x m` float64 tensor, or `ProtocolError`.
+
+    Args:
+        X: The points, `q x d`.
+        Y: The answer: a tensor or an array, a number where `q = m = 1`, or a mapping from names to
+            `q` values each.
+        names: Of the outcomes, `m`.
+    """
+    q, m = len(X), len(names)
+    if isinstance(Y, Mapping):
+        if set(Y) != set(names):
+            raise ProtocolError(
+                f"The objective must return values of {list(names)}, got {sorted(map(str, Y))}."
+            )
+        return torch.cat([checked_values(X, Y[name]) for name in names], dim=-1)
+    shapes = ((q, m), *([(q,)] if m == 1 else []), *([(m,)] if q == 1 else []))
+    if q == m == 1:
+        shapes = ((), *shapes)
     if isinstance(Y, np.ndarray | np.number) and np.iscomplexobj(Y):
         Y = torch.as_tensor(Y)  # numpy would drop a part
     if isinstance(Y, float | np.ndarray | np.number) or type(Y) is int:
@@ -884,11 +936,12 @@ def checked_values(X: Tensor, Y: object) -> Tensor:
             Y = torch.as_tensor(np.asarray(Y, dtype=np.float64))
     if not isinstance(Y, Tensor) or Y.shape not in shapes:
         got = tuple(Y.shape) if isinstance(Y, Tensor) else type(Y).__name__
+        columns = f", a column for each of {list(names)}," if m > 1 else ""
         raise ProtocolError(
-            f"The objective must return a tensor of shape ({len(X)}, 1) for {len(X)} points, or "
+            f"The objective must return a tensor of shape ({q}, {m}){columns} for {q} points, or "
             f"Pending() while it is running; got {got}."
         )
     if Y.is_complex():
         raise ProtocolError("The objective must return real numbers, got complex ones.")
-    Y = Y.detach().double().cpu().reshape(-1, 1)
+    Y = Y.detach().double().cpu().reshape(q, m)
     return Y.clone()

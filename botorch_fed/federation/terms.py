@@ -183,7 +183,7 @@ class View:
         name: The site.
         seed: The site's seed.
         X: The site's points in the unit cube, `n x d`.
-        Y: The site's outcomes on the public scale, `n x 1`, larger is better.
+        Y: The site's outcomes on the public scale, `n x m`, larger is better.
         chosen: Points that are pending or already in this query, `k x d`.
         failed: Points whose evaluation failed, `m x d`.
         n: The number of the next evaluation, from 0; told, failed and pending evaluations count.
@@ -261,6 +261,7 @@ class Search:
     has_basis: ClassVar[bool] = True
     snaps: ClassVar[bool] = True  # the agent moves points to the nearest that can be evaluated
     begins_anyway: ClassVar[bool] = False  # first points are made for sites with data too
+    many_outcomes: ClassVar[bool] = False  # whether it takes spaces with several outcomes
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` unless the terms fit the search."""
@@ -604,6 +605,11 @@ class Terms:
             raise InputDataError(
                 f"{type(self.search).__name__} needs a shared basis: give a feature_map."
             )
+        if not self.search.many_outcomes:
+            self.space.refuse_several(
+                f"{type(self.search).__name__}",
+                "use the default search (TransferSearch) of FTS, FedGP or DPFTSDE.",
+            )
         self.search.check_terms(self)
         self.aggregation.check_terms(self)
 
@@ -687,10 +693,11 @@ def in_words(value: Any, name: str, *, with_own: bool = False) -> dict[str, str]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         words = {name: type(value).__name__}
         for item in fields(value):
+            part = getattr(value, item.name)
+            if item.metadata.get("unless_default") and part == item.default:
+                continue
             if with_own or not item.metadata.get("own"):
-                words |= in_words(
-                    getattr(value, item.name), f"{name}.{item.name}", with_own=with_own
-                )
+                words |= in_words(part, f"{name}.{item.name}", with_own=with_own)
         return words
     if isinstance(value, Mapping):
         return _all_words({str(key): value[key] for key in sorted(value)}, name, with_own)

@@ -43,12 +43,14 @@ class Trial:
         parameters: Named values in the user's units.
         status: ``"open"`` until it is answered; ``"completed"``; ``"failed"``; or ``"attached"``
             for a result that was not asked for.
-        value: The outcome as measured.
+        value: The objective as measured; None where there are several, see `values`.
         sem: The standard error of the value, if given. It is stored only; the models learn the
             noise from the outcomes.
         reason: The reason of a failure.
         round: The last round of the hub before the point was chosen; 0 before the first.
         label: The user's name of an attached result.
+        values: All outcomes as measured, by name; empty without any.
+        sems: Their standard errors, if given.
     """
 
     id: int
@@ -59,6 +61,8 @@ class Trial:
     reason: str = ""
     round: int = 0
     label: str = ""
+    values: Mapping[str, float] = field(default_factory=dict)
+    sems: Mapping[str, float] = field(default_factory=dict)
 
 
 # ------------------------------------------------------------------ events of a site's log
@@ -122,14 +126,14 @@ class Handed:
 
 @dataclass(frozen=True, eq=False)
 class Observed:
-    """Trials have values `n x 1`; `sem` are their standard errors, `n x 1`, without NaN."""
+    """Trials have values `n x m`; `sem` are their standard errors, `n x m`, without NaN."""
 
     trials: tuple[int, ...]
     Y: Tensor = field(repr=False)
     sem: Tensor | None = field(repr=False, default=None)
 
     def __post_init__(self) -> None:
-        _check_column(self.trials, self.Y)
+        _check_rows(len(self.trials), self.Y)
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ class Failed:
 
 @dataclass(frozen=True, eq=False)
 class Attached:
-    """Results `n x d`, `n x 1` that were not asked for: the trials from number `first` on."""
+    """Results `n x d`, `n x m` that were not asked for: the trials from number `first` on."""
 
     first: int
     X: Tensor = field(repr=False)
@@ -151,7 +155,7 @@ class Attached:
     label: str = ""
 
     def __post_init__(self) -> None:
-        _check_column(tuple(range(len(self.X))), self.Y)
+        _check_rows(len(self.X), self.Y)
 
 
 @dataclass(frozen=True)
@@ -176,8 +180,8 @@ class Observation:
         query: The number of its batch, from 1; 0 if it was attached.
         serial: The round in which its point was chosen.
         X: The point in the unit cube, `1 x d`.
-        Y: The outcome as measured, `1 x 1`; empty, `0 x 1`, if it failed.
-        sem: The standard error of the outcome, if given.
+        Y: The outcomes as measured, `1 x m`; empty, `0 x m`, if it failed.
+        sem: Their standard errors, `1 x m`, if given.
         status: The status of the trial.
         reason: The reason of a failure.
         label: The user's name of an attached result.
@@ -188,7 +192,7 @@ class Observation:
     serial: int
     X: Tensor = field(repr=False)
     Y: Tensor = field(repr=False)
-    sem: float | None = None
+    sem: Tensor | None = field(repr=False, default=None)
     status: TrialStatus = "completed"
     reason: str = ""
     label: str = ""
@@ -200,16 +204,17 @@ class Batch:
     Args:
         asked: The event.
         number: The number of the batch, from 1.
+        num_outcomes: How many values an evaluation has.
 
     Attributes:
         together: Whether an objective that takes batches gets all points in one call; after a
             failure it gets one point at a time.
     """
 
-    def __init__(self, asked: Asked, number: int) -> None:
+    def __init__(self, asked: Asked, number: int, num_outcomes: int = 1) -> None:
         self.number = number
         self.first, self.serial, self.X = asked.first, asked.serial, asked.X
-        self.Y = torch.full((len(asked.X), 1), math.nan, dtype=torch.float64)
+        self.Y = torch.full((len(asked.X), num_outcomes), math.nan, dtype=torch.float64)
         self.together = True
         self._open = set(range(asked.first, asked.first + len(asked.X)))
 
@@ -227,15 +232,15 @@ class Batch:
         """The points of some of its trials."""
         return self.X[[trial - self.first for trial in trials]]
 
-    def answer(self, trial: int, value: float) -> None:
-        """Record a value, NaN if the trial has failed."""
+    def answer(self, trial: int, values: Tensor | None) -> None:
+        """Record values `m`, None if the trial has failed."""
         self._open.remove(trial)
-        self.Y[trial - self.first] = value
+        self.Y[trial - self.first] = math.nan if values is None else values
 
 
-def _check_column(trials: tuple[int, ...], Y: Tensor) -> None:
-    if Y.shape != (len(trials), 1) or Y.dtype != torch.float64:
+def _check_rows(count: int, Y: Tensor) -> None:
+    if Y.dim() != 2 or len(Y) != count or not Y.shape[1] or Y.dtype != torch.float64:
         raise InputDataError(
-            f"Expected a `{len(trials)} x 1` float64 column of outcomes, got {Y.dtype} of shape "
+            f"Expected a `{count} x m` float64 tensor of outcomes, got {Y.dtype} of shape "
             f"{tuple(Y.shape)}."
         )

@@ -206,6 +206,15 @@ class EarnedPosterior:
         """The prior function at `n x d` points, `n`."""
         return 0.0 if self.prior is None else self.prior.values(X)
 
+    def prior_and_slope(self, Z: Array) -> tuple[Array | float, Array | float]:
+        """The prior function at points as the models see them, and its gradient: `n`, `n x d`."""
+        if self.prior is None:
+            return 0.0, 0.0
+        points = torch.from_numpy(Z).requires_grad_()
+        values = self.prior(self.log_warp.untransform(points))
+        (slope,) = torch.autograd.grad(values.sum(), points)
+        return values.detach().numpy(), slope.numpy()
+
     def predict(self, X: Tensor) -> tuple[Array, Array]:
         """Mean and variance on the standardised scale at `n x d` points, `n` each."""
         Z, prior = self.warp(X), self.prior_values(X)

@@ -34,8 +34,10 @@ from botorch_fed.search.releases import Rows
 from botorch_fed.search.transfer import (
     MIN_OWN,
     Advice,
+    Heard,
     TransferSearch,
     bounded,
+    heard,
     prior_of_sum,
     report_size,
 )
@@ -205,18 +207,21 @@ class RowSearch(Search):
             raise InputDataError(f"Weights of agents must lie between 0 and {MAX_WEIGHT:g}.")
 
     def size(self, terms: Terms) -> int:
-        """How many numbers a message has."""
-        return self.messages.size(terms.feature_map)
+        """How many numbers a message has; each modelled outcome has its part."""
+        return len(terms.space.modelled) * self.messages.size(terms.feature_map)
 
     def check(self, terms: Terms, message: Tensor) -> None:
         """Raise `MessageError` unless others can use a message."""
-        self.messages.check(terms.feature_map, message)
+        check_vector(message, self.size(terms), f"A message of kind {self.messages.kind!r}")
+        for block in message.chunk(len(terms.space.modelled)):
+            self.messages.check(terms.feature_map, block)
 
     def content(self, terms: Terms) -> str:
         """What a message holds."""
         M, kind = terms.feature_map.num_features, self.messages.kind
         if kind in SAID:
-            return f"{SAID[kind]}, {M} numbers"
+            count = len(terms.space.modelled)
+            return f"{SAID[kind]}, {M} numbers{f' for each of {count} outcomes' * (count > 1)}"
         best = " and the best observed value" if kind == "summary_and_incumbent" else ""
         return f"a summary of its data, {M * (M + 3) // 2} numbers{best}"
 
@@ -269,8 +274,14 @@ class TransferRows(RowSearch):
     messages: Message = Message("own_mean")
     strategy: TransferSearch = field(default=TransferSearch(), metadata=OWN)
 
+    many_outcomes = True
+
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` for messages that are no functions."""
+        if self.messages.kind != "own_mean":
+            terms.space.refuse_several(
+                f"A message of kind {self.messages.kind!r}", 'use "own_mean", the default.'
+            )
         if self.messages.kind in SUMMARIES:
             raise InputDataError(
                 f"TransferSearch does not go with messages of kind {self.messages.kind!r}: leave "
@@ -309,22 +320,36 @@ class TransferRows(RowSearch):
             stream=view.stream("point", view.query, view.slot),
         )
 
-    def _advice(self, view: View) -> Advice | None:
-        """The mean of the others' functions, each bounded, and what their trusts have earned."""
+    def _advice(self, view: View) -> Heard:
+        """The mean of the others' functions of each modelled outcome, and their trusts."""
         others = self.others(view)
         if others is None:
             return None
-        M = others.feature_map.num_features
-        weights = _bounded_rows(others.feature_map, others.received)[list(others.rows)]
-        shares = others.agent_weights / others.agent_weights.sum()
-        prior = prior_of_sum(others.feature_map, shares @ weights, 1)
-        if prior is None:
-            return None
-        trust = len(others.rows) * shares @ others.weights[:, M:]
-        return Advice.of(prior, trust, made=max(others.made), now=view.t - 1)
+        shares, count = (
+            others.agent_weights / others.agent_weights.sum(),
+            len(view.terms.space.modelled),
+        )
+        bounds = _bounded_rows(others.feature_map, others.received, count)
+        blocks = zip(bounds, others.weights.chunk(count, dim=-1), strict=True)
+        return heard([_advice_of(others, shares, *both, view.t - 1) for both in blocks])
+
+
+def _advice_of(
+    others: Others, shares: Tensor, weights: Tensor, block: Tensor, now: int
+) -> Advice | None:
+    """What others say of one outcome: a mean of functions, and what their trusts have earned."""
+    prior = prior_of_sum(others.feature_map, shares @ weights[list(others.rows)], 1)
+    if prior is None:
+        return None
+    trust = len(others.rows) * shares @ block[:, others.feature_map.num_features :]
+    return Advice.of(prior, trust, made=max(others.made), now=now)
 
 
 @lru_cache(maxsize=4)
-def _bounded_rows(feature_map: FeatureMap, received: Rows) -> Tensor:
-    """The received weight vectors, none louder than a site can be; once for all agents."""
-    return bounded(feature_map, received.weights[:, : feature_map.num_features])
+def _bounded_rows(feature_map: FeatureMap, received: Rows, num_modelled: int) -> tuple[Tensor, ...]:
+    """The received weight vectors of each modelled outcome, none louder than a site can be.
+
+    Once for all agents.
+    """
+    M, blocks = feature_map.num_features, received.weights.chunk(num_modelled, dim=-1)
+    return tuple(bounded(feature_map, block[:, :M]) for block in blocks)

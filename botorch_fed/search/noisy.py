@@ -18,6 +18,10 @@ is the *reliability* of the average. The standardised function enters the own mo
 `r`, and below a threshold not at all: no site follows noise, or a crowd that does not agree. What
 passes by chance is quiet, and has to earn its trust like everything else.
 
+Of several outcomes a message has one such vector each, of norm :math:`c / \sqrt m`: the norm of all
+together, which one site can change, is still `c`, and the noise is that of one release of as many
+numbers. Each outcome has a reliability of its own.
+
 `Outlook` says before anything is spent what that number will be like.
 
 Whoever adds the noise, a trusted server or the sites together, `NoisyTransfer` reads a
@@ -40,7 +44,7 @@ from botorch_fed.federation.terms import MAX_WEIGHT, OWN, Search, Terms, View, c
 from botorch_fed.models import FeatureMap, PriorFunction
 from botorch_fed.models.earned_prior import projection, reference_features
 from botorch_fed.search.releases import Noisy, Rows, Sum
-from botorch_fed.search.transfer import MIN_OWN, Advice, TransferSearch
+from botorch_fed.search.transfer import MIN_OWN, Advice, Heard, TransferSearch, heard
 
 MIN_RELIABILITY = 0.2  # reached by one of five averages that are nothing but noise (20 numbers)
 EARLY = 0.15  # correlation of two messages, early in a search, of sites with much in common
@@ -93,6 +97,10 @@ class Average:
     total: Tensor = field(repr=False)
     share: float
     variance: float
+
+    def of_each(self, count: int) -> tuple[Average, ...]:
+        """The average of each of several outcomes, whose functions lie one after the other."""
+        return tuple(replace(self, total=part) for part in self.total.chunk(count))
 
     def reliability(self, alone: float) -> float:
         """The share of agreement in the squared norm, as the releases themselves show it.
@@ -320,6 +328,7 @@ class NoisyTransfer(VectorSearch):
     strategy: TransferSearch = field(default=TransferSearch(), metadata=OWN)
 
     memory_type = Average
+    many_outcomes = True
     adds = "the mean function of its own model"
 
     def __post_init__(self) -> None:
@@ -327,15 +336,23 @@ class NoisyTransfer(VectorSearch):
         if not 0 <= self.min_reliability < 1:
             raise InputDataError(f"Expected 0 <= min_reliability < 1, got {self.min_reliability}.")
 
+    def size(self, terms: Terms) -> int:
+        """As many numbers as the basis has functions, for each modelled outcome."""
+        return len(terms.space.modelled) * super().size(terms)
+
     def norm(self, terms: Terms) -> float:
-        """Every message fills it, unless it is zero."""
+        """Of a message of all outcomes together, which fills it unless a part is zero."""
         return self.clip_norm
 
     def message(self, view: View) -> Tensor | None:
-        """The mean of the own model, centred and scaled; None with too few observations."""
+        """The means of the own models, centred and scaled; None with too few observations."""
         terms, phi = view.terms, view.terms.feature_map
         own = self.strategy.message(terms.space, phi, view.X, view.Y)
-        return None if own is None else noisy_message(phi, own, self.clip_norm)
+        if own is None:
+            return None
+        count = len(terms.space.modelled)
+        share = self.clip_norm / math.sqrt(count)  # squares of norms add up
+        return torch.cat([noisy_message(phi, part, share) for part in own.chunk(count)])
 
     def has_messages(self, view: View) -> bool:
         """Whether there is a release that is reliable."""
@@ -373,18 +390,23 @@ class NoisyTransfer(VectorSearch):
             stream=view.stream("point", view.n - view.first + 1),
         )
 
-    def _advice(self, view: View) -> Advice | None:
-        """What the releases say, while there are any."""
+    def _advice(self, view: View) -> Heard:
+        """What the releases say of each modelled outcome, while there are any."""
         release: Noisy | None = view.release
-        if release is None:
+        average: Average | None = view.memory
+        if release is None or average is None:
             return None
-        prior = average_prior(
-            view.terms.feature_map,
-            view.memory,
-            alone=self.clip_norm**2 / release.num_agents,
-            min_reliability=self.min_reliability,
-        )
-        return None if prior is None else Advice(prior)
+        count = len(view.terms.space.modelled)
+        priors = [
+            average_prior(
+                view.terms.feature_map,
+                one,
+                alone=self.clip_norm**2 / (count * release.num_agents),
+                min_reliability=self.min_reliability,
+            )
+            for one in average.of_each(count)
+        ]
+        return heard([None if prior is None else Advice(prior) for prior in priors])
 
     # -------------------------------------------------------------- before anything is spent
 

@@ -64,7 +64,7 @@ from botorch_fed.search.region import (
 )
 from botorch_fed.search.releases import Sum, Sums
 from botorch_fed.search.sums import SummedSearch, TransferSum
-from botorch_fed.search.transfer import MANY_INPUTS, Advice, report_size
+from botorch_fed.search.transfer import MANY_INPUTS, Heard, report_size
 
 MOST_INPUTS = 15  # messages grow with the fourth power, and 350 observations are few in twenty
 PRIOR = 0.2  # probability that all sites have one function
@@ -118,6 +118,7 @@ class RelatedSum(TransferSum):
     held: bool = False
 
     memory_type = RelatedMemory
+    many_outcomes = False
     every_sum: ClassVar[bool] = True
     adds = (
         "the mean function of its own model, its trust in what it has received, the scale of its "
@@ -262,7 +263,7 @@ class RelatedSum(TransferSum):
         """Always: who has missed a sum cannot add to the next."""
         return True
 
-    def _advice(self, view: View) -> Advice | None:
+    def _advice(self, view: View) -> Heard:
         """What the others' mean functions say in the newest sum."""
         return super()._advice(replace(view, release=view.memory.said))
 

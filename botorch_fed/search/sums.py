@@ -39,10 +39,13 @@ from botorch_fed.search.transfer import (
     MAX_SPREAD,
     MIN_OWN,
     Advice,
+    Heard,
     TransferSearch,
+    heard,
     pack_report,
     prior_of_sum,
     report_size,
+    split,
     unpack_sum,
 )
 from botorch_fed.space import SearchSpace
@@ -115,6 +118,7 @@ class TransferSum(SummedSearch):
     strategy: TransferSearch = field(default=TransferSearch(), metadata=OWN)
 
     one_sum_if_done = True
+    many_outcomes = True
     adds = "the mean function of its own model and its trust in what it has received"
     no_noise = (
         "TransferSearch makes a sum of new functions each round: with noise for all of them "
@@ -123,7 +127,7 @@ class TransferSum(SummedSearch):
 
     def size(self, terms: Terms) -> int:
         """How many numbers a message has."""
-        return report_size(terms.feature_map) + 1
+        return len(terms.space.modelled) * report_size(terms.feature_map) + 1
 
     def bound(self, terms: Terms) -> float:
         """The largest number that a site contributes."""
@@ -175,16 +179,20 @@ class TransferSum(SummedSearch):
         """Whether the newest sum says anything of others."""
         return self._advice(view) is not None
 
-    def _advice(self, view: View) -> Advice | None:
-        """What the others say in the newest sum."""
+    def _advice(self, view: View) -> Heard:
+        """What the others say in the newest sum of each modelled outcome; None if of none."""
         found: Sum | None = view.release
         if found is None or found.total is None:
             return None
-        terms = view.terms
-        said = advice(terms.feature_map, found.total, found.mine, len(terms.agents))
-        if said is None or said.trust is None:
-            return said
-        return Advice.of(said.prior, said.trust, made=found.t, now=view.t - 1)
+        terms, count = view.terms, len(view.terms.space.modelled)
+        mine = (None,) * count if found.mine is None else split(found.mine, count)
+        said_of_each = []
+        for total, own in zip(split(found.total, count), mine, strict=True):
+            said = advice(terms.feature_map, total, own, len(terms.agents))
+            if said is not None and said.trust is not None:
+                said = Advice.of(said.prior, said.trust, made=found.t, now=view.t - 1)
+            said_of_each.append(said)
+        return heard(said_of_each)
 
 
 def contribution(
@@ -193,7 +201,7 @@ def contribution(
     space: SearchSpace,
     X: Tensor,
     Y: Tensor,
-    advice: Advice | None,
+    advice: Heard,
 ) -> Tensor:
     """What an agent adds to a sum.
 
@@ -202,25 +210,26 @@ def contribution(
         strategy: The agent's own.
         space: The map of inputs.
         X: Own points, `n x d`.
-        Y: Own outcomes, `n x 1`, larger is better.
+        Y: Own outcomes, `n x m`, larger is better.
         advice: What the last sum says.
 
     Returns:
-        `report_size(feature_map) + 1` numbers; zeros if the agent has too few observations to say
-        anything.
+        `report_size(feature_map)` numbers for each modelled outcome, and one; zeros if the agent
+        has too few observations to say anything.
     """
-    packed = pack_report(feature_map, strategy.report(space, feature_map, X, Y, advice))
-    M = feature_map.num_features
-    loudest = float(packed[:M].abs().max())
-    if loudest > BOUND:
-        packed[:M] *= BOUND / loudest
+    count = len(space.modelled)
+    packed = pack_report(feature_map, strategy.report(space, feature_map, X, Y, advice), count)
+    for block in packed[:-1].view(count, -1)[:, : feature_map.num_features]:
+        loudest = float(block.abs().max())
+        if loudest > BOUND:
+            block *= BOUND / loudest
     return packed
 
 
 def advice(
     feature_map: FeatureMap, total: Tensor, own: Tensor | None, num_agents: int
 ) -> Advice | None:
-    """What the others say in a sum; None if nobody does, or nobody honest can have said it.
+    """What others say of an outcome; None if nobody does, or nobody honest can have said it.
 
     Args:
         feature_map: The shared basis.

@@ -20,6 +20,11 @@ already, where the prior is largest. What nobody has tested yet, such as the wor
 done, is met with caution: half of the probability is on no trust, and one trust is drawn for each
 query, so that the site goes on to search by itself as well.
 
+Of several outcomes each has models, a message and a trust of its own; what is maximised is in
+`acquisition.outcomes`. Outcomes that are only recorded are neither modelled nor sent. A newcomer
+that has observed nothing knows no bounds on the scale of what others say: it begins where the
+functions of the objectives are large and those of bounded outcomes far inside.
+
 A point whose evaluation failed is asked again only if no other is left. From the second failure on
 the acquisition is weighted by the probability of success (`models.feasibility`).
 """
@@ -28,26 +33,28 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.exceptions.errors import InputDataError
-from botorch.models import SingleTaskGP
+from botorch.models.model_list_gp_regression import ModelListGP
 from torch import Tensor
 
 from botorch_fed.acquisition.earned import (
     Domain,
     EarnedImprovement,
+    Improvement,
     maximize_feasibility,
     maximize_improvement,
     maximize_prior,
 )
 from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.optimize import maximize
+from botorch_fed.acquisition.outcomes import JointImprovement, Limit
 from botorch_fed.errors import NumericalError
 from botorch_fed.federation.points import untried
 from botorch_fed.models import (
@@ -74,12 +81,14 @@ from botorch_fed.models.earned_prior import (
 from botorch_fed.models.feasibility import Feasibility
 from botorch_fed.rng import Generator, generator
 from botorch_fed.search.local import feasibility_of, random_point
-from botorch_fed.space import SearchSpace
+from botorch_fed.space import Outcome, SearchSpace
 
 logger = logging.getLogger(__name__)
 
 # From the own model, in evaluation mode and on the scale of the outcomes, and the points tried.
-AcquisitionFactory = Callable[[SingleTaskGP, Tensor], AcquisitionFunction]
+AcquisitionFactory = Callable[[Any, Tensor], AcquisitionFunction]
+PAREGO = "parego"
+AUGMENTED = 0.05  # of the plain sum in the Chebyshev sum
 
 NUM_FEATURES = 100  # of the shared basis
 LENGTHSCALE = 0.35  # of the shared basis, times the root of the dimension
@@ -100,9 +109,11 @@ class TransferSearch:
 
     Attributes:
         acquisition: What the own step maximises, as a function of the own model (a
-            `SingleTaskGP`, drawn by its weight where several trusts have some) and of the points
-            that were tried, `n x d`; default the closed form of log expected improvement, averaged
-            over trusts.
+            `SingleTaskGP`, drawn by its weight where several trusts have some; of several outcomes
+            a `ModelListGP` on the public scale, without those that are only recorded) and of the
+            points that were tried, `n x d`; default the closed form of log expected improvement,
+            averaged over trusts. ``"parego"``, for several objectives: expected improvement of
+            their augmented Chebyshev sum with weights that are drawn for each query.
         warp: Let the model see parameters that act by their ratio on a logarithmic scale
             (`SearchSpace.log_offsets`), even if the search is on a linear one.
         trusts: The values of :math:`\beta` that are compared, the first of them 0.
@@ -110,13 +121,17 @@ class TransferSearch:
         listen: Whether messages are used at all.
     """
 
-    acquisition: AcquisitionFactory | None = None
+    acquisition: AcquisitionFactory | Literal["parego"] | None = None
     warp: bool = True
     trusts: tuple[float, ...] = TRUSTS
     trust_prior: tuple[float, ...] = TRUST_PRIOR
     listen: bool = True
 
     def __post_init__(self) -> None:
+        if isinstance(self.acquisition, str) and self.acquisition != PAREGO:
+            raise InputDataError(
+                f'acquisition must be a function or "{PAREGO}", got {self.acquisition!r}.'
+            )
         if not all(0 <= trust <= 10 for trust in self.trusts) or self.trusts[:1] != (0.0,):
             raise InputDataError(
                 f"trusts must be numbers in [0, 10], the first of them 0, got {self.trusts}."
@@ -132,8 +147,10 @@ class TransferSearch:
     def settings(self) -> str:
         """What determines its points, in words that are the same in every process."""
         factory = self.acquisition
-        name = None
-        if factory is not None:  # a partial or an instance has no name of its own
+        name = None if factory is None else str(factory)
+        if factory is not None and not isinstance(
+            factory, str
+        ):  # a partial or an instance has no name of its own
             named = factory if hasattr(factory, "__qualname__") else type(factory)
             name = f"{named.__module__}.{named.__qualname__}"
         return repr((name, self.warp, self.trusts, self.trust_prior, self.listen))
@@ -147,16 +164,19 @@ class TransferSearch:
     def message(
         self, space: SearchSpace, feature_map: FeatureMap, X: Tensor, Y: Tensor
     ) -> Tensor | None:
-        """The own posterior mean on the own standardised scale, `M` weights; None without any.
+        """The own posterior means on the own standardised scales; None without any.
 
         Args:
             space: The map of inputs.
             feature_map: The shared basis.
             X: Own points, `n x d`.
-            Y: Own outcomes, `n x 1`, larger is better.
+            Y: Own outcomes, `n x m`, larger is better.
+
+        Returns:
+            `M` weights for each modelled outcome, one after the other.
         """
-        alone = self._fitted(space, X, Y, None, None) if len(X) >= MIN_OWN else None
-        return None if alone is None else _own_mean(alone, feature_map)
+        alone = self._models(space, X, Y, None) if len(X) >= MIN_OWN else None
+        return None if alone is None else torch.cat([_own_mean(one, feature_map) for one in alone])
 
     def report(
         self,
@@ -164,30 +184,47 @@ class TransferSearch:
         feature_map: FeatureMap,
         X: Tensor,
         Y: Tensor,
-        advice: Advice | None,
+        advice: Heard,
     ) -> Tensor | None:
         """The message, and the weights of the trusts after own outcomes: `M + K` numbers.
 
         The last `K` are zero if the site has not compared trusts: without advice, or with a grid
-        of its own.
+        of its own. Of several outcomes as many for each of `space.modelled`, one after the other.
 
         Args:
             space: The map of inputs.
             feature_map: The shared basis.
             X: Own points, `n x d`.
-            Y: Own outcomes, `n x 1`, larger is better.
+            Y: Own outcomes, `n x m`, larger is better.
             advice: What others have said before.
         """
         if len(X) < MIN_OWN:
             return None
-        compares = advice is not None and self.listen and self.trusts == TRUSTS
-        posterior = self._fitted(space, X, Y, *(advice if advice and compares else (None, None)))
-        if posterior is None:
+        compares = self.listen and self.trusts == TRUSTS
+        posteriors = self._models(space, X, Y, advice if compares else None)
+        if posteriors is None:
             return None
-        found = torch.zeros(len(TRUSTS), dtype=torch.float64)
-        if compares:
-            found = torch.from_numpy(posterior.weights)
-        return torch.cat([_own_mean(posterior, feature_map), found])
+        parts = []
+        for posterior in posteriors:
+            found = torch.zeros(len(TRUSTS), dtype=torch.float64)
+            if posterior.prior is not None:
+                found = torch.from_numpy(posterior.weights)
+            parts += [_own_mean(posterior, feature_map), found]
+        return torch.cat(parts)
+
+    def _models(
+        self, space: SearchSpace, X: Tensor, Y: Tensor, advice: Heard
+    ) -> tuple[EarnedPosterior, ...] | None:
+        """The own models of each modelled outcome; None if one is beyond all scales."""
+        modelled = space.modelled
+        posteriors = []
+        for column, one in zip(modelled, of_each(advice, len(modelled)), strict=True):
+            y = Y[:, column : column + 1]
+            posterior = self._fitted(space, X, y, *(one if one is not None else (None, None)))
+            if posterior is None:
+                return None
+            posteriors.append(posterior)
+        return tuple(posteriors)
 
     def _fitted(
         self,
@@ -220,7 +257,7 @@ class TransferSearch:
         space: SearchSpace,
         X: Tensor,
         Y: Tensor,
-        advice: Advice | None,
+        advice: Heard,
         *,
         chosen: Tensor,
         candidates: Tensor | None,
@@ -232,7 +269,7 @@ class TransferSearch:
         Args:
             space: The map of inputs.
             X: Own points, `n x d`.
-            Y: Own outcomes, `n x 1`, larger is better.
+            Y: Own outcomes, `n x m`, larger is better.
             advice: What others say.
             chosen: Points that the same query has already, `k x d`.
             candidates: The only points that can be evaluated, `K x d`.
@@ -240,29 +277,97 @@ class TransferSearch:
             failed: Points whose evaluation failed, `m x d`: none is asked again while another is
                 left, and from two on the probability of success is modelled.
         """
-        prior, others = advice if advice is not None and self.listen else (None, None)
+        said = of_each(advice if self.listen else None, len(space.modelled))
         tried = torch.cat([X, chosen])
         failed = X[:0] if failed is None else failed.double()
         domain = self._domain(space, tried, candidates, failed)
         feasibility = self._feasibility(space, X, failed)
-        if prior is not None and not len(X):
+        prior = None if len(X) else first_prior(space, said, stream)
+        if prior is not None:
             return maximize_prior(prior, domain, stream, apart=APART, feasibility=feasibility)
         if feasibility is not None and not len(X) and len(failed) % 2 == 0:
             # In turns with random points: what succeeds may be the middle, which is far from none.
             return maximize_feasibility(feasibility, domain, stream)
-        posterior = self._fitted(space, X, Y, prior, others) if len(X) else None
-        if posterior is None:
+        posteriors = self._models(space, X, Y, said) if len(X) else None
+        if posteriors is None:
             point = random_point(space, domain.candidates, stream, failed)
             return point if candidates is not None else space.snap(point)
+        outcomes = [space.metrics[place] for place in space.modelled]
+        if self.acquisition == PAREGO and len(space.objectives) > 1:
+            outcomes, posteriors, said = self._scalarized(space, X, posteriors, said, stream)
         if len(chosen):
-            posterior = posterior.conditioned(chosen)
-        if self.acquisition is not None:
-            return self._passed_in(space, posterior, domain, feasibility, X, stream)
+            posteriors = tuple(posterior.conditioned(chosen) for posterior in posteriors)
+        if self.acquisition is not None and self.acquisition != PAREGO:
+            return self._passed_in(space, posteriors, domain, feasibility, X, stream)
         chance = float(stream.uniform(1))  # in any case: no trust is then the site alone, exactly
-        if prior is not None and others is None and not len(chosen):
-            posterior = posterior.only(posterior.drawn(chance))
-        improvement = EarnedImprovement.of(posterior, _incumbents(space, tried), feasibility)
+        if not len(chosen):
+            posteriors = tuple(
+                posterior.only(posterior.drawn(chance))
+                if one is not None and one.trust is None
+                else posterior
+                for posterior, one in zip(posteriors, said, strict=True)
+            )
+        improvement = self._improvement(
+            outcomes, posteriors, _incumbents(space, tried), feasibility
+        )
         return maximize_improvement(improvement, domain, stream)
+
+    def _improvement(
+        self,
+        outcomes: Sequence[Outcome],
+        posteriors: Sequence[EarnedPosterior],
+        X: Tensor,
+        feasibility: Feasibility | None,
+    ) -> Improvement:
+        """What is maximised, over tried points `n x d`."""
+        if len(posteriors) == 1:
+            return EarnedImprovement.of(posteriors[0], X, feasibility)
+        objectives, references, limits = [], [], []
+        for one, posterior in zip(outcomes, posteriors, strict=True):
+            if one.role == "objective":
+                objectives.append(posterior)
+                references.append(_public(one, one.reference))
+            else:
+                bounds = _public(one, one.lower), _public(one, one.upper)
+                limits.append(Limit.of(posterior, *bounds))
+        return JointImprovement.of(
+            objectives, limits, X, references=references, feasibility=feasibility
+        )
+
+    def _scalarized(
+        self,
+        space: SearchSpace,
+        X: Tensor,
+        posteriors: Sequence[EarnedPosterior],
+        said: Sequence[Advice | None],
+        stream: Generator,
+    ) -> tuple[list[Outcome], tuple[EarnedPosterior, ...], tuple[Advice | None, ...]]:
+        """Outcomes, models and advice with one sum in the place of all objectives (ParEGO).
+
+        Args:
+            space: The map of inputs.
+            X: Own points, `n x d`.
+            posteriors: Of each modelled outcome.
+            said: What others say of each.
+            stream: Of the weights.
+        """
+        outcomes = [space.metrics[place] for place in space.modelled]
+        places = [k for k, one in enumerate(outcomes) if one.role == "objective"]
+        shares = -stream.uniform(len(places)).clamp_min(1e-12).log()
+        shares = shares / shares.sum()
+        own = torch.stack([torch.from_numpy(posteriors[k].outcome.values) for k in places], dim=-1)
+        heard_all = [one for one in (said[k] for k in places) if one is not None]
+        advice = _summed(heard_all, shares) if len(heard_all) == len(places) else None
+        y = chebyshev(own, shares).unsqueeze(-1)
+        summed = self._fitted(space, X, y, *(advice if advice is not None else (None, None)))
+        if summed is None:
+            return outcomes, tuple(posteriors), tuple(said)
+        rest = [k for k in range(len(outcomes)) if k not in places]
+        return (
+            [space.outcome, *(outcomes[k] for k in rest)],
+            (summed, *(posteriors[k] for k in rest)),
+            (advice, *(said[k] for k in rest)),
+        )
 
     def _feasibility(self, space: SearchSpace, X: Tensor, failed: Tensor) -> Feasibility | None:
         """What succeeds; None while failures do not repeat."""
@@ -271,7 +376,7 @@ class TransferSearch:
     def _passed_in(
         self,
         space: SearchSpace,
-        posterior: EarnedPosterior,
+        posteriors: tuple[EarnedPosterior, ...],
         domain: Domain,
         feasibility: Feasibility | None,
         X: Tensor,
@@ -279,7 +384,9 @@ class TransferSearch:
     ) -> Tensor:
         """The best point by an acquisition function of BoTorch."""
         assert self.acquisition is not None
-        model = posterior.model(posterior.drawn(float(stream.uniform(1))))
+        assert not isinstance(self.acquisition, str)
+        models = [one.model(one.drawn(float(stream.uniform(1)))) for one in posteriors]
+        model = models[0] if len(models) == 1 else ModelListGP(*models)
         acquisition = self.acquisition(model, domain.tried)
         if feasibility is not None:
             acquisition = FeasibleAcquisition(acquisition, feasibility, X)
@@ -410,8 +517,100 @@ class Advice(NamedTuple):
         return cls(prior, None if done or not len(trust) else trust)
 
 
+# What others say: of several outcomes one for each that is modelled, None where nothing is said.
+Heard: TypeAlias = Advice | Sequence[Advice | None] | None
+
+
+def of_each(advice: Heard, count: int) -> tuple[Advice | None, ...]:
+    """What others say of each modelled outcome.
+
+    Args:
+        advice: What they say.
+        count: How many outcomes are modelled.
+    """
+    if advice is None:
+        return (None,) * count
+    return (advice,) if isinstance(advice, Advice) else tuple(advice)
+
+
+def heard(said: Sequence[Advice | None]) -> Heard:
+    """What others say of each modelled outcome; None where they say nothing of any.
+
+    Args:
+        said: Of each outcome.
+    """
+    if all(one is None for one in said):
+        return None
+    return said[0] if len(said) == 1 else tuple(said)
+
+
+def first_prior(
+    space: SearchSpace, said: tuple[Advice | None, ...], stream: Generator
+) -> PriorFunction | None:
+    """Where a site without observations begins: what is said of all outcomes, as one function.
+
+    Objectives have random weights, so that several sites look at different ends of their fronts. A
+    bounded outcome counts with the direction of its bound.
+
+    Args:
+        space: The outcomes.
+        said: What others say of each modelled one.
+        stream: Of the weights, which one objective alone does not need.
+    """
+    if len(said) == 1:
+        return None if said[0] is None else said[0].prior
+    shares = -stream.uniform(len(said)).clamp_min(1e-12).log()
+    total: Tensor | None = None
+    for place, one, share in zip(space.modelled, said, shares, strict=True):
+        metric = space.metrics[place]
+        weight = float(share)
+        if metric.role == "constraint":
+            weight = float(metric.lower is not None) - float(metric.upper is not None)
+        if one is not None and weight:
+            part = weight * one.prior.weights
+            total = part if total is None else total + part
+    if total is None:
+        return None
+    phi = next(one.prior.feature_map for one in said if one is not None)
+    return PriorFunction.of_weights(phi, total)
+
+
+def chebyshev(Z: Tensor, shares: Tensor) -> Tensor:
+    """The augmented Chebyshev sum of `n x J` values to be maximised, `n`.
+
+    Each objective is measured from its best value, in units of its range.
+
+    Args:
+        Z: Values of the objectives.
+        shares: Their weights, `J`.
+    """
+    best, least = Z.amax(dim=0), Z.amin(dim=0)
+    gaps = shares * (Z - best) / (best - least).clamp_min(1e-12)
+    return gaps.amin(dim=-1) + AUGMENTED * gaps.sum(dim=-1)
+
+
+def _summed(said: Sequence[Advice], shares: Tensor) -> Advice | None:
+    """What others say of the Chebyshev sum of all objectives."""
+    phi = said[0].prior.feature_map
+
+    def together(reference: Tensor) -> Any:
+        values = torch.stack([one.prior(reference) for one in said], dim=-1)
+        return chebyshev(values, shares).numpy()
+
+    prior = PriorFunction.of_weights(phi, project(together, phi))
+    trusts = [one.trust for one in said if one.trust is not None]
+    if prior is None:
+        return None
+    return Advice(prior, torch.stack(trusts).mean(dim=0) if len(trusts) == len(said) else None)
+
+
+def _public(outcome: Outcome, value: float | None) -> float | None:
+    """A measured value on the public scale."""
+    return None if value is None else float(outcome.to_public(torch.tensor(value)))
+
+
 def report_size(feature_map: FeatureMap) -> int:
-    """How many numbers a report has: a message, and a weight for each trust."""
+    """How many numbers the report of an outcome has: a message, and a weight for each trust."""
     return feature_map.num_features + len(TRUSTS)
 
 
@@ -421,23 +620,25 @@ def _own_mean(posterior: EarnedPosterior, feature_map: FeatureMap) -> Tensor:
     return project(lambda reference: alone.predict(posterior.warp(reference))[0], feature_map)
 
 
-def pack_report(feature_map: FeatureMap, report: Tensor | None) -> Tensor:
+def pack_report(feature_map: FeatureMap, report: Tensor | None, num_modelled: int = 1) -> Tensor:
     """What a site adds to a sum: its report, bounded, and the number 1.
 
     Args:
         feature_map: The shared basis.
         report: As `TransferSearch.report` makes it; None for a site that has nothing to say:
             zeros, which do not count.
+        num_modelled: How many outcomes are modelled.
     """
+    size, M = report_size(feature_map), feature_map.num_features
     if report is None or not bool(torch.isfinite(report).all()):
-        return torch.zeros(report_size(feature_map) + 1, dtype=torch.float64)
-    M = feature_map.num_features
-    weights = bounded(feature_map, report[:M].unsqueeze(0)).squeeze(0)
-    return torch.cat([weights, report[M:], report.new_ones(1)])
+        return torch.zeros(num_modelled * size + 1, dtype=torch.float64)
+    blocks = report.reshape(num_modelled, size)
+    weights = bounded(feature_map, blocks[:, :M])
+    return torch.cat([torch.cat([weights, blocks[:, M:]], dim=-1).flatten(), report.new_ones(1)])
 
 
 class Others(NamedTuple):
-    """What is left of a sum of packed reports without the own one.
+    """What is left of a sum of packed reports of one outcome without the own one.
 
     Attributes:
         weights: The sum of the others' weights, `M`.
@@ -450,8 +651,18 @@ class Others(NamedTuple):
     num_sites: int
 
 
+def split(packed: Tensor, num_modelled: int) -> tuple[Tensor, ...]:
+    """A packed report of several outcomes, or a sum of such, as one of each.
+
+    Args:
+        packed: The report.
+        num_modelled: How many outcomes are modelled.
+    """
+    return tuple(torch.cat([block, packed[-1:]]) for block in packed[:-1].chunk(num_modelled))
+
+
 def unpack_sum(total: Tensor, own: Tensor | None) -> Others:
-    """What others have said, from the sum of packed reports.
+    """What others have said of an outcome, from the sum of packed reports.
 
     Args:
         total: The sum.

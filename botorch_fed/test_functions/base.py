@@ -73,10 +73,13 @@ class FederatedTestProblem(ABC):
 
     @abstractmethod
     def evaluate(self, agent: int, X: Tensor) -> Tensor:
-        """Noise-free values of an agent at `n x d` points of the unit cube, an `n` tensor."""
+        """Noise-free values of an agent at `n x d` points of the unit cube, an `n` tensor.
+
+        With several outcomes `n x m`.
+        """
 
     def observe(self, agent: int, X: Tensor, stream: Generator) -> Tensor:
-        """Observed values of an agent at `n x d` points of the unit cube, an `n` tensor.
+        """Observed values of an agent at `n x d` points of the unit cube, `n` or `n x m`.
 
         The default adds normal noise of `noise_std`; a problem with another noise overrides this.
         All randomness comes from the stream, so that a seed fixes a run.
