@@ -68,7 +68,7 @@ RUN_EPILOG = """a complete study file (botorch_fed/study.py describes all keys):
   depth = { type = "integer", lower = 1, upper = 8 }
   [outcome]                    # public guesses of the mean and the standard deviation
   centre = 0.9
-  scale = 0.1
+  scale = 0.1                  # or [outcomes], several by name: latency = { upper = 20.0 }
   [protocol]
   name = "dp-fts-de"
   [privacy]
@@ -900,6 +900,8 @@ def _show_plan(
     table.add_row("space", f"{', '.join(study.space.names)} ({outline.columns} columns)")
     if outline.constraints:
         table.add_row("constraints", "\n".join(outline.constraints))
+    if outline.outcomes:
+        table.add_row("outcomes", "\n".join(outline.outcomes))
     table.add_row(
         "budget",
         f"{outline.budget} evaluations of each of {agents}, initial ones included, "
@@ -943,7 +945,31 @@ def _best(result: RunResult, agent: str) -> tuple[int, float, dict[str, Any]]:
     return len(result.history(agent)[1]), float(best), result.best_parameters(agent)
 
 
+def _point_words(point: Mapping[str, Any]) -> str:
+    return ", ".join(
+        f"{k} = {v:.4g}" if isinstance(v, float) else f"{k} = {v}" for k, v in point.items()
+    )
+
+
+def _outcomes_table(result: RunResult) -> Table:
+    """The best trials of each agent where there are several outcomes: one, or a front."""
+    several = len(result.space.objectives) > 1
+    head = "front" if several else "best"
+    table = _table("agent", "evaluations", f"{head}: values", "at", title=result.protocol)
+    for agent in result.names:
+        front = result.pareto(agent)
+        count = str(len(result.history(agent)[1]))
+        if not front:
+            table.add_row(agent, count, "nothing meets all constraints", "")
+        for k, row in enumerate(front):
+            first = (agent, count) if k == 0 else ("", "")
+            table.add_row(*first, _point_words(row["values"]), _point_words(row["parameters"]))
+    return table
+
+
 def _result_table(result: RunResult) -> Table:
+    if result.space.outcomes:
+        return _outcomes_table(result)
     better = "smallest" if result.space.outcome.minimize else "largest"
     table = _table("agent", "evaluations", f"best ({better})", "at", title=f"{result.protocol}")
     for agent in result.names:
@@ -951,10 +977,7 @@ def _result_table(result: RunResult) -> Table:
             table.add_row(agent, "0", "", "")
             continue
         count, value, point = _best(result, agent)
-        shown = (
-            f"{k} = {v:.4g}" if isinstance(v, float) else f"{k} = {v}" for k, v in point.items()
-        )
-        table.add_row(agent, str(count), f"{value:.6g}", ", ".join(shown))
+        table.add_row(agent, str(count), f"{value:.6g}", _point_words(point))
     return table
 
 
@@ -975,8 +998,10 @@ def _contribution_table(result: RunResult) -> Table:
 
 def _result_document(result: RunResult, out: Path | None) -> dict[str, Any]:
     evaluated = {row["agent"] for row in result.records if row["y"] is not None}
-    best = {
-        agent: dict(zip(("evaluations", "value", "point"), _best(result, agent), strict=True))
+    best: dict[str, Any] = {
+        agent: {"evaluations": len(result.history(agent)[1]), "front": result.pareto(agent)}
+        if result.space.outcomes
+        else dict(zip(("evaluations", "value", "point"), _best(result, agent), strict=True))
         for agent in result.names
         if agent in evaluated
     }

@@ -150,8 +150,12 @@ def write_report(
         PosixPath('report.html')
     """
     _check_comparable(result, others)
-    runs = [_Run(f"this run ({result.protocol})", 0, result)]
-    runs += [_Run(label, i, other) for i, (label, other) in enumerate(others.items(), start=1)]
+    several = len(result.space.objectives) > 1
+    worst = result.reference_point() if several else None  # one for all runs
+    runs = [_Run(f"this run ({result.protocol})", 0, result, worst)]
+    runs += [
+        _Run(label, i, other, worst) for i, (label, other) in enumerate(others.items(), start=1)
+    ]
     heading = title or f"{result.protocol}, {_count(len(result.names), 'agent')}"
     with _drawing():
         sections = [section for section in _sections(runs) if section.parts]
@@ -164,6 +168,13 @@ def write_report(
 
 def _check_comparable(result: RunResult, others: Mapping[str, RunResult]) -> None:
     for label, other in others.items():
+        if (result.space.outcomes or other.space.outcomes) and (
+            result.space.metrics != other.space.metrics
+        ):
+            raise InputDataError(
+                f"Expected runs with the same outcomes, got others in {label!r}: its values cannot "
+                "be compared."
+            )
         if other.space.outcome.minimize != result.space.outcome.minimize:
             raise InputDataError(
                 f"Expected runs that all minimise or all maximise, got the other direction in "
@@ -182,17 +193,32 @@ class _Section:
 
 @dataclass(frozen=True)
 class _Run:
-    """A run with its label and line style."""
+    """A run with its label and line style; with several objectives the reference point."""
 
     label: str
     place: int
     result: RunResult
+    reference: Mapping[str, float] | None = None
 
     @cached_property
     def best(self) -> dict[str, list[float]]:
-        """The best values so far of all agents that have any."""
-        curves = {name: self.result.best(name).tolist() for name in self.result.names}
-        return {name: curve for name, curve in curves.items() if curve}
+        """The best values so far of all agents that have any, or their hypervolumes.
+
+        NaN while no observation meets all constraints.
+        """
+        curves = {name: self._curve(name) for name in self.result.names}
+        return {name: curve for name, curve in curves.items() if _known(curve)}
+
+    def _curve(self, name: str) -> list[float]:
+        if self.reference is not None:
+            return self.result.hypervolume(name, self.reference).tolist()
+        values = self.result.best(name)
+        return values.where(values.isfinite(), math.nan).tolist()
+
+    @property
+    def measure(self) -> str:
+        """What `best` shows."""
+        return "best value" if self.reference is None else "hypervolume"
 
     @property
     def privacy(self) -> dict[str, Any]:
@@ -200,7 +226,8 @@ class _Run:
 
     @property
     def sign(self) -> float:
-        return -1.0 if self.result.space.outcome.minimize else 1.0
+        smaller = self.reference is None and self.result.space.outcome.minimize
+        return -1.0 if smaller else 1.0
 
     @property
     def colour(self) -> str:
@@ -227,6 +254,7 @@ def _sections(runs: list[_Run]) -> Iterator[_Section]:
     yield _Section("summary", "Summary", _summary(this))
     yield _Section("convergence", "Convergence", _convergence(runs))
     yield _Section("agents", "Agent by agent", _agents(runs))
+    yield _Section("outcomes", "Best trials of each agent", _outcomes(result))
     yield _Section("privacy", "Privacy spent", _privacy(this))
     yield _Section("utility", "Privacy and utility", _utility(runs))
     yield _Section("communication", "Communication and time", _communication(result))
@@ -255,10 +283,16 @@ def _summary(run: _Run) -> list[str]:
     head = ("Parameter", "Kind", "Range or values", "Scale")
     rows = [[p.name, p.kind, _range(p), p.scale] for p in result.space.parameters]
     outcome = "smaller is better" if result.space.outcome.minimize else "larger is better"
+    if result.space.outcomes:
+        outcome = "; ".join(one.words for one in result.space.outcomes)
     return [
         *_guarantee(result),
         _facts("The run", facts),
-        _table(f"Search space; of the outcome, {outcome}", head, [_cells(row) for row in rows]),
+        _table(
+            f"Search space; of the outcome{'s' * bool(result.space.outcomes)}, {outcome}",
+            head,
+            [_cells(row) for row in rows],
+        ),
         *_constraints(result.space),
     ]
 
@@ -354,20 +388,32 @@ def _convergence(runs: list[_Run]) -> list[str]:
     tables = [_best_table(shown)]
     if len(shown) > 1:
         tables.append(_difference_table(shown))
-    words = (
-        "The best value so far is the noise-free one if the problem defines it, else the observed "
-        "one. Intervals are Student's t over the agents of one run: they show the differences "
+    words = _MEASURES[runs[0].measure] + (
+        "Intervals are Student's t over the agents of one run: they show the differences "
         "between agents, not between seeds. Initial points count as queries, and each query "
         "includes the agents with at least that many."
     )
     return [_convergence_figure(shown), _paragraph(words), *tables]
 
 
+_MEASURES = {
+    "best value": "The best value so far is the noise-free one if the problem defines it, else the "
+    "observed one. Agents count from their first point that meets all constraints on. ",
+    "hypervolume": "The hypervolume is that of all values that an agent has observed and that meet "
+    "all constraints, in the units in which they were measured, with one reference point for all: "
+    "that of the space, and else the worst values that this run has observed. ",
+}
+
+
 def _convergence_figure(runs: list[_Run]) -> str:
     curves: list[tuple[str, list[tuple[_Run, dict[str, list[float]]]]]] = [
-        ("best value so far", [(run, run.best) for run in runs])
+        (f"{runs[0].measure} so far", [(run, run.best) for run in runs])
     ]
-    regrets = [(run, _regrets(run)) for run in runs if run.result.optimal_values is not None]
+    regrets = [
+        (run, _regrets(run))
+        for run in runs
+        if run.result.optimal_values is not None and not run.result.space.outcomes
+    ]
     if any(run.place == 0 for run, _ in regrets):
         curves.append((_regret_name(runs[0]), regrets))
     figure = _canvas(9.6, 3.6)
@@ -396,15 +442,17 @@ def _regrets(run: _Run) -> dict[str, list[float]]:
 
 
 def _ending(run: _Run) -> str:
-    return _number(_mean([curve[-1] for curve in run.best.values()]))
+    return _number(_mean(_known(curve[-1] for curve in run.best.values())))
 
 
 def _draw_mean(axes: Any, run: _Run, curves: dict[str, list[float]]) -> None:
     longest = max(map(len, curves.values()))
-    means, low, high = [], [], []
-    queries = _some_counts(longest, _MOST_DRAWN)
-    for query in queries:
-        values = [curve[query - 1] for curve in curves.values() if len(curve) >= query]
+    means, low, high, queries = [], [], [], []
+    for query in _some_counts(longest, _MOST_DRAWN):
+        values = _known(curve[query - 1] for curve in curves.values() if len(curve) >= query)
+        if not values:
+            continue
+        queries.append(query)
         mean, half = _mean(values), _half_width(values)
         means.append(mean)
         low.append(mean - (half or 0.0))
@@ -412,6 +460,11 @@ def _draw_mean(axes: Any, run: _Run, curves: dict[str, list[float]]) -> None:
     axes.fill_between(queries, low, high, color=run.colour, alpha=0.16, linewidth=0)
     marker = {"marker": "o", "markersize": 4} if longest <= 12 else {}
     axes.plot(queries, means, **run.line, **marker)
+
+
+def _known(values: Iterable[float]) -> list[float]:
+    """Without NaN."""
+    return [value for value in values if not math.isnan(value)]
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -429,10 +482,11 @@ def _half_width(values: Sequence[float]) -> float | None:
 
 
 def _at(curve: list[float], query: int | None) -> float | None:
-    """The value after a query, the last one for None; None if there are fewer."""
-    if query is None:
-        return curve[-1]
-    return curve[query - 1] if len(curve) >= query else None
+    """The value after a query, the last one for None; None if there are fewer, or it is NaN."""
+    if query is not None and len(curve) < query:
+        return None
+    value = curve[-1 if query is None else query - 1]
+    return None if math.isnan(value) else value
 
 
 def _queries(run: _Run) -> list[int | None]:
@@ -457,8 +511,8 @@ def _best_table(runs: list[_Run]) -> str:
         rows.append(row)
     head = ["Run", *_query_heads(runs[0])]
     caption = (
-        "Best value so far: mean over agents, 95 % interval, number of agents. After the last "
-        "query: the last one of each agent"
+        f"{runs[0].measure.capitalize()} so far: mean over agents, 95 % interval, number of "
+        "agents. After the last query: the last one of each agent"
     )
     return _table(caption, head, rows)
 
@@ -473,8 +527,8 @@ def _difference_table(runs: list[_Run]) -> str:
         rows.append(row)
     head = ["Compared with", *_query_heads(this)]
     caption = (
-        "Paired differences of the best value: agent by agent, positive where this run is better. "
-        "After the last query: the last one that both runs have"
+        f"Paired differences of the {this.measure}: agent by agent, positive where this run is "
+        "better. After the last query: the last one that both runs have"
     )
     return _table(caption, head, rows)
 
@@ -520,15 +574,18 @@ def _agents(runs: list[_Run]) -> list[str]:
     for name, curve in best.items():
         cells = [_value_cell(_at(curve, query)) for query in _queries(runs[0])]
         rows.append([_cell(name), *cells])
-    table = _table("Best value so far of every agent of this run", head, rows)
+    measure = runs[0].measure.capitalize()
+    table = _table(f"{measure} so far of every agent of this run", head, rows)
     words = f" The first {_MOST_PANELS} of {len(best)} agents; the others are in the table."
     many = max(map(len, best.values())) > _MOST_DRAWN
+    optima = runs[0].result.optimal_values and len(runs[0].result.space.metrics) == 1
+    dots = f" and {'some ' if many else ''}observations of this run (dots)"
     caption = (
-        f"Best value so far (lines) and {'some ' if many else ''}observations of this run (dots)"
-        + ("; the thin line is the optimum." if runs[0].result.optimal_values else ".")
+        f"{measure} so far (lines){dots if runs[0].reference is None else ''}"
+        + ("; the thin line is the optimum." if optima else ".")
         + (words if left > 0 else "")
     )
-    label = f"Small multiples: best value so far and observations of {_count(len(shown), 'agent')}"
+    label = f"Small multiples: {measure} so far and observations of {_count(len(shown), 'agent')}"
     drawn = [run for run in runs if run.best.keys() & set(shown)]
     figure = _multiples(drawn, shown)
     return [
@@ -557,12 +614,13 @@ def _multiples(runs: list[_Run], names: list[str]) -> Figure:
 
 def _draw_agent(axes: Any, runs: list[_Run], name: str) -> None:
     this = runs[0]
-    _, Y = this.result.history(name)
-    values = Y.flatten().tolist()
-    places = _some_counts(len(values), _MOST_DRAWN)
-    axes.plot(places, [values[k - 1] for k in places], ".", color=_INK, alpha=0.45, markersize=4)
+    if this.reference is None:
+        values = this.result.history(name)[1][:, this.result.space.objectives[0]].tolist()
+        places = _some_counts(len(values), _MOST_DRAWN)
+        shown = [values[k - 1] for k in places]
+        axes.plot(places, shown, ".", color=_INK, alpha=0.45, markersize=4)
     optima = this.result.optimal_values
-    if optima is not None:
+    if optima is not None and not this.result.space.outcomes:
         axes.axhline(optima[name], color=_INK, linewidth=0.7, alpha=0.7)
     for run in reversed(runs):  # this run on top
         curve = run.best.get(name, [])
@@ -573,6 +631,41 @@ def _draw_agent(axes: Any, runs: list[_Run], name: str) -> None:
             axes.step(places, heights, where="post", marker=marker, **run.line)
     axes.set_title(_short(name), fontsize=8.5)
     _whole_ticks(axes)
+
+
+_MOST_ROWS = 500  # of a table of fronts
+
+
+def _outcomes(result: RunResult) -> list[str]:
+    """Each agent's best trial, or its front, with all outcomes; for several outcomes only."""
+    if not result.space.outcomes:
+        return []
+    rows, without = [], []
+    for name in result.names:
+        front = result.pareto(name)
+        if not front and any(row["agent"] == name for row in result.records):
+            without.append(name)
+        for one in front:
+            values = [_value_cell(value) for value in one["values"].values()]
+            rows.append([_cell(name), *values, *_cells(map(_shown, one["parameters"].values()))])
+    parts = []
+    if rows:
+        names = [f"{one.name} ({one.role})" for one in result.space.outcomes]
+        head = ["Agent", *names, *result.space.names]
+        several = len(result.space.objectives) > 1
+        caption = "Best trials that meet all constraints"
+        if several:
+            caption = "Trials that meet all constraints, and none beats in all objectives"
+        table = _table(caption, head, rows[:_MOST_ROWS])
+        parts.append(_folded(f"Table of {_count(len(rows), 'trial')}", table, len(rows)))
+    if without:
+        words = ", ".join(without[:_MOST_PANELS])
+        parts.append(_paragraph(f"No trial meets all constraints yet: {words}."))
+    return parts
+
+
+def _shown(value: object) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
 # ------------------------------------------------------------------ privacy spent
@@ -727,12 +820,15 @@ def _utility(runs: list[_Run]) -> list[str]:
     figure = _canvas(9.6, 3.4)
     axes = figure.subplots()
     for run in plain:
-        axes.axhline(_mean([curve[last - 1] for curve in run.best.values()]), **run.line)
+        values = _known(curve[last - 1] for curve in run.best.values())
+        if values:
+            axes.axhline(_mean(values), **run.line)
     for run in promises:
         _draw_promise(axes, run, last)
-    axes.set(xlabel="ε", ylabel=f"best value after query {last}")
+    axes.set(xlabel="ε", ylabel=f"{this.measure} after query {last}")
     _ticks_at(axes, [run.privacy["epsilon"] for run in promises])
-    label = f"Best value after query {last} against epsilon, {_count(len(promises), 'run')}"
+    count = _count(len(promises), "run")
+    label = f"{this.measure.capitalize()} after query {last} against epsilon, {count}"
     caption = (
         "Mean over agents and 95 % interval; lines are runs without a guarantee. Only promises of "
         f"the same unit ({this.privacy['unit']}) and adjacency ({this.privacy['adjacency']}) are "
@@ -763,7 +859,9 @@ def _alike(mine: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def _draw_promise(axes: Any, run: _Run, last: int) -> None:
-    values = [curve[last - 1] for curve in run.best.values()]
+    values = _known(curve[last - 1] for curve in run.best.values())
+    if not values:
+        return
     style = {"color": run.colour, "marker": run.marker, "markersize": 8, "capsize": 4}
     half = _half_width(values) or 0.0
     axes.errorbar([run.privacy["epsilon"]], [_mean(values)], yerr=[half], **style)
@@ -869,20 +967,30 @@ def _points(result: RunResult) -> list[str]:
     rows = rows[::step]
     X = torch.tensor([row["x"] for row in rows], dtype=torch.float64).reshape(len(rows), space.dim)
     points = space.from_unit(X)
-    values = [row["y"] if row["true"] is None else row["true"] for row in rows]
+    values = [_value_of(space, row) for row in rows]
     columns = [[_place(p, point[p.name]) for point in points] for p in space.parameters]
     figure = _pair_plots(space, columns, values, _shades(rows), _best_rows(result, rows, values))
     names = ", ".join(space.names)
-    label = f"{_count(len(rows), 'point')} by parameter: {names}; on the diagonal, the value"
+    which = "value" if not space.outcomes else f"value of {space.outcome.name}"
+    label = f"{_count(len(rows), 'point')} by parameter: {names}; on the diagonal, the {which}"
     caption = (
-        "On the diagonal the value against a parameter"
+        f"On the diagonal the {which} against a parameter"
         + (", below it pairs of parameters" if len(columns) > 1 else "")
         + ", in the parameters' units. Later points are darker."
         + (f" One point of {step} is shown." if step > 1 else "")
     )
     marks = (("●", _PALETTE[0][0], "a point"), ("★", _PALETTE[1][0], "an agent's best"))
+    if len(space.objectives) > 1:
+        marks = (marks[0], ("★", _PALETTE[1][0], "on an agent's front"))
     legend = _items([_mark_item(*mark) for mark in marks])
     return [_figure(figure, "points", label, caption, legend)]
+
+
+def _value_of(space: SearchSpace, row: Record) -> float:
+    """The value of the (first) objective: noise-free if it is known, else observed."""
+    if row["true"] is not None:
+        return float(row["true"])
+    return float(row["y"][space.objectives[0]] if space.outcomes else row["y"])
 
 
 def _pair_plots(
@@ -914,14 +1022,28 @@ def _shades(rows: list[Record]) -> list[float]:
 
 
 def _best_rows(result: RunResult, rows: list[Record], values: list[float]) -> list[int]:
-    """The indices of the agents' best rows."""
+    """The indices of the agents' best rows, or of those on their fronts."""
+    if len(result.space.objectives) > 1:
+        return _front_rows(result, rows)
     sign = -1.0 if result.space.outcome.minimize else 1.0
     best: dict[str, int] = {}
     for i, row in enumerate(rows):
         old = best.get(row["agent"])
+        if "violates" in row:
+            continue
         if old is None or sign * values[i] > sign * values[old]:
             best[row["agent"]] = i
     return list(best.values())
+
+
+def _front_rows(result: RunResult, rows: list[Record]) -> list[int]:
+    places: list[int] = []
+    for name in result.names:
+        mine = [i for i, row in enumerate(rows) if row["agent"] == name and "violates" not in row]
+        Y = torch.tensor([rows[i]["y"] for i in mine], dtype=torch.float64)
+        front = result.space.front(Y.reshape(len(mine), len(result.space.metrics)))
+        places += [i for i, kept in zip(mine, front.tolist(), strict=True) if kept]
+    return places
 
 
 def _place(parameter: Parameter, value: float | int | str) -> float:

@@ -20,6 +20,12 @@ r"""Study files: a run of any objective, written in TOML.
     scale = 0.1
     minimize = false
 
+    [outcomes]                      # instead: several, by the names that the objective returns
+    error = { minimize = true }     # an objective; of several each may have a reference = 0.5,
+                                    # the worst value that counts in a hypervolume
+    latency = { upper = 20.0 }      # with lower, upper or both: an outcome constraint
+    energy = { role = "tracking" }  # recorded only
+
     [protocol]
     name = "dp-fts-de"              # fts, dp-fts-de, fed-gp, private-ucb or federation; or
     num_initial = 4                 # module:Name of a study class. Any of its simple settings:
@@ -76,7 +82,8 @@ settings stand beside `kind`; a setting that is a dataclass is a table in turn:
 
 *The contract of an objective*: it is called as ``objective(agent, **parameters)`` with the name of
 the agent and one keyword per parameter of the space, a float, an int, a str or a bool, and returns
-one finite number on the scale on which the agent measures. The module is looked for beside the
+one finite number on the scale on which the agent measures, or with `[outcomes]` a dict with one for
+each of their names. The module is looked for beside the
 study file first.
 
 Whatever does not fit is refused before anything is evaluated, with the line and what to write
@@ -168,6 +175,7 @@ KEYS = (
     "identities",
     "space",
     "outcome",
+    "outcomes",
     "protocol",
     "privacy",
     "ledger",
@@ -617,7 +625,7 @@ class StudyFile:
 
 @dataclass(frozen=True, eq=False)
 class NamedObjective:
-    """An agent's objective, from `q x d` points of the unit cube to `q x 1` outcomes."""
+    """An agent's objective, from `q x d` points of the unit cube to `q x m` outcomes."""
 
     study: StudyFile
     agent: AgentId
@@ -625,21 +633,39 @@ class NamedObjective:
     def __call__(self, X: Tensor) -> Tensor:
         """Evaluate point by point."""
         function = self.study.load()
-        values = [self._value(function, point) for point in self.study.space.from_unit(X)]
-        return torch.tensor(values, dtype=torch.float64).reshape(-1, 1)
+        rows = [self._row(function, point) for point in self.study.space.from_unit(X)]
+        return torch.tensor(rows, dtype=torch.float64).reshape(len(X), -1)
 
-    def _value(self, function: Callable[..., float], point: Mapping[str, Value]) -> float:
-        subject = f"The objective {self.study.objective} of agent {self.agent!r}"
-        value = function(self.agent, **point)
+    def _row(self, function: Callable[..., Any], point: Mapping[str, Value]) -> list[float]:
+        """A number for each outcome."""
+        space, answer = self.study.space, function(self.agent, **point)
+        if not space.outcomes:
+            return [self._number(answer, "a number")]
+        names = [one.name for one in space.outcomes]
+        if not isinstance(answer, Mapping) or set(answer) != set(names):
+            got = sorted(map(str, answer)) if isinstance(answer, Mapping) else _kind(answer)
+            raise ObjectiveError(f"{self._subject} must return a dict with {names}, got {got}.")
+        return [self._number(answer[name], f"a number for {name!r}") for name in names]
+
+    def _number(self, value: Any, what: str) -> float:
         try:
             number = float(value)
         except (TypeError, ValueError):
             raise ObjectiveError(
-                f"{subject} must return a number, got {type(value).__name__}."
+                f"{self._subject} must return {what}, got {_kind(value)}."
             ) from None
         if not math.isfinite(number):
-            raise ObjectiveError(f"{subject} must return a finite number, got {number}.")
+            finite = what.replace("a number", "a finite number")
+            raise ObjectiveError(f"{self._subject} must return {finite}, got {number}.")
         return number
+
+    @property
+    def _subject(self) -> str:
+        return f"The objective {self.study.objective} of agent {self.agent!r}"
+
+
+def _kind(value: object) -> str:
+    return type(value).__name__
 
 
 @dataclass(frozen=True)
@@ -866,6 +892,7 @@ def _space(top: _Table) -> SearchSpace:
         )
     names = [name for name in table.values if not _is_condition(table, name)]
     parameters = tuple(_parameter(table, name) for name in names)
+    several = _several_outcomes(top)
     outcome = top.table("outcome")
     outcome.only(("centre", "scale", "minimize", "name"), {"center": "unknown key. Write centre."})
     with outcome.blamed():
@@ -878,6 +905,9 @@ def _space(top: _Table) -> SearchSpace:
     if not any(p.num_columns for p in parameters):
         raise top.error("space", "no parameter is searched: write one that is not fixed.")
     space = SearchSpace(parameters, scales)
+    if several:
+        with top.table("outcomes").blamed():
+            space = SearchSpace(parameters, outcomes=several)
     if _is_condition(table, "constraints"):
         constraints = table.get("constraints", tuple[str, ...], 'constraints = ["x + y <= 1"]')
         with table.blamed("constraints"):
@@ -887,6 +917,39 @@ def _space(top: _Table) -> SearchSpace:
         load = partial(_loaded, _check_code(top.text, name))
         space = replace(space, feasible=NamedCheck(name, load))
     return space
+
+
+def _several_outcomes(top: _Table) -> tuple[Outcome, ...]:
+    """The outcomes of a file that names several; empty where it does not."""
+    if "outcomes" not in top.values:
+        return ()
+    if "outcome" in top.values:
+        raise top.error("outcome", "write [outcome] for one outcome, or [outcomes] for several.")
+    table = top.table("outcomes")
+    if not table.values:
+        raise top.error("outcomes", "empty; write e.g. error = { minimize = true }.")
+    return tuple(_outcome(table, name) for name in table.values)
+
+
+def _outcome(outcomes: _Table, name: str) -> Outcome:
+    table = outcomes.table(name)
+    table.only(("role", "minimize", "lower", "upper", "reference"))
+    bounds: dict[str, float | None] = {
+        key: table.get(key, float, f"{key} = 20.0", None) for key in ("lower", "upper")
+    }
+    role: Any = "objective" if bounds == dict.fromkeys(bounds) else "constraint"
+    role = table.get(
+        "role", Literal["objective", "constraint", "tracking"], 'role = "tracking"', role
+    )
+    with table.blamed():
+        return Outcome(
+            minimize=table.get("minimize", bool, "minimize = true", False),
+            name=name,
+            role=role,
+            lower=bounds["lower"],
+            upper=bounds["upper"],
+            reference=table.get("reference", float, "reference = 0.5", None),
+        )
 
 
 def _is_condition(space: _Table, key: str) -> bool:
@@ -1470,6 +1533,7 @@ class Plan:
         agents: How many there are.
         columns: Dimension of the unit cube.
         constraints: Of the space, in words.
+        outcomes: What is wanted of each of several outcomes, in words; empty where there is one.
         budget: Evaluations of each agent, the initial ones included, at most.
         total: Evaluations of all agents, at most.
         rounds: Rounds of queries, as they follow from the budget.
@@ -1485,6 +1549,7 @@ class Plan:
     agents: int
     columns: int
     constraints: tuple[str, ...]
+    outcomes: tuple[str, ...]
     budget: int
     total: int
     rounds: int
@@ -1506,6 +1571,7 @@ def plan(study: StudyFile) -> Plan:
         agents=len(study.agents),
         columns=study.space.dim,
         constraints=study.space.constraint_words,
+        outcomes=tuple(one.words for one in study.space.outcomes),
         budget=study.budget,
         total=evaluations_of(made, study.agents),
         rounds=_rounds(made, study.agents),
@@ -1539,8 +1605,9 @@ class _MadeUp:
     space: SearchSpace
 
     def __call__(self, X: Tensor) -> Tensor:
-        bowl = -(X - 0.3).square().sum(dim=-1, keepdim=True)
-        return self.space.outcome.from_public(bowl)
+        bowl = -(X - 0.3).square().sum(dim=-1)
+        columns = [one.from_public(bowl) for one in self.space.metrics]
+        return torch.stack(columns, dim=-1)
 
 
 def _bytes(study: StudyFile) -> tuple[tuple[int, ...] | None, str]:

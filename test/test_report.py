@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
+from torch import Tensor
 
 from botorch_fed import report
 from botorch_fed.acquisition import Constant
@@ -622,3 +623,46 @@ def test_a_sites_part_does_not_speak_for_the_run(private: RunResult, tmp_path: P
     assert "The hub's report has the promise" in text
     assert "No privacy guarantee" not in text
     _check_accessible(page)
+
+
+# ------------------------------------------------------------------ several outcomes
+
+PLATE = (Parameter.real("x", 0.0, 1.0), Parameter.real("y", 0.0, 1.0))
+LOSS = Outcome.objective("loss", minimize=True)
+SMALL = Outcome.constraint("weight", upper=0.9)
+
+
+def _plate(X: Tensor) -> Tensor:
+    return torch.stack([(X - 0.6).square().sum(dim=-1), X.sum(dim=-1)], dim=-1)
+
+
+def _of_several(second: Outcome, budget: int = 6) -> RunResult:
+    levels = torch.linspace(0.0, 1.0, 11, dtype=torch.float64)
+    study = FTS(budget=budget, candidates=torch.cartesian_prod(levels, levels))
+    space = SearchSpace(PLATE, outcomes=(LOSS, second))
+    return run(study, dict.fromkeys(("a", "b"), _plate), space=space, seed=0, progress=False)
+
+
+def test_a_bound_is_told_and_kept(tmp_path: Path) -> None:
+    result = _of_several(SMALL)
+    page = _page(result, tmp_path, others={"shorter": _of_several(SMALL, 4)})
+    assert "weight <= 0.9" in page.words
+    best = result.best_parameters("a")
+    assert f"{best['x']:.6g}" in page.words
+    assert "Best trials that meet all constraints" in page.words
+    nothing = _of_several(Outcome.constraint("weight", upper=-1.0), 4)
+    words = _page(nothing, tmp_path).words
+    assert "No trial meets all constraints yet: a, b" in words
+    assert "nan" not in words.lower().split()
+    with pytest.raises(InputDataError, match="the same outcomes"):
+        _page(result, tmp_path, others={"other": nothing})
+
+
+def test_several_objectives_have_hypervolumes_and_fronts(tmp_path: Path) -> None:
+    result = _of_several(Outcome.objective("weight", minimize=True, reference=2.0))
+    page = _page(result, tmp_path)
+    assert "Hypervolume so far" in page.words
+    assert "Best value so far" not in page.words
+    assert len(result.pareto("a")) > 1
+    for row in result.pareto("a"):
+        assert f"{row['parameters']['x']:.6g}" in page.words

@@ -52,6 +52,14 @@ def wordy(agent, **point):
     return "much"
 def lost(agent, **point):
     return float("nan")
+def several(agent, *, lr, depth, kind):
+    return {"gain": -abs(lr - 1), "error": depth / 8, "latency": 3.0 * depth, "energy": 1.0}
+def forgetful(agent, **point):
+    return {"gain": 1.0}
+def short(agent, **point):
+    return 0.5
+def vague(agent, **point):
+    return {"gain": 1.0, "error": "low", "latency": 1.0, "energy": 1.0}
 number = 3
 """
 STUDY = """objective = "MODULE:score"
@@ -924,3 +932,65 @@ def test_candidates_of_a_file_meet_its_constraints(folder: Path) -> None:
     points = study.space.from_unit(study.settings["candidates"])
     assert len(points) > 20
     assert all(p["depth"] + p["size"] / 8 <= 9 for p in points)  # type: ignore[operator]
+
+
+# ------------------------------------------------------------------ several outcomes
+
+SEVERAL = (
+    STUDY.replace("[outcome]\ncentre = 0.9\nscale = 0.1\n", """[outcomes]
+error = { minimize = true, reference = 1.0 }
+gain = {}
+latency = { upper = 20.0 }
+energy = { role = "tracking" }
+""")
+    .split("[protocol.strategy]")[0]
+    .replace("MODULE:score", "MODULE:several")
+    .replace("budget = 2", "budget = 4")
+)  # fmt: skip
+
+
+def test_a_study_with_several_outcomes_runs(folder: Path) -> None:
+    study = read(folder, SEVERAL)
+    assert [one.words for one in study.space.metrics] == [
+        "minimise error", "maximise gain", "latency <= 20", "energy is recorded"
+    ]  # fmt: skip
+    assert study.space.metrics[0].reference == 1.0
+    outline = plan(study)
+    assert outline.outcomes[2] == "latency <= 20"
+    assert outline.bytes_per_round is not None
+    result = run_study(study, out=None, progress=False)
+    assert len(result.history("north")[1][0]) == 4
+    front = result.pareto("north")
+    assert front
+    assert all(row["values"]["latency"] <= 20 for row in front)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ("[outcomes]", "[outcome]\ncentre = 1.0\n[outcomes]", r"\[outcome\] for one outcome, or"),
+        ("error = {", "error = { scale = 1.0, ", "unknown key.*Expected one of: lower, minimize"),
+        ("upper = 20.0", "upper = 'much'", "expected a number, got 'much'.*upper = 20.0"),
+        ("gain = {}", "gain = { upper = 1.0, lower = 2.0 }", "lower must lie below upper"),
+        ('"tracking"', '"watching"', "watching"),
+        ("error = { minimize = true, reference = 1.0 }\ngain = {}\n", "", "Expected an objective"),
+    ],
+)
+def test_outcomes_that_do_not_fit_are_refused(folder: Path, old: str, new: str, match: str) -> None:
+    assert old in SEVERAL
+    with pytest.raises(StudyError, match=match):
+        read(folder, SEVERAL.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("name", "match"),
+    [
+        ("forgetful", r"must return a dict with \['error', 'gain', .*got \['gain'\]"),
+        ("short", "must return a dict with .*got float"),
+        ("vague", "must return a number for 'error', got str"),
+    ],
+)
+def test_an_objective_says_all_outcomes(folder: Path, name: str, match: str) -> None:
+    study = read(folder, SEVERAL.replace(":several", f":{name}"))
+    with pytest.raises(ObjectiveError, match=match):
+        run_study(study, out=None, progress=False, raise_errors=True)
