@@ -30,7 +30,8 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from benchmarks.papers import dp_fts_de, fed_gp, fts, private_ucb
-from benchmarks.papers.ledger import Results, interval
+from benchmarks.papers.ledger import Results
+from benchmarks.statistics import interval
 
 try:
     import matplotlib
@@ -781,7 +782,7 @@ def plain_log(axes: Axes) -> None:
 
 CIVIDIS = tuple(to_hex(plt.get_cmap("cividis")(x)) for x in (0.0, 0.22, 0.45, 0.68, 0.88))
 SYNTHETIC_PANELS: dict[str, dict[str, Style]] = {
-    "Fig. 2: distributed exploration": {
+    "Fig. 2a: distributed exploration": {
         "ts": Style("TS", BLACK),
         "fts": Style("FTS", BLUE, "--"),
         "fts-de-2": Style("FTS-DE, P = 2", PURPLE, "--"),
@@ -790,11 +791,11 @@ SYNTHETIC_PANELS: dict[str, dict[str, Style]] = {
         "dp-fts-de-2": Style("DP-FTS-DE, P = 2", PURPLE),
         "dp-fts-de-3": Style("DP-FTS-DE, P = 3", ORANGE),
     },
-    "Fig. 4: clip level, P = 2": {
+    "Fig. 2b: clip level, P = 2": {
         f"clip-{S:g}" if S != 11 else "dp-fts-de-2": Style(f"S = {S:g}", colour)
         for S, colour in zip(dp_fts_de.CLIP_LEVELS, CIVIDIS, strict=True)
     },
-    "Fig. 5: sampling and noise, P = 2": {
+    "Fig. 2c: sampling and noise, P = 2": {
         "q0.15-z1": Style("q = .15, z = 1", CIVIDIS[0], cost=True),
         "dp-fts-de-2": Style("q = .25, z = 1", CIVIDIS[2], cost=True),
         "q0.5-z1": Style("q = .5, z = 1", CIVIDIS[4], cost=True),
