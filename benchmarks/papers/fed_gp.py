@@ -16,9 +16,9 @@
     acquisitions   Fig. 4: UCB, EI and PI with 3, 6 and 9 agents
     times, explored, others   not run, and why
 
-All need ``BOTORCH_FED_DATA``. Every function or task has a file of its own, so that processes for
-different ones can run side by side. Seeds 0-999 are pilots, on which settings were chosen; results
-are of seeds from 1,000 on. What the paper leaves unstated was fixed before any run:
+All that is run needs ``BOTORCH_FED_DATA``. Every function or task has a file of its own, so that
+processes for different ones can run side by side. Seeds 0-999 are pilots, on which settings were
+chosen; results are of seeds from 1,000 on. What the paper leaves unstated was fixed before any run:
 
 - the four first points of every agent are uniform and common to all methods and functions of a
   seed; on tasks they are drawn from the first 1,024 Sobol points;
@@ -50,16 +50,13 @@ are of seeds from 1,000 on. What the paper leaves unstated was fixed before any 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -71,6 +68,7 @@ from torch import Tensor
 
 from benchmarks.papers.ledger import Line, Results, versions
 from benchmarks.papers.published.features import PaperCosine
+from benchmarks.papers.published.printed import fedgp_table1
 from benchmarks.papers.published.settings import paper_search
 from benchmarks.papers.published.support import (
     RawInputWarning,
@@ -743,18 +741,6 @@ def lines_of(entry: str, unit: str) -> Lines:
 # ------------------------------------------------------------------ Tables 1 and 5
 
 
-def table1() -> dict[str, dict[str, float]]:
-    """The published means, by column and function; empty without the data folder."""
-    folder = os.environ.get("BOTORCH_FED_DATA")
-    file = Path(folder) / "fbo_fedgp_table1.csv" if folder else None
-    if file is None or not file.is_file():
-        return {}
-    with file.open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    columns = [name for name in rows[0] if name != "function"]
-    return {c: {cec_name(int(row["function"][1:])): float(row[c]) for row in rows} for c in columns}
-
-
 def cec_summary(entry: str = "cec2005") -> dict[str, Any]:
     """The figures of the claim."""
     found = {unit: lines_of(entry, unit) for unit in CEC}
@@ -840,8 +826,8 @@ def _paired(found: Mapping[str, Lines], a: str, b: str, units: Iterable[str]) ->
 def _beside_table1(
     best: Mapping[str, Mapping[str, float]], each: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    printed = table1()
-    if not printed or "ours" not in best:
+    printed = fedgp_table1()
+    if "ours" not in best:
         return {}
     out: dict[str, Any] = {}
     for name, mine in (("wins_vs_table1", best["ours"]), ("wins_mean_over_agents", each["ours"])):
@@ -860,7 +846,7 @@ def _beside_table1(
 
 def cec_tables(out: Mapping[str, Any], title: str, *, printed: bool) -> list[Grid]:
     """The summary in words."""
-    columns = table1() if printed else {}
+    columns = fedgp_table1() if printed else {}
     names = list(out["seeds"])
     grids = []
     for key, what in (("mean", "federation's best"), ("mean_over_agents", "mean over agents")):

@@ -9,8 +9,8 @@
 Writes PNG files to ``benchmarks/papers/figures``. Lines are means, bands 95 % bootstrap intervals
 of the mean, pointwise: over repeats where targets are fixed (landmine, activity recognition), over
 functions where they are drawn (synthetic). Those of ``dp_fts_de``, ``fed_gp`` and ``private_ucb``
-are over seeds, and drawn from whatever has been run. The functions' smallest values and the
-published table of ``fed_gp`` are in ``BOTORCH_FED_DATA``. Needs matplotlib, which the package
+are over seeds, and drawn from whatever has been run. The functions' smallest values of ``fed_gp``
+are in ``BOTORCH_FED_DATA``. Needs matplotlib, which the package
 itself does not: ``pip install matplotlib``.
 """
 
@@ -1002,7 +1002,7 @@ def mark_printed(axes: Axes, unit: str, bias: float) -> None:
     span = high - low
     gaps = {
         name: values[unit] - bias
-        for name, values in fed_gp.table1().items()
+        for name, values in fed_gp.fedgp_table1().items()
         if name in PRINTED and values.get(unit, bias) > bias
     }
     inside = {name: g for name, g in gaps.items() if low - span < np.log(g) < high + span}
@@ -1072,13 +1072,10 @@ def fed_gp_cec2005() -> None:
         Line2D([], [], color=s.colour, ls=s.dash, lw=1.5, label=s.label)
         for s in some(FED_GP, *(m for m in FED_GP if m in shown)).values()
     ]
-    if fed_gp.table1():
-        handles += [
-            Line2D(
-                [], [], color=s.colour, marker="<", ls="-", lw=1, ms=7, mec="white", label=s.label
-            )
-            for s in PRINTED.values()
-        ]
+    handles += [
+        Line2D([], [], color=s.colour, marker="<", ls="-", lw=1, ms=7, mec="white", label=s.label)
+        for s in PRINTED.values()
+    ]
     figure.legend(handles=handles, loc="outside upper center", ncols=-(-len(handles) // 2))
     of = (
         f"the best value of ten agents, at least {FINEST:g} above the smallest (seven digits are "

@@ -18,6 +18,7 @@ from unittest.mock import patch
 from rich.console import Console
 from rich.progress import track
 
+from benchmarks.provenance import code_for
 from benchmarks.statistics import interval as interval
 
 RESULTS = Path(__file__).parent / "results"
@@ -58,7 +59,7 @@ class Results:
         todo = [run for run in runs if self._key(run) not in self._known]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for run in track(todo, label, console=Console(stderr=True), disable=not todo):
-            line = {**run, **work(**run)}
+            line = {**run, **work(**run), **code_for(self.path)}
             with self.path.open("a") as file:
                 file.write(json.dumps(self._folded(line)) + "\n")
                 file.flush()

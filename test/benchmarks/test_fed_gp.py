@@ -167,10 +167,12 @@ def test_lines_keep_whole_traces_and_are_filled_once(results: Path) -> None:
 def test_summary_of_the_functions(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = tmp_path / "fbo_fedgp_table1.csv"
-    rows = "".join(f"F{k},{k + 0.5},{100 - k}\n" for k in range(1, 21))
-    printed.write_text(f"function,FTS,FBO-FedGP\n{rows}")
-    monkeypatch.setenv("BOTORCH_FED_DATA", str(tmp_path))
+    numbers = range(1, 21)
+    printed = {
+        "FTS": {fed_gp.cec_name(k): k + 0.5 for k in numbers},
+        "FBO-FedGP": {fed_gp.cec_name(k): 100.0 - k for k in numbers},
+    }
+    monkeypatch.setattr(fed_gp, "fedgp_table1", lambda: printed)
     units = [fed_gp.cec_name(k) for k in (1, 2, 3, 4, 5, 6)]
     for k, unit in enumerate(units, start=1):
         _fill("cec2005", unit, "ours", lambda seed, k=k: float(k), 5)  # type: ignore[misc]
