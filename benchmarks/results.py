@@ -16,15 +16,13 @@ import argparse
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from functools import cache
 from pathlib import Path
 
-from benchmarks import transfer
 from benchmarks.papers.ledger import RESULTS
 from benchmarks.papers.published.points import POINTS, Published
 from benchmarks.provenance import ages
 from benchmarks.results_claims import NONE, PAPERS, VERDICTS, Paper, gap, number
-from benchmarks.results_pages import check_pages, lines_of, rewrite_pages, unsourced
+from benchmarks.results_pages import check_pages, lines_of, rewrite_pages, source, unsourced
 from benchmarks.statistics import Effect
 from benchmarks.transfer_summary import Row
 
@@ -32,16 +30,17 @@ ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "RESULTS.md"
 INTRODUCTION = """# Results
 
-Every claim of the four papers behind this package, and of its own transfer, beside what stored runs
-say. `python -m benchmarks.results` writes this page from committed files, byte for byte; CI compares.
+Every claim of the four papers behind this package, and of its own transfer, beside what stored
+runs say. `python -m benchmarks.results` writes this page from committed files; a test compares it,
+byte for byte.
 
 - **reproduced**: the method as published has the effect here: the 95 % interval is on the claimed
   side of zero, or the printed number is met. **not reproduced**: it has not. **corrected**: what is
   printed is wrong; the package has what is right. **cannot be run**: what it needs is not in the
   paper and cannot be had. **not run**: it could be, and has not been.
 - Differences are paired, means over clusters (fields, subjects, functions, tasks, or seeds where
-  these are all that varies) with t intervals of the clusters' means. *Free* is the strongest control
-  that sends nothing and needs no other site.
+  these are all that varies) with t intervals of the clusters' means. *Free* is the strongest
+  control that sends nothing and needs no other site.
 """
 
 
@@ -60,8 +59,11 @@ def glance(papers: Sequence[Paper]) -> str:
     for paper in papers:
         counts = Counter(claim.verdict for claim in paper.claims)
         rows.append(
-            [f"**{paper.name}**", *(str(counts[v]) if counts[v] else "" for v in VERDICTS)]
-            + [paper.sentence]
+            [
+                f"**{paper.name}**",
+                *(str(counts[v]) if counts[v] else "" for v in VERDICTS),
+                paper.sentence,
+            ]
         )
     return table(["paper", *VERDICTS, "in a sentence"], rows)
 
@@ -85,12 +87,6 @@ def claims_of(paper: Paper) -> str:
 # ------------------------------------------------------------------ our own bar
 
 
-@cache
-def suite(name: str) -> Row:
-    """The summary of a suite, read once."""
-    return transfer.summary_of(name)
-
-
 # Suite, method, what stands for it in a table, the queries of two columns.
 BAR = (
     ("tuning", "fts", "tuning, 8 tasks of 5 to 16 sites: `FTS()`, `FedGP()`", (5, 20)),
@@ -108,7 +104,7 @@ def bar() -> str:
     """Listening against a site alone, suite by suite."""
     rows = []
     for name, method, label, queries in BAR:
-        found = suite(name)["methods"]
+        found = source(f"transfer/{name}")
         mine = found[method]
         cells = [label]
         for query in map(str, queries):
@@ -150,11 +146,10 @@ def points() -> str:
     for point in POINTS:
         lines = lines_of(point.entry, row=point.row)
         told = "; ".join(_quantity(point, lines))
-        rows.append(
-            [f"{point.paper}, {point.where}", f"`{point.entry}` {point.row}", told]
-            + [point.called(lines)]
-        )
-    return table(["point", "row", "printed → measured", "may be called"], rows)
+        misses = "; ".join(point.misses(lines)) if lines else "not run"
+        what = [f"{point.paper}, {point.where}", f"`{point.entry}` {point.row}", told, misses]
+        rows.append([*what, point.called(lines) if lines else NONE])
+    return table(["point", "row", "printed → measured", "elsewhere in", "may be called"], rows)
 
 
 def _quantity(point: Published, lines: Sequence[Row]) -> Iterator[str]:
@@ -165,9 +160,9 @@ def _quantity(point: Published, lines: Sequence[Row]) -> Iterator[str]:
 
 # ------------------------------------------------------------------ the page
 
-COMMANDS = """`fts landmine` stands for `python -m benchmarks.papers.fts landmine`, and so for the other
-modules of `benchmarks.papers`; `transfer tuning` for `python -m benchmarks.transfer tuning`. Called
-so they run what is missing, with `--summary` they show everything that is stored. Files are
+COMMANDS = """`fts landmine` stands for `python -m benchmarks.papers.fts landmine`, and so for the
+other modules of `benchmarks.papers`; `transfer tuning` for `python -m benchmarks.transfer tuning`.
+Called so they run what is missing, with `--summary` they show everything that is stored. Files are
 `benchmarks/papers/results/<module>/<entry>.jsonl` and `benchmarks/results/transfer/<suite>/`.
 `published.…` and `encryption` are modules that compute what they say.
 """

@@ -1,15 +1,17 @@
 r"""Measured figures in the README and docs/*.rst: each is one that a committed file has.
 
-`quoted.toml` says where a figure comes from; it holds no figures. Three kinds of entries:
+`quoted.toml` says where a figure comes from; it holds no figures. Its entries:
 
 - ``[[table]]``: rows and columns of a table by the keys of a summary, cell by cell;
 - ``[[quote]]``: a sentence with ``#`` in the place of its figures, and their keys in order;
+- ``[[generated]]``: a page that another command writes and another test compares;
 - ``[[unsourced]]``: a sentence whose figures no committed file has, and the command that measures
   them. `RESULTS.md` lists them.
 
-``[[setting]]`` has patterns of numbers that are no measurements. A figure is a number with a decimal
-point, an exponent or a per cent sign, and any number in a cell of a table, outside of code. One that
-no entry accounts for is an error, so that nobody can print one without saying where it is from.
+``[[setting]]`` has patterns of numbers that are no measurements. A figure is a number with a
+decimal point, an exponent or a per cent sign, and any number in a cell of a table that has no
+words, outside of code. One that no entry accounts for is an error, so that nobody can print one
+without saying where it is from.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +31,9 @@ import numpy as np
 
 from benchmarks import transfer
 from benchmarks.papers import dp_fts_de, fed_gp, fts, private_ucb
-from benchmarks.papers.ledger import RESULTS, Line, Results
-from benchmarks.statistics import average_ranks, effect
+from benchmarks.papers.ledger import Line, Results
+from benchmarks.papers.published.printed import fedgp_table1
+from benchmarks.statistics import average_ranks, effect, paired
 from benchmarks.transfer_summary import SHOWN, pairs
 
 HOME = Path(__file__).parent
@@ -41,7 +45,9 @@ TOKEN = re.compile(rf"(?<![\w.^_]){NUMBER}(?![\w]|\.\d)")
 
 def pages() -> list[str]:
     """The pages that are looked at."""
-    return ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.rst")))]
+    names = ["README.md", *(f"docs/{path.name}" for path in sorted((ROOT / "docs").glob("*.rst")))]
+    written = {entry["page"] for entry in registry().get("generated", [])}
+    return [name for name in names if name not in written]
 
 
 # ------------------------------------------------------------------ where figures come from
@@ -61,19 +67,59 @@ def lines_of(name: str, row: str) -> list[Line]:
 
 def _transfer(suite: str) -> Mapping[str, Any]:
     summary = transfer.summary_of(suite)
-    return {**summary["methods"], "tasks": _by_task(suite), "count": len(summary["tasks"])}
+    first = {
+        task: {
+            method: {str(q): a[0][q] for q in SHOWN if q < a.shape[1]} for method, a in of.items()
+        }
+        for task, of in _of_seed(suite, 0).items()
+    }
+    for found in summary["methods"].values():
+        tests = [t for t in found.get("vs_solo", {}).values() if t["p"] is not None]
+        if tests:
+            found["reach"] = max(max(abs(t["low"]), abs(t["high"])) for t in tests)
+            found["smallest"], found["largest"] = (f(t["p"] for t in tests) for f in (min, max))
+    return {
+        **summary["methods"],
+        "tasks": _by_task(suite),
+        "first": first,
+        "count": len(summary["tasks"]),
+    }
 
 
-def _ablations(suite: str) -> Mapping[str, Any]:
-    """Areas and their differences to the default, by changed part, over tasks."""
+def _of_seed(suite: str, seed: int) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = {}
+    rows = transfer.stored(suite)
+    for method, mine in rows.items():
+        one = [row for row in mine if row["seed"] == seed]
+        for task, (a, _) in pairs(one, rows["solo"]).items():
+            found.setdefault(task, {})[method] = a
+    return found
+
+
+def _ablations(suite: str, *, each: bool = False) -> Mapping[str, Any]:
+    """Areas and their differences to the default, by changed part, over the tasks of all parts.
+
+    Args:
+        suite: The suite.
+        each: Over each part's own tasks instead.
+    """
     rows = transfer.stored(suite, methods=transfer.PARTS)
+    common = set.intersection(*({row["task"] for row in mine} for mine in rows.values()))
     found = {}
     for name, mine in rows.items():
-        both = pairs(mine, rows["fts"])
+        both = pairs([row for row in mine if each or row["task"] in common], rows["fts"])
         gaps = [a[:, 1:21].mean(axis=1) - b[:, 1:21].mean(axis=1) for a, b in both.values()]
         area = float(np.mean([a[:, 1:21].mean() for a, _ in both.values()]))
-        seeds = effect(np.concatenate(gaps))
-        found[name] = {"area": area, **vars(effect(gaps)), "p_seeds": seeds.p, "tasks": len(gaps)}
+        found[name] = {
+            "area": area,
+            **vars(effect(gaps)),
+            "seeds": min(len(a) for a, _ in both.values()),
+            "at": {
+                str(q): float(np.mean([(a[:, q] - b[:, q]).mean() for a, b in both.values()]))
+                for q in SHOWN
+                if all(q < a.shape[1] for a, _ in both.values())
+            },
+        }
     return found
 
 
@@ -102,34 +148,52 @@ def _against(suite: str, other: str) -> Mapping[str, Any]:
     for method, mine in rows.items():
         for task, (a, b) in pairs(mine, rows[other]).items():
             found.setdefault(task, {})[method] = {
-                str(q): {**vars(effect(a[:, q] - b[:, q])), "other": float(b[:, q].mean())}
+                str(q): {
+                    **vars(effect(a[:, q] - b[:, q])),
+                    "regret": float(a[:, q].mean()),
+                    "other": float(b[:, q].mean()),
+                }
                 for q in SHOWN
                 if q < a.shape[1]
             }
     return found
 
 
+COMPARED = ("ei-warped", "ours", "ours-no-portfolio")  # what sentences compare rows of FTS with
+
+
 def _fts(entry: str) -> Mapping[str, Any]:
-    results = Results(f"fts/{entry}", fts.keys_of(entry))
-    rows = dict.fromkeys(line["row"] for line in results.lines)
-    return {
+    best: dict[str, dict[int, dict[tuple[int, int], float]]] = {}
+    times = (1, 2, 3, 5, 10, 20, 50)
+    for line in Results(f"fts/{entry}", fts.keys_of(entry)).lines:
+        for t in times:
+            at = best.setdefault(line["row"], {}).setdefault(t, {})
+            at[line["target"], line["repeat"]] = line["best"][str(t)]
+    found: dict[str, Any] = {
         row: {
-            **{
-                str(t): float(np.mean(list(fts.best_of(results, row, t).values())))
-                for t in (1, 5, 10, 20, 50)
-            },
+            **{str(t): _mean(of[t]) for t in times},
             "minus": {
-                other: {
-                    str(t): vars(gap)
-                    for t in (1, 3, 5, 10, 50)
-                    if (gap := fts.compare(results, row, other, t)) is not None
-                }
-                for other in rows
-                if other != row
+                other: {str(t): _versus(of[t], best[other][t]) for t in times}
+                for other in COMPARED
+                if other in best and other != row
             },
         }
-        for row in rows
+        for row, of in best.items()
     }
+    last = [found[row]["50"] for row in best]
+    return {**found, "spread": max(last) - min(last)}
+
+
+def _mean(values: Mapping[Any, float]) -> float:
+    return float(np.mean(list(values.values())))
+
+
+def _versus(mine: Mapping[Any, float], theirs: Mapping[Any, float]) -> dict[str, Any] | None:
+    """The effect of a row, and its mean over the runs that both have."""
+    gap = paired(mine, theirs, cluster=lambda key: key[0])
+    if gap is None:
+        return None
+    return {**vars(gap), "mine": _mean({k: v for k, v in mine.items() if k in theirs})}
 
 
 def _dp(entry: str) -> Mapping[str, Any]:
@@ -147,7 +211,7 @@ def _dp(entry: str) -> Mapping[str, Any]:
                     )
                     for t in task.times
                 },
-                "epsilon": curves.lines(row=row)[0]["epsilon"],
+                "epsilon": curves.lines(row=row)[0].get("epsilon"),
             }
     return found
 
@@ -175,24 +239,38 @@ def _cec(entry: str) -> Mapping[str, Any]:
     }
     eight = {m: values for m, values in known.items() if m != "default"}
     out["rank_of_eight"] = average_ranks(eight)
-    out["printed"] = fed_gp.fedgp_table1()["FBO-FedGP"]
+    out["printed"] = fedgp_table1()["FBO-FedGP"]
+    out["by"] = {
+        unit: {**row, "printed": out["printed"][unit]} for unit, row in out["mean"].items()
+    }
     ours, theirs = known["ours"], known["faithful"]
     out["wins_over_faithful"] = sum(ours[unit] < theirs[unit] for unit in theirs)
     out["printed_is_better"] = sum(out["printed"][unit] < ours[unit] for unit in ours)
     return out
 
 
+def _dropout() -> Mapping[str, Any]:
+    found: dict[str, Any] = {}
+    for line in Results("faults/dropout", ("protocol", "dropout", "seed")).lines:
+        found.setdefault(f"{100 * line['dropout']:.0f}", {})[line["protocol"]] = line["regret"]
+    return found
+
+
 SOURCES: dict[str, Callable[[str], Any]] = {
     "transfer": _transfer,
     "ablations": _ablations,
+    "ablations-each": lambda suite: _ablations(suite, each=True),
     "against-default-first": lambda suite: _against(suite, "default_first"),
+    "against-fts": lambda suite: _against(suite, "fts"),
     "fts": _fts,
     "dp_fts_de": _dp,
     "private_ucb": _bandit,
     "cec": _cec,
     "tasks": fed_gp.task_summary,
-    "lines": lambda name: Results(name.replace(".", "/"), ()).lines,
-    "json": lambda name: json.loads((HOME / "results" / f"{name}.json").read_text()),
+    "dropout": lambda _: _dropout(),
+    "json": lambda name: json.loads(
+        (HOME / "results" / f"{name.replace('.', '/')}.json").read_text()
+    ),
 }
 
 
@@ -206,18 +284,13 @@ def source(name: str) -> Any:
 
 
 def value_of(expression: str) -> float | None:
-    """The value of keys of summaries, ``family/entry:a.b``, or a difference or ratio of two.
+    """The value of keys of summaries, ``family/entry:a.b``, or a difference of two.
 
     None where a summary says that there is none.
     """
-    for sign, apply in ((" - ", lambda a, b: a - b), (" / ", lambda a, b: a / b)):
-        if sign in expression:
-            first, second = (value_of(part) for part in expression.split(sign, 1))
-            return None if first is None or second is None else float(apply(first, second))
-    if "*" in expression:
-        factor, _, rest = expression.partition("*")
-        inner = value_of(rest)
-        return None if inner is None else float(factor) * inner
+    if " - " in expression:
+        first, second = (value_of(part) for part in expression.split(" - ", 1))
+        return None if first is None or second is None else first - second
     name, _, path = expression.partition(":")
     found = source(name)
     keys = path.split(".")
@@ -236,7 +309,7 @@ def value_of(expression: str) -> float | None:
 
 
 def expanded(text: str) -> list[str]:
-    """Keys with ``{a,b}`` alternatives written out, in order; ``..`` repeats the last source."""
+    """Keys with ``{a,b}`` alternatives written out, in order."""
     match = re.search(r"\{([^{}]*)\}", text)
     if match is None:
         return [text]
@@ -281,15 +354,13 @@ class Figure:
         return abs(self.value - value) <= 0.5001 * step
 
     def rewritten(self, value: float, *, p: bool) -> str:
-        """The value as this one is printed."""
-        if p:
+        """The value as this one is printed; p values to one digit where that would be none."""
+        digits = len(self.text.partition(".")[2])
+        said = f"{value:{'+' if self.text.startswith('+') else ''},.{digits}f}"
+        if "," not in self.text:
+            said = said.replace(",", "")
+        if p and ("e" in self.text or value < 2 * 10**-digits):
             said = f"{value:.1g}"
-        else:
-            said = f"{value:,.{len(self.text.partition('.')[2])}f}"
-            if "," not in self.text:
-                said = said.replace(",", "")
-            if self.text.startswith("+"):
-                said = f"{value:+.{len(self.text.partition('.')[2])}f}"
         bare = self.text.lstrip("+-−").startswith(".")
         return re.sub(r"^([-+]?)0\.", r"\1.", said) if bare else said
 
@@ -337,13 +408,25 @@ class PageText:
     def account(self, figure: Figure, expression: str) -> None:
         """A figure comes from there."""
         self.accounted.add(figure.start)
-        self.matches.append(Match(figure, expression, value_of(expression)))
+        try:
+            self.matches.append(Match(figure, expression, value_of(expression)))
+        except KeyError as error:
+            self.errors.append(f"{self.name}: {expression}: {error}")
 
     def unaccounted(self) -> Iterator[Figure]:
         """Figures that nothing accounts for."""
-        in_cells = [(cell.start, cell.end) for cell in self.cells if cell.column > 0]
+        in_cells = [
+            (cell.start, cell.end)
+            for cell in self.cells
+            if cell.column > 0
+            and cell.row > 0
+            and not re.search(r"[^\W\d_]{3,}", self.text[cell.start : cell.end])
+        ]
+        labels = [(c.start, c.end) for c in self.cells if c.column == 0 or c.row == 0]
         for figure in self.figures(0, len(self.text)):
             if figure.start in self.accounted:
+                continue
+            if any(a <= figure.start < b for a, b in labels):
                 continue
             percent = re.match(r"\s?(?:%|per cent)", self.text[figure.end : figure.end + 9])
             cell = any(a <= figure.start < b for a, b in in_cells)
@@ -362,24 +445,19 @@ def _headings(text: str, *, markdown: bool) -> Iterator[re.Match[str]]:
 def _hidden(text: str, *, markdown: bool) -> list[tuple[int, int]]:
     """Code, literals, links and mathematics: no figures in them."""
     patterns = (
-        [r"^```.*?^```", r"`[^`\n]*`", r"\]\([^)]*\)", r"^#+ .*$"]
+        [r"^```(?s:.*?)^```", r"`[^`\n]*`", r"\]\([^)]*\)", r"^#+ .*$", r"<!--(?s:.*?)-->"]
         if markdown
         else [
-            r"``.*?``",
-            r"^\.\. (?:code-block|math|toctree)::.*?(?=^\S)",
+            r"``(?s:.*?)``",
+            r"^\.\. (?:code-block|math|toctree|currentmodule)::(?s:.*?)(?=^\S)",
             r"::\n\n(?:(?:   .*)?\n)+",
             r":math:`[^`]*`",
-            r"`[^`\n]*`_?",
+            r"`[^`]*`_?",
             r"^\S.*\n(?:=+|-+|~+)$",
-            r":widths:.*",
+            r"^ *:[a-z-]+:.*$",
         ]
     )
-    flags = re.M | re.S
-    return [
-        match.span()
-        for pattern in patterns
-        for match in re.finditer(pattern, text, re.M if ".*$" in pattern else flags)
-    ]
+    return [m.span() for pattern in patterns for m in re.finditer(pattern, text, re.M)]
 
 
 @dataclass(frozen=True)
@@ -406,9 +484,8 @@ def _markdown_cells(text: str) -> Iterator[Cell]:
             continue
         position = match.start()
         bounds = [position + i for i, c in enumerate(line) if c == "|"]
-        for column, (a, b) in enumerate(zip(bounds, bounds[1:], strict=False)):
-            if row > 0:
-                yield Cell(table, row, column, a + 1, b)
+        for column, (a, b) in enumerate(pairwise(bounds)):
+            yield Cell(table, row, column, a + 1, b)
         row += 1
 
 
@@ -423,15 +500,14 @@ def _rst_cells(text: str) -> Iterator[Cell]:
             if whole.group()[start + 3] == "*":
                 row, column = row + 1, -1
             column += 1
-            if row > 0:
-                yield Cell(table, row, column, whole.start() + start + 6, whole.start() + end)
+            yield Cell(table, row, column, whole.start() + start + 6, whole.start() + end)
 
 
 # ------------------------------------------------------------------ the registry
 
 
 @cache
-def registry() -> dict[str, list[dict[str, Any]]]:
+def registry() -> dict[str, Any]:
     """The entries of `quoted.toml` by kind."""
     return tomllib.loads(REGISTRY.read_text())
 
@@ -471,25 +547,24 @@ def _account_table(page: PageText, entry: Mapping[str, Any]) -> None:
     for cell in page.cells:
         if cell.table == number:
             rows.setdefault(cell.row, {})[cell.column] = cell
-    unused = dict(entry["rows"])
-    for cells in rows.values():
+    unused, columns = dict(entry["rows"]), entry["columns"]
+    if isinstance(columns, str):  # the name of columns that several tables have
+        columns = registry()["columns"][columns]
+    for _, cells in sorted(rows.items())[1:]:
         label = " ".join(page.text[cells[0].start : cells[0].end].split())
         if label not in unused:
             page.errors.append(f"{page.name}: quoted.toml has no row {label!r}")
             continue
         prefix = unused.pop(label)
-        for column, keys in enumerate(entry["columns"], start=1):
+        for column, keys in enumerate(columns, start=1):
             if column in cells and keys:
-                _account_cell(page, cells[column], entry["from"], prefix, keys.split())
+                _account_cell(page, cells[column], entry.get("from", ""), prefix, keys.split())
     page.errors += [f"{page.name}: the table has no row {label!r}" for label in unused]
 
 
 def _account_cell(page: PageText, cell: Cell, name: str, prefix: str, keys: Sequence[str]) -> None:
     figures = page.figures(cell.start, cell.end)
-    paths = []
-    for key in keys:
-        path = key.replace("@", prefix) if "@" in key else f"{prefix}.{key}"
-        paths.append(re.sub(r"(^|(?<= [-/] ))(?=\S)(?!\S*:)", rf"\g<1>{name}:", path))
+    paths = [key.replace("@", prefix) if "@" in key else f"{name}:{prefix}.{key}" for key in keys]
     for figure, path in zip(figures, paths, strict=False):
         page.account(figure, path)
     for figure in figures[len(paths) :]:
@@ -506,13 +581,20 @@ def _account_cell(page: PageText, cell: Cell, name: str, prefix: str, keys: Sequ
 
 
 def _found(page: PageText, entry: Mapping[str, Any]) -> list[Figure]:
-    """The figures at the places of ``#`` in an entry's sentence."""
+    """The figures at the places of ``#`` in an entry's sentence, or of a whole table."""
     start, end = page.section(entry.get("section"))
-    words = re.split(r"(#)|\s+", " ".join(entry["says"].split()))
+    if "nth" in entry:
+        tables = sorted({cell.table for cell in page.cells if start <= cell.start < end})
+        number = tables[entry["nth"]]
+        return [
+            figure
+            for cell in page.cells
+            if cell.table == number
+            for figure in page.figures(cell.start, cell.end)
+        ]
     pattern = ""
     for part in re.split(r"(#|\s+)", " ".join(entry["says"].split())):
         pattern += f"({NUMBER})" if part == "#" else r"\s+" if part.isspace() else re.escape(part)
-    del words
     matches = list(re.finditer(pattern, page.text[start:end]))
     if len(matches) != 1:
         said = "nowhere" if not matches else f"{len(matches)} times"
@@ -556,11 +638,10 @@ def check_pages(names: Iterable[str] | None = None) -> list[str]:
                 said = f"{match.expression} is {match.value:.6g}"
                 wrong.append(f"{where}: says {match.figure.text}, {said}")
         for figure in page.unaccounted():
-            line = page.text.splitlines()[page.line_at(figure.start) - 1].strip()
-            wrong.append(
-                f"{name}:{page.line_at(figure.start)}: {figure.text} is in no entry of quoted.toml: "
-                f"{line[:90]}"
-            )
+            number = page.line_at(figure.start)
+            line = page.text.splitlines()[number - 1].strip()
+            said = f"{figure.text} is in no entry of quoted.toml: {line[:90]}"
+            wrong.append(f"{name}:{number}: {said}")
     return wrong
 
 
@@ -585,9 +666,6 @@ def unsourced() -> str:
     """The sentences whose figures no committed file has."""
     lines = ["Measured by the command when it was asked for; nothing compares them.\n"]
     for entry in registry().get("unsourced", []):
-        said = " ".join(entry["says"].split()).replace("#", "…").replace("|", "\\|")
+        said = " ".join(entry["says"].split()).replace("#", "…")
         lines.append(f"- {entry['page']}: “{said}”: {entry['why']}")
     return "\n".join(lines) + "\n"
-
-
-assert RESULTS.is_dir()

@@ -65,7 +65,7 @@ class Effect:
         return said if self.p is None else f"{said} p={self.p:.1g}"
 
 
-def effect(clusters: Sequence[ArrayLike]) -> Effect:
+def effect(clusters: Sequence[ArrayLike] | Array) -> Effect:
     """The mean of differences that come in clusters, one sequence or number for each."""
     groups = [np.atleast_1d(np.asarray(group, dtype=float)) for group in clusters]
     if not groups or any(not len(group) for group in groups):

@@ -244,8 +244,8 @@ def alone_as_ours(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
     return DPFTSDE(budget=task.rounds, releases=(), num_initial=0, strategy=strategy)
 
 
-def published(q: float, z: float, **options: Any) -> Study:
-    """The paper's mechanism on its real tasks."""
+def published(q: float, z: float | None, **options: Any) -> Study:
+    """The paper's mechanism on its real tasks; `z = None` is FTS-DE, and FTS with one region."""
     return lambda task, space, seed: paper_settings(
         space.dim,
         rounds=task.rounds,
@@ -297,6 +297,8 @@ def real_rows(epsilons: Iterable[float]) -> dict[str, Row]:
         "paper-q.1-z1": Row(published(0.1, 1.0), raw=True),
         "paper-q.35-z2": Row(published(0.35, 2.0), raw=True),
         "paper-q.35-z1-own-region": Row(published(0.35, 1.0), raw=True, own_region=True),
+        "fts": Row(published(1.0, None, num_regions=1), raw=True),
+        "fts-de-own-region": Row(published(1.0, None), raw=True, own_region=True),
         "correlated-q.35-z1": Row(published(0.35, 1.0, noise_kind="correlated"), raw=True),
         "correlated-q.1-z1": Row(published(0.1, 1.0, noise_kind="correlated"), raw=True),
         "correlated-q.35-z2": Row(published(0.35, 2.0, noise_kind="correlated"), raw=True),
