@@ -63,7 +63,7 @@ from benchmarks.papers.ledger import (
     versions,
 )
 from benchmarks.papers.published.features import PaperCosine
-from benchmarks.papers.published.settings import paper_strategy
+from benchmarks.papers.published.settings import paper_messages, paper_strategy
 from benchmarks.papers.tabulated import Tabulated, made_up, tabulate
 from benchmarks.problems import ActivityRecognition, Landmine
 from benchmarks.statistics import Effect, family, named_family, paired
@@ -199,13 +199,6 @@ def sobol(dim: int, count: int = 3) -> Tensor:
     return torch.quasirandom.SobolEngine(dim, scramble=False).draw(count + 1).double()[1:]
 
 
-def paper_features(dim: int, num_features: int = 100) -> PaperCosine:
-    """The basis of the paper's experiments: length scale 0.01, cosines with random phases."""
-    kernel = StationaryKernel(math.inf, [0.01] * dim)
-    stream = generator(SEED, "paper features")
-    return PaperCosine.draw(kernel, num_features, generator=stream)
-
-
 class _OneActive(FTS):
     """A study whose inactive agents fit no model of their own: they never query.
 
@@ -241,7 +234,6 @@ def rows(
     random = replace(ALONE, own="random")
     raw = paper_strategy(Constant(1.0))
     ei = replace(ALONE, own="ei")
-    paper = {"message": "sample", "feature_map": paper_features(dim), "noise_var": 1e-6}
     mixed = replace(ALONE, schedule=Polynomial(0.5))
     return {
         "random": (False, fts(strategy=random)),
@@ -256,7 +248,7 @@ def rows(
         ),
         "corners-ts": (False, fts(strategy=ALONE, initial_design=corners(dim))),
         "sobol-ts": (False, fts(strategy=ALONE, initial_design=first)),
-        "fts-paper": (True, fts(strategy=paper_strategy(), **paper)),
+        "fts-paper": (True, fts(strategy=paper_strategy(), **paper_messages(dim, seed=SEED))),
         "fts-mean": (False, fts(strategy=mixed)),
         "rgpe": (False, fts(strategy=replace(ALONE, transfer="rgpe"), message="summary")),
         "taf": (
@@ -269,7 +261,7 @@ def rows(
         **{
             f"fts-paper-{M}": (
                 True,
-                fts(strategy=paper_strategy(), **{**paper, "feature_map": paper_features(dim, M)}),
+                fts(strategy=paper_strategy(), **paper_messages(dim, M, seed=SEED)),
             )
             for M in (50, 150, 200)
         },
