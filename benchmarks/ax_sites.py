@@ -48,9 +48,9 @@ from ax.api.configs import RangeParameterConfig
 from ax.utils.common.logger import set_ax_logger_levels
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import wilcoxon
 
-from benchmarks.papers.ledger import Line, Results, holm, interval, nothing_kept, versions
+from benchmarks.papers.ledger import Line, Results, nothing_kept, versions
+from benchmarks.statistics import Effect, interval, named_family, paired
 from botorch_fed.ax_adapter import AxFederation, RoundOpen
 from botorch_fed.federation.points import spread_design
 from botorch_fed.search.region import RegionSearch
@@ -138,7 +138,7 @@ def work(task: str, row: str, seed: int) -> Line:
 def table(results: Results, task: str, seeds: range) -> list[dict[str, Any]]:
     """One line per row: means, intervals, and tests against ``ax``."""
     found: list[dict[str, Any]] = []
-    tests: dict[str, list[dict[str, Any]]] = {"area": [], "best": []}
+    gains: dict[str, dict[str, Effect]] = {}  # the rows of a measure are a family
     of = {
         row: {x["seed"]: x for x in results.select(task=task, row=row) if x["seed"] in seeds}
         for row in ROWS
@@ -151,18 +151,25 @@ def table(results: Results, task: str, seeds: range) -> list[dict[str, Any]]:
         for name in MEASURES:
             values = np.array([one[name] for one in lines.values()])
             cell: dict[str, Any] = {"mean": float(values.mean()), "interval": interval(values)}
-            common = sorted(lines.keys() & of["ax"].keys())
-            if row != "ax" and len(common) > 1:
-                gaps = [lines[s][name] - of["ax"][s][name] for s in common]
-                cell["gain"] = float(np.mean(gaps))
-                cell["p"] = float(wilcoxon(gaps).pvalue) if any(gaps) else 1.0
-                tests[name.split("_")[0]].append(cell)
+            gain = paired(
+                {seed: one[name] for seed, one in lines.items()},
+                {seed: one[name] for seed, one in of["ax"].items()},
+            )
+            if row != "ax" and gain is not None:
+                gains.setdefault(name, {})[row] = gain
             line[name] = cell
         found.append(line)
-    for family in tests.values():
-        for cell, p in zip(family, holm(cell["p"] for cell in family), strict=True):
-            cell["p_holm"] = p
+    for name, rows in gains.items():
+        tested = named_family(rows)
+        for line in found:
+            if gain := tested.get(line["row"]):
+                line[name] |= {"gain": gain.mean, "gain_interval": (gain.low, gain.high)}
+                line[name]["p_holm"] = gain.p
     return found
+
+
+def _p(value: float | None) -> str:
+    return "" if value is None else f", {value:.2g}"
 
 
 def show(lines: list[dict[str, Any]]) -> None:
@@ -174,7 +181,7 @@ def show(lines: list[dict[str, Any]]) -> None:
         cells = []
         for name in MEASURES:
             cell = line[name]
-            tested = f" ({cell['gain']:+.4f}, {cell['p_holm']:.2g})" if "gain" in cell else ""
+            tested = f" ({cell['gain']:+.4f}{_p(cell['p_holm'])})" if "gain" in cell else ""
             cells.append(f"{cell['mean']:.4f}{tested}")
         made.add_row(
             line["task"], line["row"], str(line["seeds"]), *cells, f"{line['cpu_seconds']:.1f}"

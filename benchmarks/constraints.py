@@ -50,9 +50,9 @@ from botorch.optim.optimize_mixed import optimize_acqf_mixed_alternating
 from gpytorch.mlls import ExactMarginalLogLikelihood
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import wilcoxon
 from torch import Tensor
 
+from benchmarks.statistics import paired
 from botorch_fed import cli
 from botorch_fed.engines.inprocess import InProcess, refusal_code
 from botorch_fed.federation.base import Exchanged, Outgoing
@@ -429,11 +429,12 @@ def value_lines(rows: Rows) -> list[dict[str, object]]:
         peer = arms.get("botorch", {})
         for arm, found in arms.items():
             line: dict[str, object] = {"problem": name, "arm": arm, "seeds": len(found)}
-            common = sorted(found.keys() & peer.keys(), key=int)
             for i, budget in enumerate(BUDGETS):
                 line[f"best {budget}"] = round(statistics.fmean(f[i] for f in found.values()), 4)
-                gaps = [found[seed][i] - peer[seed][i] for seed in common]
-                p = float(wilcoxon(gaps).pvalue) if arm != "botorch" and any(gaps) else None
+                gap = paired(
+                    {s: f[i] for s, f in found.items()}, {s: f[i] for s, f in peer.items()}
+                )
+                p = None if arm == "botorch" or gap is None else gap.p
                 line[f"p {budget}"] = None if p is None else float(f"{p:.2g}")
             line["CPU ms"] = round(statistics.median(f[-1] for f in found.values()), 1)
             lines.append(line)

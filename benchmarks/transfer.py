@@ -54,6 +54,7 @@ from rich.table import Table
 from torch import Tensor
 
 from benchmarks.papers.ledger import versions
+from benchmarks.provenance import code_for
 from benchmarks.transfer_ablations import ABLATIONS
 from benchmarks.transfer_controls import (
     ALONE,
@@ -397,7 +398,7 @@ class Ledger:
     def append(self, row: Row) -> None:
         """Write a row, as one line and to the disk."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        row = {**row, "versions": self._versions()}
+        row = {**row, "versions": self._versions(), **code_for(self.path)}
         text = self.path.read_text() if self.path.exists() else ""
         cut = bool(text) and not text.endswith("\n")
         with self.path.open("a") as file:

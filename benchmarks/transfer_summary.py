@@ -3,9 +3,8 @@ r"""Statistics of `benchmarks.transfer`: from curves of regret to the figures of
 A curve is a list: the regret after the starts, then after each query; in the *late* suite after
 0, 1, 2, … evaluations of the newcomer. Runs of a method are compared with those of another on the
 same task and seed, and only on those. Means are of seeds first, then of tasks, so that every task
-counts alike; intervals and p values of differences are t statistics over the tasks' means (tasks
-are the clusters, G - 1 degrees of freedom). What is said of a single task is a t test over its
-seeds: one-sided, p times the number of queries, then Holm's over tasks.
+counts alike; tasks are the clusters of `benchmarks.statistics.effect`. What is said of a single
+task is a t test over its seeds: one-sided, p times the number of queries, then Holm's over tasks.
 """
 
 from __future__ import annotations
@@ -16,9 +15,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.stats import t as student
 
-from benchmarks.papers.ledger import holm
+from benchmarks.statistics import LEVEL, effect, holm, worse_p
 
 Array = NDArray[np.float64]
 Row = dict[str, Any]
@@ -29,7 +27,6 @@ SHOWN = (1, 3, 5, 10, 20, 50)  # queries of the tables
 CHECKED = (3, 5, 10, 20, 50)  # queries at which no method may be worse than solo
 REFERENCE, ORACLE = "solo", "pooled"
 TARGET = 20  # solo's regret after so many queries is what others should reach sooner
-LEVEL = 0.05
 
 
 def curve_of(row: Row, sites: Sequence[str] | None = None) -> Array:
@@ -77,28 +74,6 @@ def _common_sites(row: Row, other: Row) -> list[str] | None:
     return sorted(set(row["by_site"]) & set(other["by_site"]))
 
 
-def t_interval(values: Array) -> dict[str, float | None]:
-    """Mean, 95 % limits and two-sided p value of a mean's t statistic; None with one value."""
-    mean, n = float(values.mean()), len(values)
-    if n < 2:
-        return {"difference": mean, "low": None, "high": None, "p": None}
-    error = float(values.std(ddof=1)) / math.sqrt(n)
-    reach = float(student.ppf(0.975, n - 1)) * error
-    p = 2 * float(student.sf(abs(mean) / error, n - 1)) if error > 0 else float(mean == 0)
-    return {"difference": mean, "low": mean - reach, "high": mean + reach, "p": p}
-
-
-def worse_p(differences: Array) -> float:
-    """One-sided p value that the mean of paired differences is not above zero."""
-    n, mean = len(differences), float(differences.mean())
-    if n < 2:
-        return 1.0
-    error = float(differences.std(ddof=1)) / math.sqrt(n)
-    if error < 1e-12:
-        return 0.0 if mean > 1e-12 else 1.0
-    return float(student.sf(mean / error, n - 1))
-
-
 def queries_of(size: int, wanted: Sequence[int]) -> list[int]:
     """Those of the wanted queries that a curve has."""
     return [query for query in wanted if query < size]
@@ -108,9 +83,15 @@ def versus(both: Pairs) -> dict[str, dict[str, float | None]]:
     """Differences at `SHOWN` queries, clustered by task; negative is better."""
     size = min(mine.shape[1] for mine, _ in both.values())
     return {
-        str(q): t_interval(np.array([(a[:, q] - b[:, q]).mean() for a, b in both.values()]))
+        str(q): difference([a[:, q] - b[:, q] for a, b in both.values()])
         for q in queries_of(size, SHOWN)
     }
+
+
+def difference(clusters: Sequence[Array]) -> dict[str, float | None]:
+    """A mean difference of tasks with its 95 % limits and p value."""
+    found = effect(clusters)
+    return {"difference": found.mean, "low": found.low, "high": found.high, "p": found.p}
 
 
 def evaluations_to(curve: Array, target: float) -> float | None:

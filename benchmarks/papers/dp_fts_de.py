@@ -5,7 +5,8 @@
     python -m benchmarks.papers.dp_fts_de ENTRY --smoke 3                    3 rounds, nothing kept
     python -m benchmarks.papers.dp_fts_de --smoke               a round of all that needs no data
 
-    synthetic             Figs. 2, 4, 5, 6, 7, 12a, and the same epsilon spent better: 200 agents
+    synthetic-raw         Figs. 2, 6, 7, 12a as published, outcomes as they are: 200 agents
+    synthetic             the same on our scale of outcomes, and the same epsilon spent better
     synthetic-few         the same functions, 1 or 3 starts: ours, controls, designs
     landmine              29 fields, the shipped protocol on the continuous square, libsvm's default
                           tolerance
@@ -14,17 +15,19 @@
     landmine-table-tol6   the same at tolerance 1e-6
     har                   30 subjects, 1 or 3 starts
     digits                50 writers, 3 starts
-    fig3, fig8, fig9, fig10, fig11, fig12b, emnist   not run, and why
+    fig3, fig4, fig8, fig9, fig10, fig11, fig12b, emnist   not run, and why
 
 All but the first have `BOTORCH_FED_DATA` to be set. What is discrete is played by `fleet`, which
 queries what the shipped protocol does. Seeds 0-999 are pilots, on which settings were chosen;
 results are of seeds from 1,000 on. What the paper leaves unstated was fixed before any run:
 
 - starts are uniform (on tables over the first 1,024 Sobol points) and common to all rows of a seed;
-  rows ``…own-region`` and all of ``synthetic`` start in the agents' own regions, as in the paper;
+  rows ``…own-region``, ``synthetic`` and ``synthetic-raw`` start in the agents' own regions, as in
+  the paper; ``paper…`` on real tasks do not;
 - synthetic: a new function for every seed; all agents of all rows know kernel and noise; paper's
-  features are drawn anew for every seed; outcomes are seen as (y - 0.5) / 0.2; Fig. 4's clip levels
-  are ours; all but Fig. 5 have q = 0.25, z = 1, and Figs. 4, 5, 12a P = 2 and S = 11;
+  features are drawn anew for every seed; our scale is (y - 0.5) / 0.2, on which 30 to 40 % of the
+  vectors are clipped where the paper has .3 to .8 %; Fig. 2b's clip levels are ours; all but
+  Fig. 2c have q = 0.25, z = 1, and Figs. 2b, 2c, 12a P = 2 and S = 11;
 - ``ts-raw`` and ``paper…`` on real tasks see raw outcomes and have the paper's own model;
 - a random field is the protocol of ours with all messages zero, so that agents follow its noise; a
   public design replaces the same number of queries (corners: four), and then goes on as ours does;
@@ -42,8 +45,9 @@ import json
 import math
 import time
 import warnings
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from copy import copy
+from dataclasses import asdict, dataclass, replace
 from functools import cache, partial
 from typing import Any
 from unittest.mock import patch
@@ -52,7 +56,6 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table as Grid
-from scipy.stats import wilcoxon
 from torch import Tensor
 
 from benchmarks.papers.fleet import (
@@ -63,12 +66,14 @@ from benchmarks.papers.fleet import (
     agent_seed,
     watched,
 )
-from benchmarks.papers.ledger import Line, Results, at_checkpoints, holm, interval, versions
+from benchmarks.papers.ledger import Line, Results, at_checkpoints, versions
 from benchmarks.papers.published.features import PaperCosine
 from benchmarks.papers.published.moments import moments_epsilon
+from benchmarks.papers.published.points import label
 from benchmarks.papers.published.settings import paper_following, paper_settings
-from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, tabulate
+from benchmarks.papers.tabulated import NUM_SOBOL, tabulate
 from benchmarks.problems import ActivityRecognition, Landmine, WriterDigits
+from benchmarks.statistics import Effect, family, named_family, paired
 from botorch_fed.acquisition import (
     Constant,
     Partition,
@@ -210,7 +215,8 @@ def known(problem: Table, lengthscale: float) -> OwnHyperparameters:
     """The hyperparameters of a synthetic function, on the public scale."""
     assert problem.noise_std is not None
     scales = torch.full((1,), lengthscale, dtype=torch.float64)
-    return OwnHyperparameters(scales, 1.0, (problem.noise_std / OUTCOME_SCALE) ** 2, 0.0, 0)
+    noise_var = (problem.noise_std / problem.space.outcome.scale) ** 2
+    return OwnHyperparameters(scales, 1.0, noise_var, 0.0, 0)
 
 
 def alone(**options: Any) -> Study:
@@ -238,8 +244,8 @@ def alone_as_ours(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
     return DPFTSDE(budget=task.rounds, releases=(), num_initial=0, strategy=strategy)
 
 
-def published(q: float, z: float, **options: Any) -> Study:
-    """The paper's mechanism on its real tasks."""
+def published(q: float, z: float | None, **options: Any) -> Study:
+    """The paper's mechanism on its real tasks; `z = None` is FTS-DE, and FTS with one region."""
     return lambda task, space, seed: paper_settings(
         space.dim,
         rounds=task.rounds,
@@ -291,6 +297,8 @@ def real_rows(epsilons: Iterable[float]) -> dict[str, Row]:
         "paper-q.1-z1": Row(published(0.1, 1.0), raw=True),
         "paper-q.35-z2": Row(published(0.35, 2.0), raw=True),
         "paper-q.35-z1-own-region": Row(published(0.35, 1.0), raw=True, own_region=True),
+        "fts": Row(published(1.0, None, num_regions=1), raw=True),
+        "fts-de-own-region": Row(published(1.0, None), raw=True, own_region=True),
         "correlated-q.35-z1": Row(published(0.35, 1.0, noise_kind="correlated"), raw=True),
         "correlated-q.1-z1": Row(published(0.1, 1.0, noise_kind="correlated"), raw=True),
         "correlated-q.35-z2": Row(published(0.35, 2.0, noise_kind="correlated"), raw=True),
@@ -308,7 +316,8 @@ def real_rows(epsilons: Iterable[float]) -> dict[str, Row]:
 
 LENGTHSCALE = 0.03
 OUTCOME_SCALE = 0.2
-NOISE_VAR = 0.01 / OUTCOME_SCALE**2
+RAW_NOISE_VAR = 0.01
+NOISE_VAR = RAW_NOISE_VAR / OUTCOME_SCALE**2
 SIZE = 50  # features
 SCHEDULE = SoftmaxSchedule(15, 5, 5)
 PAPER_STEP = Following(schedule=Polynomial(0.5), follow=0, spread=0.0, warp=False, min_distance=0.0)
@@ -347,6 +356,7 @@ def de(
     q: float = 0.25,
     z: float | None = 1.0,
     weights: Any = SCHEDULE,
+    raw: bool = False,
     **options: Any,
 ) -> Row:
     """DP-FTS-DE as in the paper's synthetic experiments; `z = None` is FTS-DE."""
@@ -363,12 +373,13 @@ def de(
             noise=InsecureSeededNoise(seed),
             **{
                 "feature_map": cosines(seed),
-                "noise_var": NOISE_VAR,
+                "noise_var": RAW_NOISE_VAR if raw else NOISE_VAR,
                 "strategy": PAPER_STEP,
                 **options,
             },
         ),
         own_region=True,
+        raw=raw,
     )
 
 
@@ -399,23 +410,41 @@ FIXED_WEIGHTS = SoftmaxSchedule(15.0, plateau=1_000_000)
 EQUAL_WEIGHTS = SoftmaxSchedule(0.0)
 
 
-def synthetic_rows() -> dict[str, Row]:
-    ts = Row(alone(min_distance=0.0))
+def figure_rows(*, raw: bool) -> dict[str, Row]:
+    """The methods of the paper's figures on synthetic functions.
+
+    Args:
+        raw: See outcomes as they are, between 0 and 1, as in the paper, and not on our scale.
+    """
+    ts = Row(alone(min_distance=0.0), raw=raw)
+    point = partial(de, raw=raw)
     rows = {
         "ts": ts,
-        "fts": de(1, S=8.0, z=None),
-        "fts-de-2": de(2, z=None),
-        "fts-de-3": de(3, z=None),
-        "dp-fts": de(1, S=8.0),
-        "dp-fts-de-1": de(1),
-        "dp-fts-de-2": de(2),
-        "dp-fts-de-3": de(3),
-        **{f"clip-{S:g}": de(2, S=S) for S in CLIP_LEVELS if S != 11},
-        **{f"q{q:g}-z{z:g}": de(2, q=q, z=z) for q, z in SETTINGS if (q, z) != (0.25, 1)},
-        "fixed-weights": de(2, weights=FIXED_WEIGHTS),
-        "equal-weights": de(2, weights=EQUAL_WEIGHTS),
-        "fts-de-2-fixed-weights": de(2, z=None, weights=FIXED_WEIGHTS),
-        "fts-de-2-equal-weights": de(2, z=None, weights=EQUAL_WEIGHTS),
+        "fts": point(1, S=8.0, z=None),
+        "fts-de-2": point(2, z=None),
+        "fts-de-3": point(3, z=None),
+        "dp-fts": point(1, S=8.0),
+        "dp-fts-de-1": point(1),
+        "dp-fts-de-2": point(2),
+        "dp-fts-de-3": point(3),
+        **{f"clip-{S:g}": point(2, S=S) for S in CLIP_LEVELS if S != 11},
+        **{f"q{q:g}-z{z:g}": point(2, q=q, z=z) for q, z in SETTINGS if (q, z) != (0.25, 1)},
+        "fixed-weights": point(2, weights=FIXED_WEIGHTS),
+        "equal-weights": point(2, weights=EQUAL_WEIGHTS),
+        "fts-de-2-fixed-weights": point(2, z=None, weights=FIXED_WEIGHTS),
+        "fts-de-2-equal-weights": point(2, z=None, weights=EQUAL_WEIGHTS),
+    }
+    for alpha in HETEROGENEITY:
+        problem = heterogeneous(alpha)
+        for name in ("ts", "fts", "fts-de-2", "dp-fts", "dp-fts-de-2"):
+            rows[f"alpha{alpha:g}-{name}"] = replace(rows[name], problem=problem)
+    return rows
+
+
+def synthetic_rows() -> dict[str, Row]:
+    """Those on our scale, and the same epsilon spent better."""
+    return {
+        **figure_rows(raw=False),
         "tight": de(2, noise_kind="tight"),
         "correlated": de(2, noise_kind="correlated"),
         "correlated-3": de(3, noise_kind="correlated"),
@@ -432,19 +461,14 @@ def synthetic_rows() -> dict[str, Row]:
         "few-gain": informative("gain"),
         "field": replace(informative("gain"), field=True),
     }
-    for alpha in HETEROGENEITY:
-        problem = heterogeneous(alpha)
-        for name in ("ts", "fts", "fts-de-2", "dp-fts", "dp-fts-de-2"):
-            rows[f"alpha{alpha:g}-{name}"] = replace(rows[name], problem=problem)
-    return rows
 
 
 FIGURES: dict[str, tuple[str, ...]] = {
-    "Fig. 2, distributed exploration": (
+    "Fig. 2a, distributed exploration": (
         *("ts", "fts", "fts-de-2", "fts-de-3", "dp-fts", "dp-fts-de-2", "dp-fts-de-3"),
     ),
-    "Fig. 4, clip level S": (*(f"clip-{S:g}" if S != 11 else "dp-fts-de-2" for S in CLIP_LEVELS),),
-    "Fig. 5, q and z": (
+    "Fig. 2b, clip level S": (*(f"clip-{S:g}" if S != 11 else "dp-fts-de-2" for S in CLIP_LEVELS),),
+    "Fig. 2c, q and z": (
         *(f"q{q:g}-z{z:g}" if (q, z) != (0.25, 1) else "dp-fts-de-2" for q, z in SETTINGS),
     ),
     "Fig. 6, regions at S = 11": ("dp-fts-de-1", "dp-fts-de-2", "dp-fts-de-3"),
@@ -464,17 +488,22 @@ FIGURES: dict[str, tuple[str, ...]] = {
         *("correlated-mean", "few-sample", "few-mean", "few-gain", "field"),
     ),
 }
-# Row, and what it is compared with in its figure.
-FIGURE_PAIRS = (
-    *(("fts", "ts"), ("fts-de-2", "ts"), ("fts-de-2", "fts"), ("fts-de-3", "fts")),
-    *(("dp-fts", "ts"), ("dp-fts-de-2", "ts"), ("dp-fts-de-2", "dp-fts")),
-    ("dp-fts-de-3", "dp-fts"),
-    *((f"clip-{S:g}", "dp-fts-de-2") for S in CLIP_LEVELS if S != 11),
-    *((f"q{q:g}-z{z:g}", "dp-fts-de-2") for q, z in SETTINGS if (q, z) != (0.25, 1)),
-    *(("dp-fts-de-2", "dp-fts-de-1"), ("dp-fts-de-3", "dp-fts-de-1")),
-    *(("fixed-weights", "dp-fts-de-2"), ("equal-weights", "dp-fts-de-2")),
-    *(("fts-de-2-fixed-weights", "fts-de-2"), ("fts-de-2-equal-weights", "fts-de-2")),
-    *(
+FIGURE_ENTRIES = ("synthetic", "synthetic-raw")
+# Row, and what it is compared with in its figure: each figure is a family.
+FIGURE_PAIRS: dict[str, tuple[tuple[str, str], ...]] = {
+    "Fig. 2a": (
+        *(("fts", "ts"), ("fts-de-2", "ts"), ("fts-de-2", "fts"), ("fts-de-3", "fts")),
+        *(("dp-fts", "ts"), ("dp-fts-de-2", "ts"), ("dp-fts-de-2", "dp-fts")),
+        ("dp-fts-de-3", "dp-fts"),
+    ),
+    "Fig. 2b": tuple((f"clip-{S:g}", "dp-fts-de-2") for S in CLIP_LEVELS if S != 11),
+    "Fig. 2c": tuple((f"q{q:g}-z{z:g}", "dp-fts-de-2") for q, z in SETTINGS if (q, z) != (0.25, 1)),
+    "Fig. 6": (("dp-fts-de-2", "dp-fts-de-1"), ("dp-fts-de-3", "dp-fts-de-1")),
+    "Fig. 12a": (
+        *(("fixed-weights", "dp-fts-de-2"), ("equal-weights", "dp-fts-de-2")),
+        *(("fts-de-2-fixed-weights", "fts-de-2"), ("fts-de-2-equal-weights", "fts-de-2")),
+    ),
+    "Fig. 7": tuple(
         (f"alpha{alpha:g}-{row}", f"alpha{alpha:g}-{other}")
         for alpha in HETEROGENEITY
         for row, other in (
@@ -482,12 +511,14 @@ FIGURE_PAIRS = (
             *(("fts-de-2", "fts"), ("dp-fts-de-2", "dp-fts")),
         )
     ),
-    *(("tight", "dp-fts-de-2"), ("correlated", "dp-fts-de-2"), ("correlated-3", "dp-fts-de-3")),
-    ("correlated-mean", "correlated"),
-    *((f"few-{m}", "ts") for m in ("sample", "mean", "gain")),
-    *((f"few-{m}", "correlated") for m in ("sample", "mean", "gain")),
-    ("few-gain", "field"),
-)
+    "new": (
+        *(("tight", "dp-fts-de-2"), ("correlated", "dp-fts-de-2"), ("correlated-3", "dp-fts-de-3")),
+        ("correlated-mean", "correlated"),
+        *((f"few-{m}", "ts") for m in ("sample", "mean", "gain")),
+        *((f"few-{m}", "correlated") for m in ("sample", "mean", "gain")),
+        ("few-gain", "field"),
+    ),
+}
 
 
 def few_rows() -> dict[str, Row]:
@@ -528,6 +559,14 @@ TASKS: dict[str, Task] = {
         lengthscale=LENGTHSCALE,
         times=(0, 1, 3, 5, 10, 20, 40),
     ),
+    "synthetic-raw": Task(
+        problem=synthetic,
+        rounds=40,
+        starts=(10,),
+        rows=figure_rows(raw=True),
+        lengthscale=LENGTHSCALE,
+        times=(0, 1, 3, 5, 10, 20, 40),
+    ),
     "synthetic-few": Task(
         problem=synthetic,
         rounds=40,
@@ -553,21 +592,22 @@ TASKS: dict[str, Task] = {
         rows=real_rows(EPSILONS),
     ),
 }
+NOISE_THERE = "a release is mostly noise there (column snr)"
 NOT_RUN = {
-    "fig3": "Fig. 3 shows the paper's mechanism on landmine, HAR and digits over epsilon: "
-    "landmine-table, har and digits have rows of it (q = .35 and .1, z = 1 and 2). Its other pairs "
-    "are not run: at all of them a release is mostly noise, see the column snr.",
-    "fig8": "Fig. 8 (clip levels 22 and 11 on HAR) is not run: with a signal far below the noise "
-    "the level only scales both. The entry synthetic has clip levels where signal can be seen.",
-    "fig9": "Fig. 9 (other weights on HAR) is not run, for the same reason: synthetic compares "
-    "adaptive, fixed and equal weights with and without noise. The schedules exist: "
+    "fig3": "Fig. 3 is the paper's mechanism on landmine, HAR and digits at nine (q, z). Run: "
+    "q = .35, z = 1 on all three (rows paper… of landmine, landmine-table, har, digits). Not run: "
+    f"the other eight, --rows paper-q.1-z1 paper-q.35-z2 are two of them; {NOISE_THERE}.",
+    "fig4": "Figs. 4, 5 and 7b are not run: what they show is in none of our sources.",
+    "fig8": f"Fig. 8 (clip levels 22 and 11 on HAR) is not run: {NOISE_THERE}, and the level "
+    "scales both. The entries synthetic and synthetic-raw have clip levels (Fig. 2b).",
+    "fig9": f"Fig. 9 (other weights on HAR) is not run: {NOISE_THERE}. The schedules exist: "
     "SoftmaxSchedule(9), and PowerLawSchedule of benchmarks.papers.published.exploration.",
-    "fig10": "Fig. 10 (P = 2, 3, 4, 6 on real tasks) is not run, for the same reason: synthetic "
-    "has P = 1, 2, 3 with and without noise.",
+    "fig10": f"Fig. 10 (P = 2, 3, 4, 6 on real tasks) is not run: {NOISE_THERE}. The entries "
+    "synthetic and synthetic-raw have P = 1, 2, 3 (Figs. 2a and 6).",
     "fig11": "Fig. 11 (samples of a fixed size) is not run: the mechanism, FixedSizeSampling, is "
     "there and tested, but its guarantee is for replace-one and not comparable to the others'.",
-    "fig12b": "Fig. 12b (adaptive against fixed weights on HAR) is not run: see fig9; synthetic "
-    "has Fig. 12a.",
+    "fig12b": f"Fig. 12b (adaptive against fixed weights on HAR) is not run: {NOISE_THERE}. The "
+    "entries synthetic and synthetic-raw have Fig. 12a.",
     "emnist": "Federated EMNIST cannot be obtained here: the entry digits has MNIST's digits by "
     "writer in its place.",
 }
@@ -630,6 +670,13 @@ def without_scale(space: SearchSpace) -> SearchSpace:
     return SearchSpace(space.parameters, Outcome())
 
 
+def seen_raw(problem: Table) -> Table:
+    """The same problem, outcomes as they are measured."""
+    raw = copy(problem)
+    raw.space = without_scale(problem.space)
+    return raw
+
+
 @cache
 def classical_epsilon(q: float, z: float, releases: int, delta: float) -> float | None:
     """The paper's axis: the moments accountant, as published."""
@@ -677,8 +724,7 @@ def table_run(entry: str, row: str, starts: int, seed: int, *, rounds: int | Non
     problem = (method.problem or task.problem)(seed)
     follow = ours(task, problem.space, None, seed).strategy.follow
     if method.raw:
-        assert isinstance(problem, Tabulated)
-        problem = Tabulated(without_scale(problem.space), problem.points, problem.values)
+        problem = seen_raw(problem)
     study = method.study(task, problem.space, seed)
     if isinstance(study.strategy, TransferSearch):
         return run_default(study, problem, starts, seed)
@@ -841,7 +887,6 @@ def continuous_run(
 # ------------------------------------------------------------------ summaries
 
 DESIGNS = ("sobol", "corners")  # how names of public designs begin
-Gap = dict[str, float]
 
 
 @dataclass
@@ -882,37 +927,14 @@ class Curves:
     def mean(self, row: str, t: int) -> float:
         return float(np.mean(list(self.at(row, t).values())))
 
-    def gaps(self, row: str, other: str, t: int) -> np.ndarray:
-        """Paired differences, by seed; negative is better."""
-        mine, theirs = self.at(row, t), self.at(other, t)
-        return np.array([mine[s] - theirs[s] for s in sorted(mine.keys() & theirs.keys())])
+    def gap(self, row: str, other: str, t: int) -> Effect | None:
+        """A row minus another, paired by seed; negative is better."""
+        return paired(self.at(row, t), self.at(other, t))
 
     def best_design(self, t: int) -> str | None:
         """The strongest public design."""
         names = [row for row in self.rows() if row.startswith(DESIGNS)]
         return min(names, key=lambda row: self.mean(row, t)) if names else None
-
-
-def p_value(gaps: np.ndarray) -> float:
-    """Of Wilcoxon's signed-rank test."""
-    return float(wilcoxon(gaps).pvalue) if gaps.any() else 1.0
-
-
-def gap_of(gaps: np.ndarray) -> Gap:
-    """Mean of paired differences, its 95 % interval, and the p value."""
-    low, high = interval(gaps)
-    return {"mean": float(gaps.mean()), "low": low, "high": high, "p": p_value(gaps)}
-
-
-def shown(gap: Gap) -> str:
-    """A difference in a cell of a table."""
-    return f"{gap['mean']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}] p={gap['p']:.1g}"
-
-
-def adjusted(gaps: list[Gap]) -> None:
-    """Replace p values by Holm's, for all of these tests together."""
-    for gap, p in zip(gaps, holm(gap["p"] for gap in gaps), strict=True):
-        gap["p"] = p
 
 
 def figure_of(line: Line, key: str, digits: int = 2) -> str:
@@ -939,34 +961,42 @@ def curves_table(curves: Curves, rows: Sequence[str], title: str, times: Sequenc
         sums = [list(line["cumulative"].values())[-1] for line in lines if "cumulative" in line]
         total = f"{np.mean(sums):.3f}" if sums else ""
         seconds = f"{np.mean([line['cpu_seconds'] for line in lines]):.1f}"
-        grid.add_row(row, str(len(lines)), *cost, *losses, total, seconds)
+        name = label(f"dp_fts_de/{curves.results.path.stem}", row, lines)
+        grid.add_row(name, str(len(lines)), *cost, *losses, total, seconds)
     return grid
 
 
 def pairs_table(
-    curves: Curves, pairs: Iterable[tuple[str, str]], title: str, times: Sequence[int]
-) -> tuple[Grid, dict[str, dict[str, Gap]]]:
-    """Paired differences; p values by Holm over all cells of the table."""
-    found: dict[str, dict[str, Gap]] = {}
-    for row, other in pairs:
-        for t in times:
-            gaps = curves.gaps(row, other, t)
-            if len(gaps) and row != other:
-                found.setdefault(f"{row} - {other}", {})[str(t)] = gap_of(gaps)
-    adjusted([gap for row in found.values() for gap in row.values()])
-    grid = Grid(title=f"{title}: mean [95 % bootstrap] p (Wilcoxon, Holm over the table)")
+    curves: Curves,
+    families: Mapping[str, Iterable[tuple[str, str]]],
+    title: str,
+    times: Sequence[int],
+) -> tuple[Grid, dict[str, dict[str, Effect]]]:
+    """Paired differences; the pairs of one name are a family at every time."""
+    found: dict[str, dict[str, Effect]] = {}
+    for pairs, t in itertools.product(families.values(), times):
+        gaps = {
+            f"{row} - {other}": curves.gap(row, other, t) for row, other in pairs if row != other
+        }
+        known = {name: gap for name, gap in gaps.items() if gap is not None}
+        for name, gap in named_family(known).items():
+            found.setdefault(name, {})[str(t)] = gap
+    grid = Grid(title=f"{title}: mean [95 %] p (Holm over the pairs of a figure at a time)")
     for column in ("difference", *map(str, times)):
         grid.add_column(column)
     for name, row_ in found.items():
-        grid.add_row(name, *(shown(row_[str(t)]) if str(t) in row_ else "" for t in times))
+        grid.add_row(name, *(row_[str(t)].shown(4) if str(t) in row_ else "" for t in times))
     return grid, found
 
 
-def control_pairs(curves: Curves, at: int) -> list[tuple[str, str]]:
-    """Every method of a real task or with few starts, against its three controls."""
+def control_pairs(curves: Curves, at: int) -> dict[str, list[tuple[str, str]]]:
+    """Every method of a real task or with few starts, against its three controls.
+
+    The controls of a method are a family.
+    """
     controls = ("ts", "field", curves.best_design(at))
     rows = [r for r in curves.rows() if r not in controls and not r.startswith(DESIGNS)]
-    return [(row, other) for other in controls if other is not None for row in rows]
+    return {row: [(row, other) for other in controls if other is not None] for row in rows}
 
 
 def summary(entry: str, *, as_json: bool) -> None:
@@ -983,12 +1013,12 @@ def summary(entry: str, *, as_json: bool) -> None:
     for starts in task.starts:
         curves = Curves(results, task.loss, starts)
         title = f"{entry}, {starts} starts: {what}, mean over agents and seeds"
-        groups = FIGURES if entry == "synthetic" else {"": tuple(curves.rows())}
+        groups = FIGURES if entry in FIGURE_ENTRIES else {"": tuple(curves.rows())}
         for name, rows in groups.items():
             grid = curves_table(curves, rows, f"{title} {name}", task.times)
-            if not as_json:
+            if not as_json and grid.row_count:
                 console.print(grid)
-        pairs = FIGURE_PAIRS if entry == "synthetic" else control_pairs(curves, 10)
+        pairs = FIGURE_PAIRS if entry in FIGURE_ENTRIES else control_pairs(curves, 10)
         grid, gaps = pairs_table(curves, pairs, title, compared)
         if not as_json:
             console.print(grid)
@@ -997,7 +1027,9 @@ def summary(entry: str, *, as_json: bool) -> None:
                 row: {str(t): round(curves.mean(row, t), 5) for t in task.times}
                 for row in curves.rows()
             },
-            "differences": gaps,
+            "differences": {
+                name: {t: asdict(gap) for t, gap in of.items()} for name, of in gaps.items()
+            },
         }
     if as_json:
         print(json.dumps(out))
@@ -1007,8 +1039,7 @@ def landmine_json(entry: str) -> dict[str, Any]:
     """The figures of the claim, at 10 and 60 queries; p values by Holm over the two."""
     curves = Curves(Results(f"dp_fts_de/{entry}", KEYS), "one_minus_best", 10)
     curves = curves.paired(("ours", "ts", "paper", "field", "corners"))
-    gaps = [gap_of(curves.gaps("ours", "ts", t)) for t in (10, 60)]
-    adjusted(gaps)
+    gaps = family([gap for t in (10, 60) if (gap := curves.gap("ours", "ts", t)) is not None])
     lines = curves.lines(row="ours")
     return {
         "epsilon": lines[0]["epsilon"],
@@ -1016,8 +1047,8 @@ def landmine_json(entry: str) -> dict[str, Any]:
         "one_minus_auc_60": round(curves.mean("ours", 60), 5),
         "ts_one_minus_auc_10": round(curves.mean("ts", 10), 5),
         "ts_one_minus_auc_60": round(curves.mean("ts", 60), 5),
-        "p_vs_ts_10": gaps[0]["p"],
-        "p_vs_ts_60": gaps[1]["p"],
+        "p_vs_ts_10": gaps[0].p,
+        "p_vs_ts_60": gaps[1].p,
         "paper_faithful_one_minus_auc_60": round(curves.mean("paper", 60), 5),
         "random_field_one_minus_auc_60": round(curves.mean("field", 60), 5),
         "corners_one_minus_auc_60": round(curves.mean("corners", 60), 5),
@@ -1032,12 +1063,12 @@ def synthetic_json() -> dict[str, Any]:
     """The figures of the claim; p values by Holm over the three."""
     curves = Curves(Results("dp_fts_de/synthetic-few", KEYS), "regret", CLAIM_STARTS)
     t, row = CLAIM_QUERIES, CLAIM_ROW
-    controls = tuple(name for name in few_rows() if name.startswith(DESIGNS))
-    curves = curves.paired((row, "ts", "field", *controls))
+    public = tuple(name for name in few_rows() if name.startswith(DESIGNS))
+    curves = curves.paired((row, "ts", "field", *public))
     design = curves.best_design(t)
     assert design is not None
-    gaps = [gap_of(curves.gaps(row, other, t)) for other in ("ts", "field", design)]
-    adjusted(gaps)
+    controls = ("ts", "field", design)
+    gaps = family([gap for o in controls if (gap := curves.gap(row, o, t)) is not None])
     lines = curves.lines(row=row)
     return {
         "epsilon": lines[0]["epsilon"],
@@ -1045,9 +1076,9 @@ def synthetic_json() -> dict[str, Any]:
         "ts_regret": round(curves.mean("ts", t), 5),
         "random_field_regret": round(curves.mean("field", t), 5),
         "public_design_regret": round(curves.mean(design, t), 5),
-        "p_vs_ts": gaps[0]["p"],
-        "p_vs_random_field": gaps[1]["p"],
-        "p_vs_public_design": gaps[2]["p"],
+        "p_vs_ts": gaps[0].p,
+        "p_vs_random_field": gaps[1].p,
+        "p_vs_public_design": gaps[2].p,
         "seeds": len(lines),
     }
 

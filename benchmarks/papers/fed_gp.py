@@ -16,9 +16,9 @@
     acquisitions   Fig. 4: UCB, EI and PI with 3, 6 and 9 agents
     times, explored, others   not run, and why
 
-All need ``BOTORCH_FED_DATA``. Every function or task has a file of its own, so that processes for
-different ones can run side by side. Seeds 0-999 are pilots, on which settings were chosen; results
-are of seeds from 1,000 on. What the paper leaves unstated was fixed before any run:
+All that is run needs ``BOTORCH_FED_DATA``. Every function or task has a file of its own, so that
+processes for different ones can run side by side. Seeds 0-999 are pilots, on which settings were
+chosen; results are of seeds from 1,000 on. What the paper leaves unstated was fixed before any run:
 
 - the four first points of every agent are uniform and common to all methods and functions of a
   seed; on tasks they are drawn from the first 1,024 Sobol points;
@@ -50,16 +50,13 @@ are of seeds from 1,000 on. What the paper leaves unstated was fixed before any 
 from __future__ import annotations
 
 import argparse
-import csv
 import json
 import math
-import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
-from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -67,11 +64,11 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table as Grid
-from scipy.stats import rankdata, wilcoxon
 from torch import Tensor
 
-from benchmarks.papers.ledger import Line, Results, holm, interval, versions
+from benchmarks.papers.ledger import Line, Results, versions
 from benchmarks.papers.published.features import PaperCosine
+from benchmarks.papers.published.printed import fedgp_table1
 from benchmarks.papers.published.settings import paper_search
 from benchmarks.papers.published.support import (
     RawInputWarning,
@@ -84,6 +81,15 @@ from benchmarks.papers.tabulated import NUM_SOBOL, Tabulated, made_up, tabulate
 from benchmarks.problems.cec2005 import CEC2005
 from benchmarks.problems.landmine import Landmine
 from benchmarks.problems.risk import CreditDefault, DiabetesHealth, SupportMortality
+from benchmarks.statistics import (
+    Effect,
+    average_ranks,
+    holm,
+    interval,
+    named_family,
+    paired,
+    signed_rank,
+)
 from botorch_fed.acquisition import Polynomial
 from botorch_fed.models import OwnHyperparameters, fit_own_gp
 from botorch_fed.models.support import sobol_support
@@ -735,46 +741,6 @@ def lines_of(entry: str, unit: str) -> Lines:
 # ------------------------------------------------------------------ Tables 1 and 5
 
 
-def table1() -> dict[str, dict[str, float]]:
-    """The published means, by column and function; empty without the data folder."""
-    folder = os.environ.get("BOTORCH_FED_DATA")
-    file = Path(folder) / "fbo_fedgp_table1.csv" if folder else None
-    if file is None or not file.is_file():
-        return {}
-    with file.open(newline="") as stream:
-        rows = list(csv.DictReader(stream))
-    columns = [name for name in rows[0] if name != "function"]
-    return {c: {cec_name(int(row["function"][1:])): float(row[c]) for row in rows} for c in columns}
-
-
-def average_ranks(means: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """Average rank of every method over the functions that all of them have; 1 is best."""
-    common = [u for u in next(iter(means.values())) if all(u in m for m in means.values())]
-    if not common:
-        return {}
-    values = np.array([[means[m][u] for m in means] for u in common])
-    ranks = rankdata(values, axis=-1).mean(axis=0)
-    return {name: round(float(rank), 4) for name, rank in zip(means, ranks, strict=True)}
-
-
-def signed_rank(a: Mapping[str, float], b: Mapping[str, float]) -> dict[str, float]:
-    """Wilcoxon's signed-rank test of `a` against `b` over functions; negative effects favour `a`.
-
-    Effect sizes are the rank-biserial correlation, and the ratio of signs that the paper has.
-    """
-    gaps = np.array([a[unit] - b[unit] for unit in a if unit in b])
-    gaps = gaps[gaps != 0]
-    if not len(gaps):
-        return {"p": 1.0, "functions": 0, "rank_biserial": 0.0, "sign_ratio": 0.0}
-    ranks = rankdata(np.abs(gaps))
-    return {
-        "p": float(wilcoxon(gaps).pvalue),
-        "functions": len(gaps),
-        "rank_biserial": float((np.sign(gaps) * ranks).sum() / ranks.sum()),
-        "sign_ratio": float(np.sign(gaps).mean()),
-    }
-
-
 def cec_summary(entry: str = "cec2005") -> dict[str, Any]:
     """The figures of the claim."""
     found = {unit: lines_of(entry, unit) for unit in CEC}
@@ -860,8 +826,8 @@ def _paired(found: Mapping[str, Lines], a: str, b: str, units: Iterable[str]) ->
 def _beside_table1(
     best: Mapping[str, Mapping[str, float]], each: Mapping[str, Mapping[str, float]]
 ) -> dict[str, Any]:
-    printed = table1()
-    if not printed or "ours" not in best:
+    printed = fedgp_table1()
+    if "ours" not in best:
         return {}
     out: dict[str, Any] = {}
     for name, mine in (("wins_vs_table1", best["ours"]), ("wins_mean_over_agents", each["ours"])):
@@ -880,7 +846,7 @@ def _beside_table1(
 
 def cec_tables(out: Mapping[str, Any], title: str, *, printed: bool) -> list[Grid]:
     """The summary in words."""
-    columns = table1() if printed else {}
+    columns = fedgp_table1() if printed else {}
     names = list(out["seeds"])
     grids = []
     for key, what in (("mean", "federation's best"), ("mean_over_agents", "mean over agents")):
@@ -928,9 +894,11 @@ TIMES = (0, 1, 5, 10, 20, 30, 50)
 
 
 def task_summary(entry: str) -> dict[str, Any]:
-    """Error curves with intervals; the last errors paired with those of the first method."""
+    """Error curves with intervals; the last errors paired with those of the first method.
+
+    The differences of a task are a family.
+    """
     out: dict[str, Any] = {}
-    tests: list[dict[str, float]] = []
     for unit in ENTRIES[entry].units:
         lines = lines_of(entry, unit)
         names = [name for name in ENTRIES[entry].methods if name in lines.methods()]
@@ -938,6 +906,7 @@ def task_summary(entry: str) -> dict[str, Any]:
             continue
         auc = lines.lines[0]["optimum"] > lines.lines[0]["mean"][0]
         curves: dict[str, Any] = {}
+        against: dict[str, Effect] = {}
         for name in names:
             curves[name] = {"seeds": len(lines.select(method=name)), "error": {}}
             for t in TIMES:
@@ -950,19 +919,18 @@ def task_summary(entry: str) -> dict[str, Any]:
             curves[name]["cpu_seconds"] = round(float(np.mean(cpu)), 2)
             if name != names[0]:
                 mine, theirs = (_errors(lines, m, -1, auc) for m in (names[0], name))
-                gaps = np.array([mine[s] - theirs[s] for s in sorted(mine.keys() & theirs.keys())])
-                p = float(wilcoxon(gaps).pvalue) if gaps.any() else 1.0
-                test = {"mean": round(float(gaps.mean()), 5), "p": p}
-                curves[name][f"{names[0]}_minus_it"] = test
-                tests.append(test)
+                gap = paired(mine, theirs)
+                assert gap is not None
+                against[name] = gap
+        for name, gap in named_family(against).items():
+            test = {**asdict(against[name]), "p_holm": gap.p}
+            curves[name][f"{names[0]}_minus_it"] = test
         optimum = lines.lines[0]["optimum"]
         out[unit] = {
             "score": "1 - AUC" if auc else "error",
             "minimum": round(1 - optimum if auc else optimum, 5),
             "methods": curves,
         }
-    for test, p in zip(tests, holm(test["p"] for test in tests), strict=True):
-        test["p_holm"] = p
     if not out:
         raise SystemExit(f"{entry} has no results yet.")
     return out
@@ -981,15 +949,20 @@ def task_tables(entry: str, out: Mapping[str, Any]) -> list[Grid]:
             f"seeds]; best of 1,024 Sobol points and corners {task['minimum']:.4f}"
         )
         base = next(iter(task["methods"]))
-        for head in ("", "seeds", *map(str, TIMES), "CPU s", f"{base} minus it", "p (Holm)"):
+        for head in ("", "seeds", *map(str, TIMES), "CPU s", f"{base} minus it"):
             grid.add_column(head)
         for name, curve in task["methods"].items():
             cells = [f"{m:.4f} [{low:.4f}, {high:.4f}]" for m, low, high in curve["error"].values()]
             test = curve.get(f"{base}_minus_it")
-            said = ("", "") if test is None else (f"{test['mean']:+.4f}", f"{test['p_holm']:.3g}")
-            grid.add_row(name, str(curve["seeds"]), *cells, str(curve["cpu_seconds"]), *said)
+            said = "" if test is None else _difference(test)
+            grid.add_row(name, str(curve["seeds"]), *cells, str(curve["cpu_seconds"]), said)
         grids.append(grid)
     return grids
+
+
+def _difference(test: Mapping[str, Any]) -> str:
+    known = {key: value for key, value in test.items() if key != "p_holm"}
+    return replace(Effect(**known), p=test["p_holm"]).shown(4)
 
 
 # ------------------------------------------------------------------ the command

@@ -9,8 +9,8 @@
 Writes PNG files to ``benchmarks/papers/figures``. Lines are means, bands 95 % bootstrap intervals
 of the mean, pointwise: over repeats where targets are fixed (landmine, activity recognition), over
 functions where they are drawn (synthetic). Those of ``dp_fts_de``, ``fed_gp`` and ``private_ucb``
-are over seeds, and drawn from whatever has been run. The functions' smallest values and the
-published table of ``fed_gp`` are in ``BOTORCH_FED_DATA``. Needs matplotlib, which the package
+are over seeds, and drawn from whatever has been run. The functions' smallest values of ``fed_gp``
+are in ``BOTORCH_FED_DATA``. Needs matplotlib, which the package
 itself does not: ``pip install matplotlib``.
 """
 
@@ -30,7 +30,8 @@ import numpy as np
 from scipy.optimize import isotonic_regression
 
 from benchmarks.papers import dp_fts_de, fed_gp, fts, private_ucb
-from benchmarks.papers.ledger import Results, interval
+from benchmarks.papers.ledger import Results
+from benchmarks.statistics import interval
 
 try:
     import matplotlib
@@ -781,7 +782,7 @@ def plain_log(axes: Axes) -> None:
 
 CIVIDIS = tuple(to_hex(plt.get_cmap("cividis")(x)) for x in (0.0, 0.22, 0.45, 0.68, 0.88))
 SYNTHETIC_PANELS: dict[str, dict[str, Style]] = {
-    "Fig. 2: distributed exploration": {
+    "Fig. 2a: distributed exploration": {
         "ts": Style("TS", BLACK),
         "fts": Style("FTS", BLUE, "--"),
         "fts-de-2": Style("FTS-DE, P = 2", PURPLE, "--"),
@@ -790,11 +791,11 @@ SYNTHETIC_PANELS: dict[str, dict[str, Style]] = {
         "dp-fts-de-2": Style("DP-FTS-DE, P = 2", PURPLE),
         "dp-fts-de-3": Style("DP-FTS-DE, P = 3", ORANGE),
     },
-    "Fig. 4: clip level, P = 2": {
+    "Fig. 2b: clip level, P = 2": {
         f"clip-{S:g}" if S != 11 else "dp-fts-de-2": Style(f"S = {S:g}", colour)
         for S, colour in zip(dp_fts_de.CLIP_LEVELS, CIVIDIS, strict=True)
     },
-    "Fig. 5: sampling and noise, P = 2": {
+    "Fig. 2c: sampling and noise, P = 2": {
         "q0.15-z1": Style("q = .15, z = 1", CIVIDIS[0], cost=True),
         "dp-fts-de-2": Style("q = .25, z = 1", CIVIDIS[2], cost=True),
         "q0.5-z1": Style("q = .5, z = 1", CIVIDIS[4], cost=True),
@@ -1001,7 +1002,7 @@ def mark_printed(axes: Axes, unit: str, bias: float) -> None:
     span = high - low
     gaps = {
         name: values[unit] - bias
-        for name, values in fed_gp.table1().items()
+        for name, values in fed_gp.fedgp_table1().items()
         if name in PRINTED and values.get(unit, bias) > bias
     }
     inside = {name: g for name, g in gaps.items() if low - span < np.log(g) < high + span}
@@ -1071,13 +1072,10 @@ def fed_gp_cec2005() -> None:
         Line2D([], [], color=s.colour, ls=s.dash, lw=1.5, label=s.label)
         for s in some(FED_GP, *(m for m in FED_GP if m in shown)).values()
     ]
-    if fed_gp.table1():
-        handles += [
-            Line2D(
-                [], [], color=s.colour, marker="<", ls="-", lw=1, ms=7, mec="white", label=s.label
-            )
-            for s in PRINTED.values()
-        ]
+    handles += [
+        Line2D([], [], color=s.colour, marker="<", ls="-", lw=1, ms=7, mec="white", label=s.label)
+        for s in PRINTED.values()
+    ]
     figure.legend(handles=handles, loc="outside upper center", ncols=-(-len(handles) // 2))
     of = (
         f"the best value of ten agents, at least {FINEST:g} above the smallest (seven digits are "

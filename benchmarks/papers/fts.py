@@ -43,7 +43,7 @@ import math
 import os
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from typing import Any
@@ -53,22 +53,20 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from scipy.stats import wilcoxon
 from torch import Tensor
 
 from benchmarks.papers.ledger import (
     Line,
     Results,
     at_checkpoints,
-    holm,
-    interval,
     nothing_kept,
     versions,
 )
 from benchmarks.papers.published.features import PaperCosine
-from benchmarks.papers.published.settings import paper_strategy
+from benchmarks.papers.published.settings import paper_messages, paper_strategy
 from benchmarks.papers.tabulated import Tabulated, made_up, tabulate
 from benchmarks.problems import ActivityRecognition, Landmine
+from benchmarks.statistics import Effect, family, named_family, paired
 from botorch_fed.acquisition import Constant, InverseSquare, Polynomial
 from botorch_fed.federation.agent import FederatedAgent
 from botorch_fed.federation.base import AgentId
@@ -201,13 +199,6 @@ def sobol(dim: int, count: int = 3) -> Tensor:
     return torch.quasirandom.SobolEngine(dim, scramble=False).draw(count + 1).double()[1:]
 
 
-def paper_features(dim: int, num_features: int = 100) -> PaperCosine:
-    """The basis of the paper's experiments: length scale 0.01, cosines with random phases."""
-    kernel = StationaryKernel(math.inf, [0.01] * dim)
-    stream = generator(SEED, "paper features")
-    return PaperCosine.draw(kernel, num_features, generator=stream)
-
-
 class _OneActive(FTS):
     """A study whose inactive agents fit no model of their own: they never query.
 
@@ -243,7 +234,6 @@ def rows(
     random = replace(ALONE, own="random")
     raw = paper_strategy(Constant(1.0))
     ei = replace(ALONE, own="ei")
-    paper = {"message": "sample", "feature_map": paper_features(dim), "noise_var": 1e-6}
     mixed = replace(ALONE, schedule=Polynomial(0.5))
     return {
         "random": (False, fts(strategy=random)),
@@ -258,7 +248,7 @@ def rows(
         ),
         "corners-ts": (False, fts(strategy=ALONE, initial_design=corners(dim))),
         "sobol-ts": (False, fts(strategy=ALONE, initial_design=first)),
-        "fts-paper": (True, fts(strategy=paper_strategy(), **paper)),
+        "fts-paper": (True, fts(strategy=paper_strategy(), **paper_messages(dim, seed=SEED))),
         "fts-mean": (False, fts(strategy=mixed)),
         "rgpe": (False, fts(strategy=replace(ALONE, transfer="rgpe"), message="summary")),
         "taf": (
@@ -271,7 +261,7 @@ def rows(
         **{
             f"fts-paper-{M}": (
                 True,
-                fts(strategy=paper_strategy(), **{**paper, "feature_map": paper_features(dim, M)}),
+                fts(strategy=paper_strategy(), **paper_messages(dim, M, seed=SEED)),
             )
             for M in (50, 150, 200)
         },
@@ -475,40 +465,39 @@ def synthetic_run(
 # ------------------------------------------------------------------ summaries
 
 
-def paired(results: Results, row: str, at: int) -> dict[tuple[int, int], float]:
+def best_of(results: Results, row: str, at: int) -> dict[tuple[int, int], float]:
     """Best value by (target, repeat)."""
     return {
         (line["target"], line["repeat"]): line["best"][str(at)] for line in results.select(row=row)
     }
 
 
-def compare(results: Results, row: str, other: str, at: int) -> tuple[np.ndarray, float]:
-    """Paired differences of two rows, and the p value of Wilcoxon's signed-rank test."""
-    ours, theirs = paired(results, row, at), paired(results, other, at)
-    gaps = np.array([ours[key] - theirs[key] for key in sorted(ours.keys() & theirs.keys())])
-    if not gaps.any():
-        return gaps, 1.0
-    return gaps, float(wilcoxon(gaps).pvalue)
+def compare(results: Results, row: str, other: str, at: int) -> Effect | None:
+    """A row minus another, paired by target and repeat; targets are the clusters."""
+    return paired(
+        best_of(results, row, at), best_of(results, other, at), cluster=lambda key: key[0]
+    )
 
 
 def summary(entry: str, *, as_json: bool, row: str = "ours") -> None:
     results = Results(f"fts/{entry}", ("row", "target", "repeat"))
     names = list(dict.fromkeys(line["row"] for line in results.lines))
     if as_json:
-        mean = {t: np.mean(list(paired(results, row, t).values())) for t in (1, 5, 10, 50)}
-        gap5, p5 = compare(results, row, "ts", 5)
-        worst = min(
-            (compare(results, row, "ts", t)[0].mean(), t) for t in (1, 2, 3, 5, 10, 20, 30, 40, 50)
-        )
-        corner, p_corner = compare(results, row, "corners-ts", 10)
+        found = {t: compare(results, row, "ts", t) for t in (1, 2, 3, 5, 10, 20, 30, 40, 50)}
+        gaps = {t: gap for t, gap in found.items() if gap is not None}
+        corner = compare(results, row, "corners-ts", 10)
+        if len(gaps) < len(found) or corner is None:
+            raise SystemExit(f"{entry} has no common runs of {row}, ts and corners-ts.")
+        best = {t: float(np.mean(list(best_of(results, row, t).values()))) for t in gaps}
         out = {
-            **{f"auc_at_{t}": round(float(mean[t]), 4) for t in mean},
-            "ts_auc_at_5": round(float(np.mean(list(paired(results, "ts", 5).values()))), 4),
-            "gain_at_5": round(float(gap5.mean()), 4),
-            "p_at_5": p5,
-            "worst_gap_to_ts": round(float(worst[0]), 4),
-            "gain_over_corners_at_10": round(float(corner.mean()), 4),
-            "p_over_corners_at_10": p_corner,
+            **{f"auc_at_{t}": round(best[t], 4) for t in (1, 5, 10, 50)},
+            "ts_auc_at_5": round(float(np.mean(list(best_of(results, "ts", 5).values()))), 4),
+            "gain_at_5": round(gaps[5].mean, 4),
+            "p_at_5": gaps[5].p,
+            "worst_gap_to_ts": round(min(gap.mean for gap in gaps.values()), 4),
+            "gain_over_corners_at_10": round(corner.mean, 4),
+            "p_over_corners_at_10": corner.p,
+            "targets": corner.clusters,
             "seeds": len({line["repeat"] for line in results.select(row=row)}),
         }
         print(json.dumps(out))
@@ -521,35 +510,11 @@ def summary(entry: str, *, as_json: bool, row: str = "ours") -> None:
         lines = results.select(row=name)
         cells = [f"{np.mean([line['best'][t] for line in lines]):.4f}" for t in times]
         for t in (5, 10, 50):
-            gaps, p = compare(results, name, "ts", t)
-            if name == "ts" or not len(gaps):
-                cells.append("")
-                continue
-            low, high = interval(gaps)
-            cells.append(f"{gaps.mean():+.4f} [{low:+.4f}, {high:+.4f}] p={p:.1g}")
+            gap = None if name == "ts" else compare(results, name, "ts", t)
+            cells.append("" if gap is None else gap.shown(4))
         cells.append(f"{np.mean([line['cpu_ms'] for line in lines]):.0f}")
         table.add_row(name, str(len(lines)), *cells)
     Console(width=200).print(table)
-
-
-Gap = dict[str, float]
-
-
-def gap_of(gaps: np.ndarray) -> Gap:
-    """Mean of paired differences, its 95 % interval, and Wilcoxon's p value."""
-    low, high = interval(gaps)
-    p = float(wilcoxon(gaps).pvalue) if gaps.any() else 1.0
-    return {
-        "mean": round(float(gaps.mean()), 4),
-        "low": round(low, 4),
-        "high": round(high, 4),
-        "p": p,
-    }
-
-
-def shown(gap: Gap) -> str:
-    """A difference in a cell of a table."""
-    return f"{gap['mean']:+.3f} [{gap['low']:+.3f}, {gap['high']:+.3f}]"
 
 
 def by_function(results: Results, what: str, at: int, **fields_: Any) -> dict[int, float]:
@@ -562,11 +527,9 @@ def by_function(results: Results, what: str, at: int, **fields_: Any) -> dict[in
 
 def synthetic_gap(
     results: Results, what: str, at: int, one: dict[str, Any], other: dict[str, Any]
-) -> Gap | None:
+) -> Effect | None:
     """A row minus another, paired by function; None if one of them was not run."""
-    mine, theirs = by_function(results, what, at, **one), by_function(results, what, at, **other)
-    both = sorted(mine.keys() & theirs.keys())
-    return gap_of(np.array([mine[f] - theirs[f] for f in both])) if both else None
+    return paired(by_function(results, what, at, **one), by_function(results, what, at, **other))
 
 
 SYNTHETIC_TIMES = (
@@ -581,7 +544,7 @@ SYNTHETIC_TIMES = (
 DESIGNS = ("ours", "ours-then-ei", "ours-default-basis", "ours-then-ei-default-basis")
 
 
-def synthetic_claims(results: Results) -> dict[str, dict[str, dict[str, Gap]]]:
+def synthetic_claims(results: Results) -> dict[str, dict[str, dict[str, Effect]]]:
     """Differences behind every claim of Fig. 1: claim, setting, time."""
     claims: dict[str, list[tuple[str, dict[str, Any], dict[str, Any]]]] = {}
 
@@ -618,7 +581,7 @@ def synthetic_claims(results: Results) -> dict[str, dict[str, dict[str, Gap]]]:
         claims[f"independent functions: {row} - ts"] = [
             ("t_n=100 M=100", {"row": row, **field_}, {"row": "ts"})
         ]
-    found: dict[str, dict[str, dict[str, Gap]]] = {}
+    found: dict[str, dict[str, dict[str, Effect]]] = {}
     for claim, pairs in claims.items():
         for name, one, other in pairs:
             for what, at in SYNTHETIC_TIMES:
@@ -627,9 +590,10 @@ def synthetic_claims(results: Results) -> dict[str, dict[str, dict[str, Gap]]]:
                     found.setdefault(claim, {}).setdefault(name, {})[f"{what}_{at}"] = gap
     for settings in found.values():  # Holm over the settings of a claim
         for what, at in SYNTHETIC_TIMES:
-            gaps = [times[f"{what}_{at}"] for times in settings.values()]
-            for gap, p in zip(gaps, holm(gap["p"] for gap in gaps), strict=True):
-                gap["p"] = float(f"{p:.2g}")
+            key = f"{what}_{at}"
+            tested = named_family({name: times[key] for name, times in settings.items()})
+            for name, gap in tested.items():
+                settings[name][key] = gap
     return found
 
 
@@ -639,7 +603,13 @@ def synthetic_summary(entry: str, *, as_json: bool) -> None:
     claims = synthetic_claims(results)
     functions = len({line["function"] for line in results.lines})
     if as_json:
-        print(json.dumps({"functions": functions, "claims": claims}))
+        said = {
+            claim: {
+                name: {k: asdict(gap) for k, gap in times.items()} for name, times in of.items()
+            }
+            for claim, of in claims.items()
+        }
+        print(json.dumps({"functions": functions, "claims": said}))
         return
     console = Console(width=170)
     table = Table(title=f"{entry}: simple regret (noise-free), mean over {functions} functions")
@@ -655,15 +625,14 @@ def synthetic_summary(entry: str, *, as_json: bool) -> None:
         table.add_row(*map(str, setting), str(len(lines)), *mean, f"{total:.2f}", f"{cpu:.0f}")
     console.print(table)
     table = Table(
-        title="paired differences, negative is better: mean [95 % bootstrap over functions], "
-        "p of Wilcoxon's test adjusted by Holm over the settings of a claim"
+        title="paired differences, negative is better: mean [95 %], functions are the clusters; "
+        "the settings of a claim are a family"
     )
     for column in ("claim", "setting", *(f"{what} {at}" for what, at in SYNTHETIC_TIMES)):
         table.add_column(column)
     for claim, settings in claims.items():
         for name, gaps in settings.items():
-            cells = [f"{shown(gap)} p={gap['p']:.1g}" for gap in gaps.values()]
-            table.add_row(claim, name, *cells)
+            table.add_row(claim, name, *(gap.shown() for gap in gaps.values()))
     Console(width=210).print(table)
 
 
@@ -676,11 +645,11 @@ def har_summary(entry: str, *, as_json: bool) -> None:
     for row in names:
         out[row] = {"runs": len(results.select(row=row))}
         for t in times:
-            out[row][f"at_{t}"] = round(float(np.mean(list(paired(results, row, t).values()))), 4)
+            out[row][f"at_{t}"] = round(float(np.mean(list(best_of(results, row, t).values()))), 4)
             for other in ("ts", "field"):
-                gaps, _ = compare(results, row, other, t)
-                if row != other and len(gaps):
-                    out[row][f"minus_{other}_at_{t}"] = gap_of(gaps)
+                gap = None if row == other else compare(results, row, other, t)
+                if gap is not None:
+                    out[row][f"minus_{other}_at_{t}"] = asdict(gap)
     if as_json:
         print(json.dumps(out))
         return
@@ -697,7 +666,7 @@ def har_summary(entry: str, *, as_json: bool) -> None:
         cells = [f"{values[f'at_{t}']:.4f}" for t in times]
         for other, t in gaps_shown:
             gap = values.get(f"minus_{other}_at_{t}")
-            cells.append("" if gap is None else f"{shown4(gap)} p={gap['p']:.1g}")
+            cells.append("" if gap is None else Effect(**gap).shown(4))
         table.add_row(row, str(values["runs"]), *cells)
     Console(width=200).print(table)
     table = Table(title=f"{entry}: best accuracy per target at 5 / 10 / 50 queries")
@@ -712,21 +681,14 @@ def har_summary(entry: str, *, as_json: bool) -> None:
             cells.append(" ".join(f"{mean:.4f}" for mean in means))
         table.add_row(row, *cells)
     for row in ("ours", "fts-mean", "fts-paper"):
-        per_target = [compare(results.only(target=t), row, "ts", 10)[0] for t in optimum]
-        if not all(map(len, per_target)):
-            continue
-        found = [gap_of(gap) for gap in per_target]
-        adjusted = holm(gap["p"] for gap in found)
-        table.add_row(
-            f"{row} - ts at 10, p by Holm",
-            *(f"{shown4(gap)} {p:.1g}" for gap, p in zip(found, adjusted, strict=True)),
-        )
+        one = [
+            paired(best_of(part, row, 10), best_of(part, "ts", 10))  # repeats are the clusters
+            for part in (results.only(target=t) for t in optimum)
+        ]
+        tested = family([gap for gap in one if gap is not None])
+        if len(tested) == len(one):
+            table.add_row(f"{row} - ts at 10, p by Holm", *(gap.shown(4) for gap in tested))
     Console(width=200).print(table)
-
-
-def shown4(gap: Gap) -> str:
-    """A difference in a cell of a table, to four digits."""
-    return f"{gap['mean']:+.4f} [{gap['low']:+.4f}, {gap['high']:+.4f}]"
 
 
 def growing_summary(entry: str, *, as_json: bool) -> None:
@@ -744,12 +706,14 @@ def growing_summary(entry: str, *, as_json: bool) -> None:
         out[row] = {"runs": len(both)}
         for t in times:
             fixed, growing = (
-                np.array([values[others][key][str(t)] for key in both])
+                {key: values[others][key][str(t)] for key in both}
                 for others in ("fixed", "growing")
             )
-            out[row][f"fixed_at_{t}"] = round(float(fixed.mean()), 4)
-            out[row][f"growing_at_{t}"] = round(float(growing.mean()), 4)
-            out[row][f"growing_minus_fixed_at_{t}"] = gap_of(growing - fixed)
+            gap = paired(growing, fixed, cluster=lambda key: key[0])
+            assert gap is not None
+            out[row][f"fixed_at_{t}"] = round(float(np.mean(list(fixed.values()))), 4)
+            out[row][f"growing_at_{t}"] = round(float(np.mean(list(growing.values()))), 4)
+            out[row][f"growing_minus_fixed_at_{t}"] = asdict(gap)
     if as_json:
         print(json.dumps(out))
         return
@@ -758,11 +722,9 @@ def growing_summary(entry: str, *, as_json: bool) -> None:
         table.add_column(column)
     for row, found in out.items():
         for t in times:
-            gap = found[f"growing_minus_fixed_at_{t}"]
+            gap = Effect(**found[f"growing_minus_fixed_at_{t}"])
             cells = [f"{found[f'{others}_at_{t}']:.4f}" for others in ("fixed", "growing")]
-            table.add_row(
-                row, str(found["runs"]), str(t), *cells, f"{shown4(gap)} p={gap['p']:.1g}"
-            )
+            table.add_row(row, str(found["runs"]), str(t), *cells, gap.shown(4))
     Console(width=150).print(table)
 
 

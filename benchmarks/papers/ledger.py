@@ -15,9 +15,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
 from rich.console import Console
 from rich.progress import track
+
+from benchmarks.provenance import code_for
+from benchmarks.statistics import interval as interval
 
 RESULTS = Path(__file__).parent / "results"
 CHECKPOINTS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 50, 60)
@@ -57,7 +59,7 @@ class Results:
         todo = [run for run in runs if self._key(run) not in self._known]
         self.path.parent.mkdir(parents=True, exist_ok=True)
         for run in track(todo, label, console=Console(stderr=True), disable=not todo):
-            line = {**run, **work(**run)}
+            line = {**run, **work(**run), **code_for(self.path)}
             with self.path.open("a") as file:
                 file.write(json.dumps(self._folded(line)) + "\n")
                 file.flush()
@@ -117,23 +119,3 @@ def versions() -> str:
     return " ".join(
         [f"python-{platform.python_version()}", *(f"{name}-{version(name)}" for name in PACKAGES)]
     )
-
-
-def interval(
-    values: np.ndarray, seed: int = 0, level: float = 0.95, draws: int = 4000
-) -> tuple[float, float]:
-    """Bootstrap interval of a mean."""
-    rng = np.random.default_rng(seed)
-    means = rng.choice(values, size=(draws, len(values))).mean(axis=1)
-    low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
-    return float(low), float(high)
-
-
-def holm(p_values: Iterable[float]) -> list[float]:
-    """Holm's adjusted p values: valid for all tests together."""
-    p = np.array(list(p_values), dtype=float)
-    order = np.argsort(p)
-    scaled = p[order] * np.arange(len(p), 0, -1)
-    adjusted = np.empty_like(p)
-    adjusted[order] = np.minimum(np.maximum.accumulate(scaled), 1.0)
-    return adjusted.tolist()

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from scipy.stats import wilcoxon
 
 from benchmarks.papers import fed_gp, ledger
 from benchmarks.papers.fed_gp import (
@@ -19,14 +18,12 @@ from benchmarks.papers.fed_gp import (
     ENTRIES,
     METHODS,
     Game,
-    average_ranks,
     cec_summary,
     cec_tables,
     lines_of,
     one_run,
     pooled,
     random,
-    signed_rank,
     starts,
     support_of,
     task_summary,
@@ -167,34 +164,15 @@ def test_lines_keep_whole_traces_and_are_filled_once(results: Path) -> None:
     assert not lines_of("cec2005", "F02").lines
 
 
-def test_average_ranks_share_ties_and_use_common_functions() -> None:
-    means = {
-        "a": {"F01": 1.0, "F02": 1.0, "F03": 0.0},
-        "b": {"F01": 2.0, "F02": 1.0},
-        "c": {"F01": 3.0, "F02": 0.0, "F03": 1.0},
-    }
-    assert average_ranks(means) == {"a": 1.75, "b": 2.25, "c": 2.0}
-    assert average_ranks({"a": {"F01": 1.0}, "b": {"F02": 1.0}}) == {}
-
-
-def test_signed_rank_has_both_effect_sizes() -> None:
-    a = {f"F{k}": 0.0 for k in range(6)}
-    b = {"F0": 1.0, "F1": 2.0, "F2": 3.0, "F3": 4.0, "F4": -5.0, "F5": 0.0}
-    test = signed_rank(a, b)
-    assert test["functions"] == 5
-    assert test["rank_biserial"] == pytest.approx((5 - 10) / 15)
-    assert test["sign_ratio"] == pytest.approx(-3 / 5)
-    assert test["p"] == pytest.approx(wilcoxon([-1, -2, -3, -4, 5]).pvalue)
-    assert signed_rank(a, a)["p"] == 1.0
-
-
 def test_summary_of_the_functions(
     results: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    printed = tmp_path / "fbo_fedgp_table1.csv"
-    rows = "".join(f"F{k},{k + 0.5},{100 - k}\n" for k in range(1, 21))
-    printed.write_text(f"function,FTS,FBO-FedGP\n{rows}")
-    monkeypatch.setenv("BOTORCH_FED_DATA", str(tmp_path))
+    numbers = range(1, 21)
+    printed = {
+        "FTS": {fed_gp.cec_name(k): k + 0.5 for k in numbers},
+        "FBO-FedGP": {fed_gp.cec_name(k): 100.0 - k for k in numbers},
+    }
+    monkeypatch.setattr(fed_gp, "fedgp_table1", lambda: printed)
     units = [fed_gp.cec_name(k) for k in (1, 2, 3, 4, 5, 6)]
     for k, unit in enumerate(units, start=1):
         _fill("cec2005", unit, "ours", lambda seed, k=k: float(k), 5)  # type: ignore[misc]
@@ -219,17 +197,20 @@ def test_summary_of_the_functions(
 
 def test_summary_of_the_tasks(results: Path) -> None:
     for name, error in (("ours", 0.2), ("faithful", 0.3), ("random", 0.4)):
-        value = lambda seed, error=error: error + 0.001 * (seed - 1000)  # noqa: E731
+        value = lambda seed, error=error: error + error * 0.01 * (seed - 1000)  # noqa: E731
         _fill("tasks", "credit", name, value, 10, optimum=0.1)
     out = task_summary("tasks")
     methods = out["credit"]["methods"]
     assert (out["credit"]["minimum"], out["credit"]["score"]) == (0.1, "error")
     mean, low, high = methods["ours"]["error"]["50"]
-    assert mean == pytest.approx(1.2045)
+    assert mean == pytest.approx(1.209)
     assert low < mean < high
     test = methods["random"]["ours_minus_it"]
-    assert test["mean"] == pytest.approx(-0.2)
-    assert test["p_holm"] == pytest.approx(2 * test["p"]) == pytest.approx(4 / 2**10)
+    assert test["mean"] == pytest.approx(-0.209)
+    assert (test["clusters"], test["below"]) == (10, 1.0)
+    assert test["low"] < -0.209 < test["high"]
+    assert test["p_holm"] == pytest.approx(2 * test["p"])
+    assert test["p_holm"] < 1e-6
     json.dumps(out)
     assert len(task_tables("tasks", out)) == 1
 

@@ -19,8 +19,9 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 COMMAND = 'if __name__ == "__main__":'
 # Where ``--smoke`` is not the word for it.
-ARGUMENTS = {"benchmarks.transfer_tasks": ["describe"]}
-NIGHTLY = {"benchmarks.flower", "benchmarks.papers.figures"}  # real processes; many plots
+ARGUMENTS = {"benchmarks.transfer_tasks": ["describe"], "benchmarks.results": ["--check"]}
+# Real processes; many plots; what test_results.py has done by day.
+NIGHTLY = {"benchmarks.flower", "benchmarks.papers.figures", "benchmarks.results"}
 
 
 def commands() -> list[Any]:

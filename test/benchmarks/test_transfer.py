@@ -27,12 +27,12 @@ from benchmarks.transfer_controls import (
 )
 from benchmarks.transfer_summary import (
     area_ratio,
+    difference,
     evaluations_to,
     mean_curves,
     pairs,
     significantly_worse,
     summarize,
-    t_interval,
     worst_task,
 )
 from benchmarks.transfer_tasks import make
@@ -153,12 +153,15 @@ def test_a_newcomer_has_as_many_evaluations_with_every_method(method: str) -> No
 # ------------------------------------------------------------------ statistics
 
 
-def test_intervals_are_those_of_a_t_test() -> None:
-    values = np.array([0.1, -0.2, 0.05, -0.3, -0.1])
-    found, theirs = t_interval(values), ttest_1samp(values, 0.0)
+def test_a_difference_counts_tasks_not_seeds() -> None:
+    means = np.array([0.1, -0.2, 0.05, -0.3, -0.1])
+    found, theirs = (
+        difference([mean + np.array([-0.5, 0.5]) for mean in means]),
+        ttest_1samp(means, 0),
+    )
     low, high = theirs.confidence_interval()
     assert found == pytest.approx(
-        {"difference": values.mean(), "low": low, "high": high, "p": theirs.pvalue}
+        {"difference": means.mean(), "low": low, "high": high, "p": theirs.pvalue}
     )
 
 

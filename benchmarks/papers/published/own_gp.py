@@ -6,16 +6,21 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
+from botorch.acquisition.acquisition import AcquisitionFunction
 from botorch.exceptions.errors import InputDataError
+from botorch.models import SingleTaskGP
+from botorch.sampling.pathwise.paths import SamplePath
 from torch import Tensor
 
+from botorch_fed.acquisition import ThompsonSampling
 from botorch_fed.federation.base import AgentId
 from botorch_fed.models import OwnHyperparameters, default_hyperparameters
 from botorch_fed.models.own import OUTPUTSCALE_PRIOR, Array, LogPosterior, checked_data
-from botorch_fed.rng import generator
+from botorch_fed.rng import Generator, generator
 from botorch_fed.search.local import OwnStrategy
 from botorch_fed.search.released import Following
 from botorch_fed.search.thompson import Strategy
@@ -95,9 +100,45 @@ class PaperGP(OwnStrategy):
         return fit_paper_gp(self.log_warp(space).transform(X), Y, restarts=restarts)
 
 
+class WiderPath(SamplePath):
+    r"""A draw :math:`g` of a posterior with mean :math:`\mu`, as :math:`\mu + \beta (g - \mu)`."""
+
+    def __init__(self, path: SamplePath, model: SingleTaskGP, beta: float) -> None:
+        super().__init__()
+        self.path, self.model, self.beta = path, model, beta
+
+    def set_ensemble_as_batch(self, ensemble_as_batch: bool) -> None:
+        self.path.set_ensemble_as_batch(ensemble_as_batch)
+
+    def forward(self, X: Tensor) -> Tensor:
+        """Values at `batch_shape x n x d` points."""
+        mean: Tensor = self.model.posterior(X).mean.squeeze(-1)
+        return mean + self.beta * (self.path(X) - mean)
+
+
 @dataclass(frozen=True, kw_only=True)
 class PaperStrategy(PaperGP, Strategy):
-    """How an agent of FTS uses messages, with the papers' own model."""
+    r"""How an agent of FTS uses messages, with the papers' own model.
+
+    Attributes:
+        beta: :math:`\beta_t`: own steps are draws with :math:`\beta_t` times the posterior's
+            standard deviation. The experiments have 1.
+    """
+
+    beta: float = 1.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not (0 <= self.beta < math.inf):
+            raise InputDataError(f"beta must be finite and not negative, got {self.beta}.")
+
+    def acquisition(
+        self, model: SingleTaskGP, X: Tensor, chosen: Tensor, stream: Generator
+    ) -> AcquisitionFunction:
+        made = super().acquisition(model, X, chosen, stream)
+        if self.beta == 1 or not isinstance(made, ThompsonSampling):
+            return made
+        return ThompsonSampling(WiderPath(made.path, model, self.beta))
 
 
 @dataclass(frozen=True, kw_only=True)

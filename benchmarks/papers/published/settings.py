@@ -25,19 +25,67 @@ from botorch_fed.models import StationaryKernel
 from botorch_fed.privacy import PoissonSampling
 from botorch_fed.rng import generator
 from botorch_fed.search.support import SupportSearch
-from botorch_fed.studies import DPFTSDE
+from botorch_fed.studies import DPFTSDE, FTS
 
 
-def paper_strategy(schedule: MixingSchedule | None = None) -> PaperStrategy:
-    """What an agent does in [Dai2020FTS]_."""
+def paper_strategy(schedule: MixingSchedule | None = None, *, beta: float = 1.0) -> PaperStrategy:
+    r"""What an agent does in [Dai2020FTS]_: its own wider samples, or a message.
+
+    Messages need a basis and a kind of their own: `paper_messages`, or `paper_fts` for all.
+    """
     return PaperStrategy(
         schedule=InverseSquare() if schedule is None else schedule,
+        beta=beta,
         prior_until=0,
         own="thompson",
         warp=False,
         min_distance=0.0,
         num_features=200,
     )
+
+
+def paper_features(dim: int, num_features: int = 100, *, seed: int = 0) -> PaperCosine:
+    """The basis of the experiments: length scale 0.01, cosines with random phases.
+
+    Args:
+        dim: Dimension of the unit cube.
+        num_features: :math:`M`.
+        seed: Public.
+    """
+    kernel = StationaryKernel(math.inf, [0.01] * dim)
+    return PaperCosine.draw(kernel, num_features, generator=generator(seed, "paper features"))
+
+
+def paper_messages(dim: int, num_features: int = 100, *, seed: int = 0) -> dict[str, Any]:
+    """What is sent in [Dai2020FTS]_, as settings of `FTS`: samples over features of no warp."""
+    basis = paper_features(dim, num_features, seed=seed)
+    return {"message": "sample", "feature_map": basis, "noise_var": 1e-6}
+
+
+def paper_fts(
+    dim: int,
+    *,
+    budget: int,
+    schedule: MixingSchedule | None = None,
+    beta: float = 1.0,
+    num_features: int = 100,
+    seed: int = 0,
+    **options: Any,
+) -> FTS:
+    r"""[Dai2020FTS]_ to the letter, on outcomes as they are measured (`SearchSpace.outcome`).
+
+    Args:
+        dim: Dimension of the unit cube.
+        budget: Evaluations of an agent.
+        schedule: :math:`p_t`, default :math:`1 - t^{-2}`.
+        beta: :math:`\beta_t`, of the own step.
+        num_features: :math:`M`.
+        seed: Public, of the features.
+        options: Further settings of `FTS`.
+    """
+    strategy = paper_strategy(schedule, beta=beta)
+    messages = paper_messages(dim, num_features, seed=seed)
+    return FTS(**{"budget": budget, "strategy": strategy, **messages, **options})
 
 
 def paper_search(**changes: Any) -> SupportSearch:
@@ -86,8 +134,6 @@ def paper_settings(
         seed: Public, of the features.
         options: Further settings of `DPFTSDE`, or others in the place of the paper's.
     """
-    kernel = StationaryKernel(math.inf, [0.01] * dim)
-    stream = generator(seed, "paper features")
     settings: dict[str, Any] = {
         "budget": rounds + num_initial,
         "noise_multiplier": noise_multiplier,
@@ -98,7 +144,7 @@ def paper_settings(
         "noise_kind": "none" if noise_multiplier is None else "paper",
         "message": "sample",
         "clip_norm": clip_norm / math.sqrt(num_regions),
-        "feature_map": PaperCosine.draw(kernel, num_features, generator=stream),
+        "feature_map": paper_features(dim, num_features, seed=seed),
         "noise_var": 1e-6,
         "num_initial": num_initial,
         "strategy": paper_following(),

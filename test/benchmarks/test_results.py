@@ -1,0 +1,211 @@
+"""The page of evidence is what files say, and pages print no figure that is in none."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import provenance, results, results_pages
+from benchmarks.papers.published.points import POINTS, Published, Quantity, label
+from benchmarks.results_claims import VERDICTS, gap, number, verdict
+from benchmarks.results_pages import Figure, PageText, expanded
+from benchmarks.statistics import effect
+
+
+@pytest.fixture
+def pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a page, a registry and a file of results of its own."""
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "cost.json").write_text('{"alone": {"10": 8.44, "50": 0.0123}}')
+    (tmp_path / "README.md").write_text(PAGE)
+    (tmp_path / "quoted.toml").write_text(REGISTRY)
+    for name, value in (("ROOT", tmp_path), ("HOME", tmp_path)):
+        monkeypatch.setattr(results_pages, name, value)
+    monkeypatch.setattr(results_pages, "REGISTRY", tmp_path / "quoted.toml")
+    for cached in (results_pages.registry, results_pages.read, results_pages.source):
+        cached.cache_clear()
+    return tmp_path
+
+
+@pytest.fixture(autouse=True)
+def fresh() -> None:
+    for cached in (results_pages.registry, results_pages.read):
+        cached.cache_clear()
+
+
+PAGE = """# Title
+
+A query costs 8.4 ms, and
+.012 at last; ε = 0.5 is a setting, `1.5` is code, 1.6 s was timed.
+
+## Table
+
+| | 10 | 50 |
+|---|---|---|
+| alone | **8.4** (p .01) | 8 |
+"""
+REGISTRY = """
+[[quote]]
+page = "README.md"
+says = "A query costs # ms, and # at last"
+are = "json/cost:alone.{10,50}"
+
+[[table]]
+page = "README.md"
+section = "Table"
+from = "json/cost"
+columns = ["10 50", "10"]
+[table.rows]
+alone = "alone"
+
+[[unsourced]]
+page = "README.md"
+says = "# s was timed"
+why = "by hand"
+
+[[setting]]
+pattern = 'ε = [0-9.]+'
+"""
+
+
+def changed(pages: Path, old: str, new: str) -> list[str]:
+    """What is wrong once the page says something else."""
+    text = (pages / "README.md").read_text()
+    assert text.count(old) == 1
+    (pages / "README.md").write_text(text.replace(old, new))
+    return results_pages.check_pages(["README.md"])
+
+
+def test_the_page_and_all_figures_are_what_files_say() -> None:
+    results_pages.source.cache_clear()
+    assert results.check() == []
+    said = results.PAGE.read_text()
+    assert all(f"| {kind} |" in said for kind in VERDICTS)
+    assert "nan" not in said.lower().split()
+
+
+def test_a_page_with_figures_of_files_passes(pages: Path) -> None:
+    assert results_pages.check_pages(["README.md"]) == []
+    assert "“… s was timed”: by hand" in results_pages.unsourced()
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("costs 8.4 ms", "costs 8.5 ms", "says 8.5, json/cost:alone.10 is 8.44"),
+        (".012 at", ".0124 at", "says .0124"),
+        ("**8.4**", "**8.3**", "README.md:10: says 8.3"),
+        ("| 8 |", "| never |", "says 'never', json/cost:alone.10 is 8.44"),
+        ("| alone |", "| solo |", "quoted.toml has no row 'solo'"),
+        ("was timed.", "was timed, 2.5 more.", "2.5 is in no entry of quoted.toml"),
+        ("was timed.", "was timed, 30 % more.", "30 is in no entry of quoted.toml"),
+        ("A query costs", "One costs", "is there nowhere, not once"),
+    ],
+)
+def test_what_files_do_not_say_is_found(pages: Path, old: str, new: str, said: str) -> None:
+    assert any(said in line for line in changed(pages, old, new))
+
+
+def test_figures_are_written_anew_as_they_were_printed(pages: Path) -> None:
+    (pages / "results" / "cost.json").write_text('{"alone": {"10": 9.26, "50": 0.0304}}')
+    assert results_pages.rewrite_pages() == ["README.md"]
+    results_pages.read.cache_clear()
+    assert results_pages.check_pages(["README.md"]) == []
+    text = (pages / "README.md").read_text()
+    assert text == PAGE.replace("8.4", "9.3").replace(".012", ".030").replace(
+        ".01)", ".03)"
+    ).replace("| 8 |", "| 9 |")
+
+
+@pytest.mark.parametrize(
+    ("text", "value", "same"),
+    [
+        (".406", 0.4064, True),
+        (".406", 0.4066, False),
+        ("5e-05", 4.84e-5, True),
+        ("5e-05", 5.6e-5, False),
+        ("24,187", 24187.0, True),
+        ("-.3", -0.28, True),
+        ("−.3", -0.28, True),
+        ("7.8e7", 78083500.0, True),
+    ],
+)
+def test_a_figure_is_compared_as_it_is_rounded(text: str, value: float, same: bool) -> None:
+    assert Figure(text, 0).says(value) == same
+
+
+def test_keys_with_alternatives_are_written_out() -> None:
+    assert expanded("a:{b,c.d}.{1,2}") == ["a:b.1", "a:b.2", "a:c.d.1", "a:c.d.2"]
+
+
+def test_code_is_no_figure() -> None:
+    page = PageText("README.md")
+    start = page.text.index("```python")
+    assert page.figures(start, page.text.index("```", start + 3)) == []
+
+
+# ------------------------------------------------------------------ verdicts and points
+
+
+def test_a_verdict_is_a_side_of_zero() -> None:
+    above, open_ = effect([0.1, 0.12, 0.11, 0.13]), effect([0.1, -0.2, 0.15, -0.1])
+    assert verdict(above, "above") == "reproduced"
+    assert verdict(above, "below") == verdict(open_, "above") == "not reproduced"
+    assert verdict(None, "above") == verdict(effect([0.1]), "above") == "not run"
+
+
+def test_numbers_are_short() -> None:
+    assert (number(0.1234), number(-0.5, 1), number(1234.5, 0)) == (".123", "-.5", "1,234")
+    assert gap(effect([-0.1, -0.3]), 1) == "−.2 [−1.5, +1.1]"
+
+
+def test_a_row_is_the_papers_only_if_it_meets_what_is_printed() -> None:
+    clipped = Quantity("share clipped", 0.01, 0.005, 0.03, lambda line: line["clipped"])
+    point = Published("A", "Fig. 1", "a/b", "paper", (clipped,), "ours")
+    assert point.called([{"clipped": 0.02}, {"clipped": 0.03}]) == "paper"
+    assert point.called([{"clipped": 0.4}]) == point.called([]) == "ours"
+    assert point.misses([{"clipped": 0.4}]) == ["share clipped"]
+    other = Published("A", "Fig. 1", "a/b", "paper", (clipped,), "ours", departs="starts")
+    assert other.called([{"clipped": 0.01}]) == "ours"
+
+
+def test_summaries_say_what_a_row_may_be_called() -> None:
+    rescaled = [{"moments_epsilon": 9.9085, "clipped": 0.4}]
+    name = label("dp_fts_de/synthetic", "dp-fts-de-2", rescaled)
+    assert name == "dp-fts-de-2 (the paper's search, our scale)"
+    assert label("dp_fts_de/synthetic", "ts", rescaled) == "ts"
+    assert len({(point.entry, point.row) for point in POINTS}) == len(POINTS)
+
+
+# ------------------------------------------------------------------ what lines depend on
+
+
+def test_lines_of_other_code_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source, file = tmp_path / "method.py", tmp_path / "runs" / "a.jsonl"
+    source.write_text("one")
+    file.parent.mkdir()
+    monkeypatch.setattr(provenance, "ROOT", tmp_path)
+    monkeypatch.setattr(provenance, "HOME", tmp_path)
+    monkeypatch.setattr(provenance, "FAMILIES", {"runs": ("method.py",)})
+    provenance.code_of.cache_clear()
+    before = provenance.code_for(file)
+    file.write_text(f"{json.dumps(before)}\n{json.dumps({'no': 'hash'})}\n")
+    (age,) = provenance.ages()
+    assert (age.now, age.earlier, age.unknown, age.commits) == (1, 0, 1, None)
+    assert age.stale
+    source.write_text("two")
+    provenance.code_of.cache_clear()
+    file.write_text(f"{json.dumps(before)}\n{json.dumps(provenance.code_for(file))}\n")
+    (age,) = provenance.ages()
+    assert (age.now, age.earlier, age.unknown) == (1, 1, 0)
+    assert age.stale
+    provenance.code_of.cache_clear()
+
+
+def test_every_family_has_sources_and_results() -> None:
+    for family in provenance.FAMILIES:
+        assert provenance.sources(family)
+        assert any((provenance.HOME / family).rglob("*.jsonl"))
+    assert provenance.code_for(Path("elsewhere.jsonl")) == {}
