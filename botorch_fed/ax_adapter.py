@@ -111,7 +111,7 @@ try:
     from ax.core.parameter import ChoiceParameter, FixedParameter, ParameterType, RangeParameter
     from ax.core.search_space import SearchSpaceDigest
     from ax.core.trial_status import TrialStatus
-    from ax.core.types import TParameterization
+    from ax.core.types import ComparisonOp, TParameterization
     from ax.exceptions.core import DataRequiredError
     from ax.exceptions.generation_strategy import GenerationStrategyCompleted
     from ax.generation_strategy.external_generation_node import ExternalGenerationNode
@@ -148,18 +148,24 @@ def search_space(client: Client, *, centre: float = 0.0, scale: float = 1.0) -> 
     """The canonical search space of an Ax experiment; the objective's sign included.
 
     Parameter constraints are its constraints. Choices with an order take one column, others are
-    one-hot; fixed parameters are left out.
+    one-hot; fixed parameters are left out. Several objectives, their thresholds, and outcome
+    constraints are outcomes by the names of their metrics.
 
     Args:
-        client: A client with an experiment and one objective.
-        centre: What counts as a zero of the outcome, see `Outcome`: public, never learnt.
+        client: A client with an experiment and its objectives.
+        centre: What counts as a zero of the one outcome, see `Outcome`: public, never learnt.
         scale: What counts as one.
     """
     experiment = client._experiment  # Ax has no public name for it
-    _, minimize = _objective(experiment)
+    outcomes = _outcomes(experiment)
     parameters = [_parameter(p) for p in experiment.search_space.parameters.values()]
     searched = tuple(p for p in parameters if p is not None)
-    return SearchSpace(searched, Outcome(centre, scale, minimize), _constraints(experiment))
+    if len(outcomes) == 1:
+        one = Outcome(centre, scale, outcomes[0].minimize)
+        return SearchSpace(searched, one, _constraints(experiment))
+    if (centre, scale) != (0.0, 1.0):
+        raise InputDataError("centre and scale are for one outcome: leave them out.")
+    return SearchSpace(searched, constraints=_constraints(experiment), outcomes=outcomes)
 
 
 @dataclass(frozen=True)
@@ -170,18 +176,18 @@ class AxMap:
         space: The federation's search space.
         values: For each choice, what Ax calls each of its values.
         fixed: Parameters of the experiment that are not searched.
-        metric: The objective's metric.
+        metrics: The metric of each outcome of the space.
     """
 
     space: SearchSpace
     values: Mapping[str, Mapping[str, Any]]
     fixed: Mapping[str, Any]
-    metric: str
+    metrics: tuple[str, ...]
 
     @classmethod
     def of(cls, experiment: Experiment, space: SearchSpace) -> AxMap:
         """The map of an experiment; `InputDataError` unless its search space is the given one."""
-        metric, minimize = _objective(experiment)
+        metrics = _metrics(experiment, space)
         theirs = experiment.search_space.parameters
         parameters = {name: _parameter(p) for name, p in theirs.items()}
         own = {name: p for name, p in parameters.items() if p is not None}
@@ -204,11 +210,6 @@ class AxMap:
                 f"The experiment has the parameter constraint '{unknown[0]}', the federation has "
                 f"not: give its search space constraints=('{unknown[0]}', …), at all sites."
             )
-        if minimize != space.outcome.minimize:
-            raise InputDataError(
-                f"The experiment {'mini' if minimize else 'maxi'}mises {metric!r}, the federation "
-                "does the opposite: set minimize in the search space's Outcome."
-            )
         values = {
             name: {str(v): v for v in p.values}
             for name, p in theirs.items()
@@ -221,7 +222,7 @@ class AxMap:
                     f"Parameter {p.name!r} is fixed at {fixed[p.name]!r} in the experiment and at "
                     f"{p.values[0]!r} in the federation: the values must agree."
                 )
-        return cls(space, values, fixed, metric)
+        return cls(space, values, fixed, metrics)
 
     def to_ax(self, X: Tensor) -> list[TParameterization]:
         """An `n x d` tensor in the unit cube to parameterizations; bounds are never left."""
@@ -245,21 +246,92 @@ class AxMap:
             point[p.name] = known.get(str(given), given)
         return self.space.to_unit([point])
 
+    def outcome(self, values: Mapping[str, float]) -> float | dict[str, float]:
+        """The value of the one metric, or those of all outcomes by name."""
+        numbers = [values[metric] for metric in self.metrics]
+        return self.space.by_name(numbers) if self.space.outcomes else numbers[0]
+
     @property
     def _searched(self) -> list[Parameter]:
         return [p for p in self.space.parameters if p.kind != "fixed"]
 
 
-def _objective(experiment: Experiment) -> tuple[str, bool]:
-    """The metric's name, and whether smaller is better."""
+def _outcomes(experiment: Experiment) -> tuple[Outcome, ...]:
+    """Objectives and outcome constraints, by the names of their metrics."""
     config = experiment.optimization_config
     if config is None:
         raise InputDataError("The experiment has no objective: call client.configure_optimization.")
-    if not config.objective.is_single_objective or config.outcome_constraints:
+    if config.objective.is_scalarized_objective:
         raise InputDataError(
-            "A site optimises one metric without outcome constraints: configure one objective."
+            f"The objective {config.objective.expression!r} is a weighted sum of metrics: report "
+            "the sum as a metric, or configure several objectives."
         )
-    return config.objective.metric_names[0], bool(config.objective.minimize)
+    worst = _bounds(getattr(config, "objective_thresholds", ()))
+    found = {}
+    for name, weight in config.objective.metric_weights:
+        ends = [end for end in worst.get(name, (None, None)) if end is not None]
+        reference = ends[0] if ends else None
+        found[name] = Outcome.objective(name, minimize=weight < 0, reference=reference)
+    for name, (lower, upper) in _bounds(config.outcome_constraints).items():
+        found[name] = Outcome.constraint(name, lower=lower, upper=upper)
+    return tuple(found.values())
+
+
+def _bounds(constraints: Sequence[Any]) -> dict[str, tuple[float | None, float | None]]:
+    """Lower and upper bounds of metrics."""
+    found: dict[str, tuple[float | None, float | None]] = {}
+    for one in constraints:
+        if one.relative or [weight for _, weight in one.metric_weights] != [1]:
+            raise InputDataError(
+                f"The outcome constraint {one.expression!r} is relative to a status quo, or about "
+                "several metrics: write an absolute bound of one metric, such as 'latency <= 20'."
+            )
+        (name,) = one.metric_names
+        lower, upper = found.get(name, (None, None))
+        if one.op == ComparisonOp.LEQ:
+            upper = one.bound
+        else:
+            lower = one.bound
+        found[name] = lower, upper
+    return found
+
+
+def _metrics(experiment: Experiment, space: SearchSpace) -> tuple[str, ...]:
+    """The metric of each outcome of a space; `InputDataError` unless both mean the same."""
+    theirs = _outcomes(experiment)
+    if not space.outcomes:
+        if len(theirs) > 1:
+            raise InputDataError(
+                f"The experiment has {[one.words for one in theirs]}, the federation one metric: "
+                "leave its space out, or give the space these outcomes, at all sites."
+            )
+        ((metric, minimize),) = ((one.name, one.minimize) for one in theirs)
+        if minimize != space.outcome.minimize:
+            raise InputDataError(
+                f"The experiment {'mini' if minimize else 'maxi'}mises {metric!r}, the federation "
+                "does the opposite: set minimize in the search space's Outcome."
+            )
+        return (metric,)
+    ours = {one.name: replace(one, centre=0.0, scale=1.0) for one in space.metrics}
+    decisive = {name: one for name, one in ours.items() if one.role != "tracking"}
+    if decisive != {one.name: one for one in theirs}:
+        words = [_words_of(one) for one in theirs], [_words_of(one) for one in decisive.values()]
+        raise InputDataError(
+            f"The experiment has the outcomes {words[0]}, the federation {words[1]}: they must "
+            "agree."
+        )
+    unknown = sorted(ours.keys() - {metric.name for metric in experiment.metrics.values()})
+    if unknown:
+        raise InputDataError(
+            f"The experiment has no metric {unknown[0]!r}, which the federation records: add it by "
+            "client.configure_metrics."
+        )
+    return tuple(ours)
+
+
+def _words_of(outcome: Outcome) -> str:
+    worst = "" if outcome.reference is None else f", worst {outcome.reference:g}"
+    return f"{outcome.words}{worst}"
 
 
 def _parameter(theirs: Any) -> Parameter | None:
@@ -329,11 +401,11 @@ class _Arm:
     status: Status
     parameters: Mapping[str, Any]
     tag: tuple[str, int] | None
-    value: float
+    values: Mapping[str, float]
 
 
-def _arms(experiment: Experiment, metric: str) -> list[_Arm]:
-    values = _values(experiment, metric)
+def _arms(experiment: Experiment, metrics: tuple[str, ...]) -> list[_Arm]:
+    values = {metric: _values(experiment, metric) for metric in metrics}
     arms = []
     for index, trial in experiment.trials.items():
         names = {arm.signature: arm.name for arm in trial.arms}  # a generator run's have none
@@ -341,14 +413,14 @@ def _arms(experiment: Experiment, metric: str) -> list[_Arm]:
             tag = (run.gen_metadata or {}).get(TAG)
             for arm in run.arms:
                 name = names[arm.signature]
-                value = values.get((index, name), math.nan)
+                found = {k: known.get((index, name), math.nan) for k, known in values.items()}
                 arms.append(
                     _Arm(
                         f"{index}/{name}",
-                        _status(trial.status, value),
+                        _status(trial.status, found),
                         dict(arm.parameters),
                         None if tag is None else (str(tag[0]), int(tag[1])),
-                        value,
+                        found,
                     )
                 )
     return arms
@@ -366,9 +438,9 @@ def _values(experiment: Experiment, metric: str) -> dict[tuple[int, str], float]
     return {(int(index), str(arm)): float(mean) for index, arm, mean in rows}
 
 
-def _status(status: TrialStatus, value: float) -> Status:
-    if status == TrialStatus.COMPLETED:
-        return "done" if abs(value) <= MAX_VALUE else "failed"  # false for NaN: no data
+def _status(status: TrialStatus, values: Mapping[str, float]) -> Status:
+    if status == TrialStatus.COMPLETED:  # without data a value is NaN, for which this is false
+        return "done" if all(abs(v) <= MAX_VALUE for v in values.values()) else "failed"
     if status == TrialStatus.FAILED:
         return "failed"
     if status in (TrialStatus.CANDIDATE, TrialStatus.STAGED, TrialStatus.RUNNING):
@@ -485,9 +557,9 @@ class AxSite:
     def read(self) -> None:
         """Tell the site what has become of its trials, and attach the experiment's others."""
         fates = self._fates()
-        for number, (fate, value) in fates.items():
+        for number, (fate, values) in fates.items():
             if fate == "done":
-                self.site.tell(number, value)
+                self.site.tell(number, self.map.outcome(values))
             elif fate == "dropped":
                 self.site.fail(number, "its trial failed, or was abandoned or stopped")
         for arm in self._all_arms():
@@ -507,7 +579,7 @@ class AxSite:
         (point,) = self.map.to_ax(self.site.point(trial))
         return point
 
-    def _fates(self) -> dict[int, tuple[Status, float]]:
+    def _fates(self) -> dict[int, tuple[Status, Mapping[str, float]]]:
         """What has become of the open trials, and the values of those that are done."""
         arms: dict[int, list[_Arm]] = {}
         for arm in self._all_arms():
@@ -515,28 +587,29 @@ class AxSite:
                 arms.setdefault(arm.tag[1], []).append(arm)
         return {trial.id: self._fate(arms.get(trial.id, [])) for trial in self.site.pending()}
 
-    def _fate(self, arms: Sequence[_Arm]) -> tuple[Status, float]:
+    def _fate(self, arms: Sequence[_Arm]) -> tuple[Status, Mapping[str, float]]:
         for wanted in ("done", "open"):
             for arm in arms:
                 if arm.status == wanted:
-                    return arm.status, arm.value
+                    return arm.status, arm.values
         failed = sum(arm.status == "failed" for arm in arms)
         over = failed >= self._attempts or any(arm.status == "dropped" for arm in arms)
-        return "dropped" if over else "wanted", math.nan
+        return "dropped" if over else "wanted", {}
 
     def _attach(self, arm: _Arm) -> None:
         if arm.key in self._left_out:
             return
         try:
-            self.site.attach(self.map.from_ax(dict(arm.parameters)), arm.value, label=arm.key)
+            X, outcome = self.map.from_ax(dict(arm.parameters)), self.map.outcome(arm.values)
+            self.site.attach(X, outcome, label=arm.key)
         except InputDataError as error:
             self._left_out.add(arm.key)
             logger.warning("trial %s of site %r is left out: %s", arm.key, self.name, error)
 
     def _all_arms(self) -> list[_Arm]:
-        metric = self.map.metric
+        metrics = self.map.metrics
         assert self._experiment is not None
-        return _arms(self._experiment, metric)
+        return _arms(self._experiment, metrics)
 
 
 # ------------------------------------------------------------------ the node
@@ -776,10 +849,12 @@ class AxFederation:
         return all(site.finished for site in self.sites.values())
 
     def history(self, name: AgentId) -> tuple[Tensor, Tensor]:
-        """What a site was asked and has told: `n x d` points, `n x 1` values of the metric."""
+        """What a site was asked and has told: `n x d` points, `n x m` values of the metrics."""
         seen = [o for o in self.sites[name].site.observations() if o.status == "completed"]
         if not seen:
-            return torch.zeros(0, self.space.dim).double(), torch.zeros(0, 1).double()
+            return torch.zeros(0, self.space.dim).double(), torch.zeros(
+                0, len(self.space.metrics)
+            ).double()
         return torch.cat([o.X for o in seen]), torch.cat([o.Y for o in seen])
 
     def close(self) -> None:

@@ -241,8 +241,8 @@ def test_another_space_is_refused(space: SearchSpace, match: str) -> None:
 
 
 def test_what_a_federation_cannot_do_is_refused() -> None:
-    with pytest.raises(InputDataError, match="one metric"):
-        search_space(_client(objective="-loss, acc"))
+    with pytest.raises(InputDataError, match="a weighted sum of metrics"):
+        search_space(_client(objective="2 * acc - loss"))
     client = Client()
     client.configure_experiment(parameters=[LINEAR])
     with pytest.raises(InputDataError, match="configure_optimization"):
@@ -251,10 +251,81 @@ def test_what_a_federation_cannot_do_is_refused() -> None:
         AxFederation(FTS(budget=1), NAMES, seed=0)
     with pytest.raises(InputDataError, match="attempt"):
         AxFederation(FTS(budget=1), {"a": _client()}, seed=0, attempts=0)
-    constrained = _client()
-    constrained.configure_optimization(objective="-loss", outcome_constraints=["time <= 3"])
-    with pytest.raises(InputDataError, match="constraints"):
-        search_space(constrained)
+    with pytest.raises(InputDataError, match="about several metrics: write an absolute bound"):
+        search_space(_several("-loss", "time + cost <= 3"))
+
+
+# ------------------------------------------------------------------ several outcomes
+
+
+def _several(objective: str, *constraints: str) -> Client:
+    client = _client()
+    client.configure_optimization(objective=objective, outcome_constraints=list(constraints))
+    return client
+
+
+def test_objectives_thresholds_and_outcome_constraints_are_outcomes() -> None:
+    space = search_space(_several("-loss, gain", "gain >= 0.5", "time <= 3", "time >= 1"))
+    assert space.outcomes == (
+        Outcome.objective("loss", minimize=True),
+        Outcome.objective("gain", reference=0.5),
+        Outcome.constraint("time", lower=1, upper=3),
+    )
+    assert search_space(_several("-loss")) == search_space(_client())
+
+
+@pytest.mark.parametrize(
+    ("client", "match"),
+    [
+        (lambda: _several("-loss", "time <= 4"), r"'time <= 4'\], the federation .*'time <= 3'"),
+        (lambda: _several("loss", "time <= 3"), "'maximise loss'"),
+        (lambda: _several("-loss, time"), "they must agree"),
+        (_client, "they must agree"),
+    ],
+)
+def test_other_outcomes_are_refused(client: Callable[[], Client], match: str) -> None:
+    space = search_space(_several("-loss", "time <= 3"))
+    with pytest.raises(InputDataError, match=match):
+        AxFederation(FTS(budget=1), {"a": client()}, space=space, seed=0)
+    with pytest.raises(InputDataError, match="the federation one metric"):
+        AxFederation(FTS(budget=1), {"a": _several("-loss", "time <= 3")}, space=_space(), seed=0)
+
+
+@pytest.mark.parametrize(
+    ("objective", "constraints"),
+    [("-loss", ("time <= 4",)), ("-loss, -time", ("loss <= 99", "time <= 99"))],
+)
+def test_clients_with_several_metrics_are_sites(objective: str, constraints: Any) -> None:
+    clients = {name: _several(objective, *constraints) for name in NAMES[:2]}
+    federation = AxFederation(FTS(budget=5), clients, seed=0)
+    failed = 0
+    while not federation.finished:
+        for client in clients.values():
+            with contextlib.suppress(RoundOpen, GenerationStrategyCompleted):
+                for index, point in client.get_next_trials(max_trials=_asked(client)).items():
+                    if not failed:  # a trial whose data lack a metric has failed
+                        failed += 1
+                        client.mark_trial_failed(index)
+                        continue
+                    data = {"loss": _loss(point), "time": point["x"]}
+                    client.complete_trial(index, raw_data=data)
+        federation.step()
+    for name, client in clients.items():
+        X, Y = federation.history(name)
+        points = federation.space.from_unit(X)
+        expected = [[_loss(point), point["x"]] for point in points]
+        torch.testing.assert_close(Y, torch.tensor(expected, dtype=torch.float64))
+        site = federation.sites[name].site
+        if len(federation.space.objectives) == 1:
+            parameters, *_ = client.get_best_parameterization(use_model_predictions=False)
+            best = site.best()
+            assert best is not None
+            assert best.values["time"] <= 4
+            assert parameters["x"] == pytest.approx(best.parameters["x"])
+        else:
+            front = client.get_pareto_frontier(use_model_predictions=False)
+            mine = {round(float(trial.parameters["x"]), 9) for trial in site.pareto()}
+            assert {round(float(one[0]["x"]), 9) for one in front} <= mine
 
 
 # ------------------------------------------------------------------ rounds and trials

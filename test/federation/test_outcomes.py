@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,15 +15,19 @@ from botorch.exceptions.errors import InputDataError
 from botorch.models.model_list_gp_regression import ModelListGP
 from torch import Tensor
 
+from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import MessageError, ProtocolError
+from botorch_fed.federation.drive import drive
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import SITE_EVENTS
 from botorch_fed.models.earned_prior import PriorFunction, reference_features
+from botorch_fed.privacy import mechanisms
+from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, make_agent, run
 from botorch_fed.search.messages import Message, TransferRows
-from botorch_fed.search.noisy import Average, voice
+from botorch_fed.search.noisy import Average, NoisyTransfer, voice
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.released import Following
 from botorch_fed.search.releases import Noisy
@@ -432,3 +436,75 @@ def test_each_outcome_has_a_reliability_of_its_own() -> None:
     values = reference_features(terms.feature_map) @ first.prior.weights
     assert float(values.std()) == pytest.approx((1 - 0.2 - 1 / 60) ** 0.5, rel=1e-6)
     assert TransferRows(messages=Message("own_mean")).many_outcomes
+
+
+# A site's message is one vector x of all m outcomes, |x| <= c. Leaving the site out changes a sum
+# by x, so its sensitivity is c, and noise of deviation z c in each of the m M numbers is one
+# Gaussian mechanism of multiplier z: nothing is composed over outcomes. Clipping each outcome to c
+# would make it c root m. Below that is measured: two runs whose noise is the same, with and without
+# one site, differ by what this site has added.
+
+
+@dataclass(frozen=True, kw_only=True)
+class Voice(NoisyTransfer):
+    """The default search, of which one site is loud or says nothing."""
+
+    factor: float = 1.0
+
+    def message(self, view: Any) -> Tensor | None:
+        if view.name != "north":
+            return super().message(view)
+        return self.factor * super().message(view) if self.factor else None
+
+
+def added(study: DPFTSDE, factor: float, clip_norm: float = 2.0) -> float:
+    """The norm of what one site adds to a release, in clip norms."""
+    names, X = (*NAMES, "west"), uniform(6, 2)
+    sums = []
+    for loudness in (factor, 0.0):
+        search = Voice(factor=loudness, clip_norm=clip_norm, min_reliability=0.0)
+        made = replace(
+            study,
+            data={name: (X, bounded(X)) for name in names},
+            search=search,
+            noise=InsecureSeededNoise(7),
+        )
+        blobs = MemoryBlobs()
+        sites = [Site(n, made.agent(n, BOUNDED, 0, blobs), bounded) for n in names]
+        state = drive(made.server(BOUNDED, names), InProcess(sites))
+        sums.append(len(names) * state.released.values)
+    return float((sums[0] - sums[1]).norm()) / clip_norm
+
+
+ONE_RELEASE = DPFTSDE(
+    budget=4, noise_multiplier=1.0, releases=(0,), min_reliability=0.0, candidates=GRID
+)
+
+
+@pytest.mark.parametrize("factor", [1.0, 50.0])
+def test_a_site_changes_a_release_by_one_norm_for_all_outcomes(factor: float) -> None:
+    assert added(ONE_RELEASE, factor) == pytest.approx(1.0, rel=1e-4)
+
+
+def test_clipping_outcome_by_outcome_would_be_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    def by_outcome(rows: Any, norm: float, agents: Any) -> Any:
+        blocks = rows.reshape(len(rows), 2, -1)
+        sizes = np.linalg.norm(blocks, axis=-1, keepdims=True)
+        clipped = blocks * np.minimum(1.0, norm / np.maximum(sizes, 1e-300))
+        return clipped.reshape(rows.shape), np.ones(len(rows))
+
+    monkeypatch.setattr(mechanisms, "_clip_factors", by_outcome)
+    assert added(ONE_RELEASE, 50.0) == pytest.approx(2**0.5, rel=1e-4)
+
+
+def test_the_noise_is_that_of_one_outcome() -> None:
+    """The same epsilon buys the same noise, however many outcomes a site has."""
+    alone = SearchSpace(SQUARE, ERROR)
+    promises = []
+    for space in (alone, BOUNDED, FRONT):
+        server = DPFTSDE(budget=8, epsilon=2.0, min_reliability=0.0).server(space, NAMES)
+        account = server.privacy(server.start())
+        promises.append((account["noise_multiplier"], account["promised_epsilon"]))
+        dims = len(space.modelled) * server.terms.feature_map.num_features
+        assert server.terms.search.size(server.terms) == dims
+    assert len(set(promises)) == 1
