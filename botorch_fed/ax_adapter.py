@@ -251,6 +251,11 @@ class AxMap:
         numbers = [values[metric] for metric in self.metrics]
         return self.space.by_name(numbers) if self.space.outcomes else numbers[0]
 
+    def error(self, sems: Mapping[str, float]) -> float | dict[str, float] | None:
+        """Standard errors as `outcome` gives values; None unless all metrics have one."""
+        known = all(math.isfinite(sems[metric]) for metric in self.metrics)
+        return self.outcome(sems) if known else None
+
     @property
     def _searched(self) -> list[Parameter]:
         return [p for p in self.space.parameters if p.kind != "fixed"]
@@ -402,10 +407,12 @@ class _Arm:
     parameters: Mapping[str, Any]
     tag: tuple[str, int] | None
     values: Mapping[str, float]
+    sems: Mapping[str, float]  # NaN where there is none
 
 
 def _arms(experiment: Experiment, metrics: tuple[str, ...]) -> list[_Arm]:
-    values = {metric: _values(experiment, metric) for metric in metrics}
+    values = {metric: _values(experiment, metric, "mean") for metric in metrics}
+    sems = {metric: _values(experiment, metric, "sem") for metric in metrics}
     arms = []
     for index, trial in experiment.trials.items():
         names = {arm.signature: arm.name for arm in trial.arms}  # a generator run's have none
@@ -421,21 +428,24 @@ def _arms(experiment: Experiment, metrics: tuple[str, ...]) -> list[_Arm]:
                         dict(arm.parameters),
                         None if tag is None else (str(tag[0]), int(tag[1])),
                         found,
+                        {k: known.get((index, name), math.nan) for k, known in sems.items()},
                     )
                 )
     return arms
 
 
-def _values(experiment: Experiment, metric: str) -> dict[tuple[int, str], float]:
-    """The last value of the metric for every trial and arm that has one."""
+def _values(
+    experiment: Experiment, metric: str, column: Literal["mean", "sem"]
+) -> dict[tuple[int, str], float]:
+    """The last value of the metric, or its standard error, of every trial and arm with one."""
     df = experiment.lookup_data().df
     if not len(df):
         return {}
     df = df[df["metric_name"] == metric]
     if "step" in df.columns:
         df = df.sort_values("step", kind="stable", na_position="first")
-    rows = zip(df["trial_index"], df["arm_name"], df["mean"], strict=True)
-    return {(int(index), str(arm)): float(mean) for index, arm, mean in rows}
+    rows = zip(df["trial_index"], df["arm_name"], df[column], strict=True)
+    return {(int(index), str(arm)): float(number) for index, arm, number in rows}
 
 
 def _status(status: TrialStatus, values: Mapping[str, float]) -> Status:
@@ -557,9 +567,9 @@ class AxSite:
     def read(self) -> None:
         """Tell the site what has become of its trials, and attach the experiment's others."""
         fates = self._fates()
-        for number, (fate, values) in fates.items():
-            if fate == "done":
-                self.site.tell(number, self.map.outcome(values))
+        for number, (fate, done) in fates.items():
+            if done is not None:
+                self.site.tell(number, self.map.outcome(done.values), self.map.error(done.sems))
             elif fate == "dropped":
                 self.site.fail(number, "its trial failed, or was abandoned or stopped")
         for arm in self._all_arms():
@@ -579,29 +589,30 @@ class AxSite:
         (point,) = self.map.to_ax(self.site.point(trial))
         return point
 
-    def _fates(self) -> dict[int, tuple[Status, Mapping[str, float]]]:
-        """What has become of the open trials, and the values of those that are done."""
+    def _fates(self) -> dict[int, tuple[Status, _Arm | None]]:
+        """What has become of the open trials, and the arms of those that are done."""
         arms: dict[int, list[_Arm]] = {}
         for arm in self._all_arms():
             if arm.tag is not None and arm.tag[0] == self.key:
                 arms.setdefault(arm.tag[1], []).append(arm)
         return {trial.id: self._fate(arms.get(trial.id, [])) for trial in self.site.pending()}
 
-    def _fate(self, arms: Sequence[_Arm]) -> tuple[Status, Mapping[str, float]]:
-        for wanted in ("done", "open"):
-            for arm in arms:
-                if arm.status == wanted:
-                    return arm.status, arm.values
+    def _fate(self, arms: Sequence[_Arm]) -> tuple[Status, _Arm | None]:
+        for arm in arms:
+            if arm.status == "done":
+                return arm.status, arm
+        if any(arm.status == "open" for arm in arms):
+            return "open", None
         failed = sum(arm.status == "failed" for arm in arms)
         over = failed >= self._attempts or any(arm.status == "dropped" for arm in arms)
-        return "dropped" if over else "wanted", {}
+        return "dropped" if over else "wanted", None
 
     def _attach(self, arm: _Arm) -> None:
         if arm.key in self._left_out:
             return
         try:
             X, outcome = self.map.from_ax(dict(arm.parameters)), self.map.outcome(arm.values)
-            self.site.attach(X, outcome, label=arm.key)
+            self.site.attach(X, outcome, self.map.error(arm.sems), label=arm.key)
         except InputDataError as error:
             self._left_out.add(arm.key)
             logger.warning("trial %s of site %r is left out: %s", arm.key, self.name, error)

@@ -555,6 +555,11 @@ class SearchSpace:
         pairs = zip(self.metrics, Y.unbind(dim=-1), strict=True)
         return torch.stack([one.to_public(column) for one, column in pairs], dim=-1)
 
+    def to_public_variance(self, sem: Tensor) -> Tensor:
+        """Variances on the shared scale of outcomes with these standard errors, `n x m`."""
+        scales = torch.tensor([one.scale for one in self.metrics], dtype=torch.float64)
+        return (sem.double() / scales).square()
+
     def by_name(self, values: Sequence[T]) -> dict[str, T]:
         """The values of one point by the names of their outcomes."""
         return {one.name: value for one, value in zip(self.metrics, values, strict=True)}

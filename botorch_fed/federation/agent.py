@@ -54,6 +54,7 @@ ROUNDING = 1e-9  # of a number of a shared basis that another machine has comput
 ACCOUNTING = 1e-3  # likewise of an epsilon: a calibrated noise is found to so much
 T = TypeVar("T")
 
+UNKNOWN = -1.0  # for a variance
 REDRAWS = 100  # of a point that is pending or has failed
 MAX_FEATURES = 4096  # of a shared basis, and of what it is made of: work grows with the cube
 
@@ -92,6 +93,7 @@ class AgentState:
         roster: The agents that the last setup named.
         X: Own points in the unit cube, `n x d`.
         Y: Own outcomes on the public scale, `n x m`.
+        Yvar: Their variances where the site knows them, -1 elsewhere, `n x m`.
         failed: Points that gave no value, `k x d`.
         order: The last order; None before the first.
         search: What the search remembers.
@@ -109,6 +111,7 @@ class AgentState:
     roster: tuple[AgentId, ...]
     X: Tensor = field(repr=False)
     Y: Tensor = field(repr=False)
+    Yvar: Tensor = field(repr=False)
     failed: Tensor = field(repr=False)
     order: Any
     search: Any = field(repr=False)
@@ -239,7 +242,10 @@ class FederatedAgent:
         X, Y = public_data(self.space, self.data)
         party = Party(self.terms, self.name, self.resources)
         memory = self.terms.aggregation.begin(party)
-        state = self.state_type(0, 0, 0, 0, 0, Asked(), (), "", (), X, Y, X[:0], None, None, memory)
+        none = torch.full_like(Y, UNKNOWN)
+        state = self.state_type(
+            0, 0, 0, 0, 0, Asked(), (), "", (), X, Y, none, X[:0], None, None, memory
+        )
         state = replace(state, search=self.terms.search.start(self._local_view(state)))
         return self._grown(state)
 
@@ -338,23 +344,35 @@ class FederatedAgent:
             chosen = torch.cat([chosen, point])
         return chosen
 
-    def tell(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
+    def tell(
+        self, state: AgentState, X: Tensor, Y: Tensor, sem: Tensor | None = None
+    ) -> AgentState:
         """The state after `q x d` points gave values; needs no broadcast, so it may come late.
 
         A point whose value is NaN has failed: it is used, and never asked again.
+
+        Args:
+            state: The state.
+            X: The points.
+            Y: Their outcomes as the site measures them, `q x m`.
+            sem: Their standard errors, `q x m`, NaN where the site knows none.
         """
         good, outcomes, bad = answered(X.double(), Y)
+        known = None if sem is None else sem[~Y.isnan().any(dim=-1)]
         state = replace(state, failed=torch.cat([state.failed, bad]))
-        state = self._answered(self._with_data(state, good, outcomes), len(X))
+        state = self._answered(self._with_data(state, good, outcomes, known), len(X))
         return self._grown(state) if len(good) else state
 
-    def attach(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
+    def attach(
+        self, state: AgentState, X: Tensor, Y: Tensor, sem: Tensor | None = None
+    ) -> AgentState:
         """The state with results that exist already: data, and no evaluations.
 
         Args:
             state: The state.
             X: Points in the unit cube, `n x d`.
             Y: Outcomes as the site measures them, `n x m`.
+            sem: As in `tell`.
         """
         why = self.terms.aggregation.fixed_data
         if why:
@@ -366,7 +384,7 @@ class FederatedAgent:
                 "results that exist already cannot be attached."
             )
         warn_infeasible(self.space, X, f"a result attached at {self.name!r}")
-        return self._grown(self._with_data(state, X, Y))
+        return self._grown(self._with_data(state, X, Y, sem))
 
     def reply(self, state: AgentState) -> tuple[AgentState, Any]:
         """What leaves the site: a function of all its data, as the aggregation makes it."""
@@ -442,9 +460,17 @@ class FederatedAgent:
 
     # -------------------------------------------------------------- states
 
-    def _with_data(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
+    def _with_data(self, state: AgentState, X: Tensor, Y: Tensor, sem: Tensor | None) -> AgentState:
         outcomes = self.space.to_public(Y)
-        return replace(state, X=torch.cat([state.X, X.double()]), Y=torch.cat([state.Y, outcomes]))
+        known = torch.full_like(outcomes, UNKNOWN)
+        if sem is not None:
+            known = self.space.to_public_variance(sem).nan_to_num(nan=UNKNOWN)
+        return replace(
+            state,
+            X=torch.cat([state.X, X.double()]),
+            Y=torch.cat([state.Y, outcomes]),
+            Yvar=torch.cat([state.Yvar, known]),
+        )
 
     def _answered(self, state: AgentState, count: int) -> AgentState:
         """The state after so many evaluations were told or have failed."""
@@ -463,7 +489,9 @@ class FederatedAgent:
         """Without data, for a search whose message is about the evaluation just made."""
         if not self.terms.search.needs_outcome:
             return state
-        return replace(state, X=state.X[:0], Y=state.Y[:0], failed=state.failed[:0])
+        return replace(
+            state, X=state.X[:0], Y=state.Y[:0], Yvar=state.Yvar[:0], failed=state.failed[:0]
+        )
 
     def _grown(self, state: AgentState) -> AgentState:
         return replace(state, search=self.terms.search.told(self._local_view(state)))
@@ -495,6 +523,7 @@ class FederatedAgent:
             memory=state.search,
             candidates=self._left(torch.cat([state.failed, pending])),
             began_with=0 if self.data is None else len(self.data[0]),
+            Yvar=None if bool((state.Yvar < 0).any()) else state.Yvar,
         )
 
     # -------------------------------------------------------------- what the hub says

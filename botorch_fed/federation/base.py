@@ -99,11 +99,14 @@ class Agent(Protocol[A]):
     def left(self, state: A, pending: int) -> int:
         """A lower bound on the points that `ask` can give now, while `pending` are pending."""
 
-    def tell(self, state: A, X: Tensor, Y: Tensor) -> A:
-        """The state after `q x d` points have `q x 1` values; NaN where an evaluation failed."""
+    def tell(self, state: A, X: Tensor, Y: Tensor, sem: Tensor | None = None) -> A:
+        """The state after `q x d` points have `q x m` values; NaN where an evaluation failed.
 
-    def attach(self, state: A, X: Tensor, Y: Tensor) -> A:
-        """The state with results `n x d`, `n x 1` that were not asked for."""
+        `sem` are standard errors, `q x m`, NaN where there is none; None if there are none at all.
+        """
+
+    def attach(self, state: A, X: Tensor, Y: Tensor, sem: Tensor | None = None) -> A:
+        """The state with results `n x d`, `n x m` that were not asked for."""
 
     def reply(self, state: A) -> tuple[A, Any]:
         """The reply to the last request, and the state after it."""

@@ -373,8 +373,9 @@ class Site:
         Args:
             id: The trial's number.
             value: The outcome as measured, or a mapping from the names of all outcomes to them.
-            sem: The standard error of the value, in the same form. It is kept with the trial; the
-                models learn the noise from the outcomes.
+            sem: The standard error of the value, in the same form. Where every result of the site
+                has one, the default searches take these for the noise; otherwise, and by other
+                searches, the noise is learnt from the outcomes.
         """
         id, row, error = _whole(id, "id"), self._outcomes(value, "value"), self._errors(sem)
         with self._lock, one_thread() as self._threads:
@@ -426,7 +427,7 @@ class Site:
             if known is not None:
                 return self._trial(known)
             event = Attached(self._count, X, row, error, label)
-            state = self.agent.attach(self._state, X.clone(), event.Y.clone())
+            state = self._with_attached(event)
             self._append(event)
             self._attached(event)
             self._state = state
@@ -795,7 +796,7 @@ class Site:
             case Attached():
                 self._attached(event)
                 if tells:
-                    self._state = self.agent.attach(self._state, event.X.clone(), event.Y.clone())
+                    self._state = self._with_attached(event)
 
     def _asked(self, event: Asked) -> None:
         self._queries += 1
@@ -808,8 +809,8 @@ class Site:
             batch = self._batch_of(number)
             X, none = batch.points([number]), batch.Y[:0]
             if isinstance(event, Observed):
-                batch.answer(number, event.Y[row])
                 sem = None if event.sem is None else event.sem[row : row + 1]
+                batch.answer(number, event.Y[row], sem)
                 Y = event.Y[row : row + 1]
                 found = Observation(number, batch.number, batch.serial, X, Y, sem)
             else:
@@ -821,7 +822,21 @@ class Site:
             if batch.answered:
                 self._batches.remove(batch)
                 if tells:
-                    self._state = self.agent.tell(self._state, batch.X.clone(), batch.Y.clone())
+                    self._state = self._with_told(batch)
+
+    def _with_told(self, batch: Batch) -> Any:
+        """The agent's state with the answers of a batch."""
+        given = (batch.X.clone(), batch.Y.clone())
+        if batch.sem is None:
+            return self.agent.tell(self._state, *given)
+        return self.agent.tell(self._state, *given, batch.sem.clone())
+
+    def _with_attached(self, event: Attached) -> Any:
+        """The agent's state with results that were not asked for."""
+        given = (event.X.clone(), event.Y.clone())
+        if event.sem is None:
+            return self.agent.attach(self._state, *given)
+        return self.agent.attach(self._state, *given, event.sem.clone())
 
     def _batch_of(self, trial: int) -> Batch:
         for batch in self._batches:

@@ -194,6 +194,7 @@ class View:
         candidates: All points that can be evaluated and are not in `avoid`, `K x d`; None for the
             whole space.
         began_with: The number of observations of the site before its first request.
+        Yvar: The variances of `Y`, if the site knows all of them.
     """
 
     terms: Terms
@@ -210,6 +211,7 @@ class View:
     memory: Any = field(default=None, repr=False)
     candidates: Tensor | None = field(default=None, repr=False)
     began_with: int = 0
+    Yvar: Tensor | None = field(default=None, repr=False)
 
     @property
     def avoid(self) -> Tensor:

@@ -44,8 +44,7 @@ class Trial:
         status: ``"open"`` until it is answered; ``"completed"``; ``"failed"``; or ``"attached"``
             for a result that was not asked for.
         value: The objective as measured; None where there are several, see `values`.
-        sem: The standard error of the value, if given. It is stored only; the models learn the
-            noise from the outcomes.
+        sem: The standard error of the value, if given.
         reason: The reason of a failure.
         round: The last round of the hub before the point was chosen; 0 before the first.
         label: The user's name of an attached result.
@@ -215,6 +214,7 @@ class Batch:
         self.number = number
         self.first, self.serial, self.X = asked.first, asked.serial, asked.X
         self.Y = torch.full((len(asked.X), num_outcomes), math.nan, dtype=torch.float64)
+        self._sem = self.Y.clone()
         self.together = True
         self._open = set(range(asked.first, asked.first + len(asked.X)))
 
@@ -232,10 +232,17 @@ class Batch:
         """The points of some of its trials."""
         return self.X[[trial - self.first for trial in trials]]
 
-    def answer(self, trial: int, values: Tensor | None) -> None:
-        """Record values `m`, None if the trial has failed."""
+    @property
+    def sem(self) -> Tensor | None:
+        """Standard errors of the answers, `q x m`, NaN where there is none; None without any."""
+        return None if bool(self._sem.isnan().all()) else self._sem
+
+    def answer(self, trial: int, values: Tensor | None, sem: Tensor | None = None) -> None:
+        """Record values `m` and their standard errors, None if the trial has failed."""
         self._open.remove(trial)
         self.Y[trial - self.first] = math.nan if values is None else values
+        if sem is not None:
+            self._sem[trial - self.first] = sem
 
 
 def _check_rows(count: int, Y: Tensor) -> None:

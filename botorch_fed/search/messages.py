@@ -304,7 +304,7 @@ class TransferRows(RowSearch):
             return super().message(view)
         terms = view.terms
         return self.strategy.report(
-            terms.space, terms.feature_map, view.X, view.Y, self._advice(view)
+            terms.space, terms.feature_map, view.X, view.Y, self._advice(view), Yvar=view.Yvar
         )
 
     def point(self, view: View) -> Tensor:
@@ -318,6 +318,7 @@ class TransferRows(RowSearch):
             failed=view.failed,
             candidates=view.candidates,
             stream=view.stream("point", view.query, view.slot),
+            Yvar=view.Yvar,
         )
 
     def _advice(self, view: View) -> Heard:

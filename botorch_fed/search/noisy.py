@@ -347,7 +347,7 @@ class NoisyTransfer(VectorSearch):
     def message(self, view: View) -> Tensor | None:
         """The means of the own models, centred and scaled; None with too few observations."""
         terms, phi = view.terms, view.terms.feature_map
-        own = self.strategy.message(terms.space, phi, view.X, view.Y)
+        own = self.strategy.message(terms.space, phi, view.X, view.Y, Yvar=view.Yvar)
         if own is None:
             return None
         count = len(terms.space.modelled)
@@ -388,6 +388,7 @@ class NoisyTransfer(VectorSearch):
             candidates=view.candidates,
             failed=view.failed,
             stream=view.stream("point", view.n - view.first + 1),
+            Yvar=view.Yvar,
         )
 
     def _advice(self, view: View) -> Heard:

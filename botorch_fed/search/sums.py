@@ -150,6 +150,7 @@ class TransferSum(SummedSearch):
             view.X,
             view.Y,
             self._advice(view),
+            view.Yvar,
         )
 
     def point(self, view: View) -> Tensor:
@@ -169,6 +170,7 @@ class TransferSum(SummedSearch):
             failed=view.failed,
             candidates=view.candidates,
             stream=view.stream("query", view.n - view.first),
+            Yvar=view.Yvar,
         )
 
     def listens(self, view: View) -> bool:
@@ -202,6 +204,7 @@ def contribution(
     X: Tensor,
     Y: Tensor,
     advice: Heard,
+    Yvar: Tensor | None = None,
 ) -> Tensor:
     """What an agent adds to a sum.
 
@@ -212,13 +215,15 @@ def contribution(
         X: Own points, `n x d`.
         Y: Own outcomes, `n x m`, larger is better.
         advice: What the last sum says.
+        Yvar: The known variances of the outcomes, `n x m`, if all are known.
 
     Returns:
         `report_size(feature_map)` numbers for each modelled outcome, and one; zeros if the agent
         has too few observations to say anything.
     """
     count = len(space.modelled)
-    packed = pack_report(feature_map, strategy.report(space, feature_map, X, Y, advice), count)
+    report = strategy.report(space, feature_map, X, Y, advice, Yvar=Yvar)
+    packed = pack_report(feature_map, report, count)
     for block in packed[:-1].view(count, -1)[:, : feature_map.num_features]:
         loudest = float(block.abs().max())
         if loudest > BOUND:
@@ -234,7 +239,7 @@ def advice(
     Args:
         feature_map: The shared basis.
         total: The sum.
-        own: What oneself has put into it; None if nothing.
+        own: What the site has put into it; None if nothing.
         num_agents: How many agents there are.
     """
     others = unpack_sum(total, own)

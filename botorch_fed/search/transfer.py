@@ -162,7 +162,13 @@ class TransferSearch:
     # -------------------------------------------------------------- what it says
 
     def message(
-        self, space: SearchSpace, feature_map: FeatureMap, X: Tensor, Y: Tensor
+        self,
+        space: SearchSpace,
+        feature_map: FeatureMap,
+        X: Tensor,
+        Y: Tensor,
+        *,
+        Yvar: Tensor | None = None,
     ) -> Tensor | None:
         """The own posterior means on the own standardised scales; None without any.
 
@@ -171,11 +177,12 @@ class TransferSearch:
             feature_map: The shared basis.
             X: Own points, `n x d`.
             Y: Own outcomes, `n x m`, larger is better.
+            Yvar: Their known variances; None if the models are to find one for each outcome.
 
         Returns:
             `M` weights for each modelled outcome, one after the other.
         """
-        alone = self._models(space, X, Y, None) if len(X) >= MIN_OWN else None
+        alone = self._models(space, X, Y, None, Yvar) if len(X) >= MIN_OWN else None
         return None if alone is None else torch.cat([_own_mean(one, feature_map) for one in alone])
 
     def report(
@@ -185,6 +192,8 @@ class TransferSearch:
         X: Tensor,
         Y: Tensor,
         advice: Heard,
+        *,
+        Yvar: Tensor | None = None,
     ) -> Tensor | None:
         """The message, and the weights of the trusts after own outcomes: `M + K` numbers.
 
@@ -197,11 +206,12 @@ class TransferSearch:
             X: Own points, `n x d`.
             Y: Own outcomes, `n x m`, larger is better.
             advice: What others have said before.
+            Yvar: As in `message`.
         """
         if len(X) < MIN_OWN:
             return None
         compares = self.listen and self.trusts == TRUSTS
-        posteriors = self._models(space, X, Y, advice if compares else None)
+        posteriors = self._models(space, X, Y, advice if compares else None, Yvar)
         if posteriors is None:
             return None
         parts = []
@@ -213,14 +223,16 @@ class TransferSearch:
         return torch.cat(parts)
 
     def _models(
-        self, space: SearchSpace, X: Tensor, Y: Tensor, advice: Heard
+        self, space: SearchSpace, X: Tensor, Y: Tensor, advice: Heard, Yvar: Tensor | None
     ) -> tuple[EarnedPosterior, ...] | None:
         """The own models of each modelled outcome; None if one is beyond all scales."""
         modelled = space.modelled
         posteriors = []
         for column, one in zip(modelled, of_each(advice, len(modelled)), strict=True):
             y = Y[:, column : column + 1]
-            posterior = self._fitted(space, X, y, *(one if one is not None else (None, None)))
+            noise = None if Yvar is None else Yvar[:, column : column + 1]
+            heard = one if one is not None else (None, None)
+            posterior = self._fitted(space, X, y, *heard, Yvar=noise)
             if posterior is None:
                 return None
             posteriors.append(posterior)
@@ -233,6 +245,8 @@ class TransferSearch:
         Y: Tensor,
         prior: PriorFunction | None,
         others: Tensor | None,
+        *,
+        Yvar: Tensor | None = None,
     ) -> EarnedPosterior | None:
         """The own models; None for outcomes beyond all scales."""
         reported = None if others is None or self.trusts != TRUSTS else others.numpy()
@@ -245,6 +259,7 @@ class TransferSearch:
                 trusts=self.trusts,
                 trust_prior=pooled,
                 log_warp=self.log_warp(space),
+                Yvar=Yvar,
             )
         except NumericalError as error:  # a site must not be stuck, nor others wait for it
             logger.warning("no model of %d observations: %s", len(X), error)
@@ -263,6 +278,7 @@ class TransferSearch:
         candidates: Tensor | None,
         stream: Generator,
         failed: Tensor | None = None,
+        Yvar: Tensor | None = None,
     ) -> Tensor:
         """The next point, `1 x d`.
 
@@ -276,6 +292,7 @@ class TransferSearch:
             stream: The site's own random numbers.
             failed: Points whose evaluation failed, `m x d`: none is asked again while another is
                 left, and from two on the probability of success is modelled.
+            Yvar: As in `message`.
         """
         said = of_each(advice if self.listen else None, len(space.modelled))
         tried = torch.cat([X, chosen])
@@ -288,7 +305,7 @@ class TransferSearch:
         if feasibility is not None and not len(X) and len(failed) % 2 == 0:
             # In turns with random points: what succeeds may be the middle, which is far from none.
             return maximize_feasibility(feasibility, domain, stream)
-        posteriors = self._models(space, X, Y, said) if len(X) else None
+        posteriors = self._models(space, X, Y, said, Yvar) if len(X) else None
         if posteriors is None:
             point = random_point(space, domain.candidates, stream, failed)
             return point if candidates is not None else space.snap(point)
