@@ -3,7 +3,7 @@ r"""Several outcomes: a bound on a model's size, and loss and size as two object
     python -m benchmarks.outcomes [--seeds 0 10] [--tasks TASK …]  run what is missing
     python -m benchmarks.outcomes --summary [--json]               from stored results
     python -m benchmarks.outcomes --build                          tables of sizes, from the data
-    python -m benchmarks.outcomes --smoke                          one task, one seed, two queries
+    python -m benchmarks.outcomes --smoke                          one task, one seed, one query
 
 Tasks, tabulated: the scores of `benchmarks.transfer_tasks`, and the size of the trained model as a
 second, noise-free outcome:
@@ -372,7 +372,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         rows = json.loads(options.results.read_text())
     if options.smoke:
         first = next(iter(TASKS))
-        rows = {first: {arm: {"0": measured(first, arm, 0, 2)} for arm in ARMS}}
+        rows = {first: {arm: {"0": measured(first, arm, 0, 1)} for arm in ARMS}}
     elif not options.summary:
         for seed in range(*options.seeds):
             for name in options.tasks:

@@ -35,6 +35,7 @@ class AgentProblem(BaseTestProblem):
         noise_std: float | None = None,
         negate: bool = False,
     ) -> None:
+        federation.space.refuse_several("AgentProblem", "call evaluate of the federated problem.")
         self.dim = federation.dim
         self._bounds = [(0.0, 1.0)] * self.dim
         self.continuous_inds = list(range(self.dim))

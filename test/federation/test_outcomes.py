@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -15,6 +16,7 @@ from botorch.exceptions.errors import InputDataError
 from botorch.models.model_list_gp_regression import ModelListGP
 from torch import Tensor
 
+from botorch_fed import cli
 from botorch_fed.engines.inprocess import InProcess
 from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import MessageError, ProtocolError
@@ -508,3 +510,46 @@ def test_the_noise_is_that_of_one_outcome() -> None:
         dims = len(space.modelled) * server.terms.feature_map.num_features
         assert server.terms.search.size(server.terms) == dims
     assert len(set(promises)) == 1
+
+
+# ------------------------------------------------------------------ the command line
+
+
+class Door:
+    """The site's own process, without the socket before it."""
+
+    def __init__(self, site: Site) -> None:
+        self.site = site
+
+    def perform(self, verb: str, arguments: Any) -> dict[str, Any]:
+        return perform(self.site, verb, json.loads(json.dumps(arguments)))
+
+
+def test_the_command_line_takes_values_by_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    site = a_site(FRONT)
+    monkeypatch.setattr(cli, "_site", lambda arguments: Door(site))
+    numbers = ("--value", "error=0.5", "--value", "gain=-1e-1", "--value", "size=0.25")
+    assert cli.main(["site", "attach", "here", "x=0.5", "y=0.5", *numbers]) == 0
+    assert site.trials()[0].values == {"error": 0.5, "gain": -0.1, "size": 0.25}
+    assert "error = 0.5, gain = -0.1, size = 0.25" in capsys.readouterr().out
+    assert cli.main(["site", "status", "here"]) == 0
+    assert "No other trial beats these in all objectives: 0." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("numbers", "match"),
+    [
+        (("error=low",), "expected VALUE or NAME=VALUE, got 'error=low'"),
+        (("=3",), "expected VALUE or NAME=VALUE"),
+        (("error=1", "error=2"), "An outcome has two values"),
+        (("error=1", "2"), "Expected one VALUE, or NAME=VALUE for each"),
+        (("1", "2"), "Expected one VALUE, or NAME=VALUE for each"),
+    ],
+)
+def test_values_that_say_nothing_are_refused(
+    numbers: tuple[str, ...], match: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["site", "tell", "nowhere", "3", *numbers]) == 2
+    assert match in capsys.readouterr().err
