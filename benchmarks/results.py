@@ -87,8 +87,17 @@ def claims_of(paper: Paper) -> str:
             claim.made_by if claim.made_by == NONE else f"`{claim.made_by}`",
         ]
         for claim in paper.claims
+        if claim.verdict != "not run"
     ]
-    return table(heads, [[cell.replace("|", "\\|") for cell in row] for row in rows])
+    text = table(heads, [[cell.replace("|", "\\|") for cell in row] for row in rows])
+    left = []
+    for claim in paper.claims:
+        if claim.verdict == "not run":
+            why = [claim.here] * (claim.here != NONE) + [f"`{claim.made_by}`"] * (
+                claim.made_by != NONE
+            )
+            left.append(f"{claim.where}: {claim.says} ({', '.join(why)})")
+    return text + ("\n**Not run**: " + "; ".join(left) + ".\n" if left else "")
 
 
 # ------------------------------------------------------------------ our own bar
@@ -104,6 +113,12 @@ BAR = (
     ("high", "fedgp", "10 dimensions: `FedGP()`, with one step for common functions", (20, 50)),
     ("private", "dp_fts_de", "30 to 40 sites, ε = 2, δ = 1e-5: `DPFTSDE`", (5, 10)),
 )
+VERDICT_OF = {  # whether the intervals are below zero, early and late
+    (True, True): "**ahead**",
+    (True, False): "**ahead** early",
+    (False, True): "**ahead** late",
+    (False, False): "level",
+}
 FREE = {"sobol": "Sobol", "random": "random", "default_first": "default first"}
 
 
@@ -113,29 +128,32 @@ def bar() -> str:
     for name, method, label, queries in BAR:
         found = source(f"transfer/{name}")
         mine = found[method]
-        cells = [label]
+        cells, ahead = [label], list[bool]()
         for query in map(str, queries):
             known = mine["vs_solo"][query]
             effect = Effect(known["difference"], known["low"], known["high"], None, None, 0, 0, 0)
             level = mine["regret_at"][query]
             alone = level - known["difference"]
             cells.append(f"@{query}: {number(level)} for {number(alone)}: {gap(effect)}")
+            ahead.append(effect.high is not None and effect.high < 0)
         controls = {
             title: found[control]["regret_at"][str(queries[0])]
             for control, title in FREE.items()
             if control in found and len(found[control]["tasks"]) == len(mine["tasks"])
         }
         least = min(controls, key=lambda title: controls[title], default="")
-        worse = mine["worse_on"]
+        worse, seeds = mine["worse_on"], mine["seeds"]
+        behind = bool(least) and controls[least] < mine["regret_at"][str(queries[0])]
+        cells.insert(1, VERDICT_OF[tuple(ahead)] + (", early behind free" if behind else ""))
         cells += [
             f"{least} {number(controls[least])}" if least else NONE,
             evaluations(mine.get("evaluations_to_solo_20")),
             ", ".join(worse) if worse else "none",
-            f"{len(mine['tasks'])} tasks, {mine['seeds']} seeds",
+            f"{len(mine['tasks'])} tasks, {seeds} seed{'s' * (seeds > 1)}",
             f"`transfer {name}`",
         ]
         rows.append(cells)
-    heads = ["", "early: regret, ours for alone", "late", "free, early", "alone's 20 after"]
+    heads = ["", "verdict", "early: ours for alone", "late", "free, early", "alone's 20 after"]
     return table([*heads, "tasks worse", "runs", "by"], rows)
 
 

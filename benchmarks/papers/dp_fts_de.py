@@ -670,6 +670,11 @@ def without_scale(space: SearchSpace) -> SearchSpace:
     return SearchSpace(space.parameters, Outcome())
 
 
+def at_the_papers_delta(study: DPFTSDE, num_agents: int) -> DPFTSDE:
+    r"""The same study at :math:`\delta = N^{-1.1}`, where the package's default is 0.01 at most."""
+    return replace(study, delta=num_agents**-1.1) if study.delta is None else study
+
+
 def seen_raw(problem: Table) -> Table:
     """The same problem, outcomes as they are measured."""
     raw = copy(problem)
@@ -725,7 +730,7 @@ def table_run(entry: str, row: str, starts: int, seed: int, *, rounds: int | Non
     follow = ours(task, problem.space, None, seed).strategy.follow
     if method.raw:
         problem = seen_raw(problem)
-    study = method.study(task, problem.space, seed)
+    study = at_the_papers_delta(method.study(task, problem.space, seed), len(problem.values))
     if isinstance(study.strategy, TransferSearch):
         return run_default(study, problem, starts, seed)
     partition = Partition.regular(study.num_regions, problem.space.dim)
@@ -848,7 +853,7 @@ def continuous_run(
     design = None
     if method.design is not None:
         design = design_points(method.design, problem.space, 0)[: task.rounds]
-    study = method.study(task, shown.space, seed)
+    study = at_the_papers_delta(method.study(task, shown.space, seed), len(problem))
     study = watched(
         replace(
             study,

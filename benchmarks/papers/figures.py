@@ -847,15 +847,17 @@ SPENT_BETTER: dict[str, dict[str, Style]] = {
 
 
 def dp_synthetic() -> None:
-    """The paper's figures, a panel each; then the same epsilon spent better."""
-    source = Source.of("synthetic", 10)
-    if not source.results.lines:
-        return
+    """The paper's figures, a panel each, raw and on our scale; the same epsilon spent better."""
     of = "the mean over 200 agents, a new function for every seed"
     first = next(iter(SYNTHETIC_PANELS))
     panels = [(title, "regret", styles) for title, styles in SYNTHETIC_PANELS.items()]
     panels.append((f"{first}, cumulative", "cumulative", SYNTHETIC_PANELS[first]))
-    _panels(source, panels, "synthetic", of.replace("200 agents", "200 agents (Fig. 7: 50)"))
+    for name, scale in (("synthetic-raw", "as they are"), ("synthetic", "on our scale")):
+        source = Source.of(name, 10)
+        if not source.results.lines:
+            return
+        seen = of.replace("200 agents", f"200 agents (Fig. 7: 50), outcomes {scale}")
+        _panels(source, panels, name, seen)
     panels = [(t, w, s) for w in ("regret", "cumulative") for t, s in SPENT_BETTER.items()]
     if noisy := source.lines("dp-fts-de-2"):
         of += f"; all messages at {EPS} = {noisy[0]['epsilon']:.2g}"
@@ -915,7 +917,7 @@ def all_of_dp_fts_de() -> None:
 
 FED_GP = {
     "ours": Style("ours", VERMILION),
-    "faithful": Style("FBO-FedGP, as published", ORANGE),
+    "faithful": Style("FBO-FedGP, our settings", ORANGE),
     "global": Style("shared model alone", PURPLE, "--"),
     "local": Style("own model alone", BLACK),
     "fts": Style("FTS", BLUE),
