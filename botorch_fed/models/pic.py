@@ -19,10 +19,11 @@ So one prediction costs :math:`O(n(n + M) + M^2)`, nothing else is received than
 own step needs no other message. For maps without residual PIC *is* PITC; without received summaries
 it is the exact Gaussian process of the agent's data.
 
-.. [Snelson2007] E. Snelson, Z. Ghahramani. Local and global sparse Gaussian process approximations.
-   AISTATS 2007.
-.. [Chen2013] J. Chen et al. Parallel Gaussian process regression with low-rank covariance matrix
-   approximations. UAI 2013.
+References:
+    * [Snelson2007]_ E. Snelson, Z. Ghahramani. Local and global sparse Gaussian process
+      approximations. AISTATS 2007.
+    * [Chen2013]_ J. Chen et al. Parallel Gaussian process regression with low-rank covariance
+      matrix approximations. UAI 2013.
 """
 
 from __future__ import annotations

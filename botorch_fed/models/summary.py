@@ -10,15 +10,18 @@ where the noise block is :math:`R_i = \sigma^2 I` (Fourier features) or
 :math:`R_i = K_{ii} - Q_{ii} + \sigma^2 I` (PITC on inducing points). Totals give
 :math:`w \mid D \sim N(B^{-1} b, B^{-1})` with :math:`B = I + \sum_i G_i`, :math:`b = \sum_i b_i`.
 
+::
+
     paper                                     here
     Sigma_t, nu_t of FTS (eqs. 2-3)           noise_var * B, weight posterior mean
     local summary of dPITC (eqs. 6-7)         gram, moment, whitened by the support's Cholesky
     global summary of dPITC (eqs. 8-9)        their sum, B = I + gram
 
-.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
-   sampling. NeurIPS 2020.
-.. [Chen2013] J. Chen et al. Parallel Gaussian process regression with low-rank covariance matrix
-   approximations. UAI 2013.
+References:
+    * [Dai2020FTS]_ Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
+      sampling. NeurIPS 2020.
+    * [Chen2013]_ J. Chen et al. Parallel Gaussian process regression with low-rank covariance
+      matrix approximations. UAI 2013.
 """
 
 from __future__ import annotations

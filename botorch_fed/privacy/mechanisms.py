@@ -43,10 +43,12 @@ other: this is the Poisson-subsampled Gaussian mechanism that accountants know. 
 `values` are post-processing. Later contributions may depend on earlier releases: the composition
 is adaptive, and its events are fixed by public settings.
 
-.. [Casacuberta2022] S. Casacuberta, M. Shoemate, S. Vadhan, C. Wagaman. Widespread underestimation
-   of sensitivity in differentially private libraries and how to fix it. CCS 2022.
-.. [Dai2021DPFTS] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
-   optimization with distributed exploration. NeurIPS 2021.
+References:
+    * [Casacuberta2022]_ S. Casacuberta, M. Shoemate, S. Vadhan, C. Wagaman. Widespread
+      underestimation of sensitivity in differentially private libraries and how to fix it. CCS
+      2022.
+    * [Dai2021DPFTS]_ Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+      optimization with distributed exploration. NeurIPS 2021.
 """
 
 from __future__ import annotations

@@ -16,10 +16,11 @@ eigenvalues have a closed form. So no nearly singular matrix is factorised, the 
 on threads or on LAPACK, and finer grids show the same function (up to the scaling to [0, 1], which
 uses the grid values only).
 
-.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
-   sampling. NeurIPS 2020.
-.. [Dai2021DPFTSDE] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
-   optimization with distributed exploration. NeurIPS 2021.
+References:
+    * [Dai2020FTS]_ Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
+      sampling. NeurIPS 2020.
+    * [Dai2021DPFTSDE]_ Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+      optimization with distributed exploration. NeurIPS 2021.
 """
 
 from __future__ import annotations
