@@ -1,17 +1,15 @@
 r"""Acquisition: where to look next. Torch only; imports `models`, independent of protocols.
 
-::
-
-    schedules      p_t, the weight of the agent's own model, and the checks of the theory
-    regions        Partition of the cube, and the agents' weights in each region
-    thompson       ThompsonSampling on a drawn function, own or received
-    mixture        MixtureEI, MixturePI, MixtureUCB of models.LocalSharedMixture, in closed form
-    transfer       TransferAcquisition (TAF); its companion RGPE is models.RankingEnsemble
-    feasible       FeasibleAcquisition: any of them times the probability of success
-    optimize       maximize over the unit cube or a list of points
-    additive       AdditiveGrid: the bound of an additive model, coordinate by coordinate
-    confidence     private_ucb_width: how far a private bound must reach, by the theorem
-    constructors   input constructors for BoTorch and Ax, registered on import
+schedules      p_t, the weight of the agent's own model, and the checks of the theory
+regions        `Partition` of the cube, and the agents' weights in each region
+thompson       `ThompsonSampling` on a drawn function, own or received
+mixture        `MixtureEI`, `MixturePI`, `MixtureUCB` of `models.LocalSharedMixture`, in closed form
+transfer       `TransferAcquisition` (TAF); its companion RGPE is `models.RankingEnsemble`
+feasible       `FeasibleAcquisition`: any of them times the probability of success
+optimize       `maximize` over the unit cube or a list of points
+additive       `AdditiveGrid`: the bound of an additive model, coordinate by coordinate
+confidence     `private_ucb_width`: how far a private bound must reach, by the theorem
+constructors   input constructors for BoTorch and Ax, registered on import
 
 BoTorch's acquisition functions work on the package's models as well; `docs/conformance.rst` is the
 table of which, of what is refused and why, and of where a closed form sees a normal instead of a

@@ -21,9 +21,8 @@ and 1 works.
 shifted posterior. Thompson sampling, expected improvement and a floor have no regret bound here.
 Privacy does not depend on the acquisition function, which is post-processing of the release.
 
-References:
-    * [Dubey2021]_ A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
-      AISTATS 2021.
+.. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
+   AISTATS 2021.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 r"""Distributed exploration: regions of the domain, and the agents' weights in each region.
 
-In DP-FTS-DE [Dai2021DPFTS]_ the domain is divided into `P` regions of equal volume, every agent
+In DP-FTS-DE [Dai2021]_ the domain is divided into `P` regions of equal volume, every agent
 starts in one of them, and the server releases one weighted mean of the agents' messages per region.
 The weights of region `i` favour the agents that started in it,
 
@@ -23,7 +23,7 @@ Partitions, weights and schedules are public and independent of data. Partitions
 frozen dataclasses of numbers, so that `wire` can encode them.
 
 References:
-    * [Dai2021DPFTS]_ Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+    * [Dai2021]_ Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
       optimization with distributed exploration. NeurIPS 2021.
 """
 

@@ -10,7 +10,7 @@ r"""Privacy: tensors in, private tensors and a ledger out, independent of models
     distributed noisy sums without a trusted server: every agent adds its share of the noise
     records     the statistic of a record and its bounds, shared by the sums over records
     tree        the running sum of a stream, released after every step under one guarantee
-    increments  noise before anything is added: one client's step, or a block of rewards of an action
+    increments  noise before anything is added: one client's step, or a block of an action's rewards
     grid        the public grid on which contributions are added, exactly
     channels    how they are added: in the open, or encrypted under one key or under a joint one
     aggregation PrivateSum: a mechanism, a channel, and who adds the noise
