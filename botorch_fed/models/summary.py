@@ -586,7 +586,7 @@ def sample_weights_dual(
 def log_evidence(total: Summary, *, given: Summary | None = None) -> Tensor:
     r"""Log marginal likelihood of the data behind a total, from summaries alone.
 
-    .. math:: -\tfrac12 \bigl[ \textstyle\sum_i (\log|R_i| + r_i^\top r_i + n_i \log 2\pi)
+    .. math:: -\tfrac12 \bigl[ \sum_i (\log|R_i| + r_i^\top r_i + n_i \log 2\pi)
               + \log|B| - b^\top B^{-1} b \bigr].
 
     Args:
@@ -613,9 +613,9 @@ def profiled_evidence(total: Summary) -> tuple[Tensor, Tensor]:
     Weights :math:`w \sim N(0, s^2 I)` and noise blocks :math:`s^2 R_i`: the map and the blocks
     determine the shape of the model, the data its scale. With `n` observations in total
 
-    .. math:: \hat s^2 = \frac1n \Bigl( \textstyle\sum_i r_i^\top r_i - b^\top B^{-1} b \Bigr),
+    .. math:: \hat s^2 = \frac1n \Bigl( \sum_i r_i^\top r_i - b^\top B^{-1} b \Bigr),
               \qquad \log p = -\tfrac12 \bigl[ n \log(2 \pi \hat s^2) + n
-              + \textstyle\sum_i \log|R_i| + \log|B| \bigr],
+              + \sum_i \log|R_i| + \log|B| \bigr],
 
     which every agent computes from the total alone. Multiplying all observations by a factor
     multiplies :math:`\hat s` by it and does not change the order of models.

@@ -612,7 +612,7 @@ class WeightedGaussianSum(GaussianMechanism):
     r"""Several weighted sums of the same vectors, independently noised.
 
     .. math:: \omega^{(i)} = q^{-1} \sum_{n \in S} \varphi_n^{(i)} \hat\omega_n + N(0, s^2 I),
-              \qquad i = 1, …, P.
+              \qquad i = 1, \ldots, P.
 
     Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, the
     caller of `release` sees the contributions. Guarantee: that of the module's docstring, for all
