@@ -1,6 +1,7 @@
 """Sphinx's settings: `sphinx-build -W -b html docs docs/_build/html`.
 
-With ``-t quick`` tutorials and the reference are left out: seconds, without importing the package.
+``-t no_tutorials`` leaves the tutorials out; with ``-t no_reference`` as well the package is not
+imported, and a build takes seconds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ copyright = author
 version = release = re.findall(
     r'__version__ = "(.*)"', (ROOT / "botorch_fed" / "version.py").read_text()
 )[0]
-quick = "tags" in globals() and tags.has("quick")  # type: ignore[name-defined] # noqa: F821
+LEFT_OUT = [part for part in ("reference", "tutorials") if tags.has(f"no_{part}")]  # noqa: F821
 extensions = [
     "sphinx.ext.autodoc",
     "sphinx.ext.autosummary",
@@ -53,6 +54,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
+html_sidebars = {page: [] for page in ("index", "getting_started", "choose")}
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_copy_source = False
@@ -63,7 +65,7 @@ templates_path = ["_templates"]
 napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
-autosummary_generate = not quick
+autosummary_generate = "reference" not in LEFT_OUT
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_inherit_docstrings = False  # BoTorch's own are in BoTorch's documentation
@@ -76,12 +78,13 @@ copybutton_prompt_text = r">>> |\.\.\. |\$ "
 copybutton_prompt_is_regexp = True
 suppress_warnings = ["ref.citation"]  # a paper may be cited by a module without a page
 
-if quick:
-    exclude_patterns += ["reference", "tutorials"]
-    # What is left links and lists the pages that are left out.
-    suppress_warnings += ["toc.excluded", "ref.doc"]
-else:
+if LEFT_OUT:
+    exclude_patterns += LEFT_OUT
+    # Other pages link and list those that are left out.
+    suppress_warnings += ["toc.excluded", "toc.not_readable", "toc.not_included", "ref.doc"]
+if "reference" not in LEFT_OUT:
     shutil.rmtree(DOCS / "reference" / "generated", ignore_errors=True)  # names that are gone
+if "tutorials" not in LEFT_OUT:
     for notebook in (DOCS / "tutorials").glob("*.ipynb"):
         notebook.unlink()
     for notebook in (ROOT / "tutorials").glob("*.ipynb"):  # Sphinx reads below docs/ only
