@@ -4,12 +4,14 @@ r"""Audits of whole protocols: what an adversary sees of a run, in two worlds.
 and what is audited is the transcript that the adversary of the trust model sees; only what sites
 say is prescribed, so that the worlds are the worst there are.
 
+::
+
     subject      aggregation      the adversary is           it sees
-    NoisyRun     `NoisySum`       all other agents           every release
-    JointRun     `JointStream`    all other agents           every release
-    PublicRun    `PublicStream`   all other agents           every release
-    LocalRun     `LocalStream`    the server                 every increment
-    SummedRun    `SecureSum`      the server and one agent   every sum, less that agent's own part
+    NoisyRun     NoisySum         all other agents           every release
+    JointRun     JointStream      all other agents           every release
+    PublicRun    PublicStream     all other agents           every release
+    LocalRun     LocalStream      the server                 every increment
+    SummedRun    SecureSum        the server and one agent   every sum, less that agent's own part
 
 A run that is refused, or that has another number of releases than it promised, is a transcript of
 no numbers, and fails. `protocol_checks` looks at what one transcript cannot show: a step that a

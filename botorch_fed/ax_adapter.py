@@ -1,12 +1,12 @@
 r"""Ax experiments as sites of a federation, and our models inside Ax's modular BoTorch.
 
 *Door A*. A site whose black box is an Ax experiment takes part in any protocol. `AxSite` is a
-`Site` whose trials are answered by the experiment's:
+`Site` whose trials are answered by the experiment's::
 
     Ax asks for a trial      the site's node gives it an open trial of the site, or a new one
-    a trial is completed     the site is told its value, as the metric has it (`Outcome` has the
+    a trial is completed     the site is told its value, as the metric has it (Outcome has the
                              sign)
-    a trial has failed       the same point is a new trial, up to `attempts`; then the site's trial
+    a trial has failed       the same point is a new trial, up to attempts; then the site's trial
                              has failed, and its point is not asked again
     abandoned or stopped     the site's trial has failed
     everybody else's trials  attached as own data (attached by hand, Sobol's, of an earlier run)

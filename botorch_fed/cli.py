@@ -1,5 +1,7 @@
 r"""The command line: `botorch-fed`, or ``python -m botorch_fed.cli``.
 
+::
+
     demo         compare eight sites that tune a classifier together, alone, and as a newcomer
     run          run a study file: any objective, any protocol
     protocols    list the protocols of study files, or the settings of one

@@ -1,5 +1,7 @@
 r"""Linear constraints over named parameters, in the user's units.
 
+::
+
     "x + y <= 1"     "a - 2*b == 0.5"     "2 * (x + y) >= z / 3"
 
 Both sides are sums of parameters with numbers as factors; the relation is ``<=``, ``>=`` or ``==``.

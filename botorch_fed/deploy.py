@@ -1,5 +1,7 @@
 r"""Studies across machines: a hub, its sites, and the processes behind them.
 
+::
+
     hub     folder with certificates, Flower's database, the roster of sites, and the runs' records
     site    folder with the node's key, and for every study the site's log and secrets
 

@@ -1,5 +1,7 @@
 r"""The points of the unit cube that can be evaluated: values that exist, and constraints.
 
+::
+
     blocks          columns of an integer or a choice, of which only some values exist
     inequalities    A x <= b
     equalities      C x == d
@@ -10,8 +12,9 @@ r"""The points of the unit cube that can be evaluated: values that exist, and co
 it; and along the line to a point of the set where the check fails. `FeasibleSet.uniform` draws from
 the set: by rejection, and from thin polytopes by hit and run.
 
-.. [Lawson1974] C. L. Lawson, R. J. Hanson. Solving Least Squares Problems. Prentice-Hall 1974,
-   chapter 23 (least distance programming).
+References:
+    * [Lawson1974]_ C. L. Lawson, R. J. Hanson. Solving Least Squares Problems. Prentice-Hall 1974,
+      chapter 23 (least distance programming).
 """
 
 from __future__ import annotations

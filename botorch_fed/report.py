@@ -1,7 +1,9 @@
 """Figures and reports of results.
 
-plot_audit    the measurements of an audit and the claimed guarantee
-write_report  a run as one self-contained HTML file
+::
+
+    plot_audit    the measurements of an audit and the claimed guarantee
+    write_report  a run as one self-contained HTML file
 
 Only this module needs matplotlib.
 """

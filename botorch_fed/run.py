@@ -1,5 +1,7 @@
 r"""A whole run in one call, and its result.
 
+::
+
     result = run(FTS(budget=20), SklearnTuning(4), seed=0)
     result.best("agent3")                 # best value up to each query
     result.best_parameters("agent3")      # parameters of the best observed value

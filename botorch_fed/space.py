@@ -5,6 +5,8 @@ line, Ax, Flower) scales inputs and outcomes alike. A `SearchSpace` is that map:
 made of numbers and strings, hashed, and agreed upon before the first message. Nothing in it is
 learnt from data.
 
+::
+
     range, linear    (x - lower) / (upper - lower)
     range, log       (log x - log lower) / (log upper - log lower)
     integer          as a range, and rounded on the way back

@@ -1,11 +1,13 @@
 r"""Studies: constructors of terms, of a server and of agents.
 
-Federation   any search with any aggregation
-FTS          federated Thompson sampling; by default `TransferSearch` on relayed messages
-DPFTSDE      the same on noisy sums, differentially private: a trusted server adds the noise, or
-             each agent its share
-FedGP        FBO-FedGP; by default `TransferSearch` on a sum of messages under a joint key
-PrivateUCB   private bandits: `BanditSearch` on sums of records
+::
+
+    Federation   any search with any aggregation
+    FTS          federated Thompson sampling; by default TransferSearch on relayed messages
+    DPFTSDE      the same on noisy sums, differentially private: a trusted server adds the noise, or
+                 each agent its share
+    FedGP        FBO-FedGP; by default TransferSearch on a sum of messages under a joint key
+    PrivateUCB   private bandits: BanditSearch on sums of records
 """
 
 from __future__ import annotations
@@ -535,6 +537,8 @@ class DPFTSDE(Federation):
     By default agents average the releases and take them, as loud as they are reliable, as the prior
     of their own model (`search.noisy`). With ``strategy=Following()`` they follow releases greedily
     in their first queries and are alone afterwards, as published by regions (`search.released`).
+
+    ::
 
         trust           adds the noise         reads a message             pays
         "central"       the server             the server                  the hub's ledger
@@ -1133,14 +1137,14 @@ class FedGP(Federation):
 
     Agents without enough data evaluate their first points in round 0, before any sum; rounds 1 to
     `T` are one query each, and after each of them a sum of the agents' messages is opened. What
-    agents add, and what a sum says about the next point, is the search:
+    agents add, and what a sum says about the next point, is the search::
 
         search            numbers in a sum         what a sum tells its readers
         TransferSearch    M + 6, mostly 106        the sum of the agents' mean functions, and of the
-                                                   trusts they have earned (`search.sums`)
+                                                   trusts they have earned (search.sums)
         the same, 8-15    24,187 in ten            also that of RegionSearch, and of the logarithms
-        inputs            dimensions               of the outcomes' scales (`search.related`)
-        SupportSearch     k(k + 3)/2               the summary of all data on `k` support points
+        inputs            dimensions               of the outcomes' scales (search.related)
+        SupportSearch     k(k + 3)/2               the summary of all data on k support points
         RegionSearch      several such             the same in a region, and moments of outcomes
 
     `TransferSearch` is the default: a site's own model and expected improvement, with the sum
@@ -1204,8 +1208,9 @@ class FedGP(Federation):
     With ``"ckks"`` somebody whom all agents trust calls `provision` before, once: a machine that
     reaches all stores.
 
-    .. [FBOFedGP] Federated Bayesian optimization based on secure distributed Gaussian processes
-       (FBO-FedGP). Withdrawn submission to ICLR 2026.
+    References:
+        * [FBOFedGP]_ Federated Bayesian optimization based on secure distributed Gaussian processes
+          (FBO-FedGP). Withdrawn submission to ICLR 2026.
 
     Example:
         >>> result = run(FedGP(budget=8, channel="plain"), SyntheticGPAgents(3), seed=0)

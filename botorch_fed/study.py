@@ -1,5 +1,7 @@
 r"""Study files: a run of any objective, written in TOML.
 
+::
+
     objective = "tuning:score"      # score(agent: str, **parameters) -> float
     agents = ["north", "south", "west"]
     budget = 12                     # evaluations of each agent, the initial ones included
@@ -29,7 +31,7 @@ r"""Study files: a run of any objective, written in TOML.
     [protocol]
     name = "dp-fts-de"              # fts, dp-fts-de, fed-gp, private-ucb or federation; or
     num_initial = 4                 # module:Name of a study class. Any of its simple settings:
-                                    # `botorch-fed protocols dp-fts-de` lists them
+                                    # botorch-fed protocols dp-fts-de lists them
 
     [protocol.strategy]             # of fts and dp-fts-de: the published way to use messages, or
     schedule = { kind = "polynomial", c = 0.5 }
@@ -44,7 +46,7 @@ across machines: for every agent the key that `botorch-fed site identity` prints
 `[protocol.search]` (of fed-gp; its `kind` is "transfer", "support" or "region"), and `[ledger]`
 with `path`, `epsilon` and `delta`: a durable ledger from which several runs pay. A `schedule` is
 ``"inverse-square"`` or a table of kind ``"polynomial"`` with `c` or ``"constant"`` with `p`. What
-else is no plain number:
+else is no plain number::
 
     [protocol]
     candidates = 500                # the only points: so many public Sobol points, or the name
@@ -68,7 +70,7 @@ else is no plain number:
 Without `[privacy]` a mechanism needs its `noise_multiplier`.
 
 A search and an aggregation, of the package or of a module, are put together by name. Their simple
-settings stand beside `kind`; a setting that is a dataclass is a table in turn:
+settings stand beside `kind`; a setting that is a dataclass is a table in turn::
 
     [protocol]
     name = "federation"

@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import re
+import shutil
 import subprocess
 import sys
+from collections import Counter
+from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
@@ -18,7 +23,9 @@ from botorch_fed.version import __version__
 
 ROOT = Path(__file__).parent.parent
 DOCS = ROOT / "docs"
-PAGES = sorted(DOCS.glob("*.rst"))
+PAGES = sorted(
+    page for page in DOCS.rglob("*.rst") if not {"_templates", "generated"} & {*page.parts}
+)
 
 
 def _blocks(page: str, language: str) -> list[str]:
@@ -114,12 +121,13 @@ def _exists(name: str) -> bool:
     return False
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(DOCS)))
 def test_every_name_exists(page: Path) -> None:
     text = page.read_text()
     found = set(re.findall(r"\bbotorch_fed(?:\.[A-Za-z]\w*)+", text))
     if "currentmodule:: botorch_fed\n" in text:
-        found |= {f"botorch_fed.{name}" for name in re.findall(r"(?<![`:])`([\w.]+)`(?!`)", text)}
+        short = re.findall(r"(?<![`:])`(?!botorch_fed\.)([\w.]+)`(?!`)", text)
+        found |= {f"botorch_fed.{name}" for name in short}
     found -= {OBJECTIVES}  # a group of entry points, no module
     adapter = {name for name in found if name.startswith("botorch_fed.ax_adapter")}
     missing = sorted(name for name in found - adapter if not _exists(name))
@@ -149,12 +157,61 @@ def test_the_loops_of_the_migration_page_run() -> None:
     assert len(names["result"].best("north")) == 4
 
 
-def test_the_two_commands_are_the_readme_s() -> None:
+def test_the_commands_of_the_first_page_are_the_readme_s() -> None:
     readme = (ROOT / "README.md").read_text()
-    commands = _blocks("index.rst", "bash")
-    assert len(commands) == 2
-    for command in commands:
+    demo, _, tests = _blocks("getting_started.rst", "bash")
+    for command in (demo, tests):
         assert command.strip() in readme
+
+
+def test_the_first_study_runs_as_its_page_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    objective, python = _blocks("getting_started.rst", "python")
+    (study,) = _blocks("getting_started.rst", "toml")
+    _, commands, _ = _blocks("getting_started.rst", "bash")
+    assert study.count("budget = 10 ") == 1
+    (tmp_path / "study.toml").write_text(study.replace("budget = 10 ", "budget = 4 "))
+    (tmp_path / "tuning.py").write_text(objective)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "tuning", raising=False)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    for command in commands.strip().splitlines():
+        program, *arguments = command.split()
+        assert program == "botorch-fed"
+        assert main(arguments) == 0
+    assert "no guarantee" in capsys.readouterr().out
+    names: dict[str, Any] = {}
+    exec(python, names)
+    sys.modules.pop("tuning", None)
+    result = names["result"]
+    assert {len(result.best(site)) for site in ("north", "south", "west")} == {4}
+    assert set(result.best_parameters("north")) == {"temperature", "minutes", "catalyst"}
+    assert (tmp_path / "first" / "report.html").is_file()
+
+
+def _listed() -> set[str]:
+    """The names that have a page in the reference."""
+    names = set()
+    for page in (DOCS / "reference").glob("*.rst"):
+        module, listing = "", False
+        for line in page.read_text().splitlines():
+            if line.startswith(".. currentmodule:: "):
+                module = line.split()[-1] + "."
+            elif line.startswith(".. autosummary::"):
+                listing = True
+            elif line and not line.startswith(" "):
+                module, listing = "", False
+            elif re.fullmatch(r"   [\w.]+", line) and listing:
+                names.add(module + line.strip())
+    return names
+
+
+@pytest.mark.parametrize("module", ["models", "acquisition", "privacy", "test_functions"])
+def test_every_public_name_has_a_page(module: str) -> None:
+    public = importlib.import_module(f"botorch_fed.{module}").__all__
+    missing = {f"botorch_fed.{module}.{name}" for name in public} - _listed()
+    assert not sorted(missing), "add them to a page of docs/reference"
 
 
 def test_who_sees_what_is_what_the_studies_say() -> None:
@@ -179,12 +236,80 @@ def test_the_citation_is_of_this_version() -> None:
     assert text.count("\n  - type: ") == 4
 
 
-@pytest.mark.slow
-def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:
-    pytest.importorskip("sphinx", reason="needs Sphinx")
+def _built(folder: Path, *options: str) -> Path:
+    """The folder of the pages, built without a warning, from a copy: sources are generated."""
+    pytest.importorskip("pydata_sphinx_theme", reason="needs botorch_fed[docs]")
+    generated = shutil.ignore_patterns("_build", "generated", "*.ipynb")
+    shutil.copytree(DOCS, folder / "docs", ignore=generated)
+    for name in ("botorch_fed", "tutorials"):
+        (folder / name).symlink_to(ROOT / name)
     code = "import gc, runpy; gc.disable(); runpy.run_module('sphinx', run_name='__main__')"
-    command = [sys.executable, "-c", code, "-W", "-b", "html", "docs", str(tmp_path / "html")]
-    out = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    command = [sys.executable, "-c", code, "-W", *options, "docs", "pages"]
+    out = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
     assert out.returncode == 0, out.stderr
-    for page in PAGES:
-        assert (tmp_path / "html" / f"{page.stem}.html").is_file()
+    return folder / "pages"
+
+
+class _Page(HTMLParser):
+    """Where a page's links go, what they can arrive at, and what it loads."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.links: list[str] = []
+        self.anchors = {"", "top"}
+        self.loaded: list[str] = []
+        self.tags: Counter[str] = Counter()
+        self.feed(path.read_text())
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        values = dict(attrs)
+        self.tags[tag] += 1
+        self.anchors |= {value for key in ("id", "name") if (value := values.get(key))}
+        if tag == "a":
+            self.links.append(values.get("href") or "")
+        if tag in ("script", "link", "img", "iframe"):
+            self.loaded.append(values.get("src") or values.get("href") or "")
+
+
+def _check_pages(folder: Path) -> dict[str, _Page]:
+    """Links within the pages arrive, and nothing is loaded from elsewhere."""
+    pages = {path.resolve(): _Page(path) for path in folder.rglob("*.html")}
+    lost = []
+    for path, page in pages.items():
+        for link in page.links:
+            address = urlsplit(link)
+            if address.scheme or address.netloc:
+                continue
+            target = (path.parent / unquote(address.path)).resolve() if address.path else path
+            anchors = pages[target].anchors if target in pages else {""}
+            if not target.is_file() or unquote(address.fragment) not in anchors:
+                lost.append(f"{path.name}: {link}")
+        assert not [source for source in page.loaded if urlsplit(source).netloc], path
+    assert not lost
+    return {str(path.relative_to(folder.resolve())): page for path, page in pages.items()}
+
+
+def test_the_prose_builds_without_warnings(tmp_path: Path) -> None:
+    pages = _check_pages(_built(tmp_path, "-t", "no_reference", "-t", "no_tutorials"))
+    for page in DOCS.glob("*.rst"):
+        assert f"{page.stem}.html" in pages
+    assert pages["equations.html"].tags["math"] > 30
+
+
+@pytest.mark.slow
+def test_the_reference_builds_without_warnings(tmp_path: Path) -> None:
+    _built(tmp_path, "-b", "dummy", "-t", "no_tutorials")
+
+
+@pytest.mark.slow
+@pytest.mark.nightly
+def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:
+    folder = _built(tmp_path)
+    pages = _check_pages(folder)
+    for name in _listed():
+        assert f"reference/generated/{name}.html" in pages
+    for notebook in (ROOT / "tutorials").glob("*.ipynb"):
+        cells = json.loads(notebook.read_text())["cells"]
+        plots = sum("image/png" in str(cell.get("outputs")) for cell in cells)
+        assert pages[f"tutorials/{notebook.stem}.html"].tags["img"] >= plots
+    assert max(path.stat().st_size for path in folder.rglob("*.html")) < 500_000

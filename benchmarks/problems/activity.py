@@ -1,6 +1,6 @@
 r"""Human activity recognition: 30 wearers of a smartphone train a logistic regression.
 
-The task of [Dai2020FTS]_ and [Dai2021DPFTSDE]_ on the data of [Anguita2013]_: six activities from
+The task of [Dai2020FTS]_ and [Dai2021]_ on the data of [Anguita2013]_: six activities from
 561 features. Each subject's windows are split in half, stratified, and inputs are standardised on
 the training half. The papers minimise the validation error; here larger is better, so the objective
 is the validation accuracy, one minus that error. All 561 features are used, as in the papers.
@@ -32,7 +32,7 @@ problem (median 0.64, best values about 0.95, standard deviation 0.08 to 0.21).
    for human activity recognition using smartphones. ESANN 2013.
 .. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
    sampling. NeurIPS 2020.
-.. [Dai2021DPFTSDE] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+.. [Dai2021] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
    optimization with distributed exploration. NeurIPS 2021.
 """
 

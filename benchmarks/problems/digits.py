@@ -1,6 +1,6 @@
 r"""Handwritten digits: 50 writers each train a small convolutional network on their own digits.
 
-The task of [Dai2021DPFTSDE]_: learning rate, its decay and an L2 penalty, all in [1e-7, 0.02],
+The task of [Dai2021]_: learning rate, its decay and an L2 penalty, all in [1e-7, 0.02],
 tuned by validation accuracy; pixels are in [0, 1]. The paper uses the digits of federated EMNIST.
 The file read here stands in for them: MNIST's digits by 50 writers of the same series, split nine
 to one, so that a writer has 54 to 115 training and 6 to 14 validation digits.
@@ -39,7 +39,7 @@ decay and penalty; where corners are looked at too, about one writer in seven pr
 rate without decay or penalty. Writers' best values are 0.15 to 1.00; two writers' values correlate
 by 0.82.
 
-.. [Dai2021DPFTSDE] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+.. [Dai2021] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
    optimization with distributed exploration. NeurIPS 2021.
 .. [Dai2022Meta] Z. Dai, Y. Chen, H. Yu, B. K. H. Low, P. Jaillet. On provably robust meta-Bayesian
    optimization. UAI 2022. Code: github.com/daizhongxiang/meta-BO, `run_no_meta_mnist.py`.

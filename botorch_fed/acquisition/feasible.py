@@ -3,9 +3,11 @@ r"""Acquisition functions of BoTorch for evaluations that can fail.
 With :math:`p(x)` the probability of success (`models.feasibility`), an acquisition function
 :math:`a` for one point becomes
 
-    a logarithm, such as `LogExpectedImprovement`     a(x) + log p(x)
-    never negative, such as `ExpectedImprovement`     a(x) p(x)
-    any other, such as `UpperConfidenceBound`         b + (a(x) - b) p(x) above b, a(x) below
+::
+
+    a logarithm, such as LogExpectedImprovement       a(x) + log p(x)
+    never negative, such as ExpectedImprovement       a(x) p(x)
+    any other, such as UpperConfidenceBound           b + (a(x) - b) p(x) above b, a(x) below
 
 with :math:`b` the least value of :math:`a` at a successful point, which is the value of a failure.
 The attribute `_log` of BoTorch's and other functions marks logarithms.

@@ -1,6 +1,6 @@
 r"""Distributed exploration: regions of the domain, and the agents' weights in each region.
 
-In DP-FTS-DE [Dai2021DPFTS]_ the domain is divided into `P` regions of equal volume, every agent
+In DP-FTS-DE [Dai2021]_ the domain is divided into `P` regions of equal volume, every agent
 starts in one of them, and the server releases one weighted mean of the agents' messages per region.
 The weights of region `i` favour the agents that started in it,
 
@@ -11,6 +11,8 @@ with :math:`g(n)` the region of agent `n`, :math:`N_i` the number of agents in r
 *contrast* :math:`c_t \ge 0`, the log ratio of the weights inside and outside, which an exploration
 schedule decreases to zero. Rounds count from one: round `t` uses the `t`-th release.
 
+::
+
     experiment                            schedule
     synthetic                             SoftmaxSchedule(15, plateau=5, decay=5)
     real tasks                            SoftmaxSchedule(15, plateau=10, decay=30)
@@ -20,8 +22,9 @@ schedule decreases to zero. Rounds count from one: round `t` uses the `t`-th rel
 Partitions, weights and schedules are public and independent of data. Partitions and schedules are
 frozen dataclasses of numbers, so that `wire` can encode them.
 
-.. [Dai2021DPFTS] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
-   optimization with distributed exploration. NeurIPS 2021.
+References:
+    * [Dai2021]_ Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+      optimization with distributed exploration. NeurIPS 2021.
 """
 
 from __future__ import annotations

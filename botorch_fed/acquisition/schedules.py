@@ -5,18 +5,21 @@ weight) `1 - p_t` the round uses the messages of others. Transfer helps early an
 better later, so that schedules increase to one. They are frozen dataclasses of numbers, so that
 `wire` can encode them.
 
+::
+
     experiment                            schedule
-    FTS, synthetic [Dai2020FTS]_          Polynomial(0.5): 1 - 1/sqrt(t)
+    FTS, synthetic [Dai2020FTS]           Polynomial(0.5): 1 - 1/sqrt(t)
     FTS, real tasks                       InverseSquare(): 1 - 1/t^2
-    DP-FTS-DE [Dai2021DPFTS]_             Polynomial(0.5), Polynomial(1.0)
+    DP-FTS-DE [Dai2021]                   Polynomial(0.5), Polynomial(1.0)
     FBO-FedGP                             Polynomial(c), c = 0.25, 0.5, 0.75, 1
 
 `1 - t^-c` starts at zero, but regret bounds contain `1/p_1`. As in [Dai2020FTS]_, `p_1 := p_2`.
 
-.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
-   sampling. NeurIPS 2020.
-.. [Dai2021DPFTS] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
-   optimization with distributed exploration. NeurIPS 2021.
+References:
+    * [Dai2020FTS]_ Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
+      sampling. NeurIPS 2020.
+    * [Dai2021]_ Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+      optimization with distributed exploration. NeurIPS 2021.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ In federated Thompson sampling [Dai2020FTS]_ an agent maximises either a draw of
 the same interface. BoTorch's `PathwiseThompsonSampling` draws lazily from the global generator;
 here the caller makes the draw.
 
-.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
-   sampling. NeurIPS 2020.
+References:
+    * [Dai2020FTS]_ Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
+      sampling. NeurIPS 2020.
 """
 
 from __future__ import annotations

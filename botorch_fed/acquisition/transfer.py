@@ -12,8 +12,9 @@ its mean orders wrongly, :math:`w_i = \tfrac34 (1 - (\tau_i/\rho)^2)_+`; the tar
 
 Privacy: none. Beside its `Summary` every agent sends its incumbent, the best value it has observed.
 
-.. [Wistuba2018] M. Wistuba, N. Schilling, L. Schmidt-Thieme. Scalable Gaussian process-based
-   transfer surrogates for hyperparameter optimization. Machine Learning 107, 2018.
+References:
+    * [Wistuba2018]_ M. Wistuba, N. Schilling, L. Schmidt-Thieme. Scalable Gaussian process-based
+      transfer surrogates for hyperparameter optimization. Machine Learning 107, 2018.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 r"""Noisy weighted sums of clipped messages by a trusted server [Dai2021]_.
 
+::
+
     message        from -> to       content                                        readable by
     Setup          server -> agent  the terms, the shared basis and the promise    all
     Order          server -> agent  start, query or rest; whether to contribute    that agent
@@ -28,8 +30,9 @@ which says that nobody was sampled. Where the search's `Outlook` expects release
 noise, nothing is released or spent. Without privacy the weighted means may be trimmed, against
 messages that are not honest.
 
-.. [Dai2021] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
-   optimization with distributed exploration. NeurIPS 2021. https://arxiv.org/abs/2110.14153
+References:
+    * [Dai2021]_ Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+      optimization with distributed exploration. NeurIPS 2021. https://arxiv.org/abs/2110.14153
 """
 
 from __future__ import annotations

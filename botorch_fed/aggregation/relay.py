@@ -1,5 +1,7 @@
 r"""Messages are passed on as they are: all agents read the newest message of each agent.
 
+::
+
     message        from -> to       content                                readable by
     Setup          server -> agent  the terms and the shared basis         all
     Order          server -> agent  whether to query, whether to say       that agent

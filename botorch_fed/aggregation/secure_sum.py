@@ -1,5 +1,7 @@
 r"""Messages are added up: hub and agents learn the sum, and what the channel shows them.
 
+::
+
     message          from -> to       content                                     readable by
     Setup            server -> agent  the terms and the shared basis              all
     SumSetup         server -> agent  the channel                                 all
@@ -39,7 +41,7 @@ The unit is an agent, the adjacency zero-out by default. The noise is calibrated
 accountant for one sum after each of `releases`, and stays large enough if `colluding` agents
 subtract their shares and `dropping` agents are missing: it is :math:`\sqrt{N/(N - c - d)}` times
 that of a trusted server, and some per cent more, because that one is calibrated by the PLD
-accountant. What parties can read, where all agents but the colluding ones follow the protocol:
+accountant. What parties can read, where all agents but the colluding ones follow the protocol::
 
     channel        server alone           K <= c agents and the server    K > c
     "threshold"    nothing, or the sums   the sums, less K shares of      the sums of the others,

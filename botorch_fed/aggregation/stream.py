@@ -1,5 +1,7 @@
 r"""Sums over a stream of single records, released after every round [Dubey2021]_.
 
+::
+
     message        from -> to       content                                       readable by
     Setup          server -> agent  the terms and the shared basis                all
     Order          server -> agent  the round                                     that agent
@@ -12,6 +14,8 @@ r"""Sums over a stream of single records, released after every round [Dubey2021]
 Rounds are 1 to `T`. In each the server asks `batch` agents, in turn, to play one action. An agent
 knows the newest release, from which its search makes the posterior that everybody has. Round `t`
 acts on what rounds before it have brought.
+
+::
 
     trust      class          an agent sends   who adds noise                     chooses the action
     "joint"    JointStream    a record         the server, to the sum of all      the agent
@@ -52,8 +56,9 @@ Differs from the paper:
   increment only (`privacy.increments`);
 - public actions are not in the paper.
 
-.. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
-   AISTATS 2021.
+References:
+    * [Dubey2021]_ A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
+      AISTATS 2021.
 """
 
 from __future__ import annotations

@@ -5,9 +5,11 @@ lacks. Answers are read as they arrive, by the message that they reply to. Nodes
 of a second to every three seconds, less often after a longer idle time; the engine polls every
 tenth of a second.
 
-    site is busy (`Background`)             asked again until the deadline
+::
+
+    site is busy (Background)             asked again until the deadline
     site lacks a broadcast                  asked again with all broadcasts, once
-    node or site process is not running     asked again for `absence` s, then Failure("absent")
+    node or site process is not running     asked again for absence s, then Failure("absent")
     no answer before the deadline           Failure("absent")
     site process reports an error           Failure("failed")
     reply cannot be read                    Failure("malformed")

@@ -1,5 +1,7 @@
 r"""The hub's calls to Flower's server, over the Unix socket in the hub's folder.
 
+::
+
     register, unregister, nodes     the registered public keys
     begin, driven                   a Flower run, and the grid for its messages
 

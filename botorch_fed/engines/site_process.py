@@ -4,11 +4,11 @@ The transport between machines forwards bytes: the request and its broadcasts to
 answer from it. The socket is a Unix domain socket in a private folder; only the site's user can
 connect to it.
 
-On the socket a message is a list of byte strings, each after its length:
+On the socket a message is a list of byte strings, each after its length::
 
     to the site      [b"wait" or b"defer", request, broadcast, broadcast, ...]
     from the site    [answer], where b"" means that the site has failed
-    to the site      [b"verb", JSON]      of the trial service, see `verbs`
+    to the site      [b"verb", JSON]      of the trial service, see verbs
     from the site    [JSON]
 
 After ``b"defer"`` a request is answered without waiting for an unfinished evaluation.

@@ -1,5 +1,7 @@
 r"""The trial service of a site as JSON, for a shell or another program on the same machine.
 
+::
+
     {"verb": "ask", "n": 2}
     {"verb": "tell", "id": 3, "value": 0.71, "sem": 0.02}
     {"verb": "tell", "id": 3, "value": {"error": 0.29, "latency": 12.0}}

@@ -4,6 +4,8 @@ An `Agent` and a `Server` are frozen objects of public settings; their changing 
 frozen dataclasses that `wire.codec` can encode. A protocol uses no socket, file or clock: an engine
 carries the bytes, and `site.Site` and `drive.drive` store the states.
 
+::
+
     requests of a round    Outbox: one message per agent, and broadcasts to all
     frames                 Request, and Reply or Refusal, around encoded messages
     results of a round     Exchanged: replies, and a Failure with its reason for every other agent

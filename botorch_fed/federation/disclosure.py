@@ -1,5 +1,7 @@
 r"""Readers of messages and cost of privacy, for plans, reports, the CLI and documentation.
 
+::
+
     Row      one kind of message: sender, content, readers, and what the content reveals
     Sees     all rows of a study, the data that stay with an agent, the trusted parties, limits
     Price    the guarantee of a whole run, its mechanism, its payments, and the payer

@@ -1,5 +1,7 @@
 r"""The hub's log, and the record that its events give.
 
+::
+
     Started    a start of a run: its name, its key, the state before the first round
     Stepped    a finished round: the agents asked, the agents that replied, the state after it
     Resumed    a new state before the next round: with agents that join, or a larger budget

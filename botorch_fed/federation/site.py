@@ -1,5 +1,7 @@
 r"""A site: requests of the hub in, replies out, and a trial service for whoever evaluates.
 
+::
+
     request -> checked -> received -> LOG -> chosen -> LOG -> evaluated -> LOG -> told
             -> … -> reply drawn -> LOG -> reply
 

@@ -1,6 +1,6 @@
 r"""Terms of a federation, and its two parts: a search and an aggregation.
 
-A protocol is a search times an aggregation:
+A protocol is a search times an aggregation::
 
     Search        a site's message, and its next point
     Aggregation   the orders of a round, the releases from the messages, and their price

@@ -4,6 +4,8 @@ A trial has a number and a point. It is *open* until it is answered, with a valu
 of its failure. `Trial` is the user's view, with named parameters in the user's units; the other
 classes are the events of a site's log.
 
+::
+
     Joined       the run and the agent of the log
     Requested    a request of the hub was received
     Asked        a batch of points was chosen, one trial each

@@ -1,9 +1,11 @@
 """The hub's process: Flower's server behind two doors, and nothing that runs an app.
 
+::
+
     the private door   a Unix socket in the hub's folder (0600 in 0700). Flower's whole interface is
                        there: control, runtime, fleet. Whoever opens it is the hub's user
     the public door    TLS 1.3 on a port. A connection is refused unless it shows a certificate of
-                       the roster; then it may make the fleet calls of `CALLS`, and no other, under
+                       the roster; then it may make the fleet calls of CALLS, and no other, under
                        the key of that certificate
 
 The roster is what ``botorch-fed hub admit`` has written to ``hub.json``. It is read anew when the

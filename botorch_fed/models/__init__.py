@@ -1,20 +1,22 @@
 r"""Models: tensors in, tensors out. No protocol, no privacy, no engine.
 
-numerics    float64 by construction, Cholesky with an error that names the cause
-kernels     stationary kernels as plain tensors
-features    feature maps, the shared bases
-summary     additive statistics, their total's weight posterior, the evidence
-basis_gp    `BasisGP`, the BoTorch model over a basis
-paths       functions drawn from a posterior
-own         an agent's own GP, and its fast fit
-message_prior  `MessagePriorGP`: received functions as a prior
-ensemble    `RankingEnsemble` (RGPE)
-mixture     `LocalSharedMixture` of an agent's own model and a shared one
-pic         `PartiallyIndependentGP`: own data exactly, everybody else's through a summary
-feasibility the probability that an evaluation succeeds
-repair      totals that noise has made inconsistent, made those of a posterior again
-support     where inducing points lie
-warp        the logarithmic scale of log-scaled parameters
+::
+
+    numerics    float64 by construction, Cholesky with an error that names the cause
+    kernels     stationary kernels as plain tensors
+    features    feature maps, the shared bases
+    summary     additive statistics, their total's weight posterior, the evidence
+    basis_gp    BasisGP, the BoTorch model over a basis
+    paths       functions drawn from a posterior
+    own         an agent's own GP, and its fast fit
+    message_prior  MessagePriorGP: received functions as a prior
+    ensemble    RankingEnsemble (RGPE)
+    mixture     LocalSharedMixture of an agent's own model and a shared one
+    pic         PartiallyIndependentGP: own data exactly, everybody else's through a summary
+    feasibility the probability that an evaluation succeeds
+    repair      totals that noise has made inconsistent, made those of a posterior again
+    support     where inducing points lie
+    warp        the logarithmic scale of log-scaled parameters
 """
 
 from botorch_fed.models.basis_gp import BasisGP

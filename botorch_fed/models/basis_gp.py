@@ -3,8 +3,9 @@ r"""`BasisGP`: a Gaussian process over a shared basis, a drop-in BoTorch model.
 One class is the random-feature surrogate of FTS, the quadrature surrogate of private GP bandits,
 and the global model of dPITC, depending on its feature map and on the summaries it received.
 
-.. [Hvarfner2024] C. Hvarfner, E. O. Hellsten, L. Nardi. Vanilla Bayesian optimization performs
-   great in high dimensions. ICML 2024.
+References:
+    * [Hvarfner2024]_ C. Hvarfner, E. O. Hellsten, L. Nardi. Vanilla Bayesian optimization performs
+      great in high dimensions. ICML 2024.
 """
 
 from __future__ import annotations

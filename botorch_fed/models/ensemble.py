@@ -11,10 +11,11 @@ one mean vector and one `M x M` covariance: a prediction costs the same for 28 a
 
 Privacy: none. Each message is a whole `Summary`, :math:`M(M + 3)/2` numbers.
 
-.. [Feurer2018] M. Feurer, B. Letham, E. Bakshy. Scalable meta-learning for Bayesian optimization
-   using ranking-weighted Gaussian process ensembles. ICML AutoML workshop 2018.
-.. [Sundararajan2001] S. Sundararajan, S. S. Keerthi. Predictive approaches for choosing
-   hyperparameters in Gaussian processes. Neural Computation 13, 2001.
+References:
+    * [Feurer2018]_ M. Feurer, B. Letham, E. Bakshy. Scalable meta-learning for Bayesian
+      optimization using ranking-weighted Gaussian process ensembles. ICML AutoML workshop 2018.
+    * [Sundararajan2001]_ S. Sundararajan, S. S. Keerthi. Predictive approaches for choosing
+      hyperparameters in Gaussian processes. Neural Computation 13, 2001.
 """
 
 from __future__ import annotations

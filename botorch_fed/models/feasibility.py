@@ -11,8 +11,9 @@ are fitted by the approximate evidence with BoTorch's prior, as in the local mod
 Regression of the labels is not suitable: a step function has no length scale, and failures near the
 border of the feasible region would shorten the fitted one without bound.
 
-.. [Rasmussen2006] C. E. Rasmussen, C. K. I. Williams. Gaussian processes for machine learning.
-   MIT Press, 2006. Section 3.6.
+References:
+    * [Rasmussen2006]_ C. E. Rasmussen, C. K. I. Williams. Gaussian processes for machine learning.
+      MIT Press, 2006. Section 3.6.
 """
 
 from __future__ import annotations

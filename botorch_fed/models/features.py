@@ -3,6 +3,8 @@ r"""Feature maps :math:`\phi`: the bases over which agents add their statistics.
 Every map is whitened: weights have prior :math:`w \sim N(0, I)`, so :math:`f = \phi(x)^\top w` has
 prior covariance :math:`\phi(x)^\top \phi(x')`, plus the part that the map misses (`residual`).
 
+::
+
     map                          basis                                     residual
     RandomFourierFeatures        cos/sin of random frequencies             zero
     QuadratureFourierFeatures    cos/sin of quadrature nodes               zero
@@ -15,11 +17,12 @@ A map is defined by arrays, never by a seed: generators change between versions,
 `to_tensors` and `feature_map_from_tensors` are its serial form, `fingerprint` its identity. A
 user's map is a subclass of `FeatureMap` with a name from `register_feature_map`.
 
-.. [Rahimi2007] A. Rahimi, B. Recht. Random features for large-scale kernel machines. NIPS 2007.
-.. [Mutny2018] M. Mutný, A. Krause. Efficient high dimensional Bayesian optimization with
-   additivity and quadrature Fourier features. NeurIPS 2018.
-.. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
-   AISTATS 2021.
+References:
+    * [Rahimi2007]_ A. Rahimi, B. Recht. Random features for large-scale kernel machines. NIPS 2007.
+    * [Mutny2018]_ M. Mutný, A. Krause. Efficient high dimensional Bayesian optimization with
+      additivity and quadrature Fourier features. NeurIPS 2018.
+    * [Dubey2021]_ A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
+      AISTATS 2021.
 """
 
 from __future__ import annotations

@@ -5,8 +5,9 @@ must give gradients with respect to a *new* length scale. GPyTorch kernels have 
 properties, so that a map keeps this frozen copy. Its values equal GPyTorch's (tested to 1e-12); its
 spectrum gives random and quadrature features.
 
-.. [Rahimi2007] A. Rahimi, B. Recht. Random features for large-scale kernel machines. NIPS 2007.
-.. [Yu2016] F. X. Yu et al. Orthogonal random features. NIPS 2016.
+References:
+    * [Rahimi2007]_ A. Rahimi, B. Recht. Random features for large-scale kernel machines. NIPS 2007.
+    * [Yu2016]_ F. X. Yu et al. Orthogonal random features. NIPS 2016.
 """
 
 from __future__ import annotations

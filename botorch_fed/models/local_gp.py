@@ -14,8 +14,9 @@ A prior function :math:`g` may be given by its values. Then the model is of the 
 with :math:`v` the sample variance of the residual: what the prior explains makes the rest smaller.
 A shift or a stretch of the outcomes changes :math:`\bar y` and :math:`s_y` and nothing else.
 
-.. [Hvarfner2024] C. Hvarfner, E. O. Hellsten, L. Nardi. Vanilla Bayesian optimization performs
-   great in high dimensions. ICML 2024.
+References:
+    * [Hvarfner2024]_ C. Hvarfner, E. O. Hellsten, L. Nardi. Vanilla Bayesian optimization performs
+      great in high dimensions. ICML 2024.
 """
 
 from __future__ import annotations

@@ -12,10 +12,11 @@ with a residual kernel `r` for what no agent has seen. Own data then correct bot
 messages or a prior mean alone, the messages cannot hold the agent back for long, and they cost no
 communication beyond FTS' own. The covariance is a linear kernel on `N` features (at most `M`).
 
-.. [Wang2018] Z. Wang, B. Kim, L. P. Kaelbling. Regret bounds for meta Bayesian optimization with an
-   unknown Gaussian process prior. NeurIPS 2018.
-.. [Hvarfner2024] C. Hvarfner, E. O. Hellsten, L. Nardi. Vanilla Bayesian optimization performs
-   great in high dimensions. ICML 2024.
+References:
+    * [Wang2018]_ Z. Wang, B. Kim, L. P. Kaelbling. Regret bounds for meta Bayesian optimization
+      with an unknown Gaussian process prior. NeurIPS 2018.
+    * [Hvarfner2024]_ C. Hvarfner, E. O. Hellsten, L. Nardi. Vanilla Bayesian optimization performs
+      great in high dimensions. ICML 2024.
 """
 
 from __future__ import annotations

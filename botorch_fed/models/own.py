@@ -14,8 +14,9 @@ the mean is maximised in closed form:
 with the priors of BoTorch: dimension-scaled log-normal length scales and log-normal noise. The
 prior of the output scale is concentrated near one, the public scale.
 
-.. [Hvarfner2024] C. Hvarfner, E. O. Hellsten, L. Nardi. Vanilla Bayesian optimization performs
-   great in high dimensions. ICML 2024.
+References:
+    * [Hvarfner2024]_ C. Hvarfner, E. O. Hellsten, L. Nardi. Vanilla Bayesian optimization performs
+      great in high dimensions. ICML 2024.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 r"""Functions drawn from a posterior, as BoTorch sample paths.
 
 A path is a `botorch.sampling.pathwise` path: `PathwiseThompsonSampling`,
-`optimize_posterior_samples` and `MatheronPathModel` accept it. There are two laws:
+`optimize_posterior_samples` and `MatheronPathModel` accept it. There are two laws::
 
-    draw_matheron_paths(model)   the law of the model's `posterior`
+    draw_matheron_paths(model)   the law of the model's posterior
     draw_path(model)             exact kernel in the update, features in the prior only
 
 With more data than features, a draw of features alone has too little variance away from the data
 (variance starvation): at 100 points and 100 features its two-sigma intervals cover 6-72 %, pathwise
 ones 81-95 %. An agent's local step uses `draw_path`; a message to others must be a weight vector.
 
-.. [Wilson2020] J. Wilson et al. Efficiently sampling functions from Gaussian process posteriors.
-   ICML 2020.
+References:
+    * [Wilson2020]_ J. Wilson et al. Efficiently sampling functions from Gaussian process
+      posteriors. ICML 2020.
 """
 
 from __future__ import annotations

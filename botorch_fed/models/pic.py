@@ -4,7 +4,7 @@ PITC predicts every point as if it lay in a block of its own, so that an agent's
 two of its own observations knows of them only what the shared basis can carry. PIC [Snelson2007]_
 puts the point into the block of the agent that asks: with the weights as others leave them,
 
-.. math:: w \sim N(B_o^{-1} b_o, B_o^{-1}), \quad B_o = I + \textstyle\sum_{j \ne i} G_j, \qquad
+.. math:: w \sim N(B_o^{-1} b_o, B_o^{-1}), \quad B_o = I + \sum_{j \ne i} G_j, \qquad
           f(x) = \mu + \phi(x)^\top w + g(x), \quad g \sim GP(0, r),
 
 where `r` is what the map misses; own data :math:`(X, y)` then condition both `w` and `g`. With
@@ -19,10 +19,11 @@ So one prediction costs :math:`O(n(n + M) + M^2)`, nothing else is received than
 own step needs no other message. For maps without residual PIC *is* PITC; without received summaries
 it is the exact Gaussian process of the agent's data.
 
-.. [Snelson2007] E. Snelson, Z. Ghahramani. Local and global sparse Gaussian process approximations.
-   AISTATS 2007.
-.. [Chen2013] J. Chen et al. Parallel Gaussian process regression with low-rank covariance matrix
-   approximations. UAI 2013.
+References:
+    * [Snelson2007]_ E. Snelson, Z. Ghahramani. Local and global sparse Gaussian process
+      approximations. AISTATS 2007.
+    * [Chen2013]_ J. Chen et al. Parallel Gaussian process regression with low-rank covariance
+      matrix approximations. UAI 2013.
 """
 
 from __future__ import annotations

@@ -20,8 +20,9 @@ observation noise: given the weights the moment is :math:`N(Gw, G)` without it a
 Without `moment_noise_std` and without a floor, directions dominated by noise have large errors and
 small variances.
 
-.. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
-   AISTATS 2021.
+References:
+    * [Dubey2021]_ A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
+      AISTATS 2021.
 """
 
 from __future__ import annotations

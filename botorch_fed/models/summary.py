@@ -10,15 +10,18 @@ where the noise block is :math:`R_i = \sigma^2 I` (Fourier features) or
 :math:`R_i = K_{ii} - Q_{ii} + \sigma^2 I` (PITC on inducing points). Totals give
 :math:`w \mid D \sim N(B^{-1} b, B^{-1})` with :math:`B = I + \sum_i G_i`, :math:`b = \sum_i b_i`.
 
+::
+
     paper                                     here
     Sigma_t, nu_t of FTS (eqs. 2-3)           noise_var * B, weight posterior mean
     local summary of dPITC (eqs. 6-7)         gram, moment, whitened by the support's Cholesky
     global summary of dPITC (eqs. 8-9)        their sum, B = I + gram
 
-.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
-   sampling. NeurIPS 2020.
-.. [Chen2013] J. Chen et al. Parallel Gaussian process regression with low-rank covariance matrix
-   approximations. UAI 2013.
+References:
+    * [Dai2020FTS]_ Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
+      sampling. NeurIPS 2020.
+    * [Chen2013]_ J. Chen et al. Parallel Gaussian process regression with low-rank covariance
+      matrix approximations. UAI 2013.
 """
 
 from __future__ import annotations
@@ -583,7 +586,7 @@ def sample_weights_dual(
 def log_evidence(total: Summary, *, given: Summary | None = None) -> Tensor:
     r"""Log marginal likelihood of the data behind a total, from summaries alone.
 
-    .. math:: -\tfrac12 \bigl[ \textstyle\sum_i (\log|R_i| + r_i^\top r_i + n_i \log 2\pi)
+    .. math:: -\tfrac12 \bigl[ \sum_i (\log|R_i| + r_i^\top r_i + n_i \log 2\pi)
               + \log|B| - b^\top B^{-1} b \bigr].
 
     Args:
@@ -610,9 +613,9 @@ def profiled_evidence(total: Summary) -> tuple[Tensor, Tensor]:
     Weights :math:`w \sim N(0, s^2 I)` and noise blocks :math:`s^2 R_i`: the map and the blocks
     determine the shape of the model, the data its scale. With `n` observations in total
 
-    .. math:: \hat s^2 = \frac1n \Bigl( \textstyle\sum_i r_i^\top r_i - b^\top B^{-1} b \Bigr),
+    .. math:: \hat s^2 = \frac1n \Bigl( \sum_i r_i^\top r_i - b^\top B^{-1} b \Bigr),
               \qquad \log p = -\tfrac12 \bigl[ n \log(2 \pi \hat s^2) + n
-              + \textstyle\sum_i \log|R_i| + \log|B| \bigr],
+              + \sum_i \log|R_i| + \log|B| \bigr],
 
     which every agent computes from the total alone. Multiplying all observations by a factor
     multiplies :math:`\hat s` by it and does not change the order of models.

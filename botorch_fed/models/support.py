@@ -9,10 +9,11 @@ a random lower triangular binary matrix with unit diagonal and a random vector i
 [Matousek1998]_; matrices and then shifts are ``uniform < 1/2`` of `generator(seed, "support",
 "sobol")`. A point is the middle of its cell of width 2^-30.
 
-.. [Joe2008] S. Joe, F. Y. Kuo. Constructing Sobol sequences with better two-dimensional
-   projections. SIAM Journal on Scientific Computing 30, 2008.
-.. [Matousek1998] J. Matoušek. On the L2-discrepancy for anchored boxes. Journal of Complexity 14,
-   1998.
+References:
+    * [Joe2008]_ S. Joe, F. Y. Kuo. Constructing Sobol sequences with better two-dimensional
+      projections. SIAM Journal on Scientific Computing 30, 2008.
+    * [Matousek1998]_ J. Matoušek. On the L2-discrepancy for anchored boxes. Journal of Complexity
+      14, 1998.
 """
 
 from __future__ import annotations

@@ -1,23 +1,25 @@
 r"""Privacy: tensors in, private tensors and a ledger out, independent of models and protocols.
 
-accounting  what releases cost together: events, guarantees, budgets, ledgers
-shared_ledger  a ledger on disk, from which several runs pay
-checks      checks of settings that all of these share
-paying      the price of a mechanism, and the ledger that pays it
-mechanisms  noisy sums: bound, noise and event in one object; clipping and sampling
-distributed noisy sums without a trusted server: every agent adds its share of the noise
-records     the statistic of a record and its bounds, shared by the sums over records
-tree        the running sum of a stream, released after every step under one guarantee
-increments  noise before anything is added: one client's step, or a block of one action's rewards
-grid        the public grid on which contributions are added, exactly
-channels    how they are added: in the open, or encrypted under one key or under a joint one
-aggregation PrivateSum: a mechanism, a channel, and who adds the noise
-audit       does a mechanism do what its event says? `audit` is imported from there
-worlds      what mechanisms release in chosen worlds, by program and by documentation
-world_checks their comparison, with the same noise in both worlds; coins, tails, payments
-selected    a bound by the statistic that tells worlds apart best
-evidence    claims, checks, bounds on epsilon, tests of noise
-hazmat      raw parts: noise, secret coins, lattice encryption
+::
+
+    accounting  what releases cost together: events, guarantees, budgets, ledgers
+    shared_ledger  a ledger on disk, from which several runs pay
+    checks      checks of settings that all of these share
+    paying      the price of a mechanism, and the ledger that pays it
+    mechanisms  noisy sums: bound, noise and event in one object; clipping and sampling
+    distributed noisy sums without a trusted server: every agent adds its share of the noise
+    records     the statistic of a record and its bounds, shared by the sums over records
+    tree        the running sum of a stream, released after every step under one guarantee
+    increments  noise before anything is added: one client's step, or a block of an action's rewards
+    grid        the public grid on which contributions are added, exactly
+    channels    how they are added: in the open, or encrypted under one key or under a joint one
+    aggregation PrivateSum: a mechanism, a channel, and who adds the noise
+    audit       does a mechanism do what its event says? audit is imported from there
+    worlds      what mechanisms release in chosen worlds, by program and by documentation
+    world_checks their comparison, with the same noise in both worlds; coins, tails, payments
+    selected    a bound by the statistic that tells worlds apart best
+    evidence    claims, checks, bounds on epsilon, tests of noise
+    hazmat      raw parts: noise, secret coins, lattice encryption
 """
 
 from botorch_fed.privacy.accounting import (

@@ -1,18 +1,22 @@
 r"""What releases cost together: guarantees, budgets and the ledgers that pay in advance.
 
+::
+
     Event            one release: its noise multiplier and how the contributors were sampled
     Guarantee        epsilon and delta with unit, adjacency, number of releases and accountant
     Budget           what may be spent, fixed in advance
     Ledger           what was spent, as a value that goes into a protocol's state; on disk:
-                     `shared_ledger`
+                     shared_ledger
 
 Every epsilon is an upper bound; `optimistic_epsilon` is a lower one beside it. Two adjacencies are
-known, and a number without its adjacency is not a result:
+known, and a number without its adjacency is not a result::
 
     zero-out         a contribution becomes zero; rosters, weights and counts are public and fixed
     replace-one      a contribution becomes any other admissible one: twice the distance
 
 and the accountants
+
+::
 
     pld                  privacy loss distributions, pessimistic (Google's dp_accounting); where
                          everyone takes part in every release, the exact closed form instead
@@ -28,12 +32,13 @@ adjacencies. Discrete Gaussian noise has the
 Rényi divergences of the continuous one as upper bounds [Canonne2020]_, but not its closed form: a
 ledger with such a release is accounted for by dp-accounting-rdp.
 
-.. [Balle2018] B. Balle, Y.-X. Wang. Improving the Gaussian mechanism for differential privacy:
-   analytical calibration and optimal denoising. ICML 2018.
-.. [Canonne2020] C. Canonne, G. Kamath, T. Steinke. The discrete Gaussian for differential privacy.
-   NeurIPS 2020.
-.. [Doroshenko2022] V. Doroshenko, B. Ghazi, P. Kamath, R. Kumar, P. Manurangsi. Connect the dots:
-   tighter discrete approximations of privacy loss distributions. PoPETs 2022.
+References:
+    * [Balle2018]_ B. Balle, Y.-X. Wang. Improving the Gaussian mechanism for differential privacy:
+      analytical calibration and optimal denoising. ICML 2018.
+    * [Canonne2020]_ C. Canonne, G. Kamath, T. Steinke. The discrete Gaussian for differential
+      privacy. NeurIPS 2020.
+    * [Doroshenko2022]_ V. Doroshenko, B. Ghazi, P. Kamath, R. Kumar, P. Manurangsi. Connect the
+      dots: tighter discrete approximations of privacy loss distributions. PoPETs 2022.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 r"""One private sum: a mechanism, a channel, and who adds the noise.
 
+::
+
     noise_at   mechanism                   channel     who must be trusted with contributions
     "none"     None                        any         all to whom the channel shows them
     "agent"    DistributedGaussianSum,     any         nobody, as far as the channel hides them

@@ -49,14 +49,15 @@ replayed) the source of entropy is not audited; ``noise=OSNoise()`` runs it, and
 test tells good entropy from a good imitation. The documented law is computed from the constructor's
 arguments: an audit can not know whether these are the ones used in production.
 
-.. [Jagielski2020] M. Jagielski, J. Ullman, A. Oprea. Auditing differentially private machine
-   learning. NeurIPS 2020.
-.. [Nasr2023] M. Nasr et al. Tight auditing of differentially private machine learning. USENIX
-   Security 2023.
-.. [Massart1990] P. Massart. The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality.
-   Annals of Probability 18, 1990.
-.. [Davidson2001] K. Davidson, S. Szarek. Local operator theory, random matrices and Banach spaces.
-   Handbook of the Geometry of Banach Spaces, 2001 (Theorem II.13).
+References:
+    * [Jagielski2020]_ M. Jagielski, J. Ullman, A. Oprea. Auditing differentially private machine
+      learning. NeurIPS 2020.
+    * [Nasr2023]_ M. Nasr et al. Tight auditing of differentially private machine learning. USENIX
+      Security 2023.
+    * [Massart1990]_ P. Massart. The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality.
+      Annals of Probability 18, 1990.
+    * [Davidson2001]_ K. Davidson, S. Szarek. Local operator theory, random matrices and Banach
+      spaces. Handbook of the Geometry of Banach Spaces, 2001 (Theorem II.13).
 """
 
 from __future__ import annotations

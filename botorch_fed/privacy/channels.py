@@ -1,5 +1,7 @@
 r"""Channels: how the sum of the agents' integers reaches whoever may learn it.
 
+::
+
     channel               the server sees            the sum is opened by
     PlainChannel          every contribution         the server
     CKKSChannel           nothing but sizes          the agents, who share one key

@@ -9,6 +9,8 @@ Each of `num_agents` agents (:math:`M`) bounds and rounds its contribution to in
 even if `c` agents subtract their own shares of noise and `d` never send theirs. Everybody else pays
 for it with noise that is :math:`\sqrt{M/(M - c - d)}` times what a trusted server would add.
 
+::
+
     mechanism               unit     one unit's norm n                     s
     DistributedGaussianSum  agent    C + γ √D / 2                          z n
     DistributedRecordSum    record   √(1 + r) + γ √D / 2     zero-out      z n
@@ -61,10 +63,11 @@ they should, beyond `c + d`.
 is the summary of the same data with every noise block divided by `f`: the posterior stays that of a
 likelihood. Clipping gram and moment apart would bias its mean.
 
-.. [Canonne2020] C. Canonne, G. Kamath, T. Steinke. The discrete Gaussian for differential privacy.
-   NeurIPS 2020 (Proposition 5).
-.. [Kairouz2021] P. Kairouz, Z. Liu, T. Steinke. The distributed discrete Gaussian mechanism for
-   federated learning with secure aggregation. ICML 2021 (Proposition 14).
+References:
+    * [Canonne2020]_ C. Canonne, G. Kamath, T. Steinke. The discrete Gaussian for differential
+      privacy. NeurIPS 2020 (Proposition 5).
+    * [Kairouz2021]_ P. Kairouz, Z. Liu, T. Steinke. The distributed discrete Gaussian mechanism for
+      federated learning with secure aggregation. ICML 2021 (Proposition 14).
 """
 
 from __future__ import annotations

@@ -4,10 +4,11 @@ Clopper and Pearson bound the rates of false alarms and misses of a test; what a
 implies for epsilon is compared with the claimed curve. Noise is compared with the law that the
 documentation states. `privacy.audit` runs mechanisms, and says what such evidence is worth.
 
-.. [Massart1990] P. Massart. The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality.
-   Annals of Probability 18, 1990.
-.. [Davidson2001] K. Davidson, S. Szarek. Local operator theory, random matrices and Banach spaces.
-   Handbook of the Geometry of Banach Spaces, 2001 (Theorem II.13).
+References:
+    * [Massart1990]_ P. Massart. The tight constant in the Dvoretzky-Kiefer-Wolfowitz inequality.
+      Annals of Probability 18, 1990.
+    * [Davidson2001]_ K. Davidson, S. Szarek. Local operator theory, random matrices and Banach
+      spaces. Handbook of the Geometry of Banach Spaces, 2001 (Theorem II.13).
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 r"""Noisy increments without a trusted server, and noisy blocks of rewards of public actions.
 
+::
+
     mechanism      releases                   of                 half a replacement n       noise
     LocalGaussian  one client's statistics    (a aᵀ, κ y a)      Δ_replace/2 + γ √D / 2     s = z n
     BlockSum       the sum of one block       y                  Y + γ / 2                  s = z n

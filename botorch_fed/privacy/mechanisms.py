@@ -43,10 +43,12 @@ other: this is the Poisson-subsampled Gaussian mechanism that accountants know. 
 `values` are post-processing. Later contributions may depend on earlier releases: the composition
 is adaptive, and its events are fixed by public settings.
 
-.. [Casacuberta2022] S. Casacuberta, M. Shoemate, S. Vadhan, C. Wagaman. Widespread underestimation
-   of sensitivity in differentially private libraries and how to fix it. CCS 2022.
-.. [Dai2021DPFTS] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
-   optimization with distributed exploration. NeurIPS 2021.
+References:
+    * [Casacuberta2022]_ S. Casacuberta, M. Shoemate, S. Vadhan, C. Wagaman. Widespread
+      underestimation of sensitivity in differentially private libraries and how to fix it. CCS
+      2022.
+    * [Dai2021]_ Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+      optimization with distributed exploration. NeurIPS 2021.
 """
 
 from __future__ import annotations
@@ -610,7 +612,7 @@ class WeightedGaussianSum(GaussianMechanism):
     r"""Several weighted sums of the same vectors, independently noised.
 
     .. math:: \omega^{(i)} = q^{-1} \sum_{n \in S} \varphi_n^{(i)} \hat\omega_n + N(0, s^2 I),
-              \qquad i = 1, …, P.
+              \qquad i = 1, \ldots, P.
 
     Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, the
     caller of `release` sees the contributions. Guarantee: that of the module's docstring, for all
@@ -626,7 +628,7 @@ class WeightedGaussianSum(GaussianMechanism):
 
     Attributes:
         weights: :math:`\varphi`, a `P x N` tensor. It must be public.
-        paper_noise: The noise of [Dai2021DPFTS]_, for replication only: as published, up to √P too
+        paper_noise: The noise of [Dai2021]_, for replication only: as published, up to √P too
             much for the guarantee that is accounted. Their `S` is :math:`c \sqrt P`.
     """
 
@@ -658,7 +660,7 @@ class WeightedGaussianSum(GaussianMechanism):
         if not self.paper_noise:
             return self.sensitivity
         largest = float(self.weights.abs().max())
-        # Eq. (5) of [Dai2021DPFTS]_ with their S = c √P.
+        # Eq. (5) of [Dai2021]_ with their S = c √P.
         return largest * self.clip_norm * math.sqrt(self._outputs) / self.sampling_rate
 
     @property
@@ -690,7 +692,7 @@ class CorrelatedGaussianSum(GaussianMechanism):
     :math:`g(n)` is the agent's region, :math:`K = I + e^{-\kappa} (11^\top - I)` and
     :math:`Z_i = \sum_n K_{i\,g(n)}`: each agent counts :math:`e^\kappa` times as much in its own
     region as elsewhere. Published noise is :math:`\sqrt P` times this one's, in every round
-    [Dai2021DPFTS]_. At :math:`\kappa = 0` all rows are equal.
+    [Dai2021]_. At :math:`\kappa = 0` all rows are equal.
 
     Adjacency: zero-out, or replace-one at the price the accountants name. Trust: central, the
     caller of `release` sees the contributions. Guarantee: that of the module's docstring, for all

@@ -4,9 +4,9 @@ Half of the runs choose the statistic, the side, the threshold and :math:`\delta
 gives one Clopper-Pearson bound for that choice, so that nothing is charged for the search
 [Lu2022]_.
 
-.. [Lu2022] F. Lu, J. Munoz, M. Fuchs, T. LeBlond, E. Zaresky-Williams, E. Raff, F. Ferraro,
-   B. Testa. A general framework for auditing differentially private machine learning.
-   NeurIPS 2022.
+References:
+    * [Lu2022]_ F. Lu, J. Munoz, M. Fuchs, T. LeBlond, E. Zaresky-Williams, E. Raff, F. Ferraro, B.
+      Testa. A general framework for auditing differentially private machine learning. NeurIPS 2022.
 """
 
 from __future__ import annotations

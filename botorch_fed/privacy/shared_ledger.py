@@ -1,6 +1,6 @@
 r"""A ledger on disk, from which several runs pay: it survives a crash and never counts too little.
 
-It is an append-only log of three kinds of events, and what was spent is computed from it:
+It is an append-only log of three kinds of events, and what was spent is computed from it::
 
     Opened    what the ledger counts, and what may be spent: the first event
     Paid      releases were paid for, before anything was computed

@@ -68,14 +68,15 @@ replacing a record costs :math:`\sqrt2` more than in the lemma; each node has no
 a sum adds the nodes of its binary digits, not the path to a leaf; and the square of the reward is
 not needed, so it is not released.
 
-.. [Denisov2022] S. Denisov, B. McMahan, J. Rush, A. Smith, A. Thakurta. Improved differential
-   privacy for SGD via optimal private linear operators on adaptive streams. NeurIPS 2022.
-.. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
-   AISTATS 2021.
-.. [Fichtenberger2023] H. Fichtenberger, M. Henzinger, J. Upadhyay. Constant matters: fine-grained
-   error bound on differentially private continual observation. ICML 2023.
-.. [McMahan2024] H. B. McMahan, K. Pillutla. An inversion theorem for buffered linear Toeplitz (BLT)
-   matrices and applications to streaming differential privacy. 2024.
+References:
+    * [Denisov2022]_ S. Denisov, B. McMahan, J. Rush, A. Smith, A. Thakurta. Improved differential
+      privacy for SGD via optimal private linear operators on adaptive streams. NeurIPS 2022.
+    * [Dubey2021]_ A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
+      AISTATS 2021.
+    * [Fichtenberger2023]_ H. Fichtenberger, M. Henzinger, J. Upadhyay. Constant matters:
+      fine-grained error bound on differentially private continual observation. ICML 2023.
+    * [McMahan2024]_ H. B. McMahan, K. Pillutla. An inversion theorem for buffered linear Toeplitz
+      (BLT) matrices and applications to streaming differential privacy. 2024.
 """
 
 from __future__ import annotations

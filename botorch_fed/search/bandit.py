@@ -12,8 +12,9 @@ of random play.
 Differs from the paper: scores are :math:`\mu + \beta\sigma`, of a posterior with its eigenvalues
 floored at the height of the noise, and ties are broken at random.
 
-.. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
-   AISTATS 2021.
+References:
+    * [Dubey2021]_ A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
+      AISTATS 2021.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 r"""Messages over the shared basis, and searches that read those of others row by row.
 
-kind                      numbers           of whom
-"own_mean"                M + 5             `TransferSearch`: the mean of the own model
-"mean", "sample"          M                 federated Thompson sampling as published
-"summary"                 M(M + 3)/2        RGPE
-"summary_and_incumbent"   M(M + 3)/2 + 1    TAF: the best value a site has observed, a leak
+::
+
+    kind                      numbers           of whom
+    "own_mean"                M + 5             TransferSearch: the mean of the own model
+    "mean", "sample"          M                 federated Thompson sampling as published
+    "summary"                 M(M + 3)/2        RGPE
+    "summary_and_incumbent"   M(M + 3)/2 + 1    TAF: the best value a site has observed, a leak
 """
 
 from __future__ import annotations

@@ -5,13 +5,16 @@ each region; a site follows their pieces as one function, in its first queries o
 alone otherwise. By default a message is a *gain*, the site's expected improvement, so that what
 is followed is the optimum of a sum of expected improvements.
 
-kind        `M` numbers over the shared basis
-"gain"      expected improvement under the own model, scaled to the clip norm
-"mean"      the mean of the weights' posterior
-"sample"    a sample of them, as published
+::
 
-.. [Dai2021] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
-   optimization with distributed exploration. NeurIPS 2021. https://arxiv.org/abs/2110.14153
+    kind        M numbers over the shared basis
+    "gain"      expected improvement under the own model, scaled to the clip norm
+    "mean"      the mean of the weights' posterior
+    "sample"    a sample of them, as published
+
+References:
+    * [Dai2021]_ Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+      optimization with distributed exploration. NeurIPS 2021. https://arxiv.org/abs/2110.14153
 """
 
 from __future__ import annotations

@@ -9,8 +9,9 @@ mean the same thing; shared features with public hyperparameters that were chose
 steps pathwise with the exact kernel; hyperparameters of the own model have priors. The paper's
 settings are ``benchmarks/papers/published/settings.py`` with ``kind="sample"``.
 
-.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
-   sampling. NeurIPS 2020. https://arxiv.org/abs/2010.10154
+References:
+    * [Dai2020FTS]_ Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
+      sampling. NeurIPS 2020. https://arxiv.org/abs/2010.10154
 """
 
 from __future__ import annotations

@@ -9,6 +9,8 @@ outcomes earn (`models.earned_prior`). Without messages, or where they do not he
 What a site says is the mean of its own posterior, on its own standardised scale, projected on the
 shared basis: `M` numbers. Sites need only the *sum* of these vectors, minus their own part.
 
+::
+
     what arrives                                   what it becomes
     rows of weights, one per site (FTS)            their mean, each bounded in spread
     a sum, opened or decrypted (FedGP)             the sum minus the own contribution

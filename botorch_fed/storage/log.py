@@ -1,5 +1,7 @@
 r"""The append-only log of a party's events.
 
+::
+
     Log        events and snapshots in memory
     FileLog    the same in a folder, for one process at a time or, shared, for several in turns
 

@@ -1,5 +1,7 @@
 r"""Bytes that must survive a crash.
 
+::
+
     MemoryStore, FileStore    named bytes: secrets, and the snapshots of a log
     MemoryBlobs, FileBlobs    public bytes named by their hash: broadcasts
 

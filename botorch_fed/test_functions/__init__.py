@@ -1,9 +1,11 @@
 r"""Federated test problems, in the manner of `botorch.test_functions`.
 
-base             FederatedTestProblem: one BoTorch test problem per agent over common bounds
-synthetic        similar samples of a Gaussian process
-sklearn_tuning   support vector machines on scikit-learn's bundled data, divided among agents
-bandits          the kernel bandit and rescaled benchmark functions, one for all agents
+::
+
+    base             FederatedTestProblem: one BoTorch test problem per agent over common bounds
+    synthetic        similar samples of a Gaussian process
+    sklearn_tuning   support vector machines on scikit-learn's bundled data, divided among agents
+    bandits          the kernel bandit and rescaled benchmark functions, one for all agents
 """
 
 from botorch_fed.test_functions.bandits import (

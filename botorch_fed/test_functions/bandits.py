@@ -17,8 +17,9 @@ Choices that the paper does not state:
 
 Random play over 1,024 rounds of 25 arms has a regret of 606 (200 seeds, standard deviation 59).
 
-.. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
-   AISTATS 2021.
+References:
+    * [Dubey2021]_ A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
+      AISTATS 2021.
 """
 
 from __future__ import annotations

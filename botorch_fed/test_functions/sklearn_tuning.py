@@ -9,8 +9,9 @@ classes, averaged over a few stratified halvings: an agent has few rows, and the
 half changes in coarse steps. No class probabilities are estimated and the solver runs to tolerance
 1e-6, so that values are deterministic.
 
-.. [Hsu2019] T.-M. H. Hsu, H. Qi, M. Brown. Measuring the effects of non-identical data
-   distribution for federated visual classification. arXiv:1909.06335, 2019.
+References:
+    * [Hsu2019]_ T.-M. H. Hsu, H. Qi, M. Brown. Measuring the effects of non-identical data
+      distribution for federated visual classification. arXiv:1909.06335, 2019.
 """
 
 from __future__ import annotations

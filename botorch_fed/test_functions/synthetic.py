@@ -2,11 +2,11 @@ r"""Synthetic agents: similar samples of a Gaussian process.
 
 Two constructions of similar agents:
 
-- *Distance*, as in the synthetic experiments of [Dai2020FTS]_ and [Dai2021DPFTSDE]_: one sample
+- *Distance*, as in the synthetic experiments of [Dai2020FTS]_ and [Dai2021]_: one sample
   :math:`f`, scaled to [0, 1], and :math:`f_n(x) = f(x) \pm d` for the others. The papers do not
   state how the sign is drawn. Here it is drawn for every agent and grid point. One sign per agent
   is an option; it shifts the function and leaves its maximiser unchanged.
-- *Heterogeneity*, as in Figure 7 of [Dai2021DPFTSDE]_:
+- *Heterogeneity*, as in Figure 7 of [Dai2021]_:
   :math:`f_n \leftarrow \alpha f_n + (1 - \alpha) f_\text{base}`, with independent samples
   :math:`f_n` and :math:`f_\text{base}`, each scaled to [0, 1]; no distance is added.
 
@@ -16,10 +16,11 @@ eigenvalues have a closed form. So no nearly singular matrix is factorised, the 
 on threads or on LAPACK, and finer grids show the same function (up to the scaling to [0, 1], which
 uses the grid values only).
 
-.. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
-   sampling. NeurIPS 2020.
-.. [Dai2021DPFTSDE] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
-   optimization with distributed exploration. NeurIPS 2021.
+References:
+    * [Dai2020FTS]_ Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
+      sampling. NeurIPS 2020.
+    * [Dai2021]_ Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+      optimization with distributed exploration. NeurIPS 2021.
 """
 
 from __future__ import annotations

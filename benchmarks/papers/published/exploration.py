@@ -1,9 +1,9 @@
-r"""Weights by powers, the other schedules of [Dai2021DPFTS]_.
+r"""Weights by powers, the other schedules of [Dai2021]_.
 
     weights a : 1, a from 1000            PowerLawSchedule(1, 1000, plateau=…, decay=…)
     weights a^2 : 1, a from 40            PowerLawSchedule(2, 40, plateau=…, decay=…)
 
-.. [Dai2021DPFTS] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
+.. [Dai2021] Z. Dai, B. K. H. Low, P. Jaillet. Differentially private federated Bayesian
    optimization with distributed exploration. NeurIPS 2021.
 """
 

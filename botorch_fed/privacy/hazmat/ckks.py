@@ -1,6 +1,6 @@
 r"""Hazardous: the lattice arithmetic under the encrypted channels. Prefer `botorch_fed.privacy`.
 
-Two parts, and the only file that imports TenSEAL:
+Two parts, and the only file that imports TenSEAL::
 
     Ring                                    the n-of-n threshold layer on SEAL's objects
     generate_keys, encrypt, add, decrypt    TenSEAL's tensors with one key
@@ -51,10 +51,11 @@ documented serialization and `load`; a version that lays them out differently is
 loaded, plaintexts before encryption among it, lies in memory, or in a private temporary file where
 the system has no files in memory; secret keys never do.
 
-.. [Li2021] B. Li, D. Micciancio. On the security of homomorphic encryption on approximate numbers.
-   EUROCRYPT 2021.
-.. [Mouchet2020] C. Mouchet, J. Troncoso-Pastoriza, J.-P. Bossuat, J.-P. Hubaux. Multiparty
-   homomorphic encryption from ring-learning-with-errors. Cryptology ePrint 2020/304.
+References:
+    * [Li2021]_ B. Li, D. Micciancio. On the security of homomorphic encryption on approximate
+      numbers. EUROCRYPT 2021.
+    * [Mouchet2020]_ C. Mouchet, J. Troncoso-Pastoriza, J.-P. Bossuat, J.-P. Hubaux. Multiparty
+      homomorphic encryption from ring-learning-with-errors. Cryptology ePrint 2020/304.
 """
 
 from __future__ import annotations

@@ -1,5 +1,7 @@
 r"""Hazardous: identities, pairwise keys and streams under the masks. Prefer `botorch_fed.privacy`.
 
+::
+
     new_identity, sign, is_signed     Ed25519
     new_exchange, pair_key            X25519, then HKDF with SHA-256
     seal, unseal                      ChaCha20-Poly1305; a key seals one text

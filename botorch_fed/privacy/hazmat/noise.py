@@ -19,8 +19,9 @@ are left out would tell `x`. There another number continues it.
 Not covered: the time that drawing and rounding take, and the finite resolution elsewhere, which
 changes the probability of a lattice point by less than one part in a thousand.
 
-.. [Mironov2012] I. Mironov. On significance of the least significant bits for differential
-   privacy. CCS 2012.
+References:
+    * [Mironov2012]_ I. Mironov. On significance of the least significant bits for differential
+      privacy. CCS 2012.
 """
 
 from __future__ import annotations
@@ -268,8 +269,9 @@ def discrete_gaussian(std: float, count: int, *, noise: NoiseSource, path: Path)
     Returns:
         A `count` tensor of int64, none beyond `discrete_gaussian_reach(std)`.
 
-    .. [Canonne2020] C. Canonne, G. Kamath, T. Steinke. The discrete Gaussian for differential
-       privacy. NeurIPS 2020.
+    References:
+        * [Canonne2020]_ C. Canonne, G. Kamath, T. Steinke. The discrete Gaussian for differential
+          privacy. NeurIPS 2020.
     """
     stairs = _staircase(float(std))
     values = np.zeros(count, dtype=np.int64)
