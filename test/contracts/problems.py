@@ -5,8 +5,8 @@
 
 A cell is a small federation of two sites whose evaluations are asked for through one door. It
 *works* if all of the budget is proposed, as named values that the problem allows, and what the
-problem checks holds. It is *refused* if the package, Ax or BoTorch raises an error of its own at
-set-up. Anything else is a failure, which the page cannot hold.
+problem checks holds. It is *refused* if the package, Ax or BoTorch raises an error of its own.
+Anything else is a failure, which the page cannot hold.
 """
 
 from __future__ import annotations
@@ -391,6 +391,11 @@ def hill(site: int, point: Point) -> float:
     return -sum((v - 0.3 - 0.1 * site) ** 2 for v in numbers) / max(len(numbers), 1)
 
 
+def _mixed(site: int, point: Point) -> float:
+    numbers = {"x": point["x"], "n": point["n"] / 9, "size": point["size"] / 64}
+    return hill(site, numbers) + 0.1 * (point["kind"] == "b") - 0.1 * point["flag"]
+
+
 def _two(site: int, point: Point) -> dict[str, float]:
     return {"error": hill(site, point) + 1, "size": 10 * point["x"] + point["z"]}
 
@@ -517,7 +522,7 @@ PROBLEMS = (
                 Parameter.choice("flag", [False, True]),
             )
         ),
-        hill,
+        _mixed,
         _different,
     ),
     Problem(
@@ -630,8 +635,8 @@ test.contracts.problems`` tries each cell with a federation of two sites and wri
 test compares it with what it finds.
 
 **works**: all of the budget is proposed, no proposal leaves the space, and what the problem needs
-holds: constraints, different points in a batch, no failed point again. **refused**: an error at
-set-up, below; nothing is ignored.
+holds: constraints, different points in a batch, values after failures. **refused**: an error, below;
+nothing is ignored.
 
 .. list-table::
    :header-rows: 1
