@@ -10,7 +10,8 @@ of `botorch-fed demo`), by an `ax.api.client.Client` of its own and with twelve 
 
     ax             three separate clients with Ax's default strategy: the centre of the search
                    space, Sobol points, then a model; all count
-    fts_default    `FTS(every=1)` with all its defaults, the starts that it deals included
+    fts_default    `FTS(every=1)` with all its defaults in an `AxFederation`: the centre first, as
+                   Ax, then dealt points
     fed_gp_default `FedGP()` likewise, under a joint key
     fts            `FTS(strategy=Strategy(), every=1)`: one vector of 100 numbers from each site
                    every round

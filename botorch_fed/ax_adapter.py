@@ -20,8 +20,9 @@ its point is proposed again.
 `AxFederation` puts several such sites and the server into one process. There is no loop and no
 thread: whenever a client asks for a trial, rounds are exchanged as far as completed trials reach.
 `Client.run_trials` keeps its thread until it ends, so it is for a site whose peers are elsewhere.
-Ax's default strategy begins in the centre of the space, ours at random points: with few trials give
-the protocol an `initial_design`, as `search.local.spread_design` makes them.
+As Ax's default strategy does, the sites of an `AxFederation` begin in the centre of the space where
+the study says nothing else (`initialize_with_center`). Sites at machines of their own do where
+their study has the centre as its `default`.
 
 *Door B*. `register()` makes `ContextBasisGP`, `ContextMessagePriorGP`, `ContextMixture`,
 `ContextThompsonSampling` and the mixture acquisition functions known to
@@ -97,9 +98,13 @@ from botorch_fed.models.features import feature_map_kinds
 from botorch_fed.models.mixture import component_path
 from botorch_fed.rng import generator
 from botorch_fed.run import Study, make_agent
+from botorch_fed.search.messages import TransferRows
+from botorch_fed.search.noisy import NoisyTransfer
+from botorch_fed.search.sums import TransferSum
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.storage.log import FileLog, Log
 from botorch_fed.storage.store import MemoryBlobs
+from botorch_fed.studies import DPFTSDE, FTS, FedGP
 
 try:
     from ax.adapter.registry import Generators, MBM_X_trans_base
@@ -752,6 +757,20 @@ class _Waiting(Exception):
     """Too few sites have answered: the round is exchanged again later."""
 
 
+def _from_centre(study: Study, space: SearchSpace) -> Study:
+    """The study with the centre of the space as its default, if it begins in no way of its own."""
+    if not isinstance(study, FTS | DPFTSDE | FedGP):
+        return study
+    given = (study.default, study.initial_design, study.candidates)
+    search = study.search_over(space)
+    suits = isinstance(search, TransferRows | TransferSum | NoisyTransfer)
+    if not suits or any(one is not None for one in given):
+        return study
+    middle = space.snap(torch.full((1, space.dim), 0.5, dtype=torch.float64))
+    (centre,) = space.from_unit(middle)
+    return replace(study, default=centre)
+
+
 class AxFederation:
     """Several Ax experiments as the sites of one federation, in one process.
 
@@ -771,6 +790,9 @@ class AxFederation:
         quorum: How many sites must answer before a round goes on; default all. The replies of the
             others count when their trials are completed.
         attempts: How many trials of a point may fail before its evaluation has failed.
+        initialize_with_center: Whether sites without data evaluate the centre of the space first,
+            as Ax's default strategy does. A study with a default, a design, candidates or a
+            published search begins as it says.
 
     Example:
         >>> federation = AxFederation(FTS(budget=20, every=1), {"a": a, "b": b}, seed=0)
@@ -789,12 +811,15 @@ class AxFederation:
         folder: str | Path | None = None,
         quorum: int | None = None,
         attempts: int = 2,
+        initialize_with_center: bool = True,
     ) -> None:
         names = tuple(clients)
         if space is None:
             if not isinstance(clients, Mapping) or not clients:
                 raise InputDataError("Names alone need their search space: pass space=….")
             space = search_space(next(iter(clients.values())))
+        if initialize_with_center:
+            protocol = _from_centre(protocol, space)
         home = None if folder is None else Path(folder).resolve()
         self._log = Log(HUB_EVENTS) if home is None else hub_log(home)
         if home is not None:

@@ -59,6 +59,7 @@ from botorch_fed.ax_adapter import (
     ContextThompsonSampling,
     OwnMetricGP,
     RoundOpen,
+    _from_centre,
     contexts,
     modular_spec,
     search_space,
@@ -72,6 +73,7 @@ from botorch_fed.privacy.distributed import DistributedGaussianSum
 from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise
 from botorch_fed.rng import generator
 from botorch_fed.run import make_agent, run
+from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import FTS, FedGP, default_feature_map
@@ -343,7 +345,7 @@ def test_ax_changes_no_bit_of_a_run(protocol: Any) -> None:
     clients = _clients()
     federation = AxFederation(protocol, clients, space=_space(), seed=3)
     _finish(federation, clients)
-    expected = _by_run(protocol, _space(), seed=3)
+    expected = _by_run(_from_centre(protocol, _space()), _space(), seed=3)
     for name in NAMES:
         X, Y = federation.history(name)
         assert torch.equal(X, expected[name][0])
@@ -419,7 +421,7 @@ def test_encrypted_sums_among_three_clients() -> None:
     assert protocol.channel == "threshold"
     federation = AxFederation(protocol, clients, space=_space(), seed=3)
     _finish(federation, clients)
-    expected = _by_run(FedGP(budget=5, channel="plain"), _space(), seed=3)
+    expected = _by_run(_from_centre(FedGP(budget=5, channel="plain"), _space()), _space(), seed=3)
     for name in NAMES:  # one public grid: encryption changes no bit
         assert torch.equal(federation.history(name)[0], expected[name][0])
 
@@ -541,7 +543,7 @@ def test_a_failure_can_be_mended() -> None:
     index = next(iter(clients["a"].get_next_trials(max_trials=1)))
     clients["a"].mark_trial_failed(index)
     _finish(federation, clients)
-    expected = _by_run(FTS(budget=2, every=1), _space(), seed=3)
+    expected = _by_run(_from_centre(FTS(budget=2, every=1), _space()), _space(), seed=3)
     assert torch.equal(federation.history("a")[0], expected["a"][0])
 
 
@@ -742,7 +744,7 @@ def test_a_run_goes_on_after_a_restart(protocol: Any, tmp_path: Path) -> None:
         _finish(federation, clients)
         if isinstance(protocol, FedGP):
             protocol = replace(protocol, channel="plain")
-        expected = _by_run(protocol, _space(), seed=3)
+        expected = _by_run(_from_centre(protocol, _space()), _space(), seed=3)
         for name in NAMES:
             assert torch.equal(federation.history(name)[0], expected[name][0])
 
@@ -1241,7 +1243,7 @@ def test_a_federation_goes_on_from_a_database(
             clients[name] = Client.load_from_database(name, storage_config=storage)
             federation.join(name, clients[name])
         _finish(federation, clients)
-        expected = _by_run(protocol, space, seed=3)
+        expected = _by_run(_from_centre(protocol, space), space, seed=3)
         for name in NAMES:
             # Ax's SQL rounds values in their last bits, its JSON does not.
             found = federation.history(name)[0]
@@ -1403,3 +1405,33 @@ def test_a_draw_inside_ax_keeps_constraints(context: tuple[Context, Client]) -> 
         assert point["p"] + point["q"] <= 0.7 + 1e-9  # type: ignore[operator]
         assert point["q"] >= point["p"] - 1e-9  # type: ignore[operator]
         client.complete_trial(index, raw_data={"y": float(point["p"]) + float(point["q"])})
+
+
+# ------------------------------------------------------------------ door A: where sites begin
+
+
+def _first(study: Any, **options: Any) -> list[Point]:
+    """The first points of both sites."""
+    clients = {name: _client(LINEAR, LOG) for name in ("a", "b")}
+    AxFederation(study, clients, seed=0, **options)
+    return [dict(p) for c in clients.values() for p in c.get_next_trials(max_trials=1).values()]
+
+
+def test_sites_begin_in_the_centre_as_ax_does() -> None:
+    alone = _client(LINEAR, LOG)
+    (centre,) = alone.get_next_trials(max_trials=1).values()
+    for study in (FTS(budget=6, every=1), FedGP(budget=6, channel="plain")):
+        assert all(point == pytest.approx(dict(centre)) for point in _first(study))
+        dealt = _first(study, initialize_with_center=False)
+        assert dealt[0] != pytest.approx(dict(centre))
+
+
+def test_a_study_that_says_where_to_begin_is_obeyed() -> None:
+    default = {"x": 4.0, "z": 0.02}
+    assert all(p == pytest.approx(default) for p in _first(FTS(budget=6, every=1, default=default)))
+    design = torch.tensor([[0.1, 0.2], [0.9, 0.8]], dtype=torch.float64)
+    first = _first(FTS(budget=6, every=1, initial_design=design))[0]
+    assert first["x"] == pytest.approx(
+        LINEAR.bounds[0] + 0.1 * (LINEAR.bounds[1] - LINEAR.bounds[0])
+    )
+    _first(FTS(budget=6, every=1, strategy=Strategy()))  # a published search takes no default

@@ -635,8 +635,8 @@ test.contracts.problems`` tries each cell with a federation of two sites and wri
 test compares it with what it finds.
 
 **works**: all of the budget is proposed, no proposal leaves the space, and what the problem needs
-holds: constraints, different points in a batch, values after failures. **refused**: an error, below;
-nothing is ignored.
+holds: constraints, different points in a batch, values after failures. **refused**: an error,
+below; nothing is ignored.
 
 .. list-table::
    :header-rows: 1
