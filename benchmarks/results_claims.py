@@ -10,7 +10,7 @@ paper and cannot be had. *Not run*: it could be, and has not been.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -200,7 +200,7 @@ def fts_paper() -> Paper:
             runs=functions,
             made_by=made,
         ),
-        *(_landmine(), _longer(), _rgpe(), _har(), _growing()),
+        *(*_real_claims(), _growing()),
         Claim(
             "Fig. 3",
             "FTS reaches a value in less computing time than RGPE and TAF",
@@ -271,65 +271,75 @@ def _of(effect: Effect | None, cluster: str) -> str:
     return NONE if effect is None else f"{effect.clusters} {cluster}, {effect.pairs} pairs"
 
 
-def _landmine() -> Claim:
-    results = _field("landmine")
-    found, here = _targets(results, "fts-paper", "ts-raw", 50)
+def _real(
+    what: tuple[str, str],
+    entry: str,
+    pair: tuple[str, str],
+    at: int,
+    *,
+    printed: str = NONE,
+    digits: int = 3,
+    beside: bool = True,
+) -> Claim:
+    """A row against another on a real task; targets are the clusters.
+
+    Args:
+        what: Where the claim is and what it says.
+        entry: The task.
+        pair: The two rows.
+        at: After how many queries.
+        printed: What the paper prints.
+        digits: Of the values.
+        beside: Whether ours and the strongest control are shown.
+    """
+    results = _field(entry)
+    found, here = _targets(results, *pair, at, digits)
+    ours = beside and bool(results.select(row="transfer"))
     return Claim(
-        "Fig. 2, landmine",
-        "FTS beats TS (validation AUC after 50)",
+        *what,
         verdict(found, "above"),
-        printed=f"{number(printed.FTS_LANDMINE[100])} for {number(printed.FTS_LANDMINE_TS)} "
-        f"(± {number(printed.FTS_LANDMINE_ERROR)})",
+        printed=printed,
         here=here,
-        ours=number(_auc(results, "transfer", 50)),
-        free=_strongest(results, 50),
-        runs=_of(found, "fields"),
-        made_by="fts landmine",
+        ours=number(_auc(results, "transfer", at)) if ours else NONE,
+        free=_strongest(results, at) if beside else NONE,
+        runs=_of(found, {"landmine": "fields", "har": "subjects"}[entry]),
+        made_by=f"fts {entry}",
     )
 
 
-def _longer() -> Claim:
-    results = _field("landmine")
-    found, here = _targets(results, "fts-paper-200", "fts-paper-50", 50)
-    return Claim(
-        "Fig. 2, landmine",
-        "Longer messages (M = 200 for 50) find more",
-        verdict(found, "above"),
-        printed=f"{number(printed.FTS_LANDMINE[200])} for {number(printed.FTS_LANDMINE[50])}",
-        here=here,
-        runs=_of(found, "fields"),
-        made_by="fts landmine",
-    )
-
-
-def _rgpe() -> Claim:
-    results = _field("landmine")
-    found, here = _targets(results, "fts-paper", "rgpe", 50)
+def _real_claims() -> Iterator[Claim]:
+    """FTS on its real tasks."""
+    known, where = printed.FTS_LANDMINE, "Fig. 2, landmine"
     low, high = printed.FTS_LANDMINE_RGPE
-    return Claim(
-        "Fig. 2, landmine",
-        "FTS beats RGPE with fewer numbers sent (RGPE here on the good own model)",
-        verdict(found, "above"),
-        printed=f"{number(printed.FTS_LANDMINE[100])} for {number(low, 2)}–{number(high, 2)}",
-        here=here,
-        ours=number(_auc(results, "transfer", 50)),
-        free=_strongest(results, 50),
-        runs=_of(found, "fields"),
-        made_by="fts landmine",
+    yield _real(
+        (where, "FTS beats TS (validation AUC after 50)"),
+        "landmine",
+        ("fts-paper", "ts-raw"),
+        50,
+        printed=f"{number(known[100])} for {number(printed.FTS_LANDMINE_TS)} "
+        f"(± {number(printed.FTS_LANDMINE_ERROR)})",
     )
-
-
-def _har() -> Claim:
-    results = _field("har")
-    found, here = _targets(results, "fts-paper", "ts-raw", 10, 4)
-    return Claim(
-        "Fig. 2, HAR",
-        "FTS beats TS (accuracy after 10; the paper's ranges)",
-        verdict(found, "above"),
-        here=here,
-        free=_strongest(results, 10),
-        runs=_of(found, "subjects"),
-        made_by="fts har",
+    yield _real(
+        (where, "Longer messages (M = 200 for 50) find more"),
+        "landmine",
+        ("fts-paper-200", "fts-paper-50"),
+        50,
+        printed=f"{number(known[200])} for {number(known[50])}",
+        beside=False,
+    )
+    yield _real(
+        (where, "FTS beats RGPE with fewer numbers sent (RGPE here on the good own model)"),
+        "landmine",
+        ("fts-paper", "rgpe"),
+        50,
+        printed=f"{number(known[100])} for {number(low, 2)}–{number(high, 2)}",
+    )
+    yield _real(
+        ("Fig. 2, HAR", "FTS beats TS (accuracy after 10; the paper's ranges)"),
+        "har",
+        ("fts-paper", "ts-raw"),
+        10,
+        digits=4,
     )
 
 

@@ -106,6 +106,7 @@ SEED = 20260102
 FIRST_SEED = 1000
 KEYS = ("row", "starts", "seed")
 EPSILONS = (0.25, 0.5, 1.0, 2.0, 4.0)
+LARGEST_DELTA = 0.1  # that the package allows
 
 # ------------------------------------------------------------------ ours
 
@@ -672,7 +673,10 @@ def without_scale(space: SearchSpace) -> SearchSpace:
 
 def at_the_papers_delta(study: DPFTSDE, num_agents: int) -> DPFTSDE:
     r"""The same study at :math:`\delta = N^{-1.1}`, where the package's default is 0.01 at most."""
-    return replace(study, delta=num_agents**-1.1) if study.delta is None else study
+    delta = num_agents**-1.1
+    if study.delta is not None or delta > LARGEST_DELTA:
+        return study
+    return replace(study, delta=delta)
 
 
 def seen_raw(problem: Table) -> Table:

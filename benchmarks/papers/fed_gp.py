@@ -29,16 +29,18 @@ chosen; results are of seeds from 1,000 on. What the paper leaves unstated was f
   of observed values, noise included, and ``true`` is the noise-free value where ``best`` was seen;
 - sums are opened in the clear (``channel="plain"``): an encrypted run has the same trace, bit for
   bit, and other times;
-- ``ours`` is `RegionSearch()`, whose settings were chosen on pilot seeds of the very functions that
-  are compared, among some thirty variants, and of F12, F17 and F18; ``default`` is
+- ``ours`` is `RegionSearch()`, whose settings were chosen on pilot seeds of the very functions
+  that are compared, among some thirty variants, and of F12, F17 and F18; ``default`` is
   `TransferSearch()`, the package's default, of which nothing was chosen here. ``faithful`` is the
-  published method with the settings that `tune` found best on F12 and F17-F20 (F7's optimum lies
-  outside its box), with ``global`` (the shared model alone) sharing them; ``local`` is expected
-  improvement on one's own fitted model, without any communication; ``fts`` has the good own model,
-  100 cosine features of a wide public kernel, new messages in every round and 1 - p_t = 1/sqrt(t);
+  published search, all agents at once in a round, where Algorithm 2 takes one after the other,
+  with the settings that `tune` found best on F12 and F17-F20 (F7's optimum lies outside its box),
+  with ``global`` (the shared model alone) sharing them; ``local`` is expected improvement on
+  one's own fitted model, without any communication; ``fts`` has the good own model, 100 cosine
+  features of a wide public kernel, new messages in every round and 1 - p_t = 1/sqrt(t);
   ``dp_fts_de`` its default settings at epsilon = 10 for the whole run (PLD, zero-out, per agent,
   delta = N^-1.1 = 0.079: the paper's, and large), spent in the first rounds. ``pooled`` is no
-  federated method but a yardstick: TuRBO with all data in one place, ten Thompson samples a round;
+  federated method but a yardstick: TuRBO with all data in one place, ten Thompson samples a
+  round;
 - tasks are tabulated once on 1,024 Sobol points and the corners of the cube, for every agent, and
   agents choose among those, so that the best possible error is known; errors are means over agents.
   That best is the smallest of many noisy validation errors, and optimistic by that;

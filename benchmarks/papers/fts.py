@@ -63,6 +63,7 @@ from benchmarks.papers.ledger import (
     versions,
 )
 from benchmarks.papers.published.features import PaperCosine
+from benchmarks.papers.published.points import label
 from benchmarks.papers.published.settings import paper_messages, paper_strategy
 from benchmarks.papers.tabulated import Tabulated, made_up, tabulate
 from benchmarks.problems import ActivityRecognition, Landmine
@@ -513,7 +514,7 @@ def summary(entry: str, *, as_json: bool, row: str = "ours") -> None:
             gap = None if name == "ts" else compare(results, name, "ts", t)
             cells.append("" if gap is None else gap.shown(4))
         cells.append(f"{np.mean([line['cpu_ms'] for line in lines]):.0f}")
-        table.add_row(name, str(len(lines)), *cells)
+        table.add_row(label(f"fts/{results.path.stem}", name, lines), str(len(lines)), *cells)
     Console(width=200).print(table)
 
 
