@@ -66,6 +66,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 autosummary_generate = "reference" not in LEFT_OUT
+python_maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
 autodoc_inherit_docstrings = False  # BoTorch's own are in BoTorch's documentation
