@@ -8,7 +8,7 @@ transfer       `TransferAcquisition` (TAF); its companion RGPE is `models.Rankin
 feasible       `FeasibleAcquisition`: any of them times the probability of success
 optimize       `maximize` over the unit cube or a list of points
 additive       `AdditiveGrid`: the bound of an additive model, coordinate by coordinate
-confidence     `private_ucb_width`: how far a private bound must reach, by the theorem
+confidence     `private_ucb_width`, `missed`: how far a private bound must reach, by the theorem
 constructors   input constructors for BoTorch and Ax, registered on import
 
 BoTorch's acquisition functions work on the package's models as well; `docs/conformance.rst` is the
@@ -18,7 +18,7 @@ mixture. A test writes it.
 
 from botorch_fed.acquisition import constructors as _constructors  # noqa: F401 - registers them
 from botorch_fed.acquisition.additive import AdditiveGrid
-from botorch_fed.acquisition.confidence import private_ucb_width
+from botorch_fed.acquisition.confidence import missed, private_ucb_width
 from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.mixture import MixtureEI, MixturePI, MixtureUCB
 from botorch_fed.acquisition.optimize import maximize
@@ -56,6 +56,7 @@ __all__ = [
     "check_schedule",
     "exploration_weights",
     "maximize",
+    "missed",
     "private_ucb_width",
     "weight_path",
 ]

@@ -4,8 +4,9 @@ A site plays the action of its own decision set that the newest sum of records p
 says what it has played and what came of it; it keeps nothing of either. The sum may have noise: it
 is made positive first (`models.repair`). Without a sum an action is uniform.
 
-Regret: the theorem of [Dubey2021]_ is about UCB with its own width :math:`\beta_t` (`norm_bound`)
-and ``psd="shift"``. A constant `exploration`, the floor, expected improvement and Thompson sampling
+Regret: the theorem of [Dubey2021]_ is about UCB with its own width :math:`\beta_t` (`norm_bound`),
+``psd="shift"`` and a basis that misses nothing; what a basis misses is added to the bound, which then
+covers the function without a promise of regret (`acquisition.confidence`). A constant `exploration`, the floor, expected improvement and Thompson sampling
 carry none, and do better: half to one is a good constant, and the width of the theorem costs half
 of random play.
 
@@ -31,7 +32,7 @@ from botorch.acquisition.analytic import LogExpectedImprovement
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from botorch_fed.acquisition import AdditiveGrid, private_ucb_width
+from botorch_fed.acquisition import AdditiveGrid, missed, private_ucb_width
 from botorch_fed.acquisition.optimize import ascend
 from botorch_fed.errors import MessageError, NumericalError
 from botorch_fed.federation.base import AgentId
@@ -305,11 +306,13 @@ class SumPosterior:
             improvement = LogExpectedImprovement(model, best_f=best)
             return lambda X: improvement(X.unsqueeze(-2))
 
-        width = self.width
+        width, norm_bound = self.width, self.search.norm_bound
 
         def bound(X: Tensor) -> Tensor:
             mean, std = self.predict(X)
-            return mean + width * std
+            if not norm_bound:
+                return mean + width * std
+            return mean + width * std + norm_bound * missed(phi, X).sqrt()
 
         return bound
 
@@ -321,23 +324,27 @@ class SumPosterior:
             return search.exploration
         m, scale, std = phi.num_features, scale_of(phi), released.parameters.noise_std
         gram_bound = moment_bound = 0.0
+        # For features of norm one the prior's precision is λ over the prior variance.
+        ridge = search.noise_var / scale
+        kept = ridge * float(self.total.gram.diagonal().sum())
         if std > 0:
             # The matrix may fail with half of the probability, moment and outcomes with a quarter.
             gram_bound = noise_norm_bound(std, m, horizon=released.horizon, failure=FAILURE / 2)
             tail = math.sqrt(2 * math.log(4 * released.horizon / FAILURE))
             largest = std / released.statistic.moment_scale * (math.sqrt(m) + tail)
             moment_bound = largest / math.sqrt(gram_bound)  # in the norm of the shifted noise
-        # For features of norm one the prior's precision is λ over the prior variance.
-        ridge = search.noise_var / scale
+            kept -= 3 * m * gram_bound  # at least so much without the noise and its shift
+        count = released.parameters.count
         eye = torch.eye(m, dtype=torch.float64)
         return private_ucb_width(
             ridge * (eye + self.total.gram),
-            t=released.parameters.t + 1,
+            t=max(1, count),
             norm_bound=search.norm_bound * math.sqrt(scale),
             noise_std=math.sqrt(search.noise_var),
             noise_var=ridge,
             gram_noise_bound=gram_bound,
             moment_noise_bound=moment_bound,
+            truncation=min(max(count - kept, 0.0), count),
             failure=FAILURE / 2,
         )
 
