@@ -1,6 +1,7 @@
 r"""Acquisition: where to look next. Torch only; imports `models`, independent of protocols.
 
-schedules      p_t, the weight of the agent's own model, and the checks of the theory
+schedules      p_t, the weight of the agent's own model
+theory         the condition and width of FTS' bound, information gain, published feature counts
 regions        `Partition` of the cube, and the agents' weights in each region
 thompson       `ThompsonSampling` on a drawn function, own or received
 mixture        `MixtureEI`, `MixturePI`, `MixtureUCB` of `models.LocalSharedMixture`, in closed form

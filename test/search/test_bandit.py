@@ -96,7 +96,7 @@ def test_a_release_is_read_with_a_floor_a_shift_or_the_noise_of_its_moment() -> 
     statistic = RecordStatistic(num_features=M, outcome_bound=2.0)
     gram, moment = statistic.gram_and_moment(found.values, noise_var=NOISE_VAR, outputscale=SCALE)
     unit = SCALE / NOISE_VAR
-    height = 4 * std * math.sqrt(M / 2) * unit
+    height = 8 * std * math.sqrt(M / 2) * unit
     total = total_of(terms_of(), found)
     assert torch.allclose(total.gram, floored(gram, height), atol=1e-9)
     assert torch.equal(total.moment, moment)
@@ -555,9 +555,7 @@ def test_camelback_with_public_actions() -> None:
         budget=200,
         trust="public",
         epsilon=10.0,
-        outcome_bound=1.4,
         noise_var=0.04,
-        exploration=1.0,
         candidates=problem.arms,
         noise=SEEDED,
     )
