@@ -22,7 +22,9 @@ acts on what rounds before it have brought.
 With public actions the decision set is fixed and public, and the server plays by the rule of the
 search. An action is played until its block is complete, by several agents and over several rounds
 if need be, and the sum of the block's outcomes is released once. Absent agents' outcomes are
-missing, and the block waits; what is unfinished at the end is never released.
+missing, and the block waits; what is unfinished at the end is never released. Earlier releases say
+how long a block is, what its outcomes are clipped to (`narrow`: a range about the prediction, with
+noise for that range) and with which prior variances the basis is read (`fit_scales`).
 
 Guarantee: for public settings, times of asking and answering, in two worlds that differ in one unit
 (a record, or all records of an agent, bounded by how often it is asked) everything that all others

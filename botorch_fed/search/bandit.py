@@ -10,6 +10,9 @@ then covers the function without a promise of regret (`acquisition.confidence`).
 `exploration`, the floor, expected improvement and Thompson sampling carry none, and do better: the
 width of the theorem costs half of random play.
 
+Bases: `search.bandit_basis`. Where only outcomes have noise, the prior variances of the parts of a
+basis follow from the evidence of what was released (`fit_scales`).
+
 Differs from the paper: scores are :math:`\mu + \beta\sigma`, of a posterior with its eigenvalues
 floored at the height of the noise, and ties are broken at random.
 
