@@ -551,12 +551,14 @@ class StreamCase:
             and its features turn as well, by 60 degrees ("turn") or by 90 ("swap").
         runs: Transcripts per world.
         increments: How many a client sends.
+        within: Centre and half range of blocks, where they are narrower than the public range.
     """
 
     make: Callable[[], Stream]
     world: World = "sign"
     runs: int = STREAM_RUNS
     increments: int = 2
+    within: tuple[float, float] | None = None
 
 
 # Half a unit about a centre of 0.2; the default scale of the moment makes "sign" the worst world.
@@ -593,6 +595,7 @@ STREAM_CASES: dict[str, StreamCase] = {
     ),
     "blocks": StreamCase(lambda: BlockSum(**_OUTCOMES)),
     "blocks, zero-out": StreamCase(lambda: BlockSum(**_OUTCOMES, **_ZEROED)),
+    "blocks, narrowed": StreamCase(lambda: BlockSum(**_OUTCOMES), within=(0.5, 0.25)),
 }
 _BLOCKS = (3, 2)  # outcomes of each block; the canary is the first one
 
@@ -695,10 +698,8 @@ class StreamLaw:
         mechanism = self.mechanism
         if record is None:
             return torch.zeros(1 if isinstance(mechanism, BlockSum) else 5).double()
-        y = max(
-            -mechanism.outcome_bound,
-            min(mechanism.outcome_bound, float(record[2]) - mechanism.centre),
-        )
+        centre, bound = self.case.within or (mechanism.centre, mechanism.outcome_bound)
+        y = max(-bound, min(bound, float(record[2]) - centre))
         if isinstance(mechanism, BlockSum):
             return torch.tensor([y]).double()
         first, second = (record[:2] / record[:2].norm().clamp(min=1.0)).tolist()
@@ -712,7 +713,7 @@ class StreamLaw:
         """The noise per unit of the covariance. What the lattice adds to it is a millionth."""
         mechanism = self.mechanism
         if isinstance(mechanism, BlockSum):
-            return self.multiplier * mechanism.outcome_bound
+            return self.multiplier * (self.case.within or (0, mechanism.outcome_bound))[1]
         r = (mechanism.moment_scale * mechanism.outcome_bound) ** 2
         norm = math.sqrt(1 + r)
         if mechanism.adjacency == "replace-one":
@@ -772,9 +773,10 @@ class StreamLaw:
                 values.append(prefix.values)
         else:
             block, ledger = mechanism.start(ledger=ledger, noise=noise)
-            nothing = torch.tensor([mechanism.centre]).double()
+            centre, bound = self.case.within or (mechanism.centre, mechanism.outcome_bound)
+            nothing = torch.tensor([centre]).double()
             for number, length in enumerate(_BLOCKS):
-                block = mechanism.open(block, length)
+                block = mechanism.open(block, length, centre=centre, outcome_bound=bound)
                 for i in range(length):
                     outcome = nothing if number or i or record is None else record[2:]
                     block, done = mechanism.add(block, outcome, noise=noise, path=path)
@@ -834,6 +836,7 @@ _TREES = tuple(case for case in _PREFIXES if case.startswith("tree"))
 _BUFFERED = ("root", "root, swapped", "root, rewards up to 20", "root, two records")
 _LOCALS = ("local", "local, swapped", "local, zero-out")
 _BOTH_BLOCKS = ("blocks", "blocks, zero-out")
+_NARROWED = ("blocks, narrowed",)
 _REPLACED_RECORDS = tuple(
     case
     for case, chosen in STREAM_CASES.items()
@@ -850,11 +853,18 @@ STREAM_MUTANTS = (
         _LOCALS,
     ),
     Mutant(
+        "a narrow range, and outcomes of the whole one",
+        f"{_BLOCK}.add",
+        "clipped = (values - state.centre).clamp(-state.outcome_bound, state.outcome_bound)",
+        "clipped = (values - state.centre).clamp(-self.outcome_bound, self.outcome_bound)",
+        _NARROWED,
+    ),
+    Mutant(
         "half noise in a block",
-        f"{_BLOCK}.noise_std",
-        "return self.noise_multiplier * self.norm",
-        "return self.noise_multiplier * self.norm / 2",
-        _BOTH_BLOCKS,
+        f"{_BLOCK}.noise_std_within",
+        "return self.noise_multiplier * self.norm_within(outcome_bound)",
+        "return self.noise_multiplier * self.norm_within(outcome_bound) / 2",
+        (*_BOTH_BLOCKS, *_NARROWED),
     ),
     Mutant(
         "constants of Lemma 5 at alpha = 10",
@@ -903,7 +913,7 @@ STREAM_MUTANTS = (
     Mutant(
         "outcomes of a block not clipped",
         f"{_BLOCK}.add",
-        "clipped = (values - self.centre).clamp(-self.outcome_bound, self.outcome_bound)",
+        "clipped = (values - state.centre).clamp(-state.outcome_bound, state.outcome_bound)",
         "clipped = values - self.centre",
         _BOTH_BLOCKS,
     ),

@@ -37,7 +37,7 @@ _SCALED: dict[str, Any] = {"num_agents": 6, "dim": 4, "clip_norm": 3.0}
 CASES: dict[str, Callable[[], Any]] = {
     **known.CASES,
     **known.DISTRIBUTED_CASES,
-    **{name: case.make for name, case in known.STREAM_CASES.items()},
+    **{name: case.make for name, case in known.STREAM_CASES.items() if case.within is None},
     "plain, bound 3": lambda: GaussianSum(noise_multiplier=1.5, **_SCALED),
     "plain, bound 3, sampled": lambda: GaussianSum(
         noise_multiplier=1.5, sampling=PoissonSampling(0.5), **_SCALED
@@ -181,8 +181,8 @@ LISTED = (
     Mutant(
         "outcomes are clipped before they are centred",
         "botorch_fed.privacy.increments:BlockSum.add",
-        "clipped = (values - self.centre).clamp(-self.outcome_bound, self.outcome_bound)",
-        "clipped = values.clamp(-self.outcome_bound, self.outcome_bound) - self.centre",
+        "clipped = (values - state.centre).clamp(-state.outcome_bound, state.outcome_bound)",
+        "clipped = values.clamp(-state.outcome_bound, state.outcome_bound) - state.centre",
         ("blocks, zero-out", "blocks"),
     ),
     Mutant(

@@ -5,6 +5,7 @@ r"""The command line: `botorch-fed`, or ``python -m botorch_fed.cli``.
     demo         compare eight sites that tune a classifier together, alone, and as a newcomer
     run          run a study file: any objective, any protocol
     protocols    list the protocols of study files, or the settings of one
+    advise       what settings buy, in numbers, before a run
     account      the privacy cost of noisy releases, or the noise for a given cost
     audit        run a mechanism in two worlds and try to distinguish them
     report       an HTML report from the folder of a run
@@ -264,6 +265,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_demo(commands)
     _add_run(commands)
     _add_protocols(commands)
+    _add_advise(commands)
     _add_account(commands)
     _add_audit(commands)
     _add_report(commands)
@@ -368,6 +370,34 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", action="store_true", help="continue the run in its folder")
     out = "folder of the run, instead of out in the study file"
     parser.add_argument("--out", type=Path, metavar="DIR", help=out)
+
+
+_FACTS: tuple[tuple[str, str, Callable[[str], Any], str, str], ...] = (
+    ("--agents", "agents", int, "N", "number of agents"),
+    ("--dim", "dim", int, "D", "number of inputs"),
+    ("--budget", "budget", int, "T", "evaluations of each agent"),
+    ("--features", "num_features", int, "M", "numbers of a message"),
+    ("--regions", "num_regions", int, "P", "number of regions"),
+    ("--sampling-rate", "sampling_rate", float, "Q", "share of agents in a release"),
+    ("--releases", "releases", int, "R", "number of releases"),
+    ("--delta", "delta", float, "D", "delta of the guarantee"),
+    ("--lengthscale", "lengthscale", float, "L", "length scale of the shared kernel, in the cube"),
+    ("--noise-var", "noise_var", float, "V", "variance of an outcome on the public scale"),
+)
+
+
+def _add_advise(commands: Any) -> None:
+    parser = _command(commands, "advise", _advise, "what settings buy, in numbers, before a run")
+    study = "a study file, from which the facts are taken that are not given"
+    parser.add_argument("study", type=Path, nargs="?", metavar="STUDY.toml", help=study)
+    for option, name, kind, metavar, words in _FACTS:
+        parser.add_argument(option, dest=name, type=kind, metavar=metavar, help=words)
+    given = parser.add_mutually_exclusive_group()
+    multiplier = "noise divided by the norm of one contribution"
+    given.add_argument("--noise-multiplier", type=float, metavar="Z", help=multiplier)
+    given.add_argument("--epsilon", type=float, metavar="E", help="epsilon of the whole run")
+    section = "a section, may be repeated; default those of the study, or all"
+    parser.add_argument("--section", action="append", metavar="NAME", help=section)
 
 
 def _add_account(commands: Any) -> None:
@@ -1059,6 +1089,32 @@ def _protocols(arguments: argparse.Namespace) -> _Done:
 
 def _first_line(kind: type[Any]) -> str:
     return (kind.__doc__ or "").strip().split("\n")[0]
+
+
+# ------------------------------------------------------------------ advise
+
+
+def _advise(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.advice import advise, said
+    from botorch_fed.study import read_study
+
+    names = [name for _, name, *_ in _FACTS] + ["noise_multiplier", "epsilon"]
+    facts = {name: getattr(arguments, name) for name in names}
+    facts = {name: value for name, value in facts.items() if value is not None}
+    if arguments.study is None:
+        advice = advise(sections=arguments.section, **facts)
+    else:
+        file = read_study(arguments.study)
+        facts = {"agents": len(file.agents) or 1, **facts}
+        advice = advise(file.study(), space=file.space, sections=arguments.section, **facts)
+    for section in advice.sections:
+        table = _table(*section.columns, title=section.title)
+        for row in section.rows:
+            table.add_row(*map(said, row))
+        _show(arguments, table)
+        for sentence in section.says:
+            _say(arguments, sentence)
+    return _Done({"command": "advise", **asdict(advice)})
 
 
 # ------------------------------------------------------------------ account

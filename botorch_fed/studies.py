@@ -59,12 +59,15 @@ from botorch_fed.privacy import (
     Adjacency,
     Budget,
     Ledger,
+    LocalGaussian,
     NoiseSource,
     OSNoise,
     PoissonSampling,
+    PrefixSum,
     SharedLedger,
     SignalWarning,
     Unit,
+    noise_multiplier_for,
 )
 from botorch_fed.privacy.aggregation import NoiseAt
 from botorch_fed.privacy.channels import Opener
@@ -72,6 +75,7 @@ from botorch_fed.privacy.distributed import DistributedRecordSum
 from botorch_fed.privacy.tree import Factorization
 from botorch_fed.rng import generator
 from botorch_fed.search.bandit import PSD, AcquisitionName, BanditSearch, DecisionSets
+from botorch_fed.search.bandit_basis import few_features, scaled_features
 from botorch_fed.search.ensemble import EnsembleSearch
 from botorch_fed.search.messages import (
     NOISE_VAR,
@@ -916,16 +920,20 @@ class PrivateUCB(Federation):
         trust: Who adds noise: ``"joint"``, ``"local"``, ``"public"`` (actions), or ``"none"``,
             which has neither epsilon nor a multiplier.
         batch: How many agents are asked in a round; default all.
-        feature_map: The shared basis; default `default_private_features`. Features cost noise: 6 to
-            15 for epsilons up to one, 15 to 30 for ten.
-        noise_var: Variance of an outcome on the public scale.
+        feature_map: The shared basis; default that of `search.bandit_basis`, which follows from the
+            dimension, the budget and the noise. With private actions features cost noise.
+        noise_var: Variance of an outcome on the public scale, a public fact. If it is not known a
+            quarter of the squared `outcome_bound` is assumed, and blocks of public actions have the
+            public range throughout; with it they need less noise.
         outcome_bound: Outcomes on the public scale are clipped to this range around zero.
         moment_scale: See `RecordStatistic`.
-        exploration: See `BanditSearch`; with public actions 1.5 is better, because blocks are few.
+        exploration: See `BanditSearch`; default 1, and with public actions 2, because blocks are
+            few.
         acquisition: See `BanditSearch`.
         psd: See `BanditSearch`.
-        height: See `BanditSearch`.
-        inflate: See `BanditSearch`; of use with ``trust="local"``, where noise is large.
+        height: See `BanditSearch`; default 8, and 6 with ``trust="local"``.
+        inflate: See `BanditSearch`; by default so with ``trust="local"``, where noise is large, and
+            a floor.
         norm_bound: See `BanditSearch`.
         factorization: Of the running sums, see `privacy.tree`.
         adjacency: What a neighbouring world is.
@@ -959,14 +967,14 @@ class PrivateUCB(Federation):
     delta: float = 1e-5
     trust: Trust = "joint"
     batch: int | None = None
-    noise_var: float = NOISE_VAR
+    noise_var: float | None = None
     outcome_bound: float = 2.0
     moment_scale: float | None = None
-    exploration: float = 0.5
+    exploration: float | None = None
     acquisition: AcquisitionName = "ucb"
     psd: PSD = "floor"
-    height: float = 4.0
-    inflate: bool = False
+    height: float | None = None
+    inflate: bool | None = None
     norm_bound: float = 0.0
     factorization: Factorization = "sqrt"
     adjacency: Adjacency = "replace-one"
@@ -1040,13 +1048,18 @@ class PrivateUCB(Federation):
         """The bandit."""
         if self.search is not None:
             return self.search
+        local = self.trust == "local"
+        usual = {
+            "noise_var": self.outcome_bound**2 / 4,
+            "exploration": 2.0 if self.trust == "public" else 1.0,
+            "height": 6.0 if local else 8.0,
+            "inflate": local and self.psd == "floor",
+        }
+        given = {name: getattr(self, name) for name in usual}
         return BanditSearch(
-            noise_var=self.noise_var,
-            exploration=self.exploration,
+            **{**usual, **{name: value for name, value in given.items() if value is not None}},
             acquisition=self.acquisition,
             psd=self.psd,
-            height=self.height,
-            inflate=self.inflate,
             norm_bound=self.norm_bound,
             decision_sets=self.decision_sets,
         )
@@ -1074,12 +1087,51 @@ class PrivateUCB(Federation):
             candidates=self.candidates,
             most_per_block=self.most_per_block,
             seed=self.seed,
+            fit_scales=self.feature_map is None,
+            narrow=self.noise_var is not None,
             **common,
         )
 
     def make_basis(self, space: SearchSpace) -> FeatureMap:
-        """Few features: each costs noise."""
-        return default_private_features(space)
+        """What follows from the dimension, the budget and the noise; of the roster nothing."""
+        if self.trust == "public":
+            return scaled_features(space.dim)
+        return few_features(space, records=self.budget, noise_std=self._planned_noise)
+
+    @property
+    def _planned_noise(self) -> float:
+        """The deviation of the noise in a number of the last sum, if one agent is in each round."""
+        if self.trust == "none":
+            return 0.0
+        given = self.budget if self.unit == "agent" else 1
+        multiplier = self.noise_multiplier
+        if multiplier is None:
+            assert self.epsilon is not None
+            multiplier = noise_multiplier_for(
+                epsilon=self.epsilon,
+                delta=self.delta,
+                sampling_rate=1.0,
+                num_releases=given if self.trust == "local" else 1,
+                adjacency=self.adjacency,
+            )
+        common: dict[str, Any] = {
+            "num_features": 1,
+            "outcome_bound": self.outcome_bound,
+            "noise_multiplier": multiplier,
+            "adjacency": self.adjacency,
+            "unit": self.unit,
+        }
+        if self.moment_scale is not None:
+            common["moment_scale"] = self.moment_scale
+        if self.trust == "local":
+            return LocalGaussian(**common).noise_std(self.budget)
+        summed = PrefixSum(
+            horizon=self.budget,
+            factorization=self.factorization,
+            participations=given,
+            **common,
+        )
+        return summed.noise_std(self.budget)
 
     @property
     def requirement(self) -> dict[str, Any]:

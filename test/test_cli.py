@@ -384,7 +384,7 @@ def _completed(script: Path, *words: str) -> list[str]:
 def test_bash_completes(tmp_path: Path, capsys: Captured) -> None:
     script = tmp_path / "completion.bash"
     script.write_text(told(capsys, 0, "completion", "bash")[0])
-    assert _completed(script, "a") == ["account", "audit"]
+    assert _completed(script, "a") == ["advise", "account", "audit"]
     assert _completed(script, "run", "--d") == ["--debug", "--dry-run"]
     assert "--protocol" in _completed(script, "demo", "--")
     assert _completed(script, "demo", "--protocol", "f") == ["fts", "fed-gp", "federation"]

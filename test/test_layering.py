@@ -75,6 +75,15 @@ ROOMS: dict[str, set[str]] = {
         "engines",
         "storage",
     },
+    "advice": {
+        "space",
+        "models",
+        "acquisition",
+        "privacy",
+        "search",
+        "aggregation",
+        "studies",
+    },
     "test_functions": {"errors", "rng", "space"},
     "report": {"errors", "federation", "privacy", "run", "space"},
     "run": {"errors", "rng", "space", "wire", "storage", "federation", "engines", "test_functions"},
@@ -108,6 +117,7 @@ ROOMS: dict[str, set[str]] = {
     "deploy": {"errors", "engines", "storage", "federation", "privacy", "run", "study"},
     "flower_app": set(),
     "cli": {
+        "advice",
         "errors",
         "federation",
         "deploy",

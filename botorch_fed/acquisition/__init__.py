@@ -1,6 +1,7 @@
 r"""Acquisition: where to look next. Torch only; imports `models`, independent of protocols.
 
-schedules      p_t, the weight of the agent's own model, and the checks of the theory
+schedules      p_t, the weight of the agent's own model
+theory         the condition and width of FTS' bound, information gain, published feature counts
 regions        `Partition` of the cube, and the agents' weights in each region
 thompson       `ThompsonSampling` on a drawn function, own or received
 mixture        `MixtureEI`, `MixturePI`, `MixtureUCB` of `models.LocalSharedMixture`, in closed form
@@ -8,7 +9,7 @@ transfer       `TransferAcquisition` (TAF); its companion RGPE is `models.Rankin
 feasible       `FeasibleAcquisition`: any of them times the probability of success
 optimize       `maximize` over the unit cube or a list of points
 additive       `AdditiveGrid`: the bound of an additive model, coordinate by coordinate
-confidence     `private_ucb_width`: how far a private bound must reach, by the theorem
+confidence     `private_ucb_width`, `missed`: how far a private bound must reach, by the theorem
 constructors   input constructors for BoTorch and Ax, registered on import
 
 BoTorch's acquisition functions work on the package's models as well; `docs/conformance.rst` is the
@@ -18,7 +19,7 @@ mixture. A test writes it.
 
 from botorch_fed.acquisition import constructors as _constructors  # noqa: F401 - registers them
 from botorch_fed.acquisition.additive import AdditiveGrid
-from botorch_fed.acquisition.confidence import private_ucb_width
+from botorch_fed.acquisition.confidence import missed, private_ucb_width
 from botorch_fed.acquisition.feasible import FeasibleAcquisition
 from botorch_fed.acquisition.mixture import MixtureEI, MixturePI, MixtureUCB
 from botorch_fed.acquisition.optimize import maximize
@@ -56,6 +57,7 @@ __all__ = [
     "check_schedule",
     "exploration_weights",
     "maximize",
+    "missed",
     "private_ucb_width",
     "weight_path",
 ]

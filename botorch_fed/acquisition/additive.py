@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -104,9 +105,7 @@ class AdditiveGrid:
             )
         if sweeps < 1:
             raise InputDataError(f"sweeps must be at least 1, got {sweeps}.")
-        with torch.no_grad():
-            mean, root = posterior.predict(torch.eye(self.num_features, dtype=torch.float64))
-            w, C = mean.squeeze(-1).numpy(), (root @ root.mT).numpy()
+        w, C = _moments(posterior)
         at = self._nearest(start, generator)
         phi = np.zeros(self.num_features)
         for j, i in enumerate(at):
@@ -143,3 +142,12 @@ class AdditiveGrid:
 
     def __repr__(self) -> str:
         return f"AdditiveGrid(dim={self.dim}, num_features={self.num_features})"
+
+
+@lru_cache(maxsize=1)
+def _moments(posterior: WeightPosterior) -> tuple[_Array, _Array]:
+    """Mean and covariance of the weights; several searches of one posterior share them."""
+    count = posterior.chol.shape[-1]
+    with torch.no_grad():
+        mean, root = posterior.predict(torch.eye(count, dtype=torch.float64))
+        return mean.squeeze(-1).numpy(), (root @ root.mT).numpy()

@@ -1,26 +1,38 @@
 r"""The width of the upper confidence bound of a private posterior, by the theorem.
 
-Let the function have norm `B` in the kernel's space, let the observation noise be
-:math:`\rho`-subgaussian, and let :math:`V = \tilde\Sigma + \lambda I` with a noisy
+Let the function have norm `B` in the space of the kernel :math:`k`, let the features have
+:math:`\|\phi\| \le 1` and miss :math:`r(x) = k(x, x) - \|\phi(x)\|^2 \ge 0` of it (zero for maps
+that are exact), let the observation noise be :math:`\rho`-subgaussian, and let
+:math:`V = \tilde\Sigma + \lambda I` with a noisy
 :math:`\tilde\Sigma = \sum\phi\phi^\top + H`, where the eigenvalues of the shifted noise lie in
 :math:`[\lambda_{min}, \lambda_{max}] = [\Upsilon, 3\Upsilon]` (`models.noise_norm_bound`). Then
 with probability :math:`1 - \zeta`, for all rounds at once, if the noise stays within its bounds,
 
-.. math:: |f(x) - \hat f(x)| &\le \beta_t^{1/2} \rho \|\phi(x)\|_{V^{-1}}, \\
-          \beta_t^{1/2} &= \frac B\rho\sqrt{\lambda + \lambda_{max}} + \frac{tB\epsilon}{\rho
-          \sqrt{\lambda + \lambda_{min}}} + \frac{\kappa_h}{\rho} + \sqrt{\ln\frac{\det V}
+.. math:: |f(x) - \hat f(x)| &\le \beta_t^{1/2} \rho \|\phi(x)\|_{V^{-1}} + B \sqrt{r(x)}, \\
+          \beta_t^{1/2} &= \frac B\rho\sqrt{\lambda + \lambda_{max}} + \frac B\rho
+          \sqrt{\frac{t\,\sum_{s<t} r(x_s)}{t + \lambda + \lambda_{min}}}
+          + \frac{\kappa_h}{\rho} + \sqrt{\ln\frac{\det V}
           {\det((\lambda + \lambda_{min}) I)} + 2\ln\frac2\zeta},
 
-with :math:`\epsilon` the largest error of the features' kernel and :math:`\kappa_h` a bound on the
-noise in the moment in the norm of :math:`H^{-1}` [Dubey2021]_, at :math:`\lambda = \rho^2`. The
-theorem holds for `psd="shift"` only, not for a floor. With this width the regret is half of that of
-random play even without privacy; the width is for replication. In practice a constant between 0.3
-and 1 works.
+with :math:`\kappa_h` a bound on the noise in the moment in the norm of :math:`H^{-1}`
+[Dubey2021]_, at :math:`\lambda = \rho^2`. The theorem holds for `psd="shift"` only, not for a
+floor. With this width the regret is half of that of random play even without privacy, and more with
+a truncated map; the width is for replication. In practice a constant between 0.3 and 2 works.
+
+**What the features miss.** The paper has :math:`tB\epsilon/(\rho\sqrt{\lambda_{min}})` with
+:math:`\epsilon` the largest error of the features' *function*, which it takes for that of their
+kernel. A function of norm `B` is a sum of one of the features and one of the space of the missing
+kernel, each of norm `B` at most [Aronszajn1950]_, and the latter has values up to
+:math:`B\sqrt{r(x)}`, not :math:`Br(x)`. It disturbs the outcomes, which is the second term of the
+width (:math:`\|\Phi V^{-1} \Phi^\top\| \le t / (t + \lambda + \lambda_{min})`), and it is
+missing from the prediction, which is the last term of the bound (`missed`). The second term grows
+with :math:`\sqrt t` where the features miss something at all points: no regret bound follows.
 
 **Acquisition functions with a regret bound.** The upper confidence bound with this width, on a
 shifted posterior. Thompson sampling, expected improvement and a floor have no regret bound here.
 Privacy does not depend on the acquisition function, which is post-processing of the release.
 
+.. [Aronszajn1950] N. Aronszajn. Theory of reproducing kernels. Transactions of the AMS 68, 1950.
 .. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
    AISTATS 2021.
 """
@@ -33,6 +45,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.models import FeatureMap
 from botorch_fed.models.numerics import cholesky
 
 
@@ -45,20 +58,21 @@ def private_ucb_width(
     noise_var: float,
     gram_noise_bound: float = 0.0,
     moment_noise_bound: float = 0.0,
-    kernel_error: float = 0.0,
+    truncation: float = 0.0,
     failure: float = 0.1,
 ) -> float:
     r""":math:`\beta_t^{1/2}`, the width of the bound in units of :math:`\rho \|\phi\|_{V^{-1}}`.
 
     Args:
         V: The shifted :math:`\tilde\Sigma + \lambda I`, `m x m`.
-        t: The round, from 1.
+        t: How many outcomes there are, at least 1.
         norm_bound: The norm `B` of the function.
         noise_std: The subgaussian constant :math:`\rho` of the observation noise.
         noise_var: The regularisation :math:`\lambda`.
         gram_noise_bound: :math:`\Upsilon`, of `models.noise_norm_bound`; 0 without noise.
         moment_noise_bound: The bound :math:`\kappa_h` on the noise in the moment.
-        kernel_error: :math:`\epsilon`, the largest error of the features' kernel.
+        truncation: A bound on :math:`\sum_s r(x_s)`, what the features miss of the prior variances
+            of the points that were played, as a share of the largest variance; see `missed`.
         failure: The probability :math:`\zeta` of failure of this bound, beside the probability
             that the noise exceeds its bounds.
 
@@ -77,7 +91,7 @@ def private_ucb_width(
     for name, value in (
         ("gram_noise_bound", gram_noise_bound),
         ("moment_noise_bound", moment_noise_bound),
-        ("kernel_error", kernel_error),
+        ("truncation", truncation),
     ):
         if not 0 <= value < math.inf:
             raise InputDataError(f"{name} must be at least 0 and finite, got {value}.")
@@ -88,10 +102,28 @@ def private_ucb_width(
     log_det = 2 * float(torch.log(torch.diagonal(factor)).sum())
     information = log_det - V.shape[0] * math.log(regularizer)
     bias = norm_bound * math.sqrt((noise_var + most) / noise_std**2)
-    error = t * norm_bound * kernel_error / (noise_std * math.sqrt(regularizer))
+    error = norm_bound * math.sqrt(truncation * t / (t + regularizer)) / noise_std
     return (
         bias
         + error
         + moment_noise_bound / noise_std
         + math.sqrt(max(information, 0.0) + 2 * math.log(2 / failure))
     )
+
+
+def missed(feature_map: FeatureMap, X: Tensor) -> Tensor:
+    r""":math:`r(x) = s_0^2 - \|\phi(x)\|^2`, what a map misses of the prior variance at points.
+
+    Zero but for rounding for Fourier features; for `KLFeatures` what was cut off. Of a map that
+    cuts another one, the missing part of that one; the error of quadrature itself is not counted.
+
+    Args:
+        feature_map: The map.
+        X: An `n x d` tensor.
+
+    Returns:
+        An `n` tensor, not negative.
+    """
+    with torch.no_grad():
+        kept = feature_map(X).square().sum(dim=-1)
+    return (float(feature_map.outputscale.sum()) - kept).clamp_min(0.0)

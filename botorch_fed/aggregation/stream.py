@@ -26,7 +26,9 @@ acts on what rounds before it have brought.
 With public actions the decision set is fixed and public, and the server plays by the rule of the
 search. An action is played until its block is complete, by several agents and over several rounds
 if need be, and the sum of the block's outcomes is released once. Absent agents' outcomes are
-missing, and the block waits; what is unfinished at the end is never released.
+missing, and the block waits; what is unfinished at the end is never released. Earlier releases say
+how long a block is, what its outcomes are clipped to (`narrow`: a range about the prediction, with
+noise for that range) and with which prior variances the basis is read (`fit_scales`).
 
 Guarantee: for public settings, times of asking and answering, in two worlds that differ in one unit
 (a record, or all records of an agent, bounded by how often it is asked) everything that all others
@@ -113,9 +115,12 @@ from botorch_fed.privacy import (
 from botorch_fed.privacy.paying import check_ledger
 from botorch_fed.privacy.tree import Factorization
 from botorch_fed.search.bandit import (
+    SCALES,
     BanditSearch,
     check_action,
     check_arms,
+    families,
+    fit_scales,
     sum_model,
     unit_features,
 )
@@ -128,6 +133,11 @@ Mechanism = PrefixSum | LocalGaussian | BlockSum
 MAX_ROUNDS = 10**8
 MAX_NUMBER = 1e15  # of what is released: beyond it nothing is a sum of clipped statistics
 MAX_NOISE = 64.0  # standard deviations that noise never exceeds
+PRECISION = 0.6  # a block is as exact as so many of the posterior's deviations
+REACH = 3.0  # deviations of an outcome from the prediction within the range of a block
+LEAST_RANGE = 1e-3  # of a block's range, relative to the public one
+FIRST_WIDE = 4  # blocks that have the public range, before there are predictions
+ALWAYS_FITTED, FITTED_EVERY = 16, 4  # blocks after which scales are fitted: the first, and then
 SHARE = 20  # a block takes at most one in so many of all outcomes
 _NEWEST = "newest secret"  # in the hub's cache: its name and itself
 
@@ -151,12 +161,18 @@ class Block:
     Attributes:
         X: The action, `1 x d`.
         length: How many outcomes it takes.
-        count: How many of them there are.
+        centre: The middle of the range that they are clipped to.
+        outcome_bound: Half of that range.
+        number: How many blocks came before.
+        count: How many of its outcomes there are.
     """
 
     X: Tensor
     length: int
-    count: int
+    centre: float
+    outcome_bound: float
+    number: int = 0
+    count: int = 0
 
 
 @dataclass(frozen=True, eq=False)
@@ -399,6 +415,7 @@ class Stream(Aggregation):
             raise MessageError(f"Expected one sum of statistics, got {len(published)}.")
         for parameters in published:
             check_vector(parameters.values, self.statistic(terms).dim, "A release", MAX_NUMBER)
+            check_scales(parameters, terms)
             if (
                 not 0 <= parameters.noise_std <= MAX_NUMBER
                 or min(parameters.t, parameters.count) < 0
@@ -907,11 +924,18 @@ class PublicStream(CentralStream):
         candidates: What may be played, `K x d`; default the whole unit cube.
         most_per_block: The longest block; default a twentieth of all outcomes.
         seed: Of the server's choices; not secret.
+        fit_scales: Whether the basis is read with prior variances that are fitted to what was
+            released (`search.bandit.fit_scales`).
+        narrow: Whether a block's outcomes are clipped to where earlier releases expect them, which
+            takes less noise. The variance of outcomes must then be known: a range that is too
+            narrow for them distorts their mean.
     """
 
     candidates: Tensor | None = field(default=None, compare=False)
     most_per_block: int | None = None
     seed: int = 0
+    fit_scales: bool = False
+    narrow: bool = False
 
     trust: ClassVar[Trust] = "public"
     order_types = (Play,)
@@ -975,7 +999,8 @@ class PublicStream(CentralStream):
             else:
                 before = self._secret(hub, state, BlockSecret).state
             if not before.length:
-                before = mechanism.open(before, block.length)
+                within = {"centre": block.centre, "outcome_bound": block.outcome_bound}
+                before = mechanism.open(before, block.length, **within)
             if not given:
                 return BlockSecret(before, None)
             outcomes = torch.stack(given)
@@ -988,7 +1013,18 @@ class PublicStream(CentralStream):
         values, count = self._so_far(hub.terms, state)
         values = values + self._of_block(hub.terms, block.X, secret.release)
         parameters = _released(after.t, values, 0.0, count + block.length)
-        return self._with_block(hub, replace(after, parameters=parameters, block=None))
+        if self.fit_scales:
+            last = parameters.scales if state.parameters is None else state.parameters.scales
+            parameters = replace(parameters, scales=last)
+            if block.number < ALWAYS_FITTED or not block.number % FITTED_EVERY:
+                parameters = replace(parameters, scales=self._fitted(hub.terms, parameters))
+        return self._with_block(hub, replace(after, parameters=parameters, block=None), block)
+
+    def _fitted(self, terms: Terms, parameters: Parameters) -> Tensor:
+        """Better scales for a sum."""
+        meaning = self.meaning(terms, parameters)
+        assert meaning is not None
+        return fit_scales(self._search(terms), terms.feature_map, meaning)
 
     def _of_block(self, terms: Terms, X: Tensor, release: BlockRelease) -> Tensor:
         """A block's mean as one record, with the weight of its variance: `D` numbers."""
@@ -997,7 +1033,7 @@ class PublicStream(CentralStream):
         weight = noise_var / release.mean_var(noise_var)
         return weight * self.statistic(terms).products(unit_features(terms.feature_map, X), mean)[0]
 
-    def _with_block(self, hub: Party, state: StreamState) -> StreamState:
+    def _with_block(self, hub: Party, state: StreamState, last: Block | None = None) -> StreamState:
         """With the next public action, if there are rounds left."""
         terms, batch = hub.terms, self.per_round(hub.terms)
         rounds, search = self.rounds(terms), self._search(terms)
@@ -1022,10 +1058,21 @@ class PublicStream(CentralStream):
         if most is None:
             most = max(1, rounds * batch // SHARE)
         most = min(most, max(1, self.releases(terms) - state.t) * batch)  # what can be released
+        number = 0 if last is None else last.number + 1
+        mean, std = search.prediction(view, X)
+        centre, bound = self._range(mean, math.hypot(std, math.sqrt(search.noise_var)), number)
         length = self.mechanism(terms).length(
-            search.deviation(view, X), math.sqrt(search.noise_var), most=most
+            std, math.sqrt(search.noise_var), most=most, c=PRECISION, outcome_bound=bound
         )
-        return replace(state, block=Block(X, length, 0))
+        return replace(state, block=Block(X, length, centre, bound, number))
+
+    def _range(self, mean: float, std: float, number: int) -> tuple[float, float]:
+        """Centre and half range of a block, by the prediction of one outcome."""
+        public = self.outcome_bound
+        if not self.narrow or number < FIRST_WIDE:
+            return 0.0, public
+        bound = max(min(public, REACH * std), public * LEAST_RANGE)
+        return max(bound - public, min(public - bound, mean)), bound
 
     def _search(self, terms: Terms) -> BanditSearch:
         assert isinstance(terms.search, BanditSearch)
@@ -1086,6 +1133,22 @@ def parameters_model(terms: Terms, parameters: Parameters | None) -> BasisGP:
     if not isinstance(search, BanditSearch) or not isinstance(stream, Stream):
         raise InputDataError("Only a bandit's releases have one posterior for all.")
     return sum_model(search, terms.feature_map, stream.meaning(terms, parameters))
+
+
+def check_scales(parameters: Parameters, terms: Terms) -> None:
+    """Raise `MessageError` unless scales are one positive number for each family, or none."""
+    scales = parameters.scales
+    if scales.shape == (0,) and scales.dtype == torch.float64:
+        return
+    count = max(families(terms.feature_map)) + 1
+    fits = scales.shape == (count,) and scales.dtype == torch.float64
+    if not fits or not bool(((scales >= SCALES[0]) & (scales <= SCALES[1])).all()):
+        raise MessageError(
+            f"Scales are {count} numbers in {SCALES}, one for each family of the basis, or none; "
+            f"got shape {tuple(scales.shape)}, {scales.dtype}, or other numbers."
+        )
+    if parameters.noise_std:
+        raise MessageError("Scales are fitted to sums without noise, got a sum with noise.")
 
 
 def signal_to_noise(parameters: Parameters | None) -> float | None:

@@ -21,7 +21,9 @@ The noise of a sum of `t` increments has standard deviation :math:`s\sqrt t`.
 **Public actions.** Where the decision set is fixed and public, an action is a function of earlier
 releases, its features are known to all, and only outcomes need noise. An action is then played
 several times and the sum of its outcomes released once, when the block is complete. Every outcome
-is in one block, so the whole run costs as much as one release, however long it is.
+is in one block, so the whole run costs as much as one release, however long it is. A block may be
+opened with a narrower range than the public one, about what earlier releases predict for its
+action: its outcomes are clipped to that range, and its noise shrinks with it.
 
 **Trust.** `LocalGaussian`: nobody but the client itself. `BlockSum`: the holder of the state sees
 the outcomes and the running sum of an unfinished block; all others see releases only.
@@ -37,9 +39,10 @@ record's statistic has norm :math:`\sqrt{1 + r}` at most and two of them differ 
 An integer plus a rounded Gaussian is post-processing of the Gaussian mechanism (see
 `hazmat.noise`), whose multiplier is :math:`s/n = z`. *Block.* Let the worlds differ in an outcome
 of block `k`. What is released before block `k` has the same distribution in both, and so have the
-action, its block's length and the other outcomes, given it. Block `k` is the Gaussian mechanism of
-multiplier `z` for a number that moves by `n`, or by `2n` if the outcome is replaced. All that comes
-later is chosen by public releases from outcomes that are the same in both worlds: post-processing.
+action, its block's length and range, and the other outcomes, given it. Block `k` is the Gaussian
+mechanism of multiplier `z`, whatever its range: its noise is `z n` for a number that moves by `n`,
+or by `2n` if the outcome is replaced, `n` being that of its own range. All that comes later is
+chosen by public releases from outcomes that are the same in both worlds: post-processing.
 So the whole run is one Gaussian mechanism, which `start` pays for.
 
 **Not covered.** The number of records, of blocks and of outcomes in them, and when they come; the
@@ -202,6 +205,8 @@ class BlockState:
         length: How many outcomes the open block takes; 0 if none is open.
         count: How many it has.
         total: Their sum in steps of the lattice.
+        centre: The middle of the range of the open block.
+        outcome_bound: Half of that range; 0 if no block is open.
     """
 
     mechanism: str
@@ -210,13 +215,17 @@ class BlockState:
     length: int = 0
     count: int = 0
     total: int = 0
+    centre: float = 0.0
+    outcome_bound: float = 0.0
 
     def __post_init__(self) -> None:
         fits = 0 <= self.count < self.length if self.length else self.count == self.total == 0
+        fits &= (self.outcome_bound > 0) == (self.length > 0)
         if not fits or self.blocks < (self.length > 0):
             raise InputDataError(
-                "This is no state of a block sum: an open block has fewer outcomes than its "
-                "length, and no block has none. Take what `start`, `open` or `add` returned."
+                "This is no state of a block sum: an open block has a range and fewer outcomes "
+                "than its length, and no block has none. Take what `start`, `open` or `add` "
+                "returned."
             )
 
     def __repr__(self) -> str:
@@ -317,15 +326,29 @@ class BlockSum:
     @cached_property
     def norm(self) -> float:
         """One outcome's norm `n` on the lattice, half the distance of worlds for replace-one."""
-        return self.outcome_bound * (1 + _SLACK) / (1 - self.noise_multiplier * _HALF_STEP)
+        return self.norm_within(self.outcome_bound)
+
+    def norm_within(self, outcome_bound: float) -> float:
+        """:math:`n` of a block of half that range."""
+        return outcome_bound * (1 + _SLACK) / (1 - self.noise_multiplier * _HALF_STEP)
 
     @property
     def noise_std(self) -> float:
         """The standard deviation :math:`s` of the noise in the sum of a block."""
-        return self.noise_multiplier * self.norm
+        return self.noise_std_within(self.outcome_bound)
+
+    def noise_std_within(self, outcome_bound: float) -> float:
+        """:math:`s` of a block of half that range."""
+        return self.noise_multiplier * self.norm_within(outcome_bound)
 
     def length(
-        self, posterior_std: float, observation_noise_std: float, *, most: int, c: float = 1.0
+        self,
+        posterior_std: float,
+        observation_noise_std: float,
+        *,
+        most: int,
+        c: float = 1.0,
+        outcome_bound: float | None = None,
     ) -> int:
         r"""How often to play an action: :math:`\lceil\max(s/(c\,sd), (\rho/(c\,sd))^2)\rceil`.
 
@@ -337,6 +360,7 @@ class BlockSum:
             observation_noise_std: :math:`\rho`, of one outcome.
             most: The longest block, e.g. a twentieth of the rounds.
             c: Above one: shorter blocks.
+            outcome_bound: Half the range of the block; default the public one.
 
         Returns:
             An int from 1 to `most`.
@@ -349,9 +373,10 @@ class BlockSum:
                 f"{posterior_std}, {observation_noise_std} and {c}."
             )
         sd = c * posterior_std
-        if sd * most <= self.noise_std or sd * math.sqrt(most) <= observation_noise_std:
+        noise_std = self.noise_std_within(self._checked_bound(outcome_bound))
+        if sd * most <= noise_std or sd * math.sqrt(most) <= observation_noise_std:
             return most
-        plays = max(self.noise_std / sd, (observation_noise_std / sd) ** 2)
+        plays = max(noise_std / sd, (observation_noise_std / sd) ** 2)
         return max(1, min(most, math.ceil(plays)))
 
     def start(self, *, ledger: AnyLedger, noise: NoiseSource) -> tuple[BlockState, AnyLedger]:
@@ -370,22 +395,36 @@ class BlockSum:
         ledger = pay(self, ledger, private=noise.private)
         return BlockState(self._fingerprint, noise.private), ledger
 
-    def open(self, state: BlockState, length: int) -> BlockState:
+    def open(
+        self,
+        state: BlockState,
+        length: int,
+        *,
+        centre: float | None = None,
+        outcome_bound: float | None = None,
+    ) -> BlockState:
         """Begin a block for an action.
 
         Args:
             state: Of the run, without an unfinished block.
             length: How many outcomes the block will have: public, fixed before the first of them.
+            centre: The middle of its range, chosen by earlier releases alone; default the public.
+            outcome_bound: Half of that range, likewise, at most the public one.
         """
         self._check_state(state)
         check_count("The length of a block", length)
+        bound = self._checked_bound(outcome_bound)
+        middle = self.centre if centre is None else float(centre)
+        if not abs(middle) <= 1e50:
+            raise InputDataError(f"The centre of a block must be finite, got {middle}.")
         if state.length:
             raise InputDataError(
                 "A block is unfinished, and an unfinished one is never released: add the "
                 f"{state.length - state.count} outcomes that it lacks first."
             )
-        _check_room("A block", length, self.outcome_bound, self.noise_std)
-        return replace(state, blocks=state.blocks + 1, length=length)
+        _check_room("A block", length, bound, self.noise_std_within(bound))
+        blocks = state.blocks + 1
+        return replace(state, blocks=blocks, length=length, centre=middle, outcome_bound=bound)
 
     def add(
         self, state: BlockState, outcomes: Tensor, *, noise: NoiseSource, path: Path
@@ -415,8 +454,9 @@ class BlockSum:
                 "A run has secret noise or seeded noise throughout: it was started with "
                 f"private={state.private}, the given source has private={noise.private}."
             )
-        step = lattice_step(self.noise_std)
-        clipped = (values - self.centre).clamp(-self.outcome_bound, self.outcome_bound)
+        noise_std = self.noise_std_within(state.outcome_bound)
+        step = lattice_step(noise_std)
+        clipped = (values - state.centre).clamp(-state.outcome_bound, state.outcome_bound)
         total = state.total + int((clipped / step).round().to(torch.int64).sum())
         count = state.count + len(values)
         if count < state.length:
@@ -424,13 +464,13 @@ class BlockSum:
         block = state.blocks - 1
         exact = torch.tensor([total], dtype=torch.float64) * step
         where = (*path, "block", block)
-        noised = lattice_gaussian(exact, self.noise_std, noise=noise, path=where)
+        noised = lattice_gaussian(exact, noise_std, noise=noise, path=where)
         release = BlockRelease(
             block,
             state.length,
             float(noised),
-            float(self.centre),
-            self.noise_std,
+            state.centre,
+            noise_std,
             noise.private,
             repr(self),
         )
@@ -453,6 +493,16 @@ class BlockSum:
                 "Outcomes must be finite, got NaN or infinity: no clipping bounds them."
             )
         return outcomes.detach().cpu().double().flatten()
+
+    def _checked_bound(self, outcome_bound: float | None) -> float:
+        bound = self.outcome_bound if outcome_bound is None else float(outcome_bound)
+        least = 2.0**-20 * self.outcome_bound
+        if not least <= bound <= self.outcome_bound:
+            raise InputDataError(
+                f"Half the range of a block lies between {least:g} and {self.outcome_bound:g}, of "
+                f"the public range, got {bound}."
+            )
+        return bound
 
     def _check_state(self, state: BlockState) -> None:
         if state.mechanism != self._fingerprint:

@@ -4,10 +4,14 @@ A site plays the action of its own decision set that the newest sum of records p
 says what it has played and what came of it; it keeps nothing of either. The sum may have noise: it
 is made positive first (`models.repair`). Without a sum an action is uniform.
 
-Regret: the theorem of [Dubey2021]_ is about UCB with its own width :math:`\beta_t` (`norm_bound`)
-and ``psd="shift"``. A constant `exploration`, the floor, expected improvement and Thompson sampling
-carry none, and do better: half to one is a good constant, and the width of the theorem costs half
-of random play.
+Regret: the theorem of [Dubey2021]_ is about UCB with its own width :math:`\beta_t` (`norm_bound`),
+``psd="shift"`` and a basis that misses nothing. What a basis misses is added to the bound, which
+then covers the function without a promise of regret (`acquisition.confidence`). A constant
+`exploration`, the floor, expected improvement and Thompson sampling carry none, and do better: the
+width of the theorem costs half of random play.
+
+Bases: `search.bandit_basis`. Where only outcomes have noise, the prior variances of the parts of a
+basis follow from the evidence of what was released (`fit_scales`).
 
 Differs from the paper: scores are :math:`\mu + \beta\sigma`, of a posterior with its eigenvalues
 floored at the height of the noise, and ties are broken at random.
@@ -32,7 +36,7 @@ from botorch.acquisition.analytic import LogExpectedImprovement
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from botorch_fed.acquisition import AdditiveGrid, private_ucb_width
+from botorch_fed.acquisition import AdditiveGrid, missed, private_ucb_width
 from botorch_fed.acquisition.optimize import ascend
 from botorch_fed.errors import MessageError, NumericalError
 from botorch_fed.federation.base import AgentId
@@ -65,8 +69,9 @@ DecisionSets = Callable[[AgentId, int], Tensor]  # agent and round to `K x d` po
 MAX_OUTCOME = 1e6  # on the public scale: no public range is wider
 NUM_RAW = 1000  # points of the cube that are looked at
 NUM_STARTS = 20  # of the best of them, which are improved
-NUM_GRID_STARTS = 3  # of these, for additive functions coordinate by coordinate first
+NUM_GRID_STARTS = 3  # for additive functions, coordinate by coordinate first
 GRID_POINTS = 81
+SCALE_STEP, SCALES = 0.6, (3e-3, 3.0)  # of the prior deviation of a family of features
 FAILURE = 0.1  # probability with which the theorem's width may fail
 
 
@@ -178,13 +183,14 @@ class BanditSearch(Search):
         view.terms.space.refuse_infeasible(arms, f"The decision set of round {view.t}")
         return arms.double()
 
-    def deviation(self, view: View, X: Tensor) -> float:
-        """The standard deviation of the latent function at a point `1 x d`."""
+    def prediction(self, view: View, X: Tensor) -> tuple[float, float]:
+        """Mean and standard deviation of the latent function at a point `1 x d`."""
         known = self.posterior(view)
         if known is None:
-            return math.sqrt(scale_of(view.terms.feature_map))
+            return 0.0, math.sqrt(scale_of(view.terms.feature_map))
         with torch.no_grad():
-            return float(known.predict(X)[1])
+            mean, std = known.predict(X)
+        return float(mean), float(std)
 
     def posterior(self, view: View) -> SumPosterior | None:
         """What the newest sum says; None without one, or if it cannot be read."""
@@ -194,9 +200,7 @@ class BanditSearch(Search):
         rule = replace(self, decision_sets=None)  # what is worked out is shared by all agents
         key = (rule, released.parameters, released.statistic, released.horizon, phi.fingerprint)
         try:
-            return remembered(
-                key, lambda: SumPosterior(rule, phi, released, *read_sum(rule, phi, released))
-            )
+            return remembered(key, lambda: sum_posterior(rule, phi, released))
         except NumericalError:
             logger.warning("agent %r cannot read the release for round %d", view.name, view.t)
             return None
@@ -222,7 +226,7 @@ def read_sum(
 
     Args:
         search: Says how.
-        feature_map: The shared basis.
+        feature_map: The shared basis; weights are those of `basis_of` it.
         released: The sum.
 
     Raises:
@@ -233,7 +237,10 @@ def read_sum(
     gram, moment = statistic.gram_and_moment(
         released.parameters.values, noise_var=noise_var, outputscale=scale
     )
-    total = Summary(gram, moment, feature_map.fingerprint)
+    scales = released.parameters.scales
+    if len(scales):
+        gram, moment = _scaled(gram, moment, _factors(feature_map, scales))
+    total = Summary(gram, moment, basis_of(feature_map, released).fingerprint)
     std, unit = released.parameters.noise_std, scale / noise_var
     if std == 0:
         return total, WeightPosterior.from_total(total)
@@ -264,12 +271,128 @@ def sum_model(search: BanditSearch, feature_map: FeatureMap, released: RecordSum
     total = Summary.zero(feature_map)
     if released is not None:
         total = read_sum(search, feature_map, released)[0]
+        feature_map = basis_of(feature_map, released)
     return BasisGP.from_summary(total, feature_map=feature_map, noise_var=search.noise_var)
+
+
+# ------------------------------------------------------------------ prior variances
+
+
+def families(feature_map: FeatureMap) -> tuple[int, ...]:
+    """Which parts of a sum of maps have one prior variance: those of one length scale and size.
+
+    Returns:
+        A number for each part, from 0 on; one family for a map that is no sum.
+    """
+    if not isinstance(feature_map, AdditiveFeatures):
+        return (0,)
+    known: dict[tuple[Any, ...], int] = {}
+    kinds = [
+        (tuple(round(ell, 9) for ell in part.lengthscale.tolist()), part.num_features)
+        for part in _parts(feature_map)
+    ]
+    return tuple(known.setdefault(kind, len(known)) for kind in kinds)
+
+
+def basis_of(feature_map: FeatureMap, released: RecordSum) -> FeatureMap:
+    """The shared basis with the prior variances with which a sum is read."""
+    scales = released.parameters.scales
+    return _rescaled(feature_map, tuple(scales.tolist())) if len(scales) else feature_map
+
+
+def fit_scales(search: BanditSearch, feature_map: FeatureMap, released: RecordSum) -> Tensor:
+    r"""Prior deviations of the families under which a sum without noise is more likely.
+
+    The evidence of the sum, with a lognormal prior around the basis' own deviations, improved once
+    in each coordinate from those with which the sum was read last: deviations that are fitted anew
+    with every sum converge. It is post-processing of the release.
+
+    Args:
+        search: Says what the variance of an outcome is.
+        feature_map: The shared basis.
+        released: The sum.
+
+    Returns:
+        A tensor of as many deviations as there are families.
+    """
+    own = _own_scales(feature_map)
+    gram, moment = released.statistic.gram_and_moment(
+        released.parameters.values,
+        noise_var=search.noise_var,
+        outputscale=scale_of(feature_map),
+    )
+
+    def evidence(scales: Tensor) -> float:
+        G, b = _scaled(gram, moment, _factors(feature_map, scales))
+        posterior = WeightPosterior.from_total(Summary(G, b, ""))
+        log_det = 2 * posterior.chol.diagonal().log().sum()
+        apart = (scales / own).log().square().sum()
+        return float(0.5 * (posterior.half_mean.square().sum() - log_det - apart))
+
+    best = released.parameters.scales if len(released.parameters.scales) else own
+    value = evidence(best)
+    for j in range(len(own)):
+        for factor in (SCALE_STEP, 1 / SCALE_STEP):
+            trial = best.clone()
+            trial[j] *= factor
+            if SCALES[0] <= float(trial[j]) <= SCALES[1] and (found := evidence(trial)) > value:
+                best, value = trial, found
+    return best
+
+
+@lru_cache(maxsize=4)
+def _rescaled(feature_map: FeatureMap, scales: tuple[float, ...]) -> FeatureMap:
+    parts = _parts(feature_map)
+    variances = [
+        torch.full_like(part.outputscale, scales[family] ** 2).reshape(-1)
+        for part, family in zip(parts, families(feature_map), strict=True)
+    ]
+    variance = torch.cat(variances).reshape(feature_map.outputscale.shape)
+    return feature_map.with_hyperparameters(feature_map.lengthscale, variance)
+
+
+@lru_cache(maxsize=4)
+def _own_scales(feature_map: FeatureMap) -> Tensor:
+    """The prior deviations of the families of a map; not to be written to."""
+    parts = _parts(feature_map)
+    first: dict[int, float] = {}
+    for part, family in zip(parts, families(feature_map), strict=True):
+        first.setdefault(family, math.sqrt(float(part.outputscale.sum())))
+    return torch.tensor(list(first.values()), dtype=torch.float64)
+
+
+@lru_cache(maxsize=4)
+def _family_of_features(feature_map: FeatureMap) -> Tensor:
+    sizes = torch.tensor([part.num_features for part in _parts(feature_map)])
+    return torch.tensor(families(feature_map)).repeat_interleave(sizes)
+
+
+def _factors(feature_map: FeatureMap, scales: Tensor) -> Tensor:
+    """What each feature is multiplied by, `m`."""
+    return (scales / _own_scales(feature_map))[_family_of_features(feature_map)]
+
+
+def _scaled(gram: Tensor, moment: Tensor, factors: Tensor) -> tuple[Tensor, Tensor]:
+    return factors[:, None] * gram * factors, factors[:, None] * moment
+
+
+def _parts(feature_map: FeatureMap) -> list[FeatureMap]:
+    if not isinstance(feature_map, AdditiveFeatures):
+        return [feature_map]
+    return [part for part in feature_map.maps if isinstance(part, FeatureMap)]
+
+
+def sum_posterior(
+    search: BanditSearch, feature_map: FeatureMap, released: RecordSum
+) -> SumPosterior:
+    """A sum as everybody reads it; `NumericalError` if it cannot be read."""
+    total, posterior = read_sum(search, feature_map, released)
+    return SumPosterior(search, basis_of(feature_map, released), released, total, posterior)
 
 
 @dataclass(frozen=True, eq=False)
 class SumPosterior:
-    """A sum as everybody reads it."""
+    """A sum as everybody reads it, over the basis with its prior variances."""
 
     search: BanditSearch
     feature_map: FeatureMap
@@ -306,11 +429,13 @@ class SumPosterior:
             improvement = LogExpectedImprovement(model, best_f=best)
             return lambda X: improvement(X.unsqueeze(-2))
 
-        width = self.width
+        width, norm_bound = self.width, self.search.norm_bound
 
         def bound(X: Tensor) -> Tensor:
             mean, std = self.predict(X)
-            return mean + width * std
+            if not norm_bound:
+                return mean + width * std
+            return mean + width * std + norm_bound * missed(phi, X).sqrt()
 
         return bound
 
@@ -322,23 +447,27 @@ class SumPosterior:
             return search.exploration
         m, scale, std = phi.num_features, scale_of(phi), released.parameters.noise_std
         gram_bound = moment_bound = 0.0
+        # For features of norm one the prior's precision is λ over the prior variance.
+        ridge = search.noise_var / scale
+        kept = ridge * float(self.total.gram.diagonal().sum())
         if std > 0:
             # The matrix may fail with half of the probability, moment and outcomes with a quarter.
             gram_bound = noise_norm_bound(std, m, horizon=released.horizon, failure=FAILURE / 2)
             tail = math.sqrt(2 * math.log(4 * released.horizon / FAILURE))
             largest = std / released.statistic.moment_scale * (math.sqrt(m) + tail)
             moment_bound = largest / math.sqrt(gram_bound)  # in the norm of the shifted noise
-        # For features of norm one the prior's precision is λ over the prior variance.
-        ridge = search.noise_var / scale
+            kept -= 3 * m * gram_bound  # at least so much without the noise and its shift
+        count = released.parameters.count
         eye = torch.eye(m, dtype=torch.float64)
         return private_ucb_width(
             ridge * (eye + self.total.gram),
-            t=released.parameters.t + 1,
+            t=max(1, count),
             norm_bound=search.norm_bound * math.sqrt(scale),
             noise_std=math.sqrt(search.noise_var),
             noise_var=ridge,
             gram_noise_bound=gram_bound,
             moment_noise_bound=moment_bound,
+            truncation=min(max(count - kept, 0.0), count),
             failure=FAILURE / 2,
         )
 
@@ -363,20 +492,30 @@ class SumPosterior:
             values = score(raw)
         starts = raw[values.topk(NUM_STARTS).indices]
         grid = _grid(self.feature_map) if self.search.acquisition == "ucb" else None
-        if grid is not None:
-            points = [
-                grid.maximize_ucb(
-                    self.posterior,
-                    exploration=self.width,
-                    generator=view.stream("grid", t, i),
-                    start=starts[i : i + 1],
-                )[0]
-                for i in range(NUM_GRID_STARTS)
-            ]
-            starts = torch.cat([*points, starts[NUM_GRID_STARTS:]])
-        found, found_values = ascend(score, starts, *space.bounds, feasible=space.feasible_set)
+        if grid is not None and not space.feasible_set.constrained:
+            found = self._by_coordinates(grid, starts[:NUM_GRID_STARTS], view)
+            with torch.no_grad():
+                found_values = score(found)
+        else:
+            found, found_values = ascend(score, starts, *space.bounds, feasible=space.feasible_set)
         best = int(torch.nan_to_num(torch.cat([found_values, values]), nan=-torch.inf).argmax())
         return space.snap(torch.cat([found, raw])[best : best + 1])
+
+    def _by_coordinates(self, grid: AdditiveGrid, starts: Tensor, view: View) -> Tensor:
+        """Maxima of an additive function, on a grid and then between its lines, `n x d`."""
+
+        def found(grid: AdditiveGrid, start: Tensor, *path: str | int) -> tuple[Tensor, float]:
+            stream = view.stream("grid", view.t, *path)
+            return grid.maximize_ucb(
+                self.posterior, exploration=self.width, generator=stream, start=start
+            )
+
+        coarse = [found(grid, start[None], i) for i, start in enumerate(starts)]
+        best = max(coarse, key=lambda one: one[1])[0]
+        steps = torch.linspace(-1, 1, GRID_POINTS, dtype=torch.float64) / (GRID_POINTS - 1)
+        near = [(x + steps).clamp(0, 1) for x in best[0]]
+        fine, _ = found(AdditiveGrid(self.feature_map, near), best, "fine")
+        return torch.cat([fine, *(point for point, _ in coarse)])
 
 
 @lru_cache(maxsize=4)

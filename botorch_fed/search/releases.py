@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, field
 
+import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
@@ -80,12 +81,15 @@ class Parameters:
             weight :math:`\rho^2/v`, `v` the variance of its mean, noise included.
         noise_std: The standard deviation of the noise in each of them; 0 where weights know it.
         count: How many outcomes it is made of.
+        scales: The prior deviations with which everybody reads it, one for each family of the
+            basis (`search.bandit.fit_scales`); none for those of the basis itself.
     """
 
     t: int
     values: Tensor
     noise_std: float
     count: int
+    scales: Tensor = field(default_factory=lambda: torch.zeros(0, dtype=torch.float64))
 
 
 @dataclass(frozen=True, eq=False)

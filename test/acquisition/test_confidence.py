@@ -8,8 +8,14 @@ import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
 
-from botorch_fed.acquisition import private_ucb_width
-from botorch_fed.models import noise_norm_bound, noise_shift
+from botorch_fed.acquisition import missed, private_ucb_width
+from botorch_fed.models import (
+    KLFeatures,
+    QuadratureFourierFeatures,
+    StationaryKernel,
+    noise_norm_bound,
+    noise_shift,
+)
 from botorch_fed.rng import generator
 
 RHO = 0.3
@@ -32,7 +38,7 @@ def test_every_term_widens_it() -> None:
     plain = private_ucb_width(V, **settings)
     for more in (
         {"moment_noise_bound": 1.0},
-        {"kernel_error": 0.01},
+        {"truncation": 0.01},
         {"norm_bound": 2.0},
         {"failure": 0.01},
     ):
@@ -72,8 +78,34 @@ def test_a_shifted_private_posterior_is_covered() -> None:
     assert misses <= failure * 300
 
 
+def test_what_a_cut_map_misses_is_the_distance_to_the_whole_one() -> None:
+    kernel, box = StationaryKernel(math.inf, [0.2], 0.7), torch.tensor([[0.0], [1.0]]).double()
+    whole = QuadratureFourierFeatures.from_kernel(kernel, box, tol=1e-6)
+    X = torch.linspace(0, 1, 50).double()[:, None]
+    cut = KLFeatures.from_map(whole, X, num_features=4)
+    known = whole(X) - cut(X) @ cut.projection.mT
+    assert torch.allclose(missed(cut, X), known.square().sum(dim=-1), atol=1e-12)
+    assert float(missed(cut, X).max()) > 0.05
+    assert float(missed(whole, X).max()) < 1e-12
+
+
+def test_outcomes_of_what_a_map_misses_are_covered() -> None:
+    """A function of norm one outside the features: only the term of the truncation covers it."""
+    n, m = 400, 3
+    Phi = torch.zeros(n, m).double()
+    Phi[:, 0] = math.sqrt(0.8)  # all miss a fifth of the variance
+    V = Phi.mT @ Phi + RHO**2 * torch.eye(m).double()
+    missing = math.sqrt(0.2)  # the function at all of them, and at the next point
+    error = Phi[:1] @ torch.linalg.solve(V, Phi.mT @ torch.full((n, 1), missing).double())
+    root = math.sqrt(float(Phi[:1] @ torch.linalg.solve(V, Phi[:1].mT)))
+    settings = {"t": n, "norm_bound": 1.0, "noise_std": RHO, "noise_var": RHO**2, "failure": 0.05}
+    reach = RHO * root * private_ucb_width(V, truncation=0.2 * n, **settings)
+    short = RHO * root * private_ucb_width(V, **settings)
+    assert short < float(error) < reach
+
+
 @pytest.mark.parametrize(
-    "wrong", [{"t": 0}, {"noise_std": 0.0}, {"failure": 1.0}, {"kernel_error": -1.0}]
+    "wrong", [{"t": 0}, {"noise_std": 0.0}, {"failure": 1.0}, {"truncation": -1.0}]
 )
 def test_refusals(wrong: dict[str, float]) -> None:
     settings = {"t": 1, "norm_bound": 1.0, "noise_std": RHO, "noise_var": RHO**2}

@@ -33,7 +33,13 @@ from botorch_fed.federation.base import Objective, Pending
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.terms import Contribution, Order, Party, Terms
-from botorch_fed.models import BasisGP, KLFeatures, RandomFourierFeatures, StationaryKernel
+from botorch_fed.models import (
+    AdditiveFeatures,
+    BasisGP,
+    KLFeatures,
+    RandomFourierFeatures,
+    StationaryKernel,
+)
 from botorch_fed.privacy import (
     BlockSum,
     Budget,
@@ -48,7 +54,7 @@ from botorch_fed.privacy import (
 from botorch_fed.privacy.hazmat.noise import OSNoise
 from botorch_fed.rng import generator
 from botorch_fed.run import run
-from botorch_fed.search.bandit import unit_features
+from botorch_fed.search.bandit import BanditSearch, families, fit_scales, unit_features
 from botorch_fed.search.messages import TransferRows
 from botorch_fed.search.releases import Parameters
 from botorch_fed.space import Parameter, SearchSpace
@@ -158,7 +164,7 @@ def test_without_noise_a_run_is_plain_gp_ucb() -> None:
     for t, played in enumerate(federation.played(), start=1):
         if t > 1:
             model = BasisGP(X, Y, feature_map=PHI, noise_var=NOISE_VAR)
-            score = UpperConfidenceBound(model, beta=0.5**2)
+            score = UpperConfidenceBound(model, beta=1.0)
             for name, (x, _) in played.items():
                 arms = sets(name, t)
                 with torch.no_grad():
@@ -247,16 +253,16 @@ def test_public_blocks_are_observations_of_their_own_variance() -> None:
         assert all(torch.equal(played[name][0], block.X) for name in order)
         if block.count == 0:
             blocks.append(block)
-            secret = mechanism.open(secret, block.length)
+            within = {"centre": block.centre, "outcome_bound": block.outcome_bound}
+            secret = mechanism.open(secret, block.length, **within)
         Y = torch.cat([played[name][1] for name in order])
         secret, release = mechanism.add(secret, Y, noise=SEEDED, path=("release",))
         state = federation.server.step(state, {n: Contribution(played[n][1][0]) for n in order})
         if release is not None:
             X.append(block.X)
             means.append(release.mean)
-            variances.append(
-                (release.length * NOISE_VAR + mechanism.noise_std**2) / block.length**2
-            )
+            noise_std = mechanism.noise_std_within(block.outcome_bound)
+            variances.append((release.length * NOISE_VAR + noise_std**2) / block.length**2)
     assert len(X) >= 3
     assert len({block.X.numpy().tobytes() for block in blocks}) > 1
     found, again = federation.end.parameters, state.parameters
@@ -280,12 +286,91 @@ def test_a_block_is_as_long_as_what_is_not_known_asks_for() -> None:
 
     long: dict[str, Any] = {"budget": 400, "most_per_block": None, "batch": 1}
     block = first(**long, noise_multiplier=0.5)
-    # Of the prior: s0 = sqrt(2), s = 0.5 * 2, rho = sqrt(0.1): one outcome is enough.
-    assert (block.length, block.count) == (1, 0)
-    assert first(**long, noise_multiplier=7.0).length == math.ceil(14 / math.sqrt(SCALE))
+    # Of the prior: s0 = sqrt(2), s = 0.5 * 2, rho = sqrt(0.1); to 0.6 of what is not known.
+    assert (block.length, block.count) == (math.ceil(1 / (0.6 * math.sqrt(SCALE))), 0)
+    assert (block.centre, block.outcome_bound) == (0.0, 2.0)
+    assert first(**long, noise_multiplier=7.0).length == math.ceil(14 / (0.6 * math.sqrt(SCALE)))
     assert first(**long, noise_multiplier=500.0).length == 20  # a twentieth
     short = first(budget=2, most_per_block=100, noise_multiplier=500.0, batch=2)
     assert short.length == 4  # a longer one could not be completed
+
+
+def test_blocks_narrow_to_where_releases_expect_outcomes_and_cost_what_they_did() -> None:
+    wide = Federation(study("public", budget=24, noise_multiplier=0.2, noise_var=None))
+    federation = Federation(study("public", budget=24, noise_multiplier=0.2, noise_var=0.01))
+    blocks = []
+    state = federation.server.start()
+    federation.drive()
+    for played in federation.played():
+        assert state.block is not None
+        if not state.block.count:
+            blocks.append(state.block)
+        given = federation.server.outbox(state)
+        assert given is not None
+        inbox = {n: Contribution(played[n][1][0]) for n in given.messages if n in played}
+        state = federation.server.step(state, inbox)
+    assert [block.number for block in blocks] == list(range(len(blocks)))
+    assert all((block.centre, block.outcome_bound) == (0.0, 2.0) for block in blocks[:4])
+    late = blocks[4:]
+    assert len(late) >= 4
+    assert min(block.outcome_bound for block in late) < 1.0
+    for block in late:  # within the public range
+        assert abs(block.centre) + block.outcome_bound <= 2.0 + 1e-12
+        assert block.outcome_bound >= 3 * 0.1
+    wide.drive()
+    assert federation.report()["epsilon"] == wide.report()["epsilon"]
+    unsaid = wide.end.block
+    assert unsaid is None or unsaid.outcome_bound == 2.0
+
+
+def test_scales_are_fitted_to_what_was_released_and_read_by_all() -> None:
+    made = study("public", budget=30, feature_map=None, noise_multiplier=0.05, noise_var=0.01)
+    federation = Federation(made)
+    found = federation.drive().parameters
+    assert found is not None
+    phi = federation.server.terms.feature_map
+    assert isinstance(phi, AdditiveFeatures)
+    count = max(families(phi)) + 1
+    assert found.scales.shape == (count,)
+    own = torch.stack([part.outputscale.sum().sqrt() for part in phi.maps])
+    assert not torch.allclose(found.scales, own)
+    # As likely as that: the evidence of the released blocks, with the prior of the deviations.
+    meaning = stream_of(federation.server).meaning(federation.server.hub.terms, found)
+    search = federation.server.terms.search
+    assert isinstance(search, BanditSearch)
+    again = fit_scales(search, phi, meaning)
+    assert float((again / found.scales).log().abs().max()) <= math.log(1 / 0.6) + 1e-9
+    # Everybody's model is that of the basis with these deviations.
+    model = parameters_model(federation.server.terms, found)
+    X = uniform(30, 2, seed=3)
+    scaled = phi.with_hyperparameters(phi.lengthscale, found.scales.square())
+    gram, moment = meaning.statistic.gram_and_moment(
+        found.values, noise_var=0.01, outputscale=float(phi.outputscale.sum())
+    )
+    factors = torch.cat(
+        [
+            s / o * torch.ones(p.num_features)
+            for s, o, p in zip(found.scales, own, phi.maps, strict=True)
+        ]
+    )
+    B = torch.eye(len(gram)).double() + factors[:, None] * gram * factors
+    mean = scaled(X) @ torch.linalg.solve(B, factors[:, None] * moment)
+    with torch.no_grad():
+        assert torch.allclose(model.posterior(X).mean, mean, atol=1e-8)
+
+
+@pytest.mark.parametrize("scales", [[1.0], [0.0, 1.0, 1.0, 1.0], [-1.0] * 4, [9.0] * 4])
+def test_scales_that_do_not_fit_are_refused(scales: list[float]) -> None:
+    made = study("public", feature_map=None)
+    desk = Desk(made)
+    dim = desk.agent.terms.feature_map.num_features
+    dim = dim * (dim + 3) // 2
+    given = torch.tensor(scales).double()
+    order = Play(2, "next", True, ARMS[:1])
+    with pytest.raises(MessageError, match="one for each family"):
+        desk.receives(Parameters(1, torch.zeros(dim).double(), 0.0, 1, given), 2, order)
+    fitting = torch.full((4,), 0.5, dtype=torch.float64)
+    desk.receives(Parameters(1, torch.zeros(dim).double(), 0.0, 1, fitting), 2, order)
 
 
 @pytest.mark.parametrize("trust", PRIVATE)

@@ -15,7 +15,7 @@ from botorch.generation import MaxPosteriorSampling
 from botorch.optim import optimize_acqf
 from torch import Tensor
 
-from botorch_fed.acquisition import private_ucb_width
+from botorch_fed.acquisition import missed, private_ucb_width
 from botorch_fed.aggregation.stream import MAX_NUMBER, parameters_model, signal_to_noise
 from botorch_fed.errors import MessageError
 from botorch_fed.federation.agent import AgentState
@@ -96,7 +96,7 @@ def test_a_release_is_read_with_a_floor_a_shift_or_the_noise_of_its_moment() -> 
     statistic = RecordStatistic(num_features=M, outcome_bound=2.0)
     gram, moment = statistic.gram_and_moment(found.values, noise_var=NOISE_VAR, outputscale=SCALE)
     unit = SCALE / NOISE_VAR
-    height = 4 * std * math.sqrt(M / 2) * unit
+    height = 8 * std * math.sqrt(M / 2) * unit
     total = total_of(terms_of(), found)
     assert torch.allclose(total.gram, floored(gram, height), atol=1e-9)
     assert torch.equal(total.moment, moment)
@@ -206,6 +206,7 @@ def test_the_theorems_width_is_that_of_the_shifted_matrix(noise_std: float) -> N
     ridge = NOISE_VAR / SCALE
     gram, _ = statistic.gram_and_moment(found.values, noise_var=1.0)
     V, bounds = gram + ridge * torch.eye(M).double(), {}
+    truncation = found.count - float(gram.trace())
     if noise_std:
         upsilon = noise_norm_bound(noise_std, M, horizon=horizon, failure=0.05)
         V = V + 2 * upsilon * torch.eye(M).double()
@@ -215,9 +216,11 @@ def test_the_theorems_width_is_that_of_the_shifted_matrix(noise_std: float) -> N
             "gram_noise_bound": upsilon,
             "moment_noise_bound": largest / math.sqrt(upsilon),
         }
+        truncation += M * upsilon  # of 3 Υ a direction, 2 Υ are the shift
     width = private_ucb_width(
         V,
-        t=found.t + 1,
+        t=found.count,
+        truncation=min(max(truncation, 0.0), found.count),
         norm_bound=1.5 * math.sqrt(SCALE),
         noise_std=math.sqrt(NOISE_VAR),
         noise_var=ridge,
@@ -227,8 +230,53 @@ def test_the_theorems_width_is_that_of_the_shifted_matrix(noise_std: float) -> N
     model, arms = parameters_model(terms, found), many("ann", 2)
     with torch.no_grad():
         values = UpperConfidenceBound(model, beta=width**2)(arms.unsqueeze(-2))
+        values = values + 1.5 * missed(PHI, arms).sqrt()
     point = played(study(decision_sets=many, **options), found)
     assert torch.equal(point[0], arms[values.argmax()])
+
+
+@pytest.mark.parametrize("multiplier", [None, 0.02])
+def test_the_theorems_bound_covers_what_the_features_miss(multiplier: float | None) -> None:
+    """Through the protocol, of a function of norm one that the features know in part."""
+    phi = KLFeatures(PHI.base, PHI.projection[:, :2])
+    whole, m = phi.base, phi.num_features
+    known = phi.projection @ generator(0, "known").normal(m, 1)
+    beyond = generator(1, "beyond").normal(whole.num_features, 1)
+    beyond = beyond - phi.projection @ (phi.projection.mT @ beyond)
+    weights = 0.3 * known / known.norm() + 0.95 * beyond / beyond.norm()
+
+    def outcomes(X: Tensor) -> Tensor:
+        return SQUARE.outcome.from_public(whole(X).detach() @ weights)
+
+    trust = "none" if multiplier is None else "joint"
+    options: dict[str, Any] = {"psd": "shift", "norm_bound": 1.0, "budget": 60, "feature_map": phi}
+    federation = Federation(
+        study(trust, noise_multiplier=multiplier, decision_sets=many, **options),
+        objective=lambda name: outcomes,
+    )
+    end = federation.drive()
+    X = uniform(400, 2, seed=5)
+    terms = federation.server.hub.terms
+    said = stream_of(federation.server).meaning(terms, end.parameters)
+    search = search_of(terms)
+    posterior = SumPosterior(search, phi, said, *read_sum(search, phi, said))
+    with torch.no_grad():
+        mean, std = posterior.predict(X)
+        error = (mean - (whole(X) @ weights).squeeze(-1)).abs()
+        bound = posterior.score(None, generator(0, "none"), SQUARE)(X)
+    assert float(missed(phi, X).max()) > 0.2
+    assert bool((error <= bound - mean).all())
+    if multiplier is None:  # without the two terms of the truncation it does not
+        ridge = NOISE_VAR / SCALE
+        width = private_ucb_width(
+            ridge * (torch.eye(m).double() + posterior.total.gram),
+            t=said.parameters.count,
+            norm_bound=math.sqrt(SCALE),
+            noise_std=math.sqrt(NOISE_VAR),
+            noise_var=ridge,
+            failure=0.05,
+        )
+        assert not bool((error <= width * std).all())
 
 
 def test_many_dimensions_of_an_additive_function_are_searched_one_by_one() -> None:
@@ -507,9 +555,7 @@ def test_camelback_with_public_actions() -> None:
         budget=200,
         trust="public",
         epsilon=10.0,
-        outcome_bound=1.4,
         noise_var=0.04,
-        exploration=1.0,
         candidates=problem.arms,
         noise=SEEDED,
     )

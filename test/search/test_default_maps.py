@@ -117,11 +117,12 @@ def test_entries_of_the_default_maps() -> None:
 def test_protocols_send_these_maps() -> None:
     space, names = cube(2), ("ann", "bob")
     shared, private = default_feature_map(space), default_private_features(space)
+    few = default_private_features(space, num_features=6, lengthscale=0.2)  # of four records
     of_study = (
         (FTS(budget=2, strategy=Strategy(), every=1), shared),
         (FTS(budget=2, strategy=TransferSearch()), transfer.default_feature_map(space)),
         (DPFTSDE(budget=5, epsilon=9.0), private),
-        (PrivateUCB(budget=4, epsilon=9.0), private),
+        (PrivateUCB(budget=4, epsilon=9.0), few),
     )
     for study, phi in of_study:
         server: Any = study.server(space, names)

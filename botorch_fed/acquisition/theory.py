@@ -1,7 +1,12 @@
-r"""The condition and the width on which the regret bound of FTS stands [Dai2020FTS]_.
+r"""What regret bounds are made of: the condition and width of FTS, information, feature counts.
+
+The bound of FTS [Dai2020FTS]_ stands on a condition on its schedule and on a width; both and the
+bound of private bandits [Dubey2021]_ on the maximum information gain :math:`\gamma_T`.
 
 .. [Dai2020FTS] Z. Dai, B. K. H. Low, P. Jaillet. Federated Bayesian optimization via Thompson
    sampling. NeurIPS 2020.
+.. [Dubey2021] A. Dubey. No-regret algorithms for private Gaussian process bandit optimization.
+   AISTATS 2021.
 """
 
 from __future__ import annotations
@@ -14,7 +19,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from botorch_fed.acquisition import MixingSchedule
+from botorch_fed.acquisition.schedules import MixingSchedule
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,3 +97,43 @@ def theory_beta(
     past = t - 1
     gamma = information_gain(past) if callable(information_gain) else information_gain
     return bound + noise_std * math.sqrt(2 * (gamma + 1 + math.log(4 / delta)))
+
+
+def information_gain(num_features: int, num_points: int, *, noise_var: float) -> float:
+    r"""A bound on what so many outcomes say about a function of so many features, in nats.
+
+    :math:`\gamma_T \le \frac M2 \ln(1 + T / (M \sigma^2))`, for features of norm one: the
+    determinant is largest where information is spread evenly over the features.
+
+    Args:
+        num_features: `M`.
+        num_points: `T`.
+        noise_var: :math:`\sigma^2`, over the function's prior variance.
+    """
+    if not (num_features >= 1 and num_points >= 0 and noise_var > 0):
+        raise InputDataError(
+            "information_gain needs num_features >= 1, num_points >= 0 and noise_var > 0, got "
+            f"{num_features}, {num_points} and {noise_var}."
+        )
+    return num_features / 2 * math.log1p(num_points / (num_features * noise_var))
+
+
+def published_feature_counts(num_rounds: int, dim: int) -> dict[str, float]:
+    r"""The feature counts of [Dubey2021]_, whatever the length scale, before nodes are folded.
+
+    Args:
+        num_rounds: `T`.
+        dim: `d`.
+
+    Returns:
+        :math:`2 (6 \ln T)^d` of the theorem, :math:`2 (3 \ln T)^d` of its third remark and
+        :math:`(6 \ln T)^d` of local privacy.
+    """
+    if num_rounds < 2 or dim < 1:
+        raise InputDataError(f"Expected two rounds and one input, got {num_rounds} and {dim}.")
+    log = math.log(num_rounds)
+    return {
+        "theorem": 2 * (6 * log) ** dim,
+        "remark 3": 2 * (3 * log) ** dim,
+        "local": (6 * log) ** dim,
+    }

@@ -10,8 +10,14 @@ import torch
 from botorch.exceptions.errors import InputDataError
 
 from benchmarks.papers.published.exploration import PowerLawSchedule
-from benchmarks.papers.published.theory import theory_beta, theory_condition
 from botorch_fed.acquisition import Constant, InverseSquare, exploration_weights
+from botorch_fed.acquisition.theory import (
+    information_gain,
+    published_feature_counts,
+    theory_beta,
+    theory_condition,
+)
+from botorch_fed.rng import generator
 from botorch_fed.wire.codec import decode, encode
 
 
@@ -77,3 +83,26 @@ def test_condition_holds_and_fails_where_it_should() -> None:
     assert alone.ratios.tolist() == [0.0] * 5
     late = theory_condition(lambda t: 1.0 if t < 4 else 0.9, beta=1.0, num_points=10, num_rounds=6)
     assert late.first_violation == 4
+
+
+def test_the_information_of_features_is_bounded() -> None:
+    """By any points; attained where features are orthonormal and played equally often."""
+    m, n, noise_var = 4, 40, 0.3
+    for seed in range(5):
+        Phi = generator(seed, "features").normal(n, m)
+        Phi = Phi / Phi.norm(dim=1, keepdim=True)
+        gain = 0.5 * float(torch.logdet(torch.eye(m).double() + Phi.mT @ Phi / noise_var))
+        assert gain <= information_gain(m, n, noise_var=noise_var)
+    even = 0.5 * m * math.log(1 + n / m / noise_var)
+    assert information_gain(m, n, noise_var=noise_var) == pytest.approx(even, rel=1e-12)
+    assert information_gain(3, 0, noise_var=1.0) == 0
+    with pytest.raises(InputDataError):
+        information_gain(0, 1, noise_var=1.0)
+
+
+def test_published_counts_of_features() -> None:
+    counts = published_feature_counts(1024, 2)
+    assert counts["theorem"] == pytest.approx(2 * (6 * math.log(1024)) ** 2)
+    assert counts["theorem"] == 2 * counts["local"] == pytest.approx(4 * counts["remark 3"])
+    with pytest.raises(InputDataError):
+        published_feature_counts(1, 2)
