@@ -21,9 +21,9 @@ from benchmarks.papers.ledger import Results
 from benchmarks.papers.published import printed
 from benchmarks.papers.published.moments import moments_epsilon
 from benchmarks.papers.published.noise import paper_local_noise, paper_prefix_noise
-from benchmarks.papers.published.theory import theory_condition
 from benchmarks.statistics import Effect, average_ranks, paired, signed_rank
 from botorch_fed.acquisition import InverseSquare, Polynomial
+from botorch_fed.acquisition.theory import theory_condition
 from botorch_fed.privacy import gaussian_mu
 
 Verdict = Literal["reproduced", "not reproduced", "corrected", "cannot be run", "not run"]
@@ -229,7 +229,7 @@ def fts_paper() -> Paper:
                 f"{name}: {number(float(c.ratios[1]), 2)} times at t = {c.first_violation}"
                 for name, c in conditions.items()
             ),
-            made_by="published.theory",
+            made_by="acquisition.theory",
         ),
         Claim(
             "Fig. 2, GLEAM",

@@ -19,7 +19,6 @@ from rich.console import Console
 from rich.progress import track
 
 from benchmarks.provenance import code_for
-from benchmarks.statistics import interval as interval
 
 RESULTS = Path(__file__).parent / "results"
 CHECKPOINTS = (0, 1, 2, 3, 4, 5, 6, 8, 10, 15, 20, 30, 40, 50, 60)

@@ -70,9 +70,10 @@ from rich.table import Table as Grid
 from torch import Tensor
 
 from benchmarks import private_ucb as speed
-from benchmarks.papers.ledger import Line, Results, interval, versions
+from benchmarks.papers.ledger import Line, Results, versions
 from benchmarks.papers.published.noise import paper_local_noise, paper_prefix_noise
 from benchmarks.problems import Michalewicz, StyblinskiTang
+from benchmarks.statistics import interval
 from botorch_fed.acquisition import AdditiveGrid
 from botorch_fed.models import (
     AdditiveFeatures,

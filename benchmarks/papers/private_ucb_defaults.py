@@ -45,9 +45,10 @@ from rich.console import Console
 from rich.table import Table
 from torch import Tensor
 
-from benchmarks.papers.ledger import Line, Results, interval, versions
+from benchmarks.papers.ledger import Line, Results, versions
 from benchmarks.papers.private_ucb import BETA, SMALL, multiplier, separable_gap
 from benchmarks.problems import Michalewicz, StyblinskiTang
+from benchmarks.statistics import interval
 from botorch_fed.aggregation.stream import PublicStream, StreamState
 from botorch_fed.federation.terms import Contribution, View
 from botorch_fed.privacy import InsecureSeededNoise
