@@ -98,13 +98,9 @@ from botorch_fed.models.features import feature_map_kinds
 from botorch_fed.models.mixture import component_path
 from botorch_fed.rng import generator
 from botorch_fed.run import Study, make_agent
-from botorch_fed.search.messages import TransferRows
-from botorch_fed.search.noisy import NoisyTransfer
-from botorch_fed.search.sums import TransferSum
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.storage.log import FileLog, Log
 from botorch_fed.storage.store import MemoryBlobs
-from botorch_fed.studies import DPFTSDE, FTS, FedGP
 
 try:
     from ax.adapter.registry import Generators, MBM_X_trans_base
@@ -757,20 +753,6 @@ class _Waiting(Exception):
     """Too few sites have answered: the round is exchanged again later."""
 
 
-def _from_centre(study: Study, space: SearchSpace) -> Study:
-    """The study with the centre of the space as its default, if it begins in no way of its own."""
-    if not isinstance(study, FTS | DPFTSDE | FedGP):
-        return study
-    given = (study.default, study.initial_design, study.candidates)
-    search = study.search_over(space)
-    suits = isinstance(search, TransferRows | TransferSum | NoisyTransfer)
-    if not suits or any(one is not None for one in given):
-        return study
-    middle = space.snap(torch.full((1, space.dim), 0.5, dtype=torch.float64))
-    (centre,) = space.from_unit(middle)
-    return replace(study, default=centre)
-
-
 class AxFederation:
     """Several Ax experiments as the sites of one federation, in one process.
 
@@ -818,8 +800,8 @@ class AxFederation:
             if not isinstance(clients, Mapping) or not clients:
                 raise InputDataError("Names alone need their search space: pass space=….")
             space = search_space(next(iter(clients.values())))
-        if initialize_with_center:
-            protocol = _from_centre(protocol, space)
+        if initialize_with_center and hasattr(protocol, "from_centre"):
+            protocol = protocol.from_centre(space)
         home = None if folder is None else Path(folder).resolve()
         self._log = Log(HUB_EVENTS) if home is None else hub_log(home)
         if home is not None:

@@ -18,6 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, ClassVar, Literal, Self, get_args
 
+import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
@@ -227,6 +228,19 @@ class Federation(Budgeted):
     def search_over(self, space: SearchSpace) -> Search:
         """The search in a space."""
         return self.make_search()
+
+    def from_centre(self, space: SearchSpace) -> Self:
+        """The study with the centre of a space as its default, unless it says where to begin.
+
+        A published search takes no default, and begins as it does.
+        """
+        suits = isinstance(self.search_over(space), TransferRows | TransferSum | NoisyTransfer)
+        given = (self.default, self.initial_design, self.candidates)
+        if not suits or any(one is not None for one in given):
+            return self
+        middle = space.snap(torch.full((1, space.dim), 0.5, dtype=torch.float64))
+        (centre,) = space.from_unit(middle)
+        return replace(self, default=centre)
 
     def make_aggregation(self) -> Aggregation:
         """The aggregation."""

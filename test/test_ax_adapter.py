@@ -59,7 +59,6 @@ from botorch_fed.ax_adapter import (
     ContextThompsonSampling,
     OwnMetricGP,
     RoundOpen,
-    _from_centre,
     contexts,
     modular_spec,
     search_space,
@@ -345,7 +344,7 @@ def test_ax_changes_no_bit_of_a_run(protocol: Any) -> None:
     clients = _clients()
     federation = AxFederation(protocol, clients, space=_space(), seed=3)
     _finish(federation, clients)
-    expected = _by_run(_from_centre(protocol, _space()), _space(), seed=3)
+    expected = _by_run(protocol.from_centre(_space()), _space(), seed=3)
     for name in NAMES:
         X, Y = federation.history(name)
         assert torch.equal(X, expected[name][0])
@@ -421,7 +420,7 @@ def test_encrypted_sums_among_three_clients() -> None:
     assert protocol.channel == "threshold"
     federation = AxFederation(protocol, clients, space=_space(), seed=3)
     _finish(federation, clients)
-    expected = _by_run(_from_centre(FedGP(budget=5, channel="plain"), _space()), _space(), seed=3)
+    expected = _by_run(FedGP(budget=5, channel="plain").from_centre(_space()), _space(), seed=3)
     for name in NAMES:  # one public grid: encryption changes no bit
         assert torch.equal(federation.history(name)[0], expected[name][0])
 
@@ -543,7 +542,7 @@ def test_a_failure_can_be_mended() -> None:
     index = next(iter(clients["a"].get_next_trials(max_trials=1)))
     clients["a"].mark_trial_failed(index)
     _finish(federation, clients)
-    expected = _by_run(_from_centre(FTS(budget=2, every=1), _space()), _space(), seed=3)
+    expected = _by_run(FTS(budget=2, every=1).from_centre(_space()), _space(), seed=3)
     assert torch.equal(federation.history("a")[0], expected["a"][0])
 
 
@@ -744,7 +743,7 @@ def test_a_run_goes_on_after_a_restart(protocol: Any, tmp_path: Path) -> None:
         _finish(federation, clients)
         if isinstance(protocol, FedGP):
             protocol = replace(protocol, channel="plain")
-        expected = _by_run(_from_centre(protocol, _space()), _space(), seed=3)
+        expected = _by_run(protocol.from_centre(_space()), _space(), seed=3)
         for name in NAMES:
             assert torch.equal(federation.history(name)[0], expected[name][0])
 
@@ -1243,7 +1242,7 @@ def test_a_federation_goes_on_from_a_database(
             clients[name] = Client.load_from_database(name, storage_config=storage)
             federation.join(name, clients[name])
         _finish(federation, clients)
-        expected = _by_run(_from_centre(protocol, space), space, seed=3)
+        expected = _by_run(protocol.from_centre(space), space, seed=3)
         for name in NAMES:
             # Ax's SQL rounds values in their last bits, its JSON does not.
             found = federation.history(name)[0]

@@ -1,4 +1,4 @@
-r"""Bases of private bandits that follow from public facts alone: dimension, records and noise.
+r"""Bases of private bandits that follow from public facts alone: dimension, records and noise. ::
 
     actions      basis                                              prior variances
     private      `few_features`: few eigenfunctions of one kernel   fixed
