@@ -280,6 +280,7 @@ class TransferRows(RowSearch):
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` for messages that are no functions."""
+        self.strategy.check_space(terms.space)
         if self.messages.kind != "own_mean":
             terms.space.refuse_several(
                 f"A message of kind {self.messages.kind!r}", 'use "own_mean", the default.'
