@@ -1,7 +1,7 @@
 r"""Several outcomes: a bound on a model's size, and loss and size as two objectives.
 
     python -m benchmarks.outcomes [--seeds 0 10] [--tasks TASK …]  run what is missing
-    python -m benchmarks.outcomes --summary [--json]               from stored results
+    python -m benchmarks.outcomes --summary [--json] [--against alone]  from stored results
     python -m benchmarks.outcomes --build                          tables of sizes, from the data
     python -m benchmarks.outcomes --smoke                          one task, one seed, one query
 
@@ -27,8 +27,8 @@ the sites by the seed, and then 20 queries.
 Measures: with a bound, the regret of the best value within it, over that of the median within it;
 1 at most, and while nothing is within. With two objectives, the share of the hypervolume of the
 site's whole table, of values better than its third quartile of the score and its largest size.
-p values are of Wilcoxon's
-signed rank test over seeds (means over sites) against ``botorch``, two-sided. CPU is of a proposal.
+p values are of Wilcoxon's signed rank test over seeds (means over sites) against ``botorch``, or
+the arm ``--against``, two-sided; a line has the seeds of both. CPU is of a proposal.
 """
 
 from __future__ import annotations
@@ -316,20 +316,27 @@ ARMS: Mapping[str, Callable[[str, Tabulated, int, int], Curves]] = {
 Rows = dict[str, dict[str, dict[str, Any]]]  # by task, arm and seed
 
 
-def lines_of(rows: Rows) -> list[dict[str, object]]:
-    """One line for each task and arm."""
+def lines_of(rows: Rows, against: str = "botorch") -> list[dict[str, object]]:
+    """One line for each task and arm, over the seeds that both arms have.
+
+    Args:
+        rows: Stored results.
+        against: The arm that p values are against.
+    """
     lines: list[dict[str, object]] = []
     for name, arms in rows.items():
-        peer = arms.get("botorch", {})
+        peer = arms.get(against, {})
         for arm, found in arms.items():
-            line: dict[str, object] = {"task": name, "arm": arm, "seeds": len(found)}
             means = {seed: np.mean(one["curves"], axis=0) for seed, one in found.items()}
             others = {seed: np.mean(one["curves"], axis=0) for seed, one in peer.items()}
             common = sorted(means.keys() & others.keys(), key=int)
+            if not common:
+                continue
+            line: dict[str, object] = {"task": name, "arm": arm, "seeds": len(common)}
             for k, count in enumerate(POINTS):
-                line[f"@{count}"] = round(float(np.mean([one[k] for one in means.values()])), 3)
+                line[f"@{count}"] = round(float(np.mean([means[seed][k] for seed in common])), 3)
                 gaps = [float(means[seed][k] - others[seed][k]) for seed in common]
-                p = float(wilcoxon(gaps).pvalue) if arm != "botorch" and any(gaps) else None
+                p = float(wilcoxon(gaps).pvalue) if arm != against and any(gaps) else None
                 line[f"p {count}"] = None if p is None else float(f"{p:.2g}")
             line["CPU ms"] = round(statistics.median(one["cpu_ms"] for one in found.values()), 1)
             lines.append(line)
@@ -356,6 +363,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--seeds", type=int, nargs=2, default=(0, 10))
     parser.add_argument("--tasks", nargs="+", choices=list(TASKS), default=list(TASKS))
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
+    parser.add_argument("--against", choices=list(ARMS), default="botorch")
     parser.add_argument("--results", type=Path, default=RESULTS)
     parser.add_argument("--build", action="store_true")
     parser.add_argument("--summary", action="store_true")
@@ -382,7 +390,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
                         done[str(seed)] = measured(name, arm, seed)
                         text = json.dumps(rows).replace("}, ", "},\n")
                         options.results.write_text(text + "\n")
-    lines = lines_of(rows)
+    lines = lines_of(rows, options.against)
     print(json.dumps(lines)) if options.json else show(lines)
 
 

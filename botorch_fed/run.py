@@ -114,7 +114,9 @@ class RunResult:
         seed: The seed of the run.
         protocol: The protocol's name.
         records: One row per observation: agent, round, query, point, value, and the noise-free
-            value and regret if the problem defines them. See `to_dataframe` for named parameters.
+            value and regret if the problem defines them. Of several outcomes the value is a list,
+            and ``violates`` the first constraint that is not met. See `to_dataframe` for named
+            parameters.
         rounds: One row per agent and exchange: whether it replied, the reason of a failure, whether
             it sent a message, short hashes of received broadcasts, bytes down and up, CPU seconds,
             and the number of evaluations requested from a site so far. See `contributions` for

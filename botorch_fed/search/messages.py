@@ -214,9 +214,11 @@ class RowSearch(Search):
 
     def check(self, terms: Terms, message: Tensor) -> None:
         """Raise `MessageError` unless others can use a message."""
-        check_vector(message, self.size(terms), f"A message of kind {self.messages.kind!r}")
-        for block in message.chunk(len(terms.space.modelled)):
-            self.messages.check(terms.feature_map, block)
+        count = len(terms.space.modelled)
+        if count > 1:
+            check_vector(message, self.size(terms), "A message of all outcomes")
+        for part in message.chunk(count) if count > 1 else (message,):
+            self.messages.check(terms.feature_map, part)
 
     def content(self, terms: Terms) -> str:
         """What a message holds."""
@@ -280,6 +282,7 @@ class TransferRows(RowSearch):
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` for messages that are no functions."""
+        self.strategy.check_space(terms.space)
         if self.messages.kind != "own_mean":
             terms.space.refuse_several(
                 f"A message of kind {self.messages.kind!r}", 'use "own_mean", the default.'

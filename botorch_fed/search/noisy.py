@@ -336,6 +336,11 @@ class NoisyTransfer(VectorSearch):
         if not 0 <= self.min_reliability < 1:
             raise InputDataError(f"Expected 0 <= min_reliability < 1, got {self.min_reliability}.")
 
+    def check_terms(self, terms: Terms) -> None:
+        """Raise `InputDataError` for an aggregation or a space that does not suit the search."""
+        super().check_terms(terms)
+        self.strategy.check_space(terms.space)
+
     def size(self, terms: Terms) -> int:
         """As many numbers as the basis has functions, for each modelled outcome."""
         return len(terms.space.modelled) * super().size(terms)

@@ -125,6 +125,11 @@ class TransferSum(SummedSearch):
         "nothing would be left. Use DPFTSDE, which makes few, or SupportSearch with a mechanism."
     )
 
+    def check_terms(self, terms: Terms) -> None:
+        """Raise `InputDataError` for noise, or a space that does not suit the strategy."""
+        super().check_terms(terms)
+        self.strategy.check_space(terms.space)
+
     def size(self, terms: Terms) -> int:
         """How many numbers a message has."""
         return len(terms.space.modelled) * report_size(terms.feature_map) + 1

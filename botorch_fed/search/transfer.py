@@ -157,6 +157,14 @@ class TransferSearch:
             name = f"{named.__module__}.{named.__qualname__}"
         return repr((name, self.warp, self.trusts, self.trust_prior, self.listen))
 
+    def check_space(self, space: SearchSpace) -> None:
+        """Raise `InputDataError` for a space that the acquisition means nothing for."""
+        if self.acquisition == PAREGO and len(space.objectives) < 2:
+            raise InputDataError(
+                f'acquisition="{PAREGO}" is for several objectives, this space has one: leave it '
+                "out."
+            )
+
     def log_warp(self, space: SearchSpace) -> LogWarp:
         """The scale on which the own model sees inputs."""
         return LogWarp(space.log_offsets if self.warp else torch.zeros(space.dim).double())
@@ -312,7 +320,7 @@ class TransferSearch:
             point = random_point(space, domain.candidates, stream, failed)
             return point if candidates is not None else space.snap(point)
         outcomes = [space.metrics[place] for place in space.modelled]
-        if self.acquisition == PAREGO and len(space.objectives) > 1:
+        if self.acquisition == PAREGO:
             outcomes, posteriors, said = self._scalarized(space, X, posteriors, said, stream)
         if len(chosen):
             posteriors = tuple(posterior.conditioned(chosen) for posterior in posteriors)

@@ -315,6 +315,17 @@ def test_searches_for_one_outcome_refuse_several(study: Any, what: str) -> None:
         study.terms(BOUNDED, NAMES)
 
 
+@pytest.mark.parametrize("kind", [FTS, FedGP, DPFTSDE])
+def test_one_objective_has_no_weights_to_draw(kind: Any) -> None:
+    parego = TransferSearch(acquisition="parego")
+    options = {"search": parego} if kind is FedGP else {"strategy": parego}
+    options |= {"epsilon": 2.0} if kind is DPFTSDE else {}
+    with pytest.raises(InputDataError, match='"parego" is for several objectives'):
+        kind(budget=8, **options).terms(BOUNDED, NAMES)
+    with pytest.raises(InputDataError, match=r"must be a function or .parego., got 'ehvi'"):
+        TransferSearch(acquisition="ehvi")
+
+
 def test_many_inputs_have_no_summaries_unless_asked_for() -> None:
     space = SearchSpace(
         tuple(Parameter.real(f"x{i}", 0.0, 1.0) for i in range(8)), outcomes=BOUNDED.outcomes
