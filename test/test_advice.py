@@ -214,8 +214,8 @@ def test_the_command_line_says_the_same(tmp_path: Path, capsys: Any) -> None:
 def test_a_study_file_says_its_facts(tmp_path: Path, capsys: Any) -> None:
     path = tmp_path / "study.toml"
     path.write_text(STUDY)
-    assert main(["advise", str(path), "--json"]) == 0
+    assert main(["advise", str(path), "--section", "features", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)["facts"]
     assert (facts["agents"], facts["dim"], facts["budget"], facts["epsilon"]) == (8, 2, 12, 4.0)
-    assert main(["advise", str(path), "--epsilon", "1", "--json"]) == 0
+    assert main(["advise", str(path), "--epsilon", "1", "--section", "features", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["facts"]["epsilon"] == 1.0
