@@ -5,8 +5,9 @@ A record is a feature vector `a` of norm at most one and an outcome `y`, of whic
 
 .. math:: (\mathrm{svec}\,aa^\top,\; \kappa y a) \in \mathbb R^D, \qquad D = m(m + 3)/2,
 
-with :math:`\mathrm{svec}\,A = (A_{11}, \ldots, A_{mm}, \sqrt2 A_{12}, \sqrt2 A_{13}, \ldots)`, an isometry
-for the Frobenius norm. Sums of it are what a Gaussian process on `m` features needs to know.
+with :math:`\mathrm{svec}\,A = (A_{11}, \ldots, A_{mm}, \sqrt2 A_{12}, \sqrt2 A_{13}, \ldots)`, an
+isometry for the Frobenius norm. Sums of it are what a Gaussian process on `m` features needs to
+know.
 
 With :math:`r = \kappa^2 Y^2` the statistic's norm is at most :math:`\sqrt{1 + r}`, which is the
 zero-out sensitivity, and two of them are at most
