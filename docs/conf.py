@@ -66,6 +66,7 @@ napoleon_google_docstring = True
 napoleon_numpy_docstring = False
 napoleon_use_ivar = True
 autosummary_generate = "reference" not in LEFT_OUT
+toc_object_entries_show_parents = "hide"
 python_maximum_signature_line_length = 88
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"
@@ -102,7 +103,7 @@ def mathml(self: Any, node: Any) -> None:
         formula = tex2mathml(text, as_block=block)
     except MathError as error:
         raise ExtensionError(f"{node.source}:{node.line}: {text}: {error}") from error
-    self.body.append(f'<div class="math">{formula}</div>' if block else formula)
+    self.body.append(f'<div class="formula">{formula}</div>' if block else formula)
     raise nodes.SkipNode
 
 
