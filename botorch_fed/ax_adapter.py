@@ -371,9 +371,11 @@ def _status(status: TrialStatus, value: float) -> Status:
         return "done" if abs(value) <= MAX_VALUE else "failed"  # false for NaN: no data
     if status == TrialStatus.FAILED:
         return "failed"
+    if status == TrialStatus.EARLY_STOPPED and abs(value) <= MAX_VALUE:
+        return "done"  # the last value of its curve counts, as in Ax's own models
     if status in (TrialStatus.CANDIDATE, TrialStatus.STAGED, TrialStatus.RUNNING):
         return "open"
-    return "dropped"  # abandoned, stopped early, stale
+    return "dropped"  # abandoned, stopped early without a value, stale
 
 
 # ------------------------------------------------------------------ a site

@@ -936,15 +936,20 @@ def _silent(result: RunResult) -> list[str]:
     ]
 
 
-def _best(result: RunResult, agent: str) -> tuple[int, float, dict[str, Any]]:
+def _best(result: RunResult, agent: str) -> tuple[int, float | None, dict[str, Any]]:
     """An agent's number of evaluations, its best value and the parameters of that value."""
-    _, Y = result.history(agent, given=True)
-    best = Y.min() if result.space.outcome.minimize else Y.max()
-    return len(result.history(agent)[1]), float(best), result.best_parameters(agent)
+    count = len(result.history(agent)[1])
+    rows = [row for row in (*result.given, *result.records) if row["agent"] == agent]
+    if not any(row["y"] is not None and result.counts(row) for row in rows):
+        return count, None, {}  # none that counts: not at the target, or outside of constraints
+    return count, *result.best_observed(agent)
 
 
 def _result_table(result: RunResult) -> Table:
     better = "smallest" if result.space.outcome.minimize else "largest"
+    fidelity = result.space.fidelity
+    if fidelity is not None:
+        better += f" at {fidelity.name} = {result.space.fidelity_value(1.0):g}"
     table = _table("agent", "evaluations", f"best ({better})", "at", title=f"{result.protocol}")
     for agent in result.names:
         if not any(row["agent"] == agent and row["y"] is not None for row in result.records):
@@ -954,7 +959,8 @@ def _result_table(result: RunResult) -> Table:
         shown = (
             f"{k} = {v:.4g}" if isinstance(v, float) else f"{k} = {v}" for k, v in point.items()
         )
-        table.add_row(agent, str(count), f"{value:.6g}", ", ".join(shown))
+        words = "none" if value is None else f"{value:.6g}"
+        table.add_row(agent, str(count), words, ", ".join(shown))
     return table
 
 
@@ -1428,7 +1434,14 @@ def _add_site(commands: Any) -> None:
     fail = verb("fail", "mark an open trial as failed")
     for parser in (tell, fail):
         parser.add_argument("id", type=int, metavar="TRIAL", help="number of the trial")
-    tell.add_argument("value", type=float, metavar="VALUE", help="the outcome as measured")
+    outcome = "the outcome as measured; may be left out with --curve"
+    tell.add_argument("value", type=float, metavar="VALUE", nargs="?", help=outcome)
+    ended = "fidelity at which the evaluation ended; default that of the trial"
+    tell.add_argument("--fidelity", type=float, help=ended)
+    on_the_way = "outcomes at fidelities, of a trial that may have been stopped at the last one"
+    tell.add_argument(
+        "--curve", nargs="+", metavar="FIDELITY=VALUE", type=_point_of_curve, help=on_the_way
+    )
     fail.add_argument("--reason", default="", help="reason of the failure; stays at the site")
     attach = verb("attach", "add an existing result")
     parameters = "every parameter of the search space, in its units"
@@ -1459,6 +1472,14 @@ def _named_value(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def _point_of_curve(text: str) -> tuple[float, float]:
+    at, _, value = text.partition("=")
+    try:
+        return float(at), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected FIDELITY=VALUE, got {text!r}") from None
+
+
 def _site(arguments: argparse.Namespace) -> SiteFolder:
     from botorch_fed.deploy import SiteFolder
 
@@ -1466,7 +1487,7 @@ def _site(arguments: argparse.Namespace) -> SiteFolder:
 
 
 def _site_verb(verb: str, arguments: argparse.Namespace) -> _Done:
-    keys = ("n", "id", "value", "sem", "reason", "label", "parameters")
+    keys = ("n", "id", "value", "sem", "fidelity", "curve", "reason", "label", "parameters")
     given = {key: getattr(arguments, key) for key in keys if hasattr(arguments, key)}
     if "parameters" in given:
         given["parameters"] = dict(given["parameters"])

@@ -178,15 +178,14 @@ class RunResult:
     def best(self, agent: AgentId) -> Tensor:
         """The best value up to each query: noise-free if the problem defines it, else observed.
 
-        An agent's observations before the run count from its first query on.
+        An agent's observations before the run count from its first query on. In a space with a
+        fidelity values at the target count; before the first of them the best value is infinite.
         """
         given, rows = self._given(agent), self._rows(agent)
         values = [
-            -self._sign * math.inf
-            if "violates" in row
-            else row["y"]
-            if row["true"] is None
-            else row["true"]
+            (row["y"] if row["true"] is None else row["true"])
+            if self.counts(row)
+            else -self._sign * math.inf
             for row in (*given, *rows)
         ]
         if not values:
@@ -197,15 +196,39 @@ class RunResult:
     def best_parameters(self, site: AgentId) -> dict[str, Value]:
         """The parameters of a site's best observed value, by name and in the user's units.
 
-        Observations before the run count if they meet the constraints of the space; the first of
-        equal values wins.
+        Observations before the run count if they meet the constraints of the space, and of a space
+        with a fidelity those at the target; the first of equal values wins.
         """
+        return self.best_observed(site)[1]
+
+    def best_observed(self, site: AgentId) -> tuple[float, dict[str, Value]]:
+        """A site's best observed value and its parameters, as in `best_parameters`."""
         rows = [*self._given(site), *self._rows(site)]
-        X, Y = self._history([row for row in rows if "violates" not in row])
+        X, Y = self._history([row for row in rows if self.counts(row)])
         if not len(Y):
-            raise InputDataError(f"Site {site!r} has no observation, and so no best one.")
+            where = "" if self.space.fidelity is None else " at the target fidelity"
+            raise InputDataError(f"Site {site!r} has no observation{where}, and so no best one.")
         row = int((self._sign * Y).argmax())
-        return dict(self.space.from_unit(X[row : row + 1])[0])
+        return float(Y[row]), dict(self.space.from_unit(X[row : row + 1])[0])
+
+    def costs(self, agent: AgentId) -> Tensor:
+        """What an agent's evaluations have cost up to each query, in evaluations at the target.
+
+        Failed evaluations are counted with the next one that has a value.
+        """
+        total, costs = 0.0, []
+        for row in self.records:
+            if row["agent"] != agent:
+                continue
+            if row["status"] != "attached":
+                total += self.space.costs(torch.tensor([row["x"]], dtype=torch.float64))[0]
+            if row["y"] is not None:
+                costs.append(total)
+        return torch.tensor(costs, dtype=torch.float64)
+
+    def counts(self, row: Record) -> bool:
+        """Whether an observation may be a best one: it meets constraints, and is at the target."""
+        return "violates" not in row and _at_target(self.space, row["x"])
 
     @property
     def _sign(self) -> float:
@@ -534,7 +557,9 @@ def run(
         )
         gather()
     for name in names:
-        result.records += _observation_rows(name, observations[name], objectives[name], optima)
+        result.records += _observation_rows(
+            name, observations[name], objectives[name], optima, space
+        )
     if folder is not None:
         result.save(folder)
     return result
@@ -634,7 +659,7 @@ def site_result(
         part="site",
         budget=budget,
     )
-    result.records = _flagged(_observation_rows(name, observations, None, None), space)
+    result.records = _flagged(_observation_rows(name, observations, None, None, space), space)
     return result
 
 
@@ -793,11 +818,19 @@ def _round_rows(round_: Round) -> list[Record]:
     ]
 
 
+def _at_target(space: SearchSpace, x: list[float]) -> bool:
+    """Whether a point is at the target of the fidelity, if there is one."""
+    if space.fidelity is None:
+        return True
+    return float(space.fidelities(torch.tensor([x], dtype=torch.float64))) == 1.0
+
+
 def _observation_rows(
     agent: AgentId,
     observations: list[Observation],
     objective: Objective | None,
     optima: dict[AgentId, float] | None,
+    space: SearchSpace,
 ) -> list[Record]:
     rows: list[Record] = []
     for observation in observations:
@@ -807,6 +840,9 @@ def _observation_rows(
             noisy = objective.in_batches
             true = float(objective.true(observation.X)) if noisy else y
         regret = None if true is None or optima is None else abs(optima[agent] - true)
+        if not _at_target(space, observation.X[0].tolist()):
+            regret = None
+        curve = {"curve": observation.curve} if observation.curve else {}
         rows.append(
             {
                 "agent": agent,
@@ -820,6 +856,7 @@ def _observation_rows(
                 "reason": observation.reason,
                 "true": true,
                 "regret": regret,
+                **curve,
             }
         )
     return rows

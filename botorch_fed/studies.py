@@ -247,7 +247,7 @@ class Federation(Budgeted):
         if key not in self._made:
             search, basis = self.search_over(space), self.feature_map
             if basis is None and search.has_basis:
-                basis = self.make_basis(space)
+                basis = self.make_basis(space.shared)
             self._made[key] = Terms(
                 space=space,
                 budget=self.budget,
@@ -1302,6 +1302,8 @@ class FedGP(Federation):
         if not isinstance(search, TransferSum) or self.common is False or not suits(space.dim):
             return search
         if self.active is not None or self.sums == 1:  # it would have the scale alone
+            return search
+        if space.fidelity is not None and self.common is None:  # its region has no fidelity
             return search
         held = self.common is None
         if held and self.min_agents is not None and self.min_agents < FEWEST_SITES:

@@ -37,6 +37,7 @@ from botorch_fed.federation.base import (
     FRAME_BYTES,
     Agent,
     AgentId,
+    Curve,
     Objective,
     Pending,
     Refusal,
@@ -56,6 +57,7 @@ from botorch_fed.federation.trial import (
     Joined,
     Observation,
     Observed,
+    Reached,
     Replied,
     Requested,
     Trial,
@@ -364,22 +366,87 @@ class Site:
     def tell(
         self,
         id: int,
-        value: float | Mapping[str, float],
+        value: float | Mapping[str, float] | None = None,
         sem: float | Mapping[str, float] | None = None,
+        *,
+        fidelity: float | None = None,
+        curve: Mapping[float, float] | None = None,
     ) -> Trial:
         """Answer an open trial.
 
         Args:
             id: The trial's number.
-            value: The outcome as measured, or a mapping from the outcome's name to it.
+            value: The outcome as measured, or a mapping from the outcome's name to it; None for
+                the last of `curve`.
             sem: The standard error of the value, in the same form. It is kept with the trial; the
                 models learn the noise from the outcomes.
+            fidelity: Where the evaluation ended, in a space with a fidelity; default where it was
+                asked for, or with `curve` alone its last fidelity. A trial that was stopped early
+                costs what it has reached, and its values are observations like others.
+            curve: Outcomes on the way, from fidelity to outcome.
+
+        Example:
+            >>> site.tell(7, curve={1: 0.9, 3: 0.5, 9: 0.4})  # stopped after nine epochs
         """
-        id, number, error = _whole(id, "id"), self._outcome(value, "value"), self._error(sem)
+        id, error = _whole(id, "id"), self._error(sem)
+        number = None if value is None else self._outcome(value, "value")
+        if fidelity is not None or curve is not None:
+            return self._tell_curve(id, number, error, fidelity, curve or {})
+        if number is None:
+            raise InputDataError("Expected a value, or a curve of values.")
         with self._lock, one_thread() as self._threads:
             self._check_open(id)
             self._observe((id,), _column([number]), error)
             return self._trial(self._answers[-1])
+
+    def _tell_curve(
+        self,
+        id: int,
+        value: float | None,
+        sem: Tensor | None,
+        fidelity: float | None,
+        curve: Mapping[float, float],
+    ) -> Trial:
+        values = self._curve(curve)
+        with self._lock, one_thread() as self._threads:
+            self._check_open(id)
+            if value is not None:
+                end = self._batch_of(id).points([id])
+                at = float(self.space.fidelities(end)) if fidelity is None else None
+                values[self._fidelity(fidelity) if at is None else at] = value
+            elif fidelity is not None and values and max(values) != self._fidelity(fidelity):
+                raise InputDataError(
+                    f"The curve does not end at fidelity {fidelity:g}: leave fidelity out, or give "
+                    "the value there."
+                )
+            if not values:
+                raise InputDataError("Expected a value, or a curve of values, got none.")
+            self._reach(id, values, sem)
+            return self._trial(self._answers[-1])
+
+    def _curve(self, curve: Mapping[float, float]) -> dict[float, float]:
+        """Outcomes by the column of the fidelity."""
+        if self.space.fidelity is None:
+            raise InputDataError(
+                "The search space names no fidelity, so that a trial has one value: write "
+                "SearchSpace(…, fidelity=Fidelity(…)), or leave fidelity and curve out."
+            )
+        if not isinstance(curve, Mapping):
+            raise InputDataError(
+                f"Expected curve as a mapping from fidelity to outcome, got {type(curve).__name__}."
+            )
+        return {self._fidelity(at): self._outcome(y, "value") for at, y in curve.items()}
+
+    def _fidelity(self, value: Any) -> float:
+        """The column of a fidelity."""
+        with contextlib.suppress(ValueError, RuntimeError, AttributeError):  # refused below
+            value = value.item()
+        try:
+            return self.space.fidelity_column(value)
+        except TypeError:
+            raise InputDataError(
+                f"Expected a fidelity as a number, got {type(value).__name__}."
+            ) from None
 
     def fail(self, id: int, reason: str = "") -> Trial:
         """Say that an open trial has no value; its point is not asked again.
@@ -449,11 +516,16 @@ class Site:
     def best(self) -> Trial | None:
         """The trial with the best value, attached results included; None without a value.
 
-        An attached result that violates a constraint of the search space is none.
+        An attached result that violates a constraint of the search space is none, nor is a value
+        below the target of a fidelity.
         """
         values = [trial for trial in self.trials() if trial.value is not None]
         if self.space.feasible_set.constrained:
             values = [trial for trial in values if self.space.violated(trial.parameters) is None]
+        fidelity = self.space.fidelity
+        if fidelity is not None:
+            target = self.space.fidelity_value(1.0)
+            values = [trial for trial in values if trial.parameters[fidelity.name] == target]
         sign = -1.0 if self.space.outcome.minimize else 1.0
         return max(values, key=lambda trial: sign * float(trial.value or 0.0), default=None)
 
@@ -576,6 +648,7 @@ class Site:
             answer.reason,
             answer.serial,
             answer.label,
+            tuple((self.space.fidelity_value(at), y) for at, y in answer.curve),
         )
 
     def _parameters(self, X: Tensor) -> dict[str, Value]:
@@ -591,8 +664,7 @@ class Site:
 
     def _chosen(self) -> Batch | None:
         """A new batch, None if there is nothing to evaluate."""
-        empty = torch.zeros(0, self.space.dim, dtype=torch.float64)
-        X = self.agent.ask(self._state, torch.cat([empty, *(b.X for b in self._batches)]))
+        X = self.agent.ask(self._state, self._waiting())
         if isinstance(X, Pending):
             raise _Refused("busy")
         if X is None:
@@ -608,6 +680,11 @@ class Site:
         self._append(event)
         self._asked(event)
         return self._batches[-1]
+
+    def _waiting(self) -> Tensor:
+        """The points of all batches that are not answered yet."""
+        empty = torch.zeros(0, self.space.dim, dtype=torch.float64)
+        return torch.cat([empty, *(batch.X for batch in self._batches)])
 
     def _hand(self, trials: tuple[int, ...]) -> None:
         event = Handed(trials)
@@ -647,7 +724,9 @@ class Site:
         try:
             with threads(self._threads):
                 answer = self.objective(X.clone())
-            if self._has_worked and not isinstance(answer, Pending):
+            if isinstance(answer, Curve):
+                curve = self._checked_curve(X, answer)
+            elif self._has_worked and not isinstance(answer, Pending):
                 checked_values(X, answer)  # of another shape than before: a failure of this point
         except Exception as error:
             if self._raises:
@@ -664,6 +743,10 @@ class Site:
         if isinstance(answer, Pending):
             self._running = tuple(trials)
             return False
+        if isinstance(answer, Curve):
+            if trials[0] in batch.open:  # somebody may have answered it meanwhile
+                self._reach(trials[0], curve, None)
+            return True
         Y = checked_values(X, answer)
         still_open = set(batch.open)  # somebody may have answered a trial meanwhile
         rows = [row for row, trial in enumerate(trials) if trial in still_open]
@@ -677,6 +760,18 @@ class Site:
             self._check_hope(strange)
             self._fail(tuple(bad), str(strange))
         return True
+
+    def _checked_curve(self, X: Tensor, answer: Curve) -> dict[float, float]:
+        """An objective's curve of one point."""
+        if len(X) != 1:
+            raise ProtocolError(
+                f"An objective returns a Curve for one point, got one for {len(X)}: leave "
+                "in_batches out."
+            )
+        values = self._curve(answer.values)
+        if not values:
+            raise ProtocolError("The objective has returned a Curve without a value.")
+        return values
 
     @property
     def _has_worked(self) -> bool:
@@ -697,6 +792,14 @@ class Site:
 
     def _observe(self, trials: tuple[int, ...], Y: Tensor, sem: Tensor | None) -> None:
         event = Observed(trials, Y, sem)
+        self._append(event)
+        self._answered(event)
+
+    def _reach(self, trial: int, values: Mapping[float, float], sem: Tensor | None) -> None:
+        """Answer a trial with outcomes by the column of the fidelity."""
+        columns = sorted(values)
+        Y = _column([values[column] for column in columns])
+        event = Reached(trial, _column(columns), Y, sem)
         self._append(event)
         self._answered(event)
 
@@ -750,7 +853,7 @@ class Site:
                 self._asked(event)
             case Handed():
                 self._handed.update(event.trials)
-            case Observed() | Failed():
+            case Observed() | Failed() | Reached():
                 self._answered(event, tells=tells)
             case Attached():
                 self._attached(event)
@@ -762,9 +865,10 @@ class Site:
         self._batches.append(Batch(event, self._queries))
         self._count = event.first + len(event.X)
 
-    def _answered(self, event: Observed | Failed, *, tells: bool = True) -> None:
+    def _answered(self, event: Observed | Failed | Reached, *, tells: bool = True) -> None:
         """Note answers, and tell the agent of a batch that is complete."""
-        for row, number in enumerate(event.trials):
+        trials = (event.trial,) if isinstance(event, Reached) else event.trials
+        for row, number in enumerate(trials):
             batch = self._batch_of(number)
             X, none = batch.points([number]), _column([])
             if isinstance(event, Observed):
@@ -772,6 +876,8 @@ class Site:
                 sem = None if event.sem is None else float(event.sem[row])
                 Y = event.Y[row : row + 1]
                 found = Observation(number, batch.number, batch.serial, X, Y, sem)
+            elif isinstance(event, Reached):
+                found = self._ended(batch, event)
             else:
                 batch.answer(number, math.nan)
                 found = Observation(
@@ -781,7 +887,28 @@ class Site:
             if batch.answered:
                 self._batches.remove(batch)
                 if tells:
-                    self._state = self.agent.tell(self._state, batch.X.clone(), batch.Y.clone())
+                    self._state = self.agent.tell(self._state, batch.ended.clone(), batch.Y.clone())
+                    for X, Y in batch.curves:
+                        self._state = self.agent.tell_curve(self._state, X.clone(), Y.clone())
+
+    def _ended(self, batch: Batch, event: Reached) -> Observation:
+        """Note the values of a curve."""
+        point = self.space.configurations(batch.points([event.trial]))
+        columns = event.columns.flatten()
+        X = self.space.at_fidelity(point.expand(len(columns), -1), columns)
+        batch.answer(event.trial, float(event.Y[-1]))
+        batch.ended[event.trial - batch.first] = X[-1]
+        if len(X) > 1:
+            batch.curves.append((X[:-1], event.Y[:-1]))
+        return Observation(
+            event.trial,
+            batch.number,
+            batch.serial,
+            X[-1:],
+            event.Y[-1:],
+            None if event.sem is None else float(event.sem),
+            curve=tuple(zip(columns[:-1].tolist(), event.Y[:-1, 0].tolist(), strict=True)),
+        )
 
     def _batch_of(self, trial: int) -> Batch:
         for batch in self._batches:

@@ -194,6 +194,7 @@ class View:
         candidates: All points that can be evaluated and are not in `avoid`, `K x d`; None for the
             whole space.
         began_with: The number of observations of the site before its first request.
+        room: What is left of the budget, in evaluations at the target where there is a fidelity.
     """
 
     terms: Terms
@@ -210,6 +211,7 @@ class View:
     memory: Any = field(default=None, repr=False)
     candidates: Tensor | None = field(default=None, repr=False)
     began_with: int = 0
+    room: float = math.inf
 
     @property
     def avoid(self) -> Tensor:
@@ -261,6 +263,7 @@ class Search:
     has_basis: ClassVar[bool] = True
     snaps: ClassVar[bool] = True  # the agent moves points to the nearest that can be evaluated
     begins_anyway: ClassVar[bool] = False  # first points are made for sites with data too
+    takes_fidelity: ClassVar[bool] = False  # it chooses the fidelity of an evaluation
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` unless the terms fit the search."""
@@ -595,10 +598,16 @@ class Terms:
                 )
         if self.agents:
             check_active(self.active, self.agents)
-        if self.basis is not None and self.basis.input_dim != self.space.dim:
+        if self.basis is not None and self.basis.input_dim != self.space.shared.dim:
             raise InputDataError(
                 f"The feature map has {self.basis.input_dim} inputs, the search space "
-                f"{self.space.dim} columns."
+                f"{self.space.shared.dim} columns"
+                f"{'' if self.space.fidelity is None else ' beside its fidelity'}."
+            )
+        if self.space.fidelity is not None and not self.search.takes_fidelity:
+            raise InputDataError(
+                f"{type(self.search).__name__} takes no fidelity ({self.space.fidelity.name!r}): "
+                "use the default search (TransferSearch), or a space without one."
             )
         if self.basis is None and self.search.has_basis:
             raise InputDataError(
@@ -687,6 +696,8 @@ def in_words(value: Any, name: str, *, with_own: bool = False) -> dict[str, str]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         words = {name: type(value).__name__}
         for item in fields(value):
+            if item.metadata.get("optional") and getattr(value, item.name) is None:
+                continue
             if with_own or not item.metadata.get("own"):
                 words |= in_words(
                     getattr(value, item.name), f"{name}.{item.name}", with_own=with_own

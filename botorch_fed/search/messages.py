@@ -269,8 +269,17 @@ class TransferRows(RowSearch):
     messages: Message = Message("own_mean")
     strategy: TransferSearch = field(default=TransferSearch(), metadata=OWN)
 
+    takes_fidelity = True
+
     def check_terms(self, terms: Terms) -> None:
-        """Raise `InputDataError` for messages that are no functions."""
+        """Raise `InputDataError` for messages that are no functions, or not of the target."""
+        self.strategy.check_space(terms.space)
+        fidelity = terms.space.fidelity
+        if fidelity is not None and self.messages.kind != "own_mean":
+            raise InputDataError(
+                f"Messages of kind {self.messages.kind!r} take no fidelity ({fidelity.name!r}): "
+                "leave message out."
+            )
         if self.messages.kind in SUMMARIES:
             raise InputDataError(
                 f"TransferSearch does not go with messages of kind {self.messages.kind!r}: leave "
@@ -307,6 +316,7 @@ class TransferRows(RowSearch):
             failed=view.failed,
             candidates=view.candidates,
             stream=view.stream("point", view.query, view.slot),
+            room=view.room,
         )
 
     def _advice(self, view: View) -> Advice | None:

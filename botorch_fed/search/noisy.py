@@ -320,12 +320,18 @@ class NoisyTransfer(VectorSearch):
     strategy: TransferSearch = field(default=TransferSearch(), metadata=OWN)
 
     memory_type = Average
+    takes_fidelity = True
     adds = "the mean function of its own model"
 
     def __post_init__(self) -> None:
         check_norm(self.clip_norm)
         if not 0 <= self.min_reliability < 1:
             raise InputDataError(f"Expected 0 <= min_reliability < 1, got {self.min_reliability}.")
+
+    def check_terms(self, terms: Terms) -> None:
+        """Raise `InputDataError` for an aggregation that adds nothing up."""
+        super().check_terms(terms)
+        self.strategy.check_space(terms.space)
 
     def norm(self, terms: Terms) -> float:
         """Every message fills it, unless it is zero."""
@@ -371,6 +377,7 @@ class NoisyTransfer(VectorSearch):
             candidates=view.candidates,
             failed=view.failed,
             stream=view.stream("point", view.n - view.first + 1),
+            room=view.room,
         )
 
     def _advice(self, view: View) -> Advice | None:

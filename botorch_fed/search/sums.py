@@ -114,12 +114,18 @@ class TransferSum(SummedSearch):
 
     strategy: TransferSearch = field(default=TransferSearch(), metadata=OWN)
 
+    takes_fidelity = True
     one_sum_if_done = True
     adds = "the mean function of its own model and its trust in what it has received"
     no_noise = (
         "TransferSearch makes a sum of new functions each round: with noise for all of them "
         "nothing would be left. Use DPFTSDE, which makes few, or SupportSearch with a mechanism."
     )
+
+    def check_terms(self, terms: Terms) -> None:
+        """Raise `InputDataError` for noise, or for a fidelity with another acquisition."""
+        super().check_terms(terms)
+        self.strategy.check_space(terms.space)
 
     def size(self, terms: Terms) -> int:
         """How many numbers a message has."""
@@ -165,6 +171,7 @@ class TransferSum(SummedSearch):
             failed=view.failed,
             candidates=view.candidates,
             stream=view.stream("query", view.n - view.first),
+            room=view.room,
         )
 
     def listens(self, view: View) -> bool:

@@ -73,6 +73,13 @@ from botorch_fed.models.earned_prior import (
 )
 from botorch_fed.models.feasibility import Feasibility
 from botorch_fed.rng import Generator, generator
+from botorch_fed.search.fidelity import (
+    first_advised,
+    fit_over_fidelities,
+    gainful,
+    likely,
+    num_configurations,
+)
 from botorch_fed.search.local import feasibility_of, random_point
 from botorch_fed.space import SearchSpace
 
@@ -140,7 +147,16 @@ class TransferSearch:
 
     def log_warp(self, space: SearchSpace) -> LogWarp:
         """The scale on which the own model sees inputs."""
-        return LogWarp(space.log_offsets if self.warp else torch.zeros(space.dim).double())
+        shared = space.shared
+        return LogWarp(shared.log_offsets if self.warp else torch.zeros(shared.dim).double())
+
+    def check_space(self, space: SearchSpace) -> None:
+        """Raise `InputDataError` for a fidelity beside an acquisition function."""
+        if space.fidelity is not None and self.acquisition is not None:
+            raise InputDataError(
+                f"An acquisition of one's own does not choose the fidelity "
+                f"({space.fidelity.name!r}): leave acquisition out, or use a space without one."
+            )
 
     # -------------------------------------------------------------- what it says
 
@@ -155,7 +171,7 @@ class TransferSearch:
             X: Own points, `n x d`.
             Y: Own outcomes, `n x 1`, larger is better.
         """
-        alone = self._fitted(space, X, Y, None, None) if len(X) >= MIN_OWN else None
+        alone = self._fitted(space, X, Y, None, None) if _enough(space, X) else None
         return None if alone is None else _own_mean(alone, feature_map)
 
     def report(
@@ -178,7 +194,7 @@ class TransferSearch:
             Y: Own outcomes, `n x 1`, larger is better.
             advice: What others have said before.
         """
-        if len(X) < MIN_OWN:
+        if not _enough(space, X):
             return None
         compares = advice is not None and self.listen and self.trusts == TRUSTS
         posterior = self._fitted(space, X, Y, *(advice if advice and compares else (None, None)))
@@ -200,6 +216,16 @@ class TransferSearch:
         """The own models; None for outcomes beyond all scales."""
         reported = None if others is None or self.trusts != TRUSTS else others.numpy()
         pooled = pooled_trust_prior(self.trust_prior, reported)
+        if space.fidelity is not None:
+            return fit_over_fidelities(
+                space,
+                X,
+                Y,
+                prior,
+                trusts=self.trusts,
+                trust_prior=pooled,
+                log_warp=self.log_warp(space),
+            )
         try:
             return fit_earned(
                 X,
@@ -226,6 +252,7 @@ class TransferSearch:
         candidates: Tensor | None,
         stream: Generator,
         failed: Tensor | None = None,
+        room: float = math.inf,
     ) -> Tensor:
         """The next point, `1 x d`.
 
@@ -239,10 +266,15 @@ class TransferSearch:
             stream: The site's own random numbers.
             failed: Points whose evaluation failed, `m x d`: none is asked again while another is
                 left, and from two on the probability of success is modelled.
+            room: What is left of the budget; counts where there is a fidelity.
         """
         prior, others = advice if advice is not None and self.listen else (None, None)
         tried = torch.cat([X, chosen])
         failed = X[:0] if failed is None else failed.double()
+        if space.fidelity is not None:
+            return self._over_fidelities(
+                space, X, Y, prior, others, chosen, candidates, failed, room, stream
+            )
         domain = self._domain(space, tried, candidates, failed)
         feasibility = self._feasibility(space, X, failed)
         if prior is not None and not len(X):
@@ -263,6 +295,39 @@ class TransferSearch:
             posterior = posterior.only(posterior.drawn(chance))
         improvement = EarnedImprovement.of(posterior, _incumbents(space, tried), feasibility)
         return maximize_improvement(improvement, domain, stream)
+
+    def _over_fidelities(
+        self,
+        space: SearchSpace,
+        X: Tensor,
+        Y: Tensor,
+        prior: PriorFunction | None,
+        others: Tensor | None,
+        chosen: Tensor,
+        candidates: Tensor | None,
+        failed: Tensor,
+        room: float,
+        stream: Generator,
+    ) -> Tensor:
+        """The next point where there is a fidelity."""
+        if prior is not None and not len(X):
+            return first_advised(space, prior, chosen, candidates, failed, stream)
+        posterior = self._fitted(space, X, Y, prior, others) if len(X) else None
+        if posterior is None:
+            warp = self.log_warp(space)
+            return likely(space, failed=failed, candidates=candidates, log_warp=warp, stream=stream)
+        if prior is not None and others is None and not len(chosen):
+            posterior = posterior.only(posterior.drawn(float(stream.uniform(1))))
+        return gainful(
+            space,
+            posterior,
+            X,
+            chosen=chosen,
+            candidates=candidates,
+            failed=failed,
+            room=room,
+            stream=stream,
+        )
 
     def _feasibility(self, space: SearchSpace, X: Tensor, failed: Tensor) -> Feasibility | None:
         """What succeeds; None while failures do not repeat."""
@@ -313,6 +378,12 @@ class TransferSearch:
             return Domain(lower, upper, tried, None, space.snap, failed, known)
         candidates = untried(candidates, failed)
         return Domain(lower, upper, tried, untried(candidates, tried), failed=failed)
+
+
+def _enough(space: SearchSpace, X: Tensor) -> bool:
+    """Whether a site has what a message needs: so many configurations, at whatever fidelity."""
+    known = len(X) if space.fidelity is None else num_configurations(space, X)
+    return known >= MIN_OWN
 
 
 def _incumbents(space: SearchSpace, tried: Tensor) -> Tensor:
