@@ -1,26 +1,26 @@
 """What low fidelities gain at equal cost, in a federation and alone.
 
-    python -m benchmarks.fidelity [--seeds 0 12] [--only ARM,…] [--tasks TASK,…]   what is missing
+    python -m benchmarks.fidelity [--seeds 0 10] [--only ARM,…] [--tasks TASK,…]   what is missing
     python -m benchmarks.fidelity --summary [--json]                      from stored results
     python -m benchmarks.fidelity --smoke                                 seconds
 
-Learning curves of real models at six sites (`benchmarks.fidelity_tasks`), as tables. A seed draws
-300 of the 400 configurations. A budget of 12 is the cost of twelve evaluations at the target; an
+Learning curves of real models at four sites (`benchmarks.fidelity_tasks`), as tables. A seed draws
+300 of the 400 configurations. A budget of 8 is the cost of eight evaluations at the target; an
 evaluation at a lower fidelity costs its share, and its whole curve is told.
 
     federated, fidelities   FTS() in a space with a fidelity
     federated               FTS() at the target
     alone, fidelities       the first without messages
     alone                   the second without messages
-    last value only         the first, without the values on the way of a curve
-    BoTorch, fidelities     SingleTaskMultiFidelityGP, refitted for every third evaluation, and
+    BoTorch, fidelities     SingleTaskMultiFidelityGP, refitted for every eighth evaluation, and
                             qMultiFidelityLowerBoundMaxValueEntropy per cost over all candidates
     BoTorch                 SingleTaskGP and LogExpectedImprovement at the target
 
 Regret is that of the best configuration that was evaluated *at the target*, over that of the
-median. Of `BoTorch, fidelities` the configuration of the best posterior mean at the target counts
-as evaluated, for nothing: it seldom evaluates there by itself. The BoTorch arms run on two of the
-sites, for their time; comparisons with them are on these sites. A difference is a mean over sites,
+median. `BoTorch, fidelities` seldom evaluates there by itself: at any cost its configuration of the
+best posterior mean, one evaluation at the target before, counts as evaluated. The BoTorch arms run
+on one of the sites, for their time, and that one to half of the budget; comparisons are on that
+site. A difference is a mean over sites,
 and p that of a paired t-test over seeds.
 """
 
@@ -61,10 +61,12 @@ from botorch_fed.studies import FTS
 
 RESULTS = Path(__file__).parent / "results" / "fidelity.json"
 NUM_DRAWN = 300
-BUDGET = 12
-COSTS = (1, 2, 3, 4, 6, 9, 12)
-PEER_SITES = 2  # of six
-REFIT = 3  # evaluations of the peer with fidelities between two fits
+BUDGET = 8
+COSTS = (1, 2, 3, 4, 6, 8)
+NUM_SITES = 4  # of the six in a table
+PEER_SITES = 1  # of them
+PEER_BUDGET = 4  # of the peer with fidelities
+REFIT = 8  # its evaluations between two fits
 NUM_INITIAL = 3
 
 
@@ -124,17 +126,16 @@ def make(name: str, seed: int) -> Task:
         recipe.configurations.outcome,
         fidelity=Fidelity(recipe.fidelity),
     )
-    return Task(space, recipe.levels, points[rows], values[:, rows.numpy()])
+    return Task(space, recipe.levels, points[rows], values[:NUM_SITES, rows.numpy()])
 
 
-def curves(task: Task, site: int, *, whole: bool) -> Objective:
+def curves(task: Task, site: int) -> Objective:
     """A site's objective over configurations and fidelities."""
 
     def objective(X: Tensor) -> Curve:
         row = task.row(task.space.configurations(X)[0])
         last = task.columns.index(float(task.space.fidelities(X)))
-        known = range(last + 1) if whole else (last,)
-        return Curve({task.levels[k]: task.values[site, row, k] for k in known})
+        return Curve({task.levels[k]: task.values[site, row, k] for k in range(last + 1)})
 
     return objective
 
@@ -153,9 +154,7 @@ def targets(task: Task, site: int) -> Objective:
 Path_ = list[tuple[float, float]]  # cost so far, regret so far
 
 
-def ours(
-    *, fidelities: bool, listen: bool = True, whole: bool = True
-) -> Callable[..., list[Path_]]:
+def ours(*, fidelities: bool, listen: bool = True) -> Callable[[Task, int, int], list[Path_]]:
     """An arm of this package, for all sites together."""
 
     def arm(task: Task, seed: int, budget: int) -> list[Path_]:
@@ -166,7 +165,7 @@ def ours(
             candidates=task.candidates if fidelities else task.X,
         )
         objectives = {
-            name: curves(task, site, whole=whole) if fidelities else targets(task, site)
+            name: curves(task, site) if fidelities else targets(task, site)
             for site, name in enumerate(task.names)
         }
         result = run(study, objectives, seed=seed, space=space, progress=False)
@@ -237,6 +236,7 @@ def botorch_over_fidelities(task: Task, seed: int, budget: int) -> list[Path_]:
         values: list[float] = []
         spent, best = 0.0, math.inf
         path: Path_ = []
+        recommended: Path_ = []
         state: dict[str, Tensor] = {}
         while True:
             if len(X) < len(design):
@@ -257,7 +257,8 @@ def botorch_over_fidelities(task: Task, seed: int, budget: int) -> list[Path_]:
                 with torch.no_grad():
                     found = model.posterior(at_target.unsqueeze(-2)).mean.flatten()
                     guess = task.values[site, int(found.argmax()), -1]
-                    path[-1] = (path[-1][0], task.regret(site, min(best, guess)))
+                    told = task.regret(site, min(best, guess))
+                    recommended.append((spent + 1, told))
                     entropy = qMultiFidelityLowerBoundMaxValueEntropy(
                         model,
                         candidate_set=at_target,
@@ -282,7 +283,8 @@ def botorch_over_fidelities(task: Task, seed: int, budget: int) -> list[Path_]:
             if column == 1.0:
                 best = min(best, values[-1])
             path.append((spent, task.regret(site, best) if best < math.inf else 1.0))
-        paths.append(path)
+        begins = recommended[0][0] if recommended else math.inf
+        paths.append([step for step in path if step[0] < begins] + recommended)
     return paths
 
 
@@ -291,29 +293,31 @@ ARMS: dict[str, Callable[[Task, int, int], list[Path_]]] = {
     "federated": ours(fidelities=False),
     "alone, fidelities": ours(fidelities=True, listen=False),
     "alone": ours(fidelities=False, listen=False),
-    "last value only": ours(fidelities=True, whole=False),
     "BoTorch, fidelities": botorch_over_fidelities,
     "BoTorch": botorch_at_target,
 }
 
 
-def measure(name: str, arm: str, seed: int, budget: int = BUDGET) -> list[list[float]]:
+def measure(name: str, arm: str, seed: int, budget: int = BUDGET) -> list[list[float | None]]:
     """Regrets of each site at `COSTS`, and after them the CPU milliseconds of an evaluation."""
     began = time.process_time()
+    if arm == "BoTorch, fidelities":
+        budget = min(budget, PEER_BUDGET)
     paths = ARMS[arm](make(name, seed), seed, budget)
     per_step = 1e3 * (time.process_time() - began) / sum(map(len, paths))
-    return [[*_at(path), round(per_step, 1)] for path in paths]
+    return [[*_at(path, budget), round(per_step, 1)] for path in paths]
 
 
-def _at(path: Path_) -> Iterator[float]:
+def _at(path: Path_, budget: int) -> Iterator[float | None]:
+    """Regrets at `COSTS`; None beyond the budget."""
     for cost in COSTS:
         known = [regret for spent, regret in path if spent <= cost + 1e-6]
-        yield round(known[-1], 4) if known else 1.0
+        yield None if cost > budget else round(known[-1], 4) if known else 1.0
 
 
 # ------------------------------------------------------------------ the table
 
-Rows = dict[str, dict[str, dict[str, list[list[float]]]]]  # by task, arm, seed and site
+Rows = dict[str, dict[str, dict[str, list[list[float | None]]]]]  # by task, arm, seed and site
 PAIRS = (
     ("federated, fidelities", "federated"),
     ("federated, fidelities", "alone, fidelities"),
@@ -322,7 +326,6 @@ PAIRS = (
     ("federated, fidelities", "BoTorch"),
     ("alone, fidelities", "alone"),
     ("alone, fidelities", "BoTorch, fidelities"),
-    ("federated, fidelities", "last value only"),
 )
 
 
@@ -331,10 +334,10 @@ def summary(rows: Rows) -> list[dict[str, object]]:
     lines: list[dict[str, object]] = []
     for name, arms in rows.items():
         for arm in [arm for arm in ARMS if arm in arms]:
-            found = np.array(list(arms[arm].values()))
+            found = np.array(list(arms[arm].values()), dtype=np.float64)
             line: dict[str, object] = {"task": name, "arm": arm, "seeds": len(found)}
             for k, cost in enumerate(COSTS):
-                line[f"@{cost}"] = f"{found[:, :, k].mean():.3f}"
+                line[f"@{cost}"] = _shown(float(found[:, :, k].mean()), ".3f")
             line["CPU ms"] = round(float(np.median(found[:, :, -1])), 1)
             lines.append(line)
         for one, other in PAIRS:
@@ -342,15 +345,24 @@ def summary(rows: Rows) -> list[dict[str, object]]:
             if len(seeds) < 2:
                 continue
             sites = min(len(arms[arm][seeds[0]]) for arm in (one, other))
-            pair = [np.array([arms[arm][s][:sites] for s in seeds]) for arm in (one, other)]
+            pair = [
+                np.array([arms[arm][s][:sites] for s in seeds], dtype=np.float64)
+                for arm in (one, other)
+            ]
             away = (pair[0] - pair[1]).mean(axis=1)
             line = {"task": name, "arm": f"{one} - {other}", "seeds": len(seeds)}
             for k, cost in enumerate(COSTS):
-                p = float(ttest_1samp(away[:, k], 0.0).pvalue)
-                line[f"@{cost}"] = f"{away[:, k].mean():+.3f} p {p:.2g}"
+                differs = bool((away[:, k] != 0).any())
+                p = float(ttest_1samp(away[:, k], 0.0).pvalue) if differs else 1.0
+                shown = _shown(float(away[:, k].mean()), "+.3f")
+                line[f"@{cost}"] = f"{shown} p {p:.2g}" if shown else ""
             line["CPU ms"] = ""
             lines.append(line)
     return lines
+
+
+def _shown(value: float, form: str) -> str:
+    return format(value, form) if math.isfinite(value) else ""
 
 
 def show(lines: list[dict[str, object]]) -> None:
@@ -366,7 +378,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--seeds", type=int, nargs=2, default=(0, 12))
+    parser.add_argument("--seeds", type=int, nargs=2, default=(0, 10))
     parser.add_argument("--only", help="arms, joined by a semicolon; default all")
     parser.add_argument("--tasks", default=",".join(RECIPES))
     parser.add_argument("--results", type=Path, default=RESULTS)
@@ -379,7 +391,10 @@ def main() -> None:
     try:
         if options.smoke:
             name = next(iter(RECIPES))
-            found = {arm: {"0": measure(name, arm, 0, 4)} for arm in ARMS}
+            found = {
+                arm: {"0": measure(name, arm, 0, 1 if arm == "BoTorch, fidelities" else 3)}
+                for arm in ARMS
+            }
             show(summary({name: found}))
             return
         rows = json.loads(options.results.read_text()) if options.results.exists() else {}

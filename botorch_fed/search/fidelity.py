@@ -3,9 +3,9 @@
 A site models configurations and fidelities together (`models.fidelity`); what others say is about
 the target, and so is what it says itself. It begins with cheap points and goes on at the target, so
 that there is a value to improve on and a trend to learn, where the mean is best. Every further
-evaluation is that of the largest gain per cost (`acquisition.fidelity`). Two rules keep what counts from waiting: evaluations
-below the target cost no more than one at it before the next one there, and what they leave of the
-budget is enough for one.
+evaluation is that of the largest gain per cost (`acquisition.fidelity`). Two rules keep what counts
+from waiting: evaluations below the target cost no more than one at it before the next one there,
+and what they leave of the budget is enough for one.
 """
 
 from __future__ import annotations
@@ -88,6 +88,7 @@ def first_advised(
     chosen: Tensor,
     candidates: Tensor | None,
     failed: Tensor,
+    room: float,
     stream: Generator,
 ) -> Tensor:
     """The first point of a site that has nothing but what others say, at the target.
@@ -98,11 +99,12 @@ def first_advised(
         chosen: Points that are pending, `k x d`.
         candidates: The only points that can be evaluated, `K x d`.
         failed: Points whose evaluation failed, `m x d`.
+        room: What is left of the budget, in evaluations at the target.
         stream: Of random points.
     """
     domain = _domain(space, 1.0, chosen, candidates, failed)
     point = maximize_prior(prior, domain, stream, apart=APART)
-    return space.at_fidelity(point, _nearest_column(space, candidates, 1.0))
+    return space.at_fidelity(point, affordable(space, candidates, room)[-1])
 
 
 def gainful(
@@ -189,6 +191,7 @@ def likely(
     failed: Tensor,
     candidates: Tensor | None,
     log_warp: LogWarp,
+    room: float,
     stream: Generator,
 ) -> Tensor:
     """The next point while nothing has succeeded, `1 x d`: random, or far from what failed.
@@ -198,6 +201,7 @@ def likely(
         failed: Points whose evaluation failed, `m x d`.
         candidates: The only points that can be evaluated, `K x d`.
         log_warp: The scale on which models see configurations.
+        room: What is left of the budget, in evaluations at the target.
         stream: Of random points.
     """
     bad = space.configurations(failed)
@@ -208,7 +212,7 @@ def likely(
     else:
         point = random_point(space.shared, domain.candidates, stream, bad)
         point = point if candidates is not None else space.shared.snap(point)
-    return space.at_fidelity(point, _nearest_column(space, candidates, 1.0))
+    return space.at_fidelity(point, affordable(space, candidates, room)[-1])
 
 
 def affordable(space: SearchSpace, candidates: Tensor | None, room: float) -> list[float]:

@@ -311,11 +311,13 @@ class TransferSearch:
     ) -> Tensor:
         """The next point where there is a fidelity."""
         if prior is not None and not len(X):
-            return first_advised(space, prior, chosen, candidates, failed, stream)
+            return first_advised(space, prior, chosen, candidates, failed, room, stream)
         posterior = self._fitted(space, X, Y, prior, others) if len(X) else None
         if posterior is None:
             warp = self.log_warp(space)
-            return likely(space, failed=failed, candidates=candidates, log_warp=warp, stream=stream)
+            return likely(
+                space, failed=failed, candidates=candidates, log_warp=warp, room=room, stream=stream
+            )
         if prior is not None and others is None and not len(chosen):
             posterior = posterior.only(posterior.drawn(float(stream.uniform(1))))
         return gainful(

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 COMMAND = 'if __name__ == "__main__":'
 # Where ``--smoke`` is not the word for it.
-ARGUMENTS = {"benchmarks.transfer_tasks": ["describe"]}
+ARGUMENTS = {"benchmarks.transfer_tasks": ["describe"], "benchmarks.fidelity_tasks": ["describe"]}
 NIGHTLY = {"benchmarks.flower", "benchmarks.papers.figures"}  # real processes; many plots
 
 
