@@ -70,9 +70,12 @@ def evaluated(result: RunResult, name: str) -> tuple[list[float], list[float]]:
     [
         FTS(budget=4),
         FedGP(budget=4, channel="plain"),
-        DPFTSDE(budget=4, epsilon=5.0, min_reliability=0, noise=InsecureSeededNoise(1)),
-        FTS(budget=4, q=2),
-        FTS(budget=4, default={"x": 0.9, "y": 0.9}),
+        pytest.param(
+            DPFTSDE(budget=4, epsilon=5.0, min_reliability=0, noise=InsecureSeededNoise(1)),
+            marks=pytest.mark.nightly,
+        ),
+        pytest.param(FTS(budget=4, q=2), marks=pytest.mark.nightly),
+        pytest.param(FTS(budget=4, default={"x": 0.9, "y": 0.9}), marks=pytest.mark.nightly),
     ],
     ids=["rows", "sum", "noisy", "batches", "default"],
 )
@@ -95,6 +98,7 @@ def test_a_budget_is_spent_in_evaluations_at_the_target(study: Federation) -> No
         assert result.best_parameters(name)["epochs"] == 27
 
 
+@pytest.mark.nightly
 def test_a_federation_with_fidelities_finds_the_optimum() -> None:
     result = run(FTS(budget=6), sites(), seed=1, space=SPACE, progress=False)
     for n, name in enumerate(result.names):
@@ -209,6 +213,7 @@ def fits(point: dict[str, Any]) -> bool:
     return bool(point["x"] >= 0.1)
 
 
+@pytest.mark.nightly
 def test_failures_are_kept_away_from(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.ERROR)
 
