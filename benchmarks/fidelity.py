@@ -151,13 +151,13 @@ def targets(task: Task, site: int) -> Objective:
 
 # ------------------------------------------------------------------ arms
 
-Path_ = list[tuple[float, float]]  # cost so far, regret so far
+Steps = list[tuple[float, float]]  # cost so far, regret so far
 
 
-def ours(*, fidelities: bool, listen: bool = True) -> Callable[[Task, int, int], list[Path_]]:
+def ours(*, fidelities: bool, listen: bool = True) -> Callable[[Task, int, int], list[Steps]]:
     """An arm of this package, for all sites together."""
 
-    def arm(task: Task, seed: int, budget: int) -> list[Path_]:
+    def arm(task: Task, seed: int, budget: int) -> list[Steps]:
         space = task.space if fidelities else task.space.shared
         study = FTS(
             budget=budget,
@@ -182,7 +182,7 @@ def ours(*, fidelities: bool, listen: bool = True) -> Callable[[Task, int, int],
 
 def _path(
     task: Task, site: int, spent: list[float], at_target: list[bool], values: list[float]
-) -> Path_:
+) -> Steps:
     best, path = math.inf, []
     for cost, counts, value in zip(spent, at_target, values, strict=True):
         best = min(best, value) if counts else best
@@ -196,7 +196,7 @@ def _fitted(model: SingleTaskGP) -> SingleTaskGP:
     return model
 
 
-def botorch_at_target(task: Task, seed: int, budget: int) -> list[Path_]:
+def botorch_at_target(task: Task, seed: int, budget: int) -> list[Steps]:
     """BoTorch alone at the target."""
     paths = []
     space = task.space.shared
@@ -218,7 +218,7 @@ def botorch_at_target(task: Task, seed: int, budget: int) -> list[Path_]:
     return paths
 
 
-def botorch_over_fidelities(task: Task, seed: int, budget: int) -> list[Path_]:
+def botorch_over_fidelities(task: Task, seed: int, budget: int) -> list[Steps]:
     """BoTorch alone with fidelities: the best posterior mean at the target is given to it."""
     space, paths = task.space, []
     place = space.dim - 1
@@ -235,8 +235,8 @@ def botorch_over_fidelities(task: Task, seed: int, budget: int) -> list[Path_]:
         X = design[:0]
         values: list[float] = []
         spent, best = 0.0, math.inf
-        path: Path_ = []
-        recommended: Path_ = []
+        path: Steps = []
+        recommended: Steps = []
         state: dict[str, Tensor] = {}
         while True:
             if len(X) < len(design):
@@ -288,7 +288,7 @@ def botorch_over_fidelities(task: Task, seed: int, budget: int) -> list[Path_]:
     return paths
 
 
-ARMS: dict[str, Callable[[Task, int, int], list[Path_]]] = {
+ARMS: dict[str, Callable[[Task, int, int], list[Steps]]] = {
     "federated, fidelities": ours(fidelities=True),
     "federated": ours(fidelities=False),
     "alone, fidelities": ours(fidelities=True, listen=False),
@@ -308,7 +308,7 @@ def measure(name: str, arm: str, seed: int, budget: int = BUDGET) -> list[list[f
     return [[*_at(path, budget), round(per_step, 1)] for path in paths]
 
 
-def _at(path: Path_, budget: int) -> Iterator[float | None]:
+def _at(path: Steps, budget: int) -> Iterator[float | None]:
     """Regrets at `COSTS`; None beyond the budget."""
     for cost in COSTS:
         known = [regret for spent, regret in path if spent <= cost + 1e-6]
