@@ -222,7 +222,8 @@ def botorch_over_fidelities(task: Task, seed: int, budget: int) -> list[Steps]:
     """BoTorch alone with fidelities: the best posterior mean at the target is given to it."""
     space, paths = task.space, []
     place = space.dim - 1
-    ladder = [min(task.columns, key=lambda c, at=at: abs(c - at)) for at in space.levels]
+    listed = np.array(task.columns)
+    ladder = [float(listed[np.abs(listed - level).argmin()]) for level in space.levels]
     points = torch.cat([space.at_fidelity(task.X, column) for column in ladder])
     costs = torch.tensor([space.cost_at(c) for c in ladder]).double()
     costs = costs.repeat_interleave(len(task.X))
