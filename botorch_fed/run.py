@@ -1125,6 +1125,7 @@ class _Watch:
         self._progress = progress
         self._account = getattr(server, "privacy", None)
         self._minimize = space.outcome.minimize
+        self._space = space
         self._gather = gather
         self._best: float | None = None
         total = evaluations_of(protocol, names)
@@ -1132,13 +1133,14 @@ class _Watch:
 
     def __call__(self, round_: Round) -> None:
         new = self._gather()
-        count = sum(len(observation.Y) for observation in new)
-        self._progress.update(self._task, advance=count, words=self._words(round_, new))
+        spent = math.fsum(sum(self._space.costs(one.X)) for one in new if len(one.Y))
+        self._progress.update(self._task, advance=spent, words=self._words(round_, new))
 
     def _words(self, round_: Round, new: list[Observation]) -> str:
         asked = len(round_.replied) + len(round_.exchanged.failures)
         words = [f"{len(round_.replied)} of {asked} replied"]
-        values = [y for observation in new for y in observation.Y.flatten().tolist()]
+        counted = [one for one in new if _at_target(self._space, one.X[0].tolist())]
+        values = [y for observation in counted for y in observation.Y.flatten().tolist()]
         values += [] if self._best is None else [self._best]
         if values:
             self._best = min(values) if self._minimize else max(values)

@@ -286,16 +286,16 @@ class Federation(Budgeted):
         if unknown:
             raise InputDataError(f"Data or weights of agents that are no agents: {unknown[:8]}.")
         check_designs(self.initial_design, names)
-        self._note(names)
+        self._note(names, space)
         return FederatedServer(terms=self.terms(space, names), resources=self.hub_resources())
 
-    def _note(self, names: tuple[AgentId, ...]) -> None:
+    def _note(self, names: tuple[AgentId, ...], space: SearchSpace) -> None:
         """Log warnings where nobody would read messages, or send one."""
         search = self.make_search()
         if search.alone or search.least is None:
             return
         note_one_site(names)
-        if self.budget < search.least and not self.data:
+        if self.budget < search.least and not self.data and space.fidelity is None:
             logger.warning(
                 "nothing will be sent: a first message needs %d observations, the budget is %d",
                 search.least,
