@@ -450,13 +450,16 @@ def _values(
 
 
 def _status(status: TrialStatus, values: Mapping[str, float]) -> Status:
-    if status == TrialStatus.COMPLETED:  # without data a value is NaN, for which this is false
-        return "done" if all(abs(v) <= MAX_VALUE for v in values.values()) else "failed"
+    measured = all(abs(v) <= MAX_VALUE for v in values.values())  # false for NaN: without data
+    if status == TrialStatus.COMPLETED:
+        return "done" if measured else "failed"
     if status == TrialStatus.FAILED:
         return "failed"
+    if status == TrialStatus.EARLY_STOPPED and measured:
+        return "done"  # the last value of its curve counts, as in Ax's own models
     if status in (TrialStatus.CANDIDATE, TrialStatus.STAGED, TrialStatus.RUNNING):
         return "open"
-    return "dropped"  # abandoned, stopped early, stale
+    return "dropped"  # abandoned, stopped early without a value, stale
 
 
 # ------------------------------------------------------------------ a site

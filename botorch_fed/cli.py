@@ -970,11 +970,13 @@ def _silent(result: RunResult) -> list[str]:
     ]
 
 
-def _best(result: RunResult, agent: str) -> tuple[int, float, dict[str, Any]]:
+def _best(result: RunResult, agent: str) -> tuple[int, float | None, dict[str, Any]]:
     """An agent's number of evaluations, its best value and the parameters of that value."""
-    _, Y = result.history(agent, given=True)
-    best = Y.min() if result.space.outcome.minimize else Y.max()
-    return len(result.history(agent)[1]), float(best), result.best_parameters(agent)
+    count = len(result.history(agent)[1])
+    rows = [row for row in (*result.given, *result.records) if row["agent"] == agent]
+    if not any(row["y"] is not None and result.counts(row) for row in rows):
+        return count, None, {}  # none that counts: not at the target, or outside of constraints
+    return count, *result.best_observed(agent)
 
 
 def _point_words(point: Mapping[str, Any]) -> str:
@@ -1003,13 +1005,17 @@ def _result_table(result: RunResult) -> Table:
     if result.space.outcomes:
         return _outcomes_table(result)
     better = "smallest" if result.space.outcome.minimize else "largest"
+    fidelity = result.space.fidelity
+    if fidelity is not None:
+        better += f" at {fidelity.name} = {result.space.fidelity_value(1.0):g}"
     table = _table("agent", "evaluations", f"best ({better})", "at", title=f"{result.protocol}")
     for agent in result.names:
         if not any(row["agent"] == agent and row["y"] is not None for row in result.records):
             table.add_row(agent, "0", "", "")
             continue
         count, value, point = _best(result, agent)
-        table.add_row(agent, str(count), f"{value:.6g}", _point_words(point))
+        words = "none" if value is None else f"{value:.6g}"
+        table.add_row(agent, str(count), words, _point_words(point))
     return table
 
 
@@ -1511,8 +1517,14 @@ def _add_site(commands: Any) -> None:
     fail = verb("fail", "mark an open trial as failed")
     for parser in (tell, fail):
         parser.add_argument("id", type=int, metavar="TRIAL", help="number of the trial")
-    measured = "the outcome as measured; of several outcomes NAME=VALUE for each"
-    tell.add_argument("value", nargs="+", type=_number_or_named, metavar="VALUE", help=measured)
+    measured = "the outcome as measured; of several outcomes NAME=VALUE for each; none with --curve"
+    tell.add_argument("value", nargs="*", type=_number_or_named, metavar="VALUE", help=measured)
+    ended = "fidelity at which the evaluation ended; default that of the trial"
+    tell.add_argument("--fidelity", type=float, help=ended)
+    on_the_way = "outcomes at fidelities, of a trial that may have been stopped at the last one"
+    tell.add_argument(
+        "--curve", nargs="+", metavar="FIDELITY=VALUE", type=_point_of_curve, help=on_the_way
+    )
     fail.add_argument("--reason", default="", help="reason of the failure; stays at the site")
     attach = verb("attach", "add an existing result")
     parameters = "every parameter of the search space, in its units"
@@ -1545,6 +1557,14 @@ def _named_value(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except ValueError:
         return name, value
+
+
+def _point_of_curve(text: str) -> tuple[float, float]:
+    at, _, value = text.partition("=")
+    try:
+        return float(at), float(value)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected FIDELITY=VALUE, got {text!r}") from None
 
 
 def _site(arguments: argparse.Namespace) -> SiteFolder:
@@ -1581,7 +1601,7 @@ def _outcomes(given: list[float | tuple[str, float]] | None) -> float | dict[str
 
 
 def _site_verb(verb: str, arguments: argparse.Namespace) -> _Done:
-    keys = ("n", "id", "value", "sem", "reason", "label", "parameters")
+    keys = ("n", "id", "value", "sem", "fidelity", "curve", "reason", "label", "parameters")
     given = {key: getattr(arguments, key) for key in keys if hasattr(arguments, key)}
     if "parameters" in given:
         given["parameters"] = dict(given["parameters"])

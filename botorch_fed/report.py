@@ -206,7 +206,7 @@ class _Run:
     def best(self) -> dict[str, list[float]]:
         """The best values so far of all agents that have any, or their hypervolumes.
 
-        NaN while no observation meets all constraints.
+        NaN while no observation meets all constraints, or none is at the target of the fidelity.
         """
         curves = {name: self._curve(name) for name in self.result.names}
         return {name: curve for name, curve in curves.items() if _known(curve)}
@@ -276,6 +276,7 @@ def _summary(run: _Run) -> list[str]:
         ("Agents", str(len(result.names))),
         ("Seed", str(result.seed)),
         ("Budget", _budget(result)),
+        *_fidelity(result.space),
         ("Evaluations", str(len(result.records))),
         ("Evaluations that failed", str(sum(row["y"] is None for row in result.records))),
         ("Observations before the run", str(len(result.given))),
@@ -440,7 +441,23 @@ def _regret_name(run: _Run) -> str:
 def _regrets(run: _Run) -> dict[str, list[float]]:
     cumulative = run.result.measure == "cumulative"
     of = run.result.cumulative_regret if cumulative else run.result.regret
-    return {name: of(name).tolist() for name in run.best}
+    return {name: _finite(of(name).tolist()) for name in run.best}
+
+
+def _finite(curve: list[float]) -> list[float]:
+    return [value for value in curve if math.isfinite(value)]
+
+
+def _fidelity(space: SearchSpace) -> list[tuple[str, str]]:
+    """What a budget counts where there is a fidelity, and which values are best ones."""
+    if space.fidelity is None:
+        return []
+    name, target = space.fidelity.name, space.fidelity_value(1.0)
+    words = (
+        f"{name}: the budget counts evaluations at {name} = {target:g}, one at the lowest fidelity "
+        f"as {space.cheapest:.3g}; best values are those at {name} = {target:g}"
+    )
+    return [("Fidelity", words)]
 
 
 def _ending(run: _Run) -> str:
@@ -1030,6 +1047,8 @@ def _best_rows(result: RunResult, rows: list[Record], values: list[float]) -> li
     sign = -1.0 if result.space.outcome.minimize else 1.0
     best: dict[str, int] = {}
     for i, row in enumerate(rows):
+        if not result.counts(row):
+            continue
         old = best.get(row["agent"])
         if "violates" in row:
             continue

@@ -188,12 +188,13 @@ class RunResult:
         """The best value up to each query: noise-free if the problem defines it, else observed.
 
         An agent's observations before the run count from its first query on. Until one meets all
-        constraints, also those of outcomes, the best value is infinitely bad.
+        constraints, also those of outcomes, the best value is infinitely bad; so it is in a space
+        with a fidelity before the first value at the target.
         """
         self._check_one_objective("best")
         given, rows = self._given(agent), self._rows(agent)
         values = [
-            -self._sign * math.inf if "violates" in row else self._objective_of(row)
+            self._objective_of(row) if self.counts(row) else -self._sign * math.inf
             for row in (*given, *rows)
         ]
         if not values:
@@ -204,17 +205,43 @@ class RunResult:
     def best_parameters(self, site: AgentId) -> dict[str, Value]:
         """The parameters of a site's best observed value, by name and in the user's units.
 
-        Observations before the run count if they meet the constraints of the space; the first of
-        equal values wins.
+        Observations before the run count if they meet the constraints of the space, and of a space
+        with a fidelity those at the target; the first of equal values wins.
         """
+        return self.best_observed(site)[1]
+
+    def best_observed(self, site: AgentId) -> tuple[float, dict[str, Value]]:
+        """A site's best observed value and its parameters, as in `best_parameters`."""
         self._check_one_objective("best_parameters")
         rows = [*self._given(site), *self._rows(site)]
-        X, Y = self._history([row for row in rows if "violates" not in row])
+        X, Y = self._history([row for row in rows if self.counts(row)])
         if not len(Y):
             which = "observation that meets all constraints" if rows else "observation"
+            if self.space.fidelity is not None:
+                which += " at the target fidelity"
             raise InputDataError(f"Site {site!r} has no {which}, and so no best one.")
-        row = int((self._sign * Y[:, self.space.objectives[0]]).argmax())
-        return dict(self.space.from_unit(X[row : row + 1])[0])
+        values = Y[:, self.space.objectives[0]]
+        row = int((self._sign * values).argmax())
+        return float(values[row]), dict(self.space.from_unit(X[row : row + 1])[0])
+
+    def costs(self, agent: AgentId) -> Tensor:
+        """What an agent's evaluations have cost up to each query, in evaluations at the target.
+
+        Failed evaluations are counted with the next one that has a value.
+        """
+        total, costs = 0.0, []
+        for row in self.records:
+            if row["agent"] != agent:
+                continue
+            if row["status"] != "attached":
+                total += self.space.costs(torch.tensor([row["x"]], dtype=torch.float64))[0]
+            if row["y"] is not None:
+                costs.append(total)
+        return torch.tensor(costs, dtype=torch.float64)
+
+    def counts(self, row: Record) -> bool:
+        """Whether an observation may be a best one: it meets constraints, and is at the target."""
+        return "violates" not in row and _at_target(self.space, row["x"])
 
     def pareto(self, site: AgentId) -> list[Record]:
         """The observations of a site that no other of its own beats in all objectives.
@@ -633,7 +660,7 @@ def run(
         )
         gather()
     for name in names:
-        rows = _observation_rows(name, observations[name], objectives[name], optima)
+        rows = _observation_rows(name, observations[name], objectives[name], optima, space)
         result.records += _flagged(rows, space) if space.outcomes else rows
     if folder is not None:
         result.save(folder)
@@ -734,7 +761,7 @@ def site_result(
         part="site",
         budget=budget,
     )
-    result.records = _flagged(_observation_rows(name, observations, None, None), space)
+    result.records = _flagged(_observation_rows(name, observations, None, None, space), space)
     return result
 
 
@@ -893,11 +920,19 @@ def _round_rows(round_: Round) -> list[Record]:
     ]
 
 
+def _at_target(space: SearchSpace, x: list[float]) -> bool:
+    """Whether a point is at the target of the fidelity, if there is one."""
+    if space.fidelity is None:
+        return True
+    return float(space.fidelities(torch.tensor([x], dtype=torch.float64))) == 1.0
+
+
 def _observation_rows(
     agent: AgentId,
     observations: list[Observation],
     objective: Objective | None,
     optima: dict[AgentId, float] | None,
+    space: SearchSpace,
 ) -> list[Record]:
     rows: list[Record] = []
     for observation in observations:
@@ -907,6 +942,9 @@ def _observation_rows(
             noisy = objective.in_batches
             true = float(objective.true(observation.X)) if noisy else y
         regret = None if true is None or optima is None else abs(optima[agent] - true)
+        if not _at_target(space, observation.X[0].tolist()):
+            regret = None
+        curve = {"curve": observation.curve} if observation.curve else {}
         rows.append(
             {
                 "agent": agent,
@@ -920,6 +958,7 @@ def _observation_rows(
                 "reason": observation.reason,
                 "true": true,
                 "regret": regret,
+                **curve,
             }
         )
     return rows
@@ -1209,13 +1248,15 @@ class _Watch:
 
     def __call__(self, round_: Round) -> None:
         new = self._gather()
-        count = sum(len(observation.Y) for observation in new)
-        self._progress.update(self._task, advance=count, words=self._words(round_, new))
+        spent = math.fsum(sum(self._space.costs(one.X)) for one in new if len(one.Y))
+        self._progress.update(self._task, advance=spent, words=self._words(round_, new))
 
     def _words(self, round_: Round, new: list[Observation]) -> str:
         asked = len(round_.replied) + len(round_.exchanged.failures)
         words = [f"{len(round_.replied)} of {asked} replied"]
-        space, rows = self._space, [y for o in new for y in o.Y.tolist()]
+        space = self._space
+        counted = [one for one in new if _at_target(space, one.X[0].tolist())]
+        rows = [y for one in counted for y in one.Y.tolist()]
         if len(space.objectives) == 1:
             place = space.objectives[0]
             values = [row[place] for row in rows if space.broken_outcome(row) is None]

@@ -22,6 +22,8 @@ measured, and outcomes that are only recorded.
 A space may have constraints: linear ones over numbers in the user's units, which are text or
 `LinearConstraint`, and `feasible`, a known and cheap function of a point by name. They are hard:
 `SearchSpace.snap` moves every point to one that meets them, and no search evaluates another.
+
+A space may name one parameter as its `Fidelity`, such as the epochs of a training run.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any, Literal, TypeVar, get_args
 
@@ -47,6 +49,8 @@ Value = float | int | str | bool
 Kind = Literal["real", "integer", "choice", "ordinal", "fixed"]
 MAX_LISTED = 10_000  # values of an integer up to which they are searched one by one
 DECADES = 100.0  # the ratio of bounds from which on a parameter is taken to act by its ratio
+LADDER = 3.0  # how much dearer the next fidelity is that a search looks at
+MAX_LEVELS = 7  # of them
 Scale = Literal["linear", "log"]
 T = TypeVar("T")
 Role = Literal["objective", "constraint", "tracking"]
@@ -439,6 +443,28 @@ class NamedCheck:
 
 
 @dataclass(frozen=True)
+class Fidelity:
+    """A parameter that makes an evaluation cheaper the smaller it is, and less like the target.
+
+    The target is the upper bound of the parameter: what is optimised is the outcome there. An
+    evaluation at `s` costs ``(fixed + s) / (fixed + target)`` evaluations at the target.
+
+    Attributes:
+        name: The parameter, a number; its bounds are not negative.
+        fixed: What an evaluation costs beside that, in units of the parameter: the cost of starting
+            a run in epochs, say.
+    """
+
+    name: str
+    fixed: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.fixed) and self.fixed >= 0):
+            raise InputDataError(f"Expected a finite fixed cost >= 0, got {self.fixed}.")
+        object.__setattr__(self, "fixed", float(self.fixed))  # 0 and 0.0 are one cost
+
+
+@dataclass(frozen=True)
 class SearchSpace:
     """Parameters in a fixed order, outcomes, and which points may be evaluated.
 
@@ -448,8 +474,10 @@ class SearchSpace:
         constraints: Linear constraints over numeric parameters, in the user's units; text is read
             by `LinearConstraint.parse`. On a log scale inequalities only.
         feasible: Whether a point by name may be evaluated; known, cheap and the same at all sites.
+            Of a space with a fidelity it is asked at the target.
         outcomes: Several outcomes by name, one objective at least, in the place of `outcome`;
             empty where there is one. `metrics` has them in both cases.
+        fidelity: The parameter that makes evaluations cheaper; None for none.
 
     Example:
         >>> space = SearchSpace(
@@ -480,6 +508,7 @@ class SearchSpace:
     constraints: tuple[LinearConstraint | str, ...] = ()
     feasible: Callable[[dict[str, Any]], bool] | None = None
     outcomes: tuple[Outcome, ...] = field(default=(), metadata=LATER)
+    fidelity: Fidelity | None = field(default=None, metadata=LATER)
 
     def __post_init__(self) -> None:
         if not isinstance(self.parameters, tuple) or not all(
@@ -494,6 +523,8 @@ class SearchSpace:
         if len(set(self.names)) < len(self.names):
             raise InputDataError(f"Parameters must have different names, got {self.names}.")
         self._check_outcomes()
+        if self.fidelity is not None:
+            self._check_fidelity(self.fidelity)
         self._check_constraints()
 
     def _check_outcomes(self) -> None:
@@ -645,6 +676,8 @@ class SearchSpace:
         ]
         if self.feasible is not None:
             listed.append({"feasible": name_of(self.feasible)})
+        if self.fidelity is not None:
+            listed.append({"fidelity": self.fidelity.name, "fixed": exact(self.fidelity.fixed)})
         text = json.dumps(listed, sort_keys=True, ensure_ascii=True)
         return hashlib.sha256(text.encode()).hexdigest()
 
@@ -660,6 +693,8 @@ class SearchSpace:
             document["constraints"] = [asdict(one) for one in self._linear]
         if self.feasible is not None:
             document["feasible"] = name_of(self.feasible)
+        if self.fidelity is not None:
+            document["fidelity"] = asdict(self.fidelity)
         return document
 
     @classmethod
@@ -672,13 +707,14 @@ class SearchSpace:
             LinearConstraint(**{**one, "coefficients": tuple(map(tuple, one["coefficients"]))})
             for one in document.get("constraints", ())
         )
-        check = document.get("feasible")
+        check, fidelity = document.get("feasible"), document.get("fidelity")
         return cls(
             parameters,
             Outcome(**document["outcome"]),
             constraints,
             None if check is None else NamedCheck(check),
             tuple(Outcome(**one) for one in document.get("outcomes", ())),
+            None if fidelity is None else Fidelity(**fidelity),
         )
 
     # -------------------------------------------------------------- the unit cube
@@ -729,6 +765,134 @@ class SearchSpace:
     def _legal(self, X: Tensor) -> Tensor:
         return self.to_unit(self.from_unit(X))
 
+    # -------------------------------------------------------------- the fidelity
+
+    @cached_property
+    def shared(self) -> SearchSpace:
+        """The space of what sites tell each other: with a fidelity, that at the target."""
+        if self.fidelity is None:
+            return self
+        known = self._fidelity_parameter
+        target = known.from_columns([1.0])
+        fixed = Parameter.fixed(known.name, target)
+        parameters = tuple(fixed if p is known else p for p in self.parameters)
+        return replace(self, parameters=parameters, fidelity=None)
+
+    def fidelities(self, X: Tensor) -> Tensor:
+        """The fidelity's column of `n x d` points, `n`: 0 is the lowest, 1 the target."""
+        return X[:, self._fidelity_column]
+
+    def configurations(self, X: Tensor) -> Tensor:
+        """The other columns of `n x d` points, `n x (d - 1)`: points of `shared`."""
+        place = self._fidelity_column
+        return torch.cat([X[:, :place], X[:, place + 1 :]], dim=-1)
+
+    def at_fidelity(self, X: Tensor, column: float | Tensor = 1.0) -> Tensor:
+        """Points of the space from points of `shared`, `n x (d - 1)`; default at the target.
+
+        Args:
+            X: Points of `shared`.
+            column: The fidelity's column, one for all or `n`.
+        """
+        place = self._fidelity_column
+        columns = torch.as_tensor(column, dtype=torch.float64).expand(len(X)).unsqueeze(-1)
+        return torch.cat([X[:, :place], columns, X[:, place:]], dim=-1)
+
+    def fidelity_column(self, value: Value) -> float:
+        """The column of a value of the fidelity."""
+        return self._fidelity_parameter.to_columns(value)[0]
+
+    def fidelity_value(self, column: float) -> float:
+        """The value of the fidelity nearest to a column."""
+        return float(self._fidelity_parameter.from_columns([column]))
+
+    def costs(self, X: Tensor) -> list[float]:
+        """What evaluations at `n x d` points cost, in evaluations at the target."""
+        if self.fidelity is None:
+            return [1.0] * len(X)
+        fixed, target = self.fidelity.fixed, self.fidelity_value(1.0)
+        values = map(self.fidelity_value, self.fidelities(X).tolist())
+        return [(fixed + value) / (fixed + target) for value in values]
+
+    @property
+    def cheapest(self) -> float:
+        """The least cost of an evaluation."""
+        return self.cost_at(0.0)
+
+    def cost_at(self, column: float) -> float:
+        """The cost of an evaluation at a column of the fidelity, 1 without one."""
+        if self.fidelity is None:
+            return 1.0
+        fixed, target = self.fidelity.fixed, self.fidelity_value(1.0)
+        return (fixed + self.fidelity_value(column)) / (fixed + target)
+
+    @cached_property
+    def levels(self) -> tuple[float, ...]:
+        """Columns of fidelities among which searches choose, each about `LADDER` times as dear.
+
+        The first is the lowest fidelity, the last is 1, the target.
+        """
+        known = self._fidelity_parameter
+        fixed, target = self._fidelity_named.fixed, self.fidelity_value(1.0)
+        columns, cost = [1.0], fixed + target
+        while cost / LADDER > fixed + known.lower and len(columns) < MAX_LEVELS - 1:
+            cost /= LADDER
+            value = min(max(cost - fixed, known.lower), known.upper)
+            columns.append(known.to_columns(known.from_columns([known._column(value)]))[0])
+        return tuple(sorted({0.0, *columns}))
+
+    def fidelity_place(self, column: float) -> float:
+        """How far a column is on the way to the target, 0 to 1, as models see it.
+
+        By its logarithm, where the fidelity is positive.
+        """
+        low, high = (self.fidelity_value(end) for end in (0.0, 1.0))
+        value = self.fidelity_value(column)
+        if low <= 0:
+            return (value - low) / (high - low)
+        return math.log(value / low) / math.log(high / low)
+
+    @property
+    def _fidelity_named(self) -> Fidelity:
+        if self.fidelity is None:
+            raise InputDataError("The search space has no fidelity.")
+        return self.fidelity
+
+    @property
+    def _fidelity_parameter(self) -> Parameter:
+        name = self._fidelity_named.name
+        return next(p for p in self.parameters if p.name == name)
+
+    @cached_property
+    def _fidelity_column(self) -> int:
+        place = 0
+        for parameter in self.parameters:
+            if parameter is self._fidelity_parameter:
+                break
+            place += parameter.num_columns
+        return place
+
+    def _check_fidelity(self, fidelity: Fidelity) -> None:
+        known = next((p for p in self.parameters if p.name == fidelity.name), None)
+        if known is None:
+            raise InputDataError(
+                f"The fidelity {fidelity.name!r} is no parameter. Expected one of "
+                f"{list(self.names)}."
+            )
+        if not known.is_number or known.kind in ("choice", "fixed"):
+            raise InputDataError(
+                f"The fidelity {known.name!r} must be a number in an order, real, integer or a "
+                f"choice of numbers, got kind {known.kind!r}."
+            )
+        if known.lower < 0 or known.lower + fidelity.fixed <= 0:
+            raise InputDataError(
+                f"The lower bound of fidelity {known.name!r} must be positive, or 0 with a fixed "
+                f"cost above 0, got {known.lower:g}: an evaluation there would cost nothing."
+            )
+        if self.dim < 2:
+            raise InputDataError(f"Beside the fidelity {known.name!r} no parameter is searched.")
+        self.refuse_several("A fidelity", "leave fidelity out, or give one outcome.")
+
     # -------------------------------------------------------------- constraints
 
     @cached_property
@@ -768,6 +932,8 @@ class SearchSpace:
                 return str(one)
         if self.feasible is None:
             return None
+        if self.fidelity is not None:
+            values[self.fidelity.name] = self._fidelity_parameter.from_columns([1.0])
         answer = self.feasible({name: values[name] for name in self.names})
         if not isinstance(answer, bool | np.bool_):
             raise InputDataError(
@@ -890,6 +1056,11 @@ class SearchSpace:
     def _check_alone(self, one: LinearConstraint) -> None:
         named = self._named(one)
         for p, _ in named:
+            if self.fidelity is not None and p.name == self.fidelity.name:
+                raise InputDataError(
+                    f"Constraint '{one}': {p.name!r} is the fidelity, which is no part of what is "
+                    "optimised. Leave it out of constraints."
+                )
             if not p.is_number or p.kind == "choice":
                 raise InputDataError(
                     f"Constraint '{one}': {p.name!r} has no numbers in an order, so that sums of "

@@ -267,7 +267,7 @@ class Federation(Budgeted):
         if key not in self._made:
             search, basis = self.search_over(space), self.feature_map
             if basis is None and search.has_basis:
-                basis = self.make_basis(space)
+                basis = self.make_basis(space.shared)
             self._made[key] = Terms(
                 space=space,
                 budget=self.budget,
@@ -306,16 +306,16 @@ class Federation(Budgeted):
         if unknown:
             raise InputDataError(f"Data or weights of agents that are no agents: {unknown[:8]}.")
         check_designs(self.initial_design, names)
-        self._note(names)
+        self._note(names, space)
         return FederatedServer(terms=self.terms(space, names), resources=self.hub_resources())
 
-    def _note(self, names: tuple[AgentId, ...]) -> None:
+    def _note(self, names: tuple[AgentId, ...], space: SearchSpace) -> None:
         """Log warnings where nobody would read messages, or send one."""
         search = self.make_search()
         if search.alone or search.least is None:
             return
         note_one_site(names)
-        if self.budget < search.least and not self.data:
+        if self.budget < search.least and not self.data and space.fidelity is None:
             logger.warning(
                 "nothing will be sent: a first message needs %d observations, the budget is %d",
                 search.least,
@@ -1375,6 +1375,8 @@ class FedGP(Federation):
         if space.outcomes and self.common is None:  # the summaries are of one outcome
             return search
         if self.active is not None or self.sums == 1:  # it would have the scale alone
+            return search
+        if space.fidelity is not None and self.common is None:  # its region has no fidelity
             return search
         held = self.common is None
         if held and self.min_agents is not None and self.min_agents < FEWEST_SITES:

@@ -16,6 +16,9 @@ r"""Study files: a run of any objective, written in TOML.
     folds = { type = "fixed", value = 5 }
     constraints = ["depth + size / 8 <= 12"]        # linear, with <=, >= or ==
     feasible = "tuning:fits"        # fits(point: dict) -> bool: known, cheap, the same at all sites
+    fidelity = { parameter = "epochs", fixed = 2 }   # epochs is a parameter: evaluations with fewer
+                                    # are cheaper, budget counts those with the most. fixed: what a
+                                    # run costs beside them, in epochs; default 0
 
     [outcome]                       # public guesses, never statistics of data
     centre = 0.9
@@ -85,8 +88,9 @@ settings stand beside `kind`; a setting that is a dataclass is a table in turn::
 *The contract of an objective*: it is called as ``objective(agent, **parameters)`` with the name of
 the agent and one keyword per parameter of the space, a float, an int, a str or a bool, and returns
 one finite number on the scale on which the agent measures, or with `[outcomes]` a dict with one for
-each of their names. The module is looked for beside the
-study file first.
+each of their names. In a space with a fidelity it may return a mapping from fidelity to value
+instead: what it measured on the way, and where it ended, early or not. The module is looked for
+beside the study file first.
 
 Whatever does not fit is refused before anything is evaluated, with the line and what to write
 instead. Lines are found by scanning the text, because TOML readers do not tell them.
@@ -120,7 +124,14 @@ from torch import Tensor
 
 from botorch_fed.acquisition import Constant, InverseSquare, MixingSchedule, Polynomial
 from botorch_fed.errors import BudgetExceeded, FederatedError, ObjectiveError
-from botorch_fed.federation.base import MAX_NAME, AgentId, Objective, secrets_in, with_stores
+from botorch_fed.federation.base import (
+    MAX_NAME,
+    AgentId,
+    Curve,
+    Objective,
+    secrets_in,
+    with_stores,
+)
 from botorch_fed.federation.budget import Budgeted, renamed
 from botorch_fed.federation.disclosure import Price, Sees, disclosed
 from botorch_fed.federation.points import (
@@ -162,7 +173,7 @@ from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, evaluations_of, run
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.transfer import LENGTHSCALE, TransferSearch
-from botorch_fed.space import NamedCheck, Outcome, Parameter, SearchSpace, Value
+from botorch_fed.space import Fidelity, NamedCheck, Outcome, Parameter, SearchSpace, Value
 from botorch_fed.storage.store import own_folder
 from botorch_fed.studies import default_kernel
 
@@ -632,15 +643,19 @@ class NamedObjective:
     study: StudyFile
     agent: AgentId
 
-    def __call__(self, X: Tensor) -> Tensor:
+    def __call__(self, X: Tensor) -> Tensor | Curve:
         """Evaluate point by point."""
         function = self.study.load()
-        rows = [self._row(function, point) for point in self.study.space.from_unit(X)]
+        answers = [function(self.agent, **point) for point in self.study.space.from_unit(X)]
+        if self.study.space.fidelity is not None and isinstance(answers[0], Mapping):
+            curve = answers[0].items()
+            return Curve({at: self._number(value, "a number") for at, value in curve})
+        rows = [self._row(answer) for answer in answers]
         return torch.tensor(rows, dtype=torch.float64).reshape(len(X), -1)
 
-    def _row(self, function: Callable[..., Any], point: Mapping[str, Value]) -> list[float]:
+    def _row(self, answer: Any) -> list[float]:
         """A number for each outcome."""
-        space, answer = self.study.space, function(self.agent, **point)
+        space = self.study.space
         if not space.outcomes:
             return [self._number(answer, "a number")]
         names = [one.name for one in space.outcomes]
@@ -918,6 +933,13 @@ def _space(top: _Table) -> SearchSpace:
         name = _function_name(table, "feasible", 'feasible = "mixing:stable"')
         load = partial(_loaded, _check_code(top.text, name))
         space = replace(space, feasible=NamedCheck(name, load))
+    if _is_condition(table, "fidelity"):
+        settings = table.table("fidelity")
+        settings.only(("parameter", "fixed"))
+        name = settings.get("parameter", str, 'parameter = "epochs"')
+        with table.blamed("fidelity"):
+            fixed = settings.get("fixed", float, "fixed = 2", 0.0)
+            space = replace(space, fidelity=Fidelity(name, fixed))
     return space
 
 
@@ -955,7 +977,10 @@ def _outcome(outcomes: _Table, name: str) -> Outcome:
 
 
 def _is_condition(space: _Table, key: str) -> bool:
-    """Whether a key of a space is no parameter: these are tables."""
+    """Whether a key of a space is no parameter: these are tables with a type."""
+    if key == "fidelity":
+        value = space.values.get(key)
+        return isinstance(value, dict) and "parameter" in value and "type" not in value
     known = key in ("constraints", "feasible")
     return known and key in space.values and not isinstance(space.values[key], dict)
 
@@ -1104,7 +1129,7 @@ def _settings(
         any_search = Search in get_args(get_type_hints(kind).get("search"))
         given["default"] = _default(table, space, given, any_search)
     if "feature_map" in table.values:
-        given["feature_map"] = _feature_map(table.table("feature_map"), space, transfers)
+        given["feature_map"] = _feature_map(table.table("feature_map"), space.shared, transfers)
     given |= _channel(top, kind, name) | _identities(top, kind, name, agents)
     if "mechanism" in table.values:
 
@@ -1234,11 +1259,18 @@ def _candidates(table: _Table, space: SearchSpace) -> Tensor:
         if isinstance(value, str):
             points = space.to_unit(_listed(table, table.text.path.parent / value, space))
             points = allowed_candidates(_linear_part(space), points)
-        elif space.feasible_set.constrained:
-            points = space.feasible_set.legal(spread_points(_linear_part(space), value))
         else:
-            points = space.snap(sobol_support(space.dim, value))
+            points = _spread(space.shared, value)
+            if space.fidelity is not None:
+                points = torch.cat([space.at_fidelity(points, at) for at in space.levels])
     return torch.tensor(list(dict.fromkeys(map(tuple, points.tolist()))), dtype=torch.float64)
+
+
+def _spread(space: SearchSpace, count: int) -> Tensor:
+    """Public points that can be evaluated."""
+    if space.feasible_set.constrained:
+        return space.feasible_set.legal(spread_points(_linear_part(space), count))
+    return space.snap(sobol_support(space.dim, count))
 
 
 def _default(
@@ -1254,14 +1286,16 @@ def _default(
     values.only(space.names)
     point: dict[str, Value] = {}
     for p in space.parameters:
-        if p.kind == "fixed" and p.name not in values.values:
+        fixed = p.kind == "fixed" or (space.fidelity is not None and p.name == space.fidelity.name)
+        if fixed and p.name not in values.values:
             continue
         example = json.dumps(p.values[0]) if p.values else f"{p.upper:g}"
         point[p.name] = values.get(p.name, _hint_of(p), f"{p.name} = {example}")
         with values.blamed(p.name):
             p.to_columns(point[p.name])
     with table.blamed("default"):
-        _linear_part(space).refuse_infeasible(space.to_unit([point]), "This default")
+        shared = _linear_part(space.shared)
+        shared.refuse_infeasible(shared.to_unit([point]), "This default")
     return point
 
 

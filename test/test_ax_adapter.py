@@ -584,6 +584,20 @@ def test_one_abandoned_point_of_a_design_is_left_out() -> None:
     assert len(federation.history("b")[1]) == 4
 
 
+def test_a_trial_that_was_stopped_early_is_data() -> None:
+    clients = _clients()
+    federation = AxFederation(FedGP(budget=4), clients, space=_space(), seed=0)
+    trials = clients["a"].get_next_trials(max_trials=3)
+    for i, (index, point) in enumerate(trials.items()):
+        clients["a"].attach_data(index, raw_data={"loss": _loss(point)})
+        if i == 1:
+            clients["a"].mark_trial_early_stopped(index)
+        else:
+            clients["a"].complete_trial(index)
+    _finish(federation, clients)
+    assert len(federation.history("a")[1]) == 4
+
+
 def test_own_trials_are_data() -> None:
     clients = _clients()
     point = {"x": 3.0, "z": 0.01}

@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import botorch_fed.privacy
-from botorch_fed.cli import _Gain, _gains, _judged, _silent, main
+from botorch_fed.cli import _Gain, _gains, _judged, _parser, _silent, main
 from botorch_fed.run import RunResult
 from botorch_fed.study import read_study, run_study
 from botorch_fed.version import __version__
@@ -399,3 +399,14 @@ def test_scripts_of_other_shells_name_every_option(capsys: Captured) -> None:
     fish, _ = told(capsys, 0, "completion", "fish")
     for option in ("-l protocol -x -a 'fts dp-fts-de", "-l dry-run", "-l noise-multiplier -r"):
         assert option in fish
+
+
+def test_a_curve_is_told_as_pairs(capsys: pytest.CaptureFixture[str]) -> None:
+    tell = ["site", "tell", "SITE", "7"]
+    arguments = _parser().parse_args([*tell, "--curve", "1=0.9", "3=0.5"])
+    assert (arguments.value, arguments.curve) == (None, [(1.0, 0.9), (3.0, 0.5)])
+    arguments = _parser().parse_args([*tell, "0.4", "--fidelity", "9"])
+    assert (arguments.value, arguments.fidelity, arguments.curve) == (0.4, 9.0, None)
+    with pytest.raises(SystemExit):
+        _parser().parse_args([*tell, "--curve", "0.9"])
+    assert "expected FIDELITY=VALUE, got '0.9'" in capsys.readouterr().err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from botorch_fed.federation.terms import in_words
-from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.rng import generator
+from botorch_fed.space import Fidelity, Outcome, Parameter, SearchSpace
 
 SPACE = SearchSpace(
     (
@@ -386,5 +388,92 @@ def test_a_front_is_of_the_objectives_alone() -> None:
     ],
 )
 def test_outcomes_that_mean_nothing_are_refused(make: Any, match: str) -> None:
+    with pytest.raises(InputDataError, match=match):
+        make()
+
+
+# ------------------------------------------------------------------ a fidelity
+
+
+EPOCHS = Parameter.integer("epochs", 1, 27)
+RATE = Parameter.real("rate", 1e-4, 1.0, scale="log")
+KERNEL = Parameter.choice("kernel", ("rbf", "linear"))
+TRAINING = SearchSpace((RATE, EPOCHS, KERNEL), fidelity=Fidelity("epochs", fixed=3))
+
+
+def test_a_fidelity_has_costs_in_evaluations_at_the_target() -> None:
+    points = [{"rate": 0.1, "epochs": s, "kernel": "rbf"} for s in (1, 12, 27)]
+    X = TRAINING.to_unit(points)
+    assert TRAINING.costs(X) == pytest.approx([4 / 30, 15 / 30, 1.0])
+    assert TRAINING.cheapest == pytest.approx(4 / 30)
+    assert SearchSpace((RATE,)).costs(X[:, :1]) == [1.0, 1.0, 1.0]
+
+
+def test_a_fidelity_is_split_from_a_configuration_and_joined_again() -> None:
+    X = generator(0, "points").uniform(5, TRAINING.dim)
+    rest = TRAINING.configurations(X)
+    assert rest.shape == (5, TRAINING.dim - 1)
+    assert torch.equal(TRAINING.at_fidelity(rest, TRAINING.fidelities(X)), X)
+    shared = TRAINING.shared
+    assert (shared.fidelity, shared.dim) == (None, TRAINING.dim - 1)
+    at_target = TRAINING.from_unit(TRAINING.at_fidelity(rest))
+    assert at_target == shared.from_unit(rest)
+    assert {point["epochs"] for point in at_target} == {27}
+
+
+@pytest.mark.parametrize(
+    ("parameter", "values"),
+    [
+        (EPOCHS, [1, 3, 9, 27]),
+        (Parameter.integer("epochs", 1, 27, scale="log"), [1, 3, 9, 27]),
+        (Parameter.choice("epochs", (1, 4, 9, 81), scale="log"), [1, 4, 9, 81]),
+        (Parameter.real("epochs", 10.0, 30.0), [10, 30]),
+    ],
+)
+def test_levels_of_a_fidelity_are_each_some_three_times_as_dear(
+    parameter: Parameter, values: list[float]
+) -> None:
+    space = SearchSpace((RATE, parameter), fidelity=Fidelity("epochs"))
+    found = [space.fidelity_value(level) for level in space.levels]
+    assert found == pytest.approx(values)
+    places = [space.fidelity_place(level) for level in space.levels]
+    assert (places[0], places[-1]) == (0.0, 1.0)
+    assert places == sorted(places)
+
+
+def test_a_fidelity_is_in_the_fingerprint_of_a_space_that_has_one() -> None:
+    plain = SearchSpace(TRAINING.parameters)
+    others = [replace(TRAINING, fidelity=Fidelity("epochs")), replace(plain, fidelity=None)]
+    assert len({space.fingerprint for space in (TRAINING, *others)}) == 3
+    assert others[1].fingerprint == plain.fingerprint
+    assert "fidelity" not in plain.to_dict()
+    assert "space.fidelity" not in in_words(plain, "space")
+    again = SearchSpace.from_dict(json.loads(json.dumps(TRAINING.to_dict())))
+    assert (again, again.fingerprint) == (TRAINING, TRAINING.fingerprint)
+
+
+def test_a_feasible_function_is_asked_at_the_target() -> None:
+    space = replace(TRAINING, feasible=lambda point: point["epochs"] == 27)
+    assert space.violated({"rate": 0.1, "epochs": 1, "kernel": "rbf"}) is None
+
+
+@pytest.mark.parametrize(
+    ("make", "match"),
+    [
+        (lambda: replace(TRAINING, fidelity=Fidelity("trees")), "'trees' is no parameter"),
+        (lambda: replace(TRAINING, fidelity=Fidelity("kernel")), "a number in an order"),
+        (lambda: Fidelity("epochs", fixed=-1), "fixed cost >= 0, got -1"),
+        (lambda: SearchSpace((EPOCHS,), fidelity=Fidelity("epochs")), "no parameter is searched"),
+        (
+            lambda: SearchSpace((RATE, Parameter.real("s", 0, 1)), fidelity=Fidelity("s")),
+            "would cost nothing",
+        ),
+        (
+            lambda: replace(TRAINING, constraints=("rate + epochs <= 20",)),
+            "'epochs' is the fidelity",
+        ),
+    ],
+)
+def test_impossible_fidelities_are_refused(make: Callable[[], object], match: str) -> None:
     with pytest.raises(InputDataError, match=match):
         make()

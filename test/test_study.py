@@ -28,7 +28,7 @@ from botorch_fed.rng import generator
 from botorch_fed.run import RunResult
 from botorch_fed.search.region import RegionSearch
 from botorch_fed.search.transfer import TransferSearch
-from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.space import Fidelity, Outcome, Parameter, SearchSpace
 from botorch_fed.studies import DPFTSDE, FTS, FedGP, PrivateUCB, default_feature_map, default_kernel
 from botorch_fed.study import (
     ObjectiveError,
@@ -994,3 +994,69 @@ def test_an_objective_says_all_outcomes(folder: Path, name: str, match: str) -> 
     study = read(folder, SEVERAL.replace(":several", f":{name}"))
     with pytest.raises(ObjectiveError, match=match):
         run_study(study, out=None, progress=False, raise_errors=True)
+
+
+# ------------------------------------------------------------------ a fidelity
+
+CURVES = STUDY.replace(
+    'kind = { type = "choice", values = ["rbf", "linear"] }',
+    'kind = { type = "choice", values = ["rbf", "linear"] }\n'
+    'epochs = { type = "integer", lower = 1, upper = 9 }\n'
+    'fidelity = { parameter = "epochs", fixed = 1 }',
+).replace(":score", ":curve")
+STOPPED = """
+def curve(agent, *, epochs, **point):
+    return {at: score(agent, **point) - 1 / at for at in {1, epochs}}
+"""
+
+
+def curves(folder: Path, text: str) -> StudyFile:
+    path = write(folder, text.split("[protocol.strategy]")[0])
+    (module,) = folder.glob("objective_of_a_test_*.py")
+    module.write_text(OBJECTIVE + STOPPED)
+    return read_study(path)
+
+
+def test_a_file_has_a_fidelity_and_its_objective_returns_curves(folder: Path) -> None:
+    study = curves(folder, CURVES.replace("budget = 2", "budget = 3"))
+    assert study.space.fidelity == Fidelity("epochs", 1.0)
+    assert plan(study).columns == study.space.dim
+    result = run_study(study, out=None, progress=False, raise_errors=True)
+    for name in result.names:
+        X, _ = result.history(name)
+        assert 3 - 2 / 10 <= sum(study.space.costs(X)) <= 3 + 1e-9
+        assert result.best_parameters(name)["epochs"] == 9
+    assert any("curve" in row for row in result.records)
+
+
+def test_candidates_of_a_file_are_at_several_fidelities(folder: Path) -> None:
+    study = curves(folder, CURVES.replace("every = 1", "every = 1\ncandidates = 10"))
+    points = study.space.from_unit(study.settings["candidates"])
+    assert {point["epochs"] for point in points} == {1, 2, 9}
+
+
+def test_a_design_of_a_file_is_at_the_target(folder: Path) -> None:
+    study = curves(folder, CURVES.replace("every = 1", "every = 1\ninitial_design = 2"))
+    designs = study.settings["initial_design"].values()
+    assert all(p["epochs"] == 9 for design in designs for p in study.space.from_unit(design))
+
+
+def test_a_default_of_a_file_needs_no_fidelity(folder: Path) -> None:
+    line = 'default = { lr = 1.0, depth = 8, kind = "rbf" }'
+    study = curves(folder, CURVES.replace("every = 1", f"every = 1\n{line}"))
+    assert study.settings["default"] == {"lr": 1.0, "depth": 8, "kind": "rbf"}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "match"),
+    [
+        ('"epochs", fixed', '"epoch", fixed', r"space.fidelity: .*'epoch' is no parameter"),
+        ("fixed = 1", "fixed = -1", r"space.fidelity: .*fixed cost >= 0"),
+        ("fixed = 1", "costs = 1", r"space.fidelity.costs.*unknown key"),
+    ],
+)
+def test_fidelities_that_mean_nothing_are_refused(
+    folder: Path, old: str, new: str, match: str
+) -> None:
+    with pytest.raises(StudyError, match=match):
+        curves(folder, CURVES.replace(old, new))

@@ -38,6 +38,7 @@ from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.base import (
     FRAME_BYTES,
     MAX_BROADCASTS,
+    Curve,
     Objective,
     Pending,
     Request,
@@ -195,7 +196,7 @@ class Background:
         """Start the waiting time of a new request."""
         self._until = time.monotonic() + self._patience
 
-    def __call__(self, X: Tensor) -> Tensor | Pending:
+    def __call__(self, X: Tensor) -> Tensor | Pending | Curve:
         """The values, or `Pending()`; an error is raised once, and the next call starts again."""
         points = X.numpy().tobytes()
         run = self._run
@@ -218,7 +219,7 @@ class _Evaluation:
         self, objective: Objective, X: Tensor, on_value: Callable[[], None] | None
     ) -> None:
         self.points = X.numpy().tobytes()
-        self.value: Tensor | Pending | None = None
+        self.value: Tensor | Pending | Curve | None = None
         self.error: BaseException | None = None
         self.ended = threading.Event()
         self._objective, self._X, self._on_value = objective, X.clone(), on_value

@@ -44,9 +44,24 @@ def ask(site: Site, n: int = 1) -> dict[str, Any]:
     return {**_listed([]), "note": why}
 
 
-def tell(site: Site, id: int, value: Any, sem: Any = None) -> dict[str, Any]:
-    """Answer a trial."""
-    return _listed([site.tell(id, value, sem)])
+def tell(
+    site: Site,
+    id: int,
+    value: Any = None,
+    sem: Any = None,
+    fidelity: Any = None,
+    curve: Any = None,
+) -> dict[str, Any]:
+    """Answer a trial; `curve` is a list of pairs of a fidelity and a value."""
+    if curve is not None:
+        try:
+            curve = {float(at): outcome for at, outcome in curve}
+        except (TypeError, ValueError):
+            raise InputDataError(
+                "Expected curve as a list of pairs of a fidelity and a value, got "
+                f"{type(curve).__name__}."
+            ) from None
+    return _listed([site.tell(id, value, sem, fidelity=fidelity, curve=curve)])
 
 
 def fail(site: Site, id: int, reason: str = "") -> dict[str, Any]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, make_dataclass, replace
 from functools import cache, cached_property
@@ -51,6 +52,7 @@ from botorch_fed.wire.codec import content_hash, encode
 logger = logging.getLogger(__name__)
 
 ROUNDING = 1e-9  # of a number of a shared basis that another machine has computed
+TINY = 1e-6  # of an evaluation's cost: sums of costs are rounded
 ACCOUNTING = 1e-3  # likewise of an epsilon: a calibrated noise is found to so much
 T = TypeVar("T")
 
@@ -120,9 +122,16 @@ class AgentState:
 
 @cache
 def state_type(
-    orders: tuple[type, ...], search: type | None, aggregation: type | None
+    orders: tuple[type, ...],
+    search: type | None,
+    aggregation: type | None,
+    fidelity: bool = False,
 ) -> type[AgentState]:
-    """The state of an agent whose parts have these orders and memories."""
+    """The state of an agent whose parts have these orders and memories.
+
+    Where there is a fidelity, evaluations are counted by their costs, and `spent` is the sum of
+    them; `passed` is how many observations were made on the way to others.
+    """
 
     def optional(*kinds: type | None) -> Any:
         union: Any = None
@@ -135,6 +144,9 @@ def state_type(
         ("search", optional(search), field(repr=False)),
         ("aggregation", optional(aggregation), field(repr=False)),
     ]
+    if fidelity:
+        annotated = [("asking", float), ("late", float), ("ahead", float), *annotated]
+        annotated += [("spent", float, 0.0), ("passed", int, 0)]
     names = {"__module__": __name__, "__doc__": AgentState.__doc__}
     return make_dataclass(
         "AgentState", annotated, bases=(AgentState,), frozen=True, eq=False, namespace=names
@@ -212,7 +224,10 @@ class FederatedAgent:
         """An `AgentState` with the memories of the two parts."""
         aggregation = self.terms.aggregation
         return state_type(
-            aggregation.order_types, self.terms.search.memory_type, aggregation.memory_type
+            aggregation.order_types,
+            self.terms.search.memory_type,
+            aggregation.memory_type,
+            self.space.fidelity is not None,
         )
 
     @cached_property
@@ -242,9 +257,10 @@ class FederatedAgent:
         X, Y = public_data(self.space, self.data)
         party = Party(self.terms, self.name, self.resources)
         memory = self.terms.aggregation.begin(party)
-        none = torch.full_like(Y, UNKNOWN)
+        none: Any = 0 if self.space.fidelity is None else 0.0
+        unknown = torch.full_like(Y, UNKNOWN)
         state = self.state_type(
-            0, 0, 0, 0, 0, Asked(), (), "", (), X, Y, none, X[:0], None, None, memory
+            none, none, none, 0, 0, Asked(), (), "", (), X, Y, unknown, X[:0], None, None, memory
         )
         state = replace(state, search=self.terms.search.start(self._local_view(state)))
         return self._grown(state)
@@ -279,8 +295,7 @@ class FederatedAgent:
         state = replace(state, asked=state.asked.after(request))
         state = replace(state, late=state.late + state.asking)
         if request.evaluate == "first":
-            evaluated = state.used - len(state.failed)  # of the points that it has
-            had = 0 if terms.search.begins_anyway else max(len(state.X) - evaluated, 0)
+            had = 0 if terms.search.begins_anyway else self._had(state)
             begins = max(terms.num_initial - had, 0)
             if self.initial_design is not None:
                 begins = len(self.initial_design)
@@ -291,7 +306,39 @@ class FederatedAgent:
             done = min(state.ahead, wanted)
             state = replace(state, asking=wanted - done, ahead=state.ahead - done)
         view = self._view(state, terms)
+        if self.space.fidelity is not None:
+            asking: Any = max(self._due(state, view) - _spent(state), 0.0)
+            nothing: Any = 0.0
+            state = replace(state, asking=asking, late=nothing, ahead=nothing)
         return replace(state, search=terms.search.received(view))
+
+    def _due(self, state: AgentState, view: View) -> float:
+        """What a site with a fidelity is to have spent when the last request is answered.
+
+        The first request that asks for evaluations waits for the first points alone, which are
+        cheap, so that messages begin early. The rest of the budget is spread evenly over the
+        others; the last one waits for all of it.
+        """
+        budget, asked = self.terms.budget, state.asked
+        starts = torch.zeros(0, self.space.dim, dtype=torch.float64)
+        if self.initial_design is not None:
+            starts = self.initial_design.double()
+        elif not self._had(state) and (asked.first or not view.terms.search.has_messages(view)):
+            starts = view.dealt(view.terms.num_initial, self.candidates)
+        cost = min(math.fsum(self.space.costs(starts)), float(budget))
+        queries, done = view.terms.queries, asked.queries
+        if asked.first:
+            queries -= math.ceil(view.terms.num_initial / view.terms.q)
+        elif len(starts):
+            queries, done = queries - 1, done - 1
+        if done < 0:  # nothing but messages was asked for
+            return 0.0
+        return budget if done >= queries else cost + (budget - cost) * done / queries
+
+    def _had(self, state: AgentState) -> int:
+        """How many of its observations are of no evaluation: given, or attached."""
+        passed = getattr(state, "passed", 0)
+        return max(len(state.X) - passed - (state.used - len(state.failed)), 0)
 
     @property
     def defers(self) -> bool:
@@ -300,13 +347,26 @@ class FederatedAgent:
 
     def wants(self, state: AgentState) -> bool:
         """Whether the last request waits for an evaluation that the budget allows."""
-        return min(state.asking, self.terms.budget - state.used) > 0
+        room = self._room(state, state.X[:0])
+        return state.asking > TINY and room >= self.space.cheapest - TINY
 
     def left(self, state: AgentState, pending: int) -> int:
-        """How many points `ask` can give, while so many are pending."""
+        """How many points `ask` can give, while so many are pending; with a fidelity at least."""
         if not self.defers:
             return int(self.wants(state) and not pending)
-        return max(self.terms.budget - state.used - pending, 0) if state.broadcasts else 0
+        room = self._room(state, state.X[:0]) if state.broadcasts else 0
+        if room >= self.space.cheapest - TINY and not pending:
+            return max(int(room + TINY), 1)
+        return max(int(room + TINY) - pending, 0)
+
+    def _room(self, state: AgentState, pending: Tensor) -> float:
+        """What is left of the budget, in evaluations, or in their costs where there is a fidelity.
+
+        Args:
+            state: The state.
+            pending: Points that were asked for and not answered, `k x d`.
+        """
+        return self.terms.budget - _spent(state) - math.fsum(self.space.costs(pending))
 
     def ask(self, state: AgentState, pending: Tensor | None = None) -> Tensor | Pending | None:
         """The next points `k x d`; None if there are none left.
@@ -320,7 +380,11 @@ class FederatedAgent:
         """
         waiting = state.X[:0] if pending is None else pending.double()
         count = self.terms.q if len(waiting) or not state.asking else state.asking
-        count = min(count, self.left(state, len(waiting)))
+        if self.space.fidelity is None:
+            count = min(count, self.left(state, len(waiting)))
+        else:  # how many a request waits for depends on their fidelities
+            room = self._room(state, waiting) if state.broadcasts else 0
+            count = int(room >= self.space.cheapest - TINY)
         if count < 1:
             return None
         terms = self._terms(state.broadcasts)
@@ -329,6 +393,10 @@ class FederatedAgent:
             return action
         design = self._given_points(self._view(state, terms, waiting), state, count)
         few = len(state.X) + len(waiting) < terms.num_initial
+        if self.space.fidelity is not None:  # not the values on the way of a curve
+            few = state.used - len(state.failed) + len(waiting) + self._had(state) < (
+                terms.num_initial
+            )
         chosen = waiting[:0]
         for index in range(count):
             view = self._view(state, terms, torch.cat([waiting, chosen]))
@@ -360,8 +428,20 @@ class FederatedAgent:
         good, outcomes, bad = answered(X.double(), Y)
         known = None if sem is None else sem[~Y.isnan().any(dim=-1)]
         state = replace(state, failed=torch.cat([state.failed, bad]))
-        state = self._answered(self._with_data(state, good, outcomes, known), len(X))
+        state = self._answered(self._with_data(state, good, outcomes, known), X)
         return self._grown(state) if len(good) else state
+
+    def tell_curve(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
+        """The state with values that an evaluation had on the way to its fidelity: data alone.
+
+        Args:
+            state: The state.
+            X: Points in the unit cube, `n x d`.
+            Y: Outcomes as the site measures them, `n x 1`.
+        """
+        state = self._with_data(state, X, Y, None)
+        passed: dict[str, Any] = {"passed": getattr(state, "passed", 0) + len(X)}
+        return self._grown(replace(state, **passed))
 
     def attach(
         self, state: AgentState, X: Tensor, Y: Tensor, sem: Tensor | None = None
@@ -390,7 +470,7 @@ class FederatedAgent:
         """What leaves the site: a function of all its data, as the aggregation makes it."""
         terms = self._terms(state.broadcasts)
         if self.wants(state):  # the reply does not wait: what the open query uses is used
-            state = self._answered(state, 0)
+            state = self._answered(state, state.X[:0])
         view = self._view(state, terms)
         party = replace(
             self._party(state, terms),
@@ -472,15 +552,21 @@ class FederatedAgent:
             Yvar=torch.cat([state.Yvar, known]),
         )
 
-    def _answered(self, state: AgentState, count: int) -> AgentState:
-        """The state after so many evaluations were told or have failed."""
+    def _answered(self, state: AgentState, X: Tensor) -> AgentState:
+        """The state after evaluations at `q x d` points were told or have failed."""
+        count: Any = len(X)
+        spent = {}
+        if self.space.fidelity is not None:
+            count = math.fsum(self.space.costs(X))
+            spent = {"spent": _spent(state) + count}
         more = max(count - state.asking, 0)
         state = replace(
             state,
-            used=state.used + count,
+            used=state.used + len(X),
             asking=max(state.asking - count, 0),
             late=max(state.late - more, 0),
             ahead=state.ahead + max(more - state.late, 0),
+            **spent,
         )
         memory = self.terms.search.answered(self._local_view(state))
         return replace(state, search=memory)
@@ -524,6 +610,7 @@ class FederatedAgent:
             candidates=self._left(torch.cat([state.failed, pending])),
             began_with=0 if self.data is None else len(self.data[0]),
             Yvar=None if bool((state.Yvar < 0).any()) else state.Yvar,
+            room=self._room(state, pending),
         )
 
     # -------------------------------------------------------------- what the hub says
@@ -544,7 +631,7 @@ class FederatedAgent:
                 raise MessageError("The search has no shared basis, the hub sends one.")
             return self.terms.agreed(setup, None)
         key = (self.blobs, digest, self.space)
-        basis = remembered(key, lambda: received_basis(setup.basis, self.space))
+        basis = remembered(key, lambda: received_basis(setup.basis, self.space.shared))
         check_basis(mine, basis)
         return self.terms.agreed(setup, basis)
 
@@ -650,6 +737,12 @@ class FederatedAgent:
             return loaded
 
         return remembered((self.blobs, broadcasts), load) if len(broadcasts) > 1 else ()
+
+
+def _spent(state: AgentState) -> float:
+    """What was used of the budget."""
+    spent: float = getattr(state, "spent", state.used)
+    return spent
 
 
 def received_basis(features: Mapping[str, Tensor], space: SearchSpace) -> FeatureMap:

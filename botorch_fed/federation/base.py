@@ -43,7 +43,19 @@ class Pending:
     """No result yet: the answer of `Agent.ask` or of an objective that is still running."""
 
 
-Objective = Callable[[Tensor], Tensor | Pending]  # `q x d` points to `q x m` values
+@dataclass(frozen=True)
+class Curve:
+    """What an objective may return for one point of a space with a fidelity.
+
+    Attributes:
+        values: From fidelity, in its own units, to outcome; the largest fidelity is where the
+            evaluation ended.
+    """
+
+    values: Mapping[float, float]
+
+
+Objective = Callable[[Tensor], Tensor | Pending | Curve]  # `q x d` points to `q x m` values
 
 A = TypeVar("A")
 S = TypeVar("S")
@@ -99,13 +111,16 @@ class Agent(Protocol[A]):
         """
 
     def left(self, state: A, pending: int) -> int:
-        """A lower bound on the points that `ask` can give now, while `pending` are pending."""
+        """A lower bound on the points that `ask` can give now, while so many are pending."""
 
     def tell(self, state: A, X: Tensor, Y: Tensor, sem: Tensor | None = None) -> A:
         """The state after `q x d` points have `q x m` values; NaN where an evaluation failed.
 
         `sem` are standard errors, `q x m`, NaN where there is none; None if there are none at all.
         """
+
+    def tell_curve(self, state: A, X: Tensor, Y: Tensor) -> A:
+        """The state with values `n x 1` that an evaluation had at `n x d` lower fidelities."""
 
     def attach(self, state: A, X: Tensor, Y: Tensor, sem: Tensor | None = None) -> A:
         """The state with results `n x d`, `n x m` that were not asked for."""

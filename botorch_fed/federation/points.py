@@ -27,6 +27,7 @@ logger = logging.getLogger(__name__)
 
 MAX_SEQUENCE = 2**12  # points of a sequence that are looked at for those that meet constraints
 NUM_POOL = 512  # random points, where these are too few
+START_COST = 1 / 9  # about, of first points below the target, over that of one at the target
 
 
 def default_point(space: SearchSpace, default: Mapping[str, Value] | None) -> Tensor | None:
@@ -39,6 +40,8 @@ def default_point(space: SearchSpace, default: Mapping[str, Value] | None) -> Te
     if default is None:
         return None
     try:
+        if space.fidelity is not None:
+            return space.at_fidelity(space.shared.to_unit([default]))
         return space.to_unit([default])
     except InputDataError as error:
         raise InputDataError(f"default: {error}") from error
@@ -123,6 +126,10 @@ def first_points(
         default: The default configuration, `1 x d`, or None.
         candidates: The only points that can be evaluated, `K x d`: the nearest are taken.
     """
+    if space.fidelity is not None:
+        return _first_over_fidelities(
+            space, index, num_sites, num_points, default=default, candidates=candidates
+        )
     if default is None or num_points < 1:
         return dealt_design(space, index, num_sites, num_points, candidates=candidates)
     if candidates is None:
@@ -133,6 +140,39 @@ def first_points(
         left = untried(candidates, first)
     rest = dealt_design(space, index, num_sites, num_points - 1, candidates=left)
     return torch.cat([first, rest])
+
+
+def _first_over_fidelities(
+    space: SearchSpace,
+    index: int,
+    num_sites: int,
+    num_points: int,
+    *,
+    default: Tensor | None,
+    candidates: Tensor | None,
+) -> Tensor:
+    """As `first_points`: the default at the target, the others at a low fidelity."""
+    listed = None
+    if candidates is not None:
+        listed = torch.unique(space.configurations(candidates.double()), dim=0)
+    first = first_points(
+        space.shared,
+        index,
+        num_sites,
+        num_points,
+        default=None if default is None else space.configurations(default),
+        candidates=listed,
+    )
+    low = min(space.levels, key=lambda level: abs(math.log(START_COST / space.cost_at(level))))
+    columns = torch.full((len(first),), low, dtype=torch.float64)
+    if default is not None:
+        columns[:1] = 1.0
+    points = space.at_fidelity(first, columns)
+    if candidates is None:
+        return points
+    away = 1e3 * torch.cdist(first, space.configurations(candidates.double()))
+    away += (columns.unsqueeze(-1) - space.fidelities(candidates.double())).abs()
+    return candidates[away.argmin(dim=-1)].double()
 
 
 def dealt_design(
@@ -259,6 +299,12 @@ def spread_design(
             "A design has at least one point, the centre, and a width in (0, 1], got "
             f"{num_points} points and width {width}."
         )
+    if space.fidelity is not None:  # at the target
+        listed = None if candidates is None else space.configurations(candidates)
+        designs = spread_design(
+            space.shared, names, num_points, width=width, seed=seed, candidates=listed
+        )
+        return {name: space.at_fidelity(points) for name, points in designs.items()}
     centre = torch.full((1, space.dim), 0.5, dtype=torch.float64)
     points = centre.clone()
     if num_points > 1:

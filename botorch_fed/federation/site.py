@@ -39,6 +39,7 @@ from botorch_fed.federation.base import (
     FRAME_BYTES,
     Agent,
     AgentId,
+    Curve,
     Objective,
     Pending,
     Refusal,
@@ -58,6 +59,7 @@ from botorch_fed.federation.trial import (
     Joined,
     Observation,
     Observed,
+    Reached,
     Replied,
     Requested,
     Trial,
@@ -367,23 +369,89 @@ class Site:
     def tell(
         self,
         id: int,
-        value: float | Mapping[str, float],
+        value: float | Mapping[str, float] | None = None,
         sem: float | Mapping[str, float] | None = None,
+        *,
+        fidelity: float | None = None,
+        curve: Mapping[float, float] | None = None,
     ) -> Trial:
         """Answer an open trial.
 
         Args:
             id: The trial's number.
-            value: The outcome as measured, or a mapping from the names of all outcomes to them.
+            value: The outcome as measured, or a mapping from the names of all outcomes to them;
+                None for the last of `curve`.
             sem: The standard error of the value, in the same form. Where every result of the site
                 has one, the default searches take these for the noise; otherwise, and by other
                 searches, the noise is learnt from the outcomes.
+            fidelity: Where the evaluation ended, in a space with a fidelity; default where it was
+                asked for, or with `curve` alone its last fidelity. A trial that was stopped early
+                costs what it has reached, and its values are observations like others.
+            curve: Outcomes on the way, from fidelity to outcome.
+
+        Example:
+            >>> site.tell(7, curve={1: 0.9, 3: 0.5, 9: 0.4})  # stopped after nine epochs
         """
-        id, row, error = _whole(id, "id"), self._outcomes(value, "value"), self._errors(sem)
+        id, error = _whole(id, "id"), self._errors(sem)
+        row = None if value is None else self._outcomes(value, "value")
+        if fidelity is not None or curve is not None:
+            number = None if row is None else float(row)
+            return self._tell_curve(id, number, error, fidelity, curve or {})
+        if row is None:
+            raise InputDataError("Expected a value, or a curve of values.")
         with self._lock, one_thread() as self._threads:
             self._check_open(id)
             self._observe((id,), row, error)
             return self._trial(self._answers[-1])
+
+    def _tell_curve(
+        self,
+        id: int,
+        value: float | None,
+        sem: Tensor | None,
+        fidelity: float | None,
+        curve: Mapping[float, float],
+    ) -> Trial:
+        values = self._curve(curve)
+        with self._lock, one_thread() as self._threads:
+            self._check_open(id)
+            if value is not None:
+                end = self._batch_of(id).points([id])
+                at = float(self.space.fidelities(end)) if fidelity is None else None
+                values[self._fidelity(fidelity) if at is None else at] = value
+            elif fidelity is not None and values and max(values) != self._fidelity(fidelity):
+                raise InputDataError(
+                    f"The curve does not end at fidelity {fidelity:g}: leave fidelity out, or give "
+                    "the value there."
+                )
+            if not values:
+                raise InputDataError("Expected a value, or a curve of values, got none.")
+            self._reach(id, values, sem)
+            return self._trial(self._answers[-1])
+
+    def _curve(self, curve: Mapping[float, float]) -> dict[float, float]:
+        """Outcomes by the column of the fidelity."""
+        if self.space.fidelity is None:
+            raise InputDataError(
+                "The search space names no fidelity, so that a trial has one value: write "
+                "SearchSpace(…, fidelity=Fidelity(…)), or leave fidelity and curve out."
+            )
+        if not isinstance(curve, Mapping):
+            raise InputDataError(
+                f"Expected curve as a mapping from fidelity to outcome, got {type(curve).__name__}."
+            )
+        return {self._fidelity(at): float(self._outcomes(y, "value")) for at, y in curve.items()}
+
+    def _fidelity(self, value: Any) -> float:
+        """The column of a fidelity."""
+        with contextlib.suppress(ValueError, RuntimeError, AttributeError):  # refused below
+            value = value.item()
+        try:
+            return self.space.fidelity_column(value)
+        except TypeError:
+            raise InputDataError(
+                f"Expected a fidelity as a number, got {type(value).__name__}."
+            ) from None
 
     def fail(self, id: int, reason: str = "") -> Trial:
         """Say that an open trial has no value; its point is not asked again.
@@ -454,7 +522,7 @@ class Site:
         """The trial with the best value, attached results included; None without a value.
 
         A trial whose outcomes violate an outcome constraint is none, nor is an attached result
-        that violates a constraint of the search space.
+        that violates a constraint of the search space, nor a value below the target of a fidelity.
 
         Raises:
             InputDataError: There are several objectives, and so no best trial.
@@ -481,6 +549,10 @@ class Site:
         trials = [t for t in trials if self.space.broken_outcome([*t.values.values()]) is None]
         if self.space.feasible_set.constrained:
             trials = [t for t in trials if self.space.violated(t.parameters) is None]
+        fidelity = self.space.fidelity
+        if fidelity is not None:
+            target = self.space.fidelity_value(1.0)
+            trials = [t for t in trials if t.parameters[fidelity.name] == target]
         return trials
 
     def point(self, id: int) -> Tensor:
@@ -616,6 +688,7 @@ class Site:
             answer.label,
             values,
             sems,
+            tuple((self.space.fidelity_value(at), y) for at, y in answer.curve),
         )
 
     def _parameters(self, X: Tensor) -> dict[str, Value]:
@@ -631,8 +704,7 @@ class Site:
 
     def _chosen(self) -> Batch | None:
         """A new batch, None if there is nothing to evaluate."""
-        empty = torch.zeros(0, self.space.dim, dtype=torch.float64)
-        X = self.agent.ask(self._state, torch.cat([empty, *(b.X for b in self._batches)]))
+        X = self.agent.ask(self._state, self._waiting())
         if isinstance(X, Pending):
             raise _Refused("busy")
         if X is None:
@@ -648,6 +720,11 @@ class Site:
         self._append(event)
         self._asked(event)
         return self._batches[-1]
+
+    def _waiting(self) -> Tensor:
+        """The points of all batches that are not answered yet."""
+        empty = torch.zeros(0, self.space.dim, dtype=torch.float64)
+        return torch.cat([empty, *(batch.X for batch in self._batches)])
 
     def _hand(self, trials: tuple[int, ...]) -> None:
         event = Handed(trials)
@@ -687,7 +764,9 @@ class Site:
         try:
             with threads(self._threads):
                 answer = self.objective(X.clone())
-            if self._has_worked and not isinstance(answer, Pending):
+            if isinstance(answer, Curve):
+                curve = self._checked_curve(X, answer)
+            elif self._has_worked and not isinstance(answer, Pending):
                 self._checked(X, answer)  # of another shape than before: a failure of this point
         except Exception as error:
             if self._raises:
@@ -704,6 +783,10 @@ class Site:
         if isinstance(answer, Pending):
             self._running = tuple(trials)
             return False
+        if isinstance(answer, Curve):
+            if trials[0] in batch.open:  # somebody may have answered it meanwhile
+                self._reach(trials[0], curve, None)
+            return True
         Y = self._checked(X, answer)
         still_open = set(batch.open)  # somebody may have answered a trial meanwhile
         rows = [row for row, trial in enumerate(trials) if trial in still_open]
@@ -720,6 +803,18 @@ class Site:
 
     def _checked(self, X: Tensor, answer: object) -> Tensor:
         return checked_values(X, answer, tuple(one.name for one in self.space.metrics))
+
+    def _checked_curve(self, X: Tensor, answer: Curve) -> dict[float, float]:
+        """An objective's curve of one point."""
+        if len(X) != 1:
+            raise ProtocolError(
+                f"An objective returns a Curve for one point, got one for {len(X)}: leave "
+                "in_batches out."
+            )
+        values = self._curve(answer.values)
+        if not values:
+            raise ProtocolError("The objective has returned a Curve without a value.")
+        return values
 
     @property
     def _has_worked(self) -> bool:
@@ -740,6 +835,15 @@ class Site:
 
     def _observe(self, trials: tuple[int, ...], Y: Tensor, sem: Tensor | None) -> None:
         event = Observed(trials, Y, sem)
+        self._append(event)
+        self._answered(event)
+
+    def _reach(self, trial: int, values: Mapping[float, float], sem: Tensor | None) -> None:
+        """Answer a trial with outcomes by the column of the fidelity."""
+        columns = sorted(values)
+        outcomes = [values[column] for column in columns]
+        at, Y = torch.tensor([columns, outcomes], dtype=torch.float64).unsqueeze(-1)
+        event = Reached(trial, at, Y, sem)
         self._append(event)
         self._answered(event)
 
@@ -793,7 +897,7 @@ class Site:
                 self._asked(event)
             case Handed():
                 self._handed.update(event.trials)
-            case Observed() | Failed():
+            case Observed() | Failed() | Reached():
                 self._answered(event, tells=tells)
             case Attached():
                 self._attached(event)
@@ -805,9 +909,10 @@ class Site:
         self._batches.append(Batch(event, self._queries, len(self.space.metrics)))
         self._count = event.first + len(event.X)
 
-    def _answered(self, event: Observed | Failed, *, tells: bool = True) -> None:
+    def _answered(self, event: Observed | Failed | Reached, *, tells: bool = True) -> None:
         """Note answers, and tell the agent of a batch that is complete."""
-        for row, number in enumerate(event.trials):
+        trials = (event.trial,) if isinstance(event, Reached) else event.trials
+        for row, number in enumerate(trials):
             batch = self._batch_of(number)
             X, none = batch.points([number]), batch.Y[:0]
             if isinstance(event, Observed):
@@ -815,6 +920,8 @@ class Site:
                 batch.answer(number, event.Y[row], sem)
                 Y = event.Y[row : row + 1]
                 found = Observation(number, batch.number, batch.serial, X, Y, sem)
+            elif isinstance(event, Reached):
+                found = self._ended(batch, event)
             else:
                 batch.answer(number, None)
                 found = Observation(
@@ -828,10 +935,14 @@ class Site:
 
     def _with_told(self, batch: Batch) -> Any:
         """The agent's state with the answers of a batch."""
-        given = (batch.X.clone(), batch.Y.clone())
+        given = (batch.ended.clone(), batch.Y.clone())
         if batch.sem is None:
-            return self.agent.tell(self._state, *given)
-        return self.agent.tell(self._state, *given, batch.sem.clone())
+            state = self.agent.tell(self._state, *given)
+        else:
+            state = self.agent.tell(self._state, *given, batch.sem.clone())
+        for X, Y in batch.curves:
+            state = self.agent.tell_curve(state, X.clone(), Y.clone())
+        return state
 
     def _with_attached(self, event: Attached) -> Any:
         """The agent's state with results that were not asked for."""
@@ -839,6 +950,25 @@ class Site:
         if event.sem is None:
             return self.agent.attach(self._state, *given)
         return self.agent.attach(self._state, *given, event.sem.clone())
+
+    def _ended(self, batch: Batch, event: Reached) -> Observation:
+        """Note the values of a curve."""
+        point = self.space.configurations(batch.points([event.trial]))
+        columns = event.columns.flatten()
+        X = self.space.at_fidelity(point.expand(len(columns), -1), columns)
+        batch.answer(event.trial, event.Y[-1], event.sem)
+        batch.ended[event.trial - batch.first] = X[-1]
+        if len(X) > 1:
+            batch.curves.append((X[:-1], event.Y[:-1]))
+        return Observation(
+            event.trial,
+            batch.number,
+            batch.serial,
+            X[-1:],
+            event.Y[-1:],
+            event.sem,
+            curve=tuple(zip(columns[:-1].tolist(), event.Y[:-1, 0].tolist(), strict=True)),
+        )
 
     def _batch_of(self, trial: int) -> Batch:
         for batch in self._batches:

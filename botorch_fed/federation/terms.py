@@ -195,6 +195,7 @@ class View:
             whole space.
         began_with: The number of observations of the site before its first request.
         Yvar: The variances of `Y`, if the site knows all of them.
+        room: What is left of the budget, in evaluations at the target where there is a fidelity.
     """
 
     terms: Terms
@@ -212,6 +213,7 @@ class View:
     candidates: Tensor | None = field(default=None, repr=False)
     began_with: int = 0
     Yvar: Tensor | None = field(default=None, repr=False)
+    room: float = math.inf
 
     @property
     def avoid(self) -> Tensor:
@@ -264,6 +266,7 @@ class Search:
     snaps: ClassVar[bool] = True  # the agent moves points to the nearest that can be evaluated
     begins_anyway: ClassVar[bool] = False  # first points are made for sites with data too
     many_outcomes: ClassVar[bool] = False  # whether it takes spaces with several outcomes
+    takes_fidelity: ClassVar[bool] = False  # it chooses the fidelity of an evaluation
 
     def check_terms(self, terms: Terms) -> None:
         """Raise `InputDataError` unless the terms fit the search."""
@@ -598,10 +601,16 @@ class Terms:
                 )
         if self.agents:
             check_active(self.active, self.agents)
-        if self.basis is not None and self.basis.input_dim != self.space.dim:
+        if self.basis is not None and self.basis.input_dim != self.space.shared.dim:
             raise InputDataError(
                 f"The feature map has {self.basis.input_dim} inputs, the search space "
-                f"{self.space.dim} columns."
+                f"{self.space.shared.dim} columns"
+                f"{'' if self.space.fidelity is None else ' beside its fidelity'}."
+            )
+        if self.space.fidelity is not None and not self.search.takes_fidelity:
+            raise InputDataError(
+                f"{type(self.search).__name__} takes no fidelity ({self.space.fidelity.name!r}): "
+                "use the default search (TransferSearch), or a space without one."
             )
         if self.basis is None and self.search.has_basis:
             raise InputDataError(

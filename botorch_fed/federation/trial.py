@@ -11,6 +11,7 @@ classes are the events of a site's log.
     Asked        a batch of points was chosen, one trial each
     Handed       open trials were given to an evaluator
     Observed     trials have values
+    Reached      a trial has values at its fidelity and lower ones, or was stopped early
     Failed       trials have failed
     Attached     results that were not asked for
     Replied      the reply to the last request was made, and may have been sent
@@ -52,6 +53,8 @@ class Trial:
         label: The user's name of an attached result.
         values: All outcomes as measured, by name; empty without any.
         sems: Their standard errors, if given.
+        curve: Values on the way to the fidelity of `parameters`, ascending: pairs of a lower
+            fidelity and an outcome.
     """
 
     id: int
@@ -64,6 +67,7 @@ class Trial:
     label: str = ""
     values: Mapping[str, float] = field(default_factory=dict)
     sems: Mapping[str, float] = field(default_factory=dict)
+    curve: tuple[tuple[float, float], ...] = ()
 
 
 # ------------------------------------------------------------------ events of a site's log
@@ -137,6 +141,29 @@ class Observed:
         _check_rows(len(self.trials), self.Y)
 
 
+@dataclass(frozen=True, eq=False)
+class Reached:
+    """A trial has values `n x 1` at ascending fidelities: the last one is where it ended.
+
+    Attributes:
+        trial: Its number.
+        columns: The fidelities, as columns of the unit cube, `n x 1`.
+        Y: The outcomes as measured.
+        sem: The standard error of the last one, `1 x 1`, if given.
+    """
+
+    trial: int
+    columns: Tensor = field(repr=False)
+    Y: Tensor = field(repr=False)
+    sem: Tensor | None = field(repr=False, default=None)
+
+    def __post_init__(self) -> None:
+        for column in (self.columns, self.Y):
+            if column.dim() != 2 or len(column) == 0:
+                raise InputDataError(f"Expected values `n x 1`, got {tuple(column.shape)}.")
+            _check_rows(len(self.Y), column)
+
+
 @dataclass(frozen=True)
 class Failed:
     """Trials have failed, for a reason that stays at the site."""
@@ -169,7 +196,7 @@ class Replied:
     state: str
 
 
-SITE_EVENTS = (Joined, Requested, Asked, Handed, Observed, Failed, Attached, Replied)
+SITE_EVENTS = (Joined, Requested, Asked, Handed, Observed, Failed, Attached, Replied, Reached)
 
 
 @dataclass(frozen=True, eq=False)
@@ -186,6 +213,7 @@ class Observation:
         status: The status of the trial.
         reason: The reason of a failure.
         label: The user's name of an attached result.
+        curve: Columns of lower fidelities and the outcomes there, ascending.
     """
 
     trial: int
@@ -197,6 +225,7 @@ class Observation:
     status: TrialStatus = "completed"
     reason: str = ""
     label: str = ""
+    curve: tuple[tuple[float, float], ...] = ()
 
 
 class Batch:
@@ -210,6 +239,9 @@ class Batch:
     Attributes:
         together: Whether an objective that takes batches gets all points in one call; after a
             failure it gets one point at a time.
+        ended: The points where evaluations ended, `q x d`: those that were asked, but for
+            fidelities.
+        curves: Points and outcomes at lower fidelities, of each trial that has them.
     """
 
     def __init__(self, asked: Asked, number: int, num_outcomes: int = 1) -> None:
@@ -218,6 +250,8 @@ class Batch:
         self.Y = torch.full((len(asked.X), num_outcomes), math.nan, dtype=torch.float64)
         self._sem = self.Y.clone()
         self.together = True
+        self.ended = asked.X.clone()
+        self.curves: list[tuple[Tensor, Tensor]] = []
         self._open = set(range(asked.first, asked.first + len(asked.X)))
 
     @property

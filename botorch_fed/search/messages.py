@@ -279,13 +279,20 @@ class TransferRows(RowSearch):
     strategy: TransferSearch = field(default=TransferSearch(), metadata=OWN)
 
     many_outcomes = True
+    takes_fidelity = True
 
     def check_terms(self, terms: Terms) -> None:
-        """Raise `InputDataError` for messages that are no functions."""
+        """Raise `InputDataError` for messages that are no functions, or not of the target."""
         self.strategy.check_space(terms.space)
         if self.messages.kind != "own_mean":
             terms.space.refuse_several(
                 f"A message of kind {self.messages.kind!r}", 'use "own_mean", the default.'
+            )
+        fidelity = terms.space.fidelity
+        if fidelity is not None and self.messages.kind != "own_mean":
+            raise InputDataError(
+                f"Messages of kind {self.messages.kind!r} take no fidelity ({fidelity.name!r}): "
+                "leave message out."
             )
         if self.messages.kind in SUMMARIES:
             raise InputDataError(
@@ -324,6 +331,7 @@ class TransferRows(RowSearch):
             candidates=view.candidates,
             stream=view.stream("point", view.query, view.slot),
             Yvar=view.Yvar,
+            room=view.room,
         )
 
     def _advice(self, view: View) -> Heard:

@@ -329,6 +329,7 @@ class NoisyTransfer(VectorSearch):
 
     memory_type = Average
     many_outcomes = True
+    takes_fidelity = True
     adds = "the mean function of its own model"
 
     def __post_init__(self) -> None:
@@ -394,6 +395,7 @@ class NoisyTransfer(VectorSearch):
             failed=view.failed,
             stream=view.stream("point", view.n - view.first + 1),
             Yvar=view.Yvar,
+            room=view.room,
         )
 
     def _advice(self, view: View) -> Heard:

@@ -117,6 +117,8 @@ class RelatedSum(TransferSum):
     region: RegionSearch = field(default=RegionSearch(given=MOST_SUMMED))
     held: bool = False
 
+    takes_fidelity = False
+
     memory_type = RelatedMemory
     many_outcomes = False
     every_sum: ClassVar[bool] = True

@@ -117,6 +117,7 @@ class TransferSum(SummedSearch):
 
     strategy: TransferSearch = field(default=TransferSearch(), metadata=OWN)
 
+    takes_fidelity = True
     one_sum_if_done = True
     many_outcomes = True
     adds = "the mean function of its own model and its trust in what it has received"
@@ -176,6 +177,7 @@ class TransferSum(SummedSearch):
             candidates=view.candidates,
             stream=view.stream("query", view.n - view.first),
             Yvar=view.Yvar,
+            room=view.room,
         )
 
     def listens(self, view: View) -> bool:

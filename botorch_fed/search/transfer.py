@@ -82,6 +82,13 @@ from botorch_fed.models.earned_prior import (
 )
 from botorch_fed.models.feasibility import Feasibility
 from botorch_fed.rng import Generator, generator
+from botorch_fed.search.fidelity import (
+    first_advised,
+    fit_over_fidelities,
+    gainful,
+    likely,
+    num_configurations,
+)
 from botorch_fed.search.local import feasibility_of, random_point
 from botorch_fed.space import Outcome, SearchSpace
 
@@ -159,6 +166,11 @@ class TransferSearch:
 
     def check_space(self, space: SearchSpace) -> None:
         """Raise `InputDataError` for a space that the acquisition means nothing for."""
+        if space.fidelity is not None and self.acquisition is not None:
+            raise InputDataError(
+                "An acquisition that is passed in does not choose the fidelity "
+                f"({space.fidelity.name!r}): leave acquisition out, or use a space without one."
+            )
         if self.acquisition == PAREGO and len(space.objectives) < 2:
             raise InputDataError(
                 f'acquisition="{PAREGO}" is for several objectives, this space has one: leave it '
@@ -167,7 +179,8 @@ class TransferSearch:
 
     def log_warp(self, space: SearchSpace) -> LogWarp:
         """The scale on which the own model sees inputs."""
-        return LogWarp(space.log_offsets if self.warp else torch.zeros(space.dim).double())
+        shared = space.shared
+        return LogWarp(shared.log_offsets if self.warp else torch.zeros(shared.dim).double())
 
     # -------------------------------------------------------------- what it says
 
@@ -192,7 +205,7 @@ class TransferSearch:
         Returns:
             `M` weights for each modelled outcome, one after the other.
         """
-        alone = self._models(space, X, Y, None, Yvar) if len(X) >= MIN_OWN else None
+        alone = self._models(space, X, Y, None, Yvar) if _enough(space, X) else None
         return None if alone is None else torch.cat([_own_mean(one, feature_map) for one in alone])
 
     def report(
@@ -218,7 +231,7 @@ class TransferSearch:
             advice: What others have said before.
             Yvar: As in `message`.
         """
-        if len(X) < MIN_OWN:
+        if not _enough(space, X):
             return None
         compares = self.listen and self.trusts == TRUSTS
         posteriors = self._models(space, X, Y, advice if compares else None, Yvar)
@@ -261,6 +274,16 @@ class TransferSearch:
         """The own models; None for outcomes beyond all scales."""
         reported = None if others is None or self.trusts != TRUSTS else others.numpy()
         pooled = pooled_trust_prior(self.trust_prior, reported)
+        if space.fidelity is not None:
+            return fit_over_fidelities(
+                space,
+                X,
+                Y,
+                prior,
+                trusts=self.trusts,
+                trust_prior=pooled,
+                log_warp=self.log_warp(space),
+            )
         try:
             return fit_earned(
                 X,
@@ -289,6 +312,7 @@ class TransferSearch:
         stream: Generator,
         failed: Tensor | None = None,
         Yvar: Tensor | None = None,
+        room: float = math.inf,
     ) -> Tensor:
         """The next point, `1 x d`.
 
@@ -303,10 +327,16 @@ class TransferSearch:
             failed: Points whose evaluation failed, `m x d`: none is asked again while another is
                 left, and from two on the probability of success is modelled.
             Yvar: As in `message`.
+            room: What is left of the budget; counts where there is a fidelity.
         """
         said = of_each(advice if self.listen else None, len(space.modelled))
         tried = torch.cat([X, chosen])
         failed = X[:0] if failed is None else failed.double()
+        if space.fidelity is not None:  # a space with one outcome
+            prior, others = (None, None) if said[0] is None else said[0]
+            return self._over_fidelities(
+                space, X, Y, prior, others, chosen, candidates, failed, room, stream
+            )
         domain = self._domain(space, tried, candidates, failed)
         feasibility = self._feasibility(space, X, failed)
         prior = None if len(X) else first_prior(space, said, stream)
@@ -396,6 +426,41 @@ class TransferSearch:
             (advice, *(said[k] for k in rest)),
         )
 
+    def _over_fidelities(
+        self,
+        space: SearchSpace,
+        X: Tensor,
+        Y: Tensor,
+        prior: PriorFunction | None,
+        others: Tensor | None,
+        chosen: Tensor,
+        candidates: Tensor | None,
+        failed: Tensor,
+        room: float,
+        stream: Generator,
+    ) -> Tensor:
+        """The next point where there is a fidelity."""
+        if prior is not None and not len(X):
+            return first_advised(space, prior, chosen, candidates, failed, room, stream)
+        posterior = self._fitted(space, X, Y, prior, others) if len(X) else None
+        if posterior is None:
+            warp = self.log_warp(space)
+            return likely(
+                space, failed=failed, candidates=candidates, log_warp=warp, room=room, stream=stream
+            )
+        if prior is not None and others is None and not len(chosen):
+            posterior = posterior.only(posterior.drawn(float(stream.uniform(1))))
+        return gainful(
+            space,
+            posterior,
+            X,
+            chosen=chosen,
+            candidates=candidates,
+            failed=failed,
+            room=room,
+            stream=stream,
+        )
+
     def _feasibility(self, space: SearchSpace, X: Tensor, failed: Tensor) -> Feasibility | None:
         """What succeeds; None while failures do not repeat."""
         return feasibility_of(X, failed, self.log_warp(space)) if len(failed) else None
@@ -447,6 +512,12 @@ class TransferSearch:
             return Domain(lower, upper, tried, None, space.snap, failed, known)
         candidates = untried(candidates, failed)
         return Domain(lower, upper, tried, untried(candidates, tried), failed=failed)
+
+
+def _enough(space: SearchSpace, X: Tensor) -> bool:
+    """Whether a site has what a message needs: so many configurations, at whatever fidelity."""
+    known = len(X) if space.fidelity is None else num_configurations(space, X)
+    return known >= MIN_OWN
 
 
 def _incumbents(space: SearchSpace, tried: Tensor) -> Tensor:

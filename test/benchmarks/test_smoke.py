@@ -19,7 +19,11 @@ ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 COMMAND = 'if __name__ == "__main__":'
 # Where ``--smoke`` is not the word for it.
-ARGUMENTS = {"benchmarks.transfer_tasks": ["describe"], "benchmarks.results": ["--check"]}
+ARGUMENTS = {
+    "benchmarks.transfer_tasks": ["describe"],
+    "benchmarks.fidelity_tasks": ["describe"],
+    "benchmarks.results": ["--check"],
+}
 # Real processes; many plots; what test_results.py has done by day.
 NIGHTLY = {"benchmarks.flower", "benchmarks.papers.figures", "benchmarks.results"}
 
