@@ -1587,8 +1587,8 @@ def _number_or_named(text: str) -> float | tuple[str, float]:
 
 
 def _outcomes(given: list[float | tuple[str, float]] | None) -> float | dict[str, float] | None:
-    """One number, or numbers by name."""
-    if given is None:
+    """One number, or numbers by name; None for none."""
+    if not given:
         return None
     named = [one for one in given if isinstance(one, tuple)]
     if len(named) == len(given):

@@ -404,9 +404,9 @@ def test_scripts_of_other_shells_name_every_option(capsys: Captured) -> None:
 def test_a_curve_is_told_as_pairs(capsys: pytest.CaptureFixture[str]) -> None:
     tell = ["site", "tell", "SITE", "7"]
     arguments = _parser().parse_args([*tell, "--curve", "1=0.9", "3=0.5"])
-    assert (arguments.value, arguments.curve) == (None, [(1.0, 0.9), (3.0, 0.5)])
+    assert (arguments.value, arguments.curve) == ([], [(1.0, 0.9), (3.0, 0.5)])
     arguments = _parser().parse_args([*tell, "0.4", "--fidelity", "9"])
-    assert (arguments.value, arguments.fidelity, arguments.curve) == (0.4, 9.0, None)
+    assert (arguments.value, arguments.fidelity, arguments.curve) == ([0.4], 9.0, None)
     with pytest.raises(SystemExit):
         _parser().parse_args([*tell, "--curve", "0.9"])
     assert "expected FIDELITY=VALUE, got '0.9'" in capsys.readouterr().err
