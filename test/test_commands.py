@@ -180,7 +180,7 @@ RUN = [command for command in COMMANDS if command.words[0] == OURS and _runs(com
 def test_some_commands_run_here() -> None:
     verbs = {_verb(command.words)[0] for command in RUN}
     assert verbs == {
-        *("account", "audit", "protocols", "report", "run"),
+        *("account", "advise", "audit", "protocols", "report", "run"),
         *("hub init", "site identity", "site init", "site keys"),
     }
 
