@@ -6,6 +6,8 @@ import re
 
 import pytest
 
+pytest.importorskip("ax", reason="needs botorch_fed[ax]")
+
 from test.contracts.problems import (
     DOORS,
     PAGE,

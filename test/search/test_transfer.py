@@ -808,7 +808,9 @@ def test_one_sites_unit_changes_no_bit_of_anybodys_run(power: int) -> None:
 
 
 @pytest.mark.parametrize(
-    "outcome", [Outcome(scale=1e4), Outcome(scale=1e-4), Outcome(centre=300.0)], ids=str
+    "outcome",
+    [Outcome(scale=1e4), Outcome(scale=1e-4), Outcome(centre=300.0)],
+    ids=["too wide", "too narrow", "elsewhere"],
 )
 def test_a_wrong_scale_of_outcomes_costs_nothing(outcome: Outcome) -> None:
     run = driven(space=SearchSpace(SQUARE.parameters, outcome))
