@@ -1063,9 +1063,21 @@ def _inputs_of_basis(
 
 
 def _from_context(
-    cls: type, training_data: SupervisedDataset, *, context: str = "default"
+    cls: type,
+    training_data: SupervisedDataset,
+    *,
+    context: str = "default",
+    fidelity_features: Sequence[int] = (),
+    task_feature: int | None = None,
 ) -> dict[str, Any]:
     """Constructor arguments of a model from a dataset and a context's name."""
+    if fidelity_features or task_feature is not None:
+        what = "a fidelity" if fidelity_features else "a task parameter"
+        raise UnsupportedError(
+            f"{cls.__name__} has no model of {what}: what was received is a function of the others. "
+            "Fix the parameter at its target, or use SearchSpace(fidelity=) and a run, the trial "
+            "service or a study file."
+        )
     data = {"train_X": training_data.X, "train_Y": training_data.Y, "context": context}
     return data if training_data.Yvar is None else {**data, "train_Yvar": training_data.Yvar}
 

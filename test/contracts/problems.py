@@ -54,7 +54,7 @@ from botorch_fed.federation.site import Site
 from botorch_fed.models import RandomFourierFeatures, StationaryKernel
 from botorch_fed.rng import generator
 from botorch_fed.run import make_agent, run
-from botorch_fed.space import Outcome, Parameter, SearchSpace
+from botorch_fed.space import Fidelity, Outcome, Parameter, SearchSpace
 from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.studies import FTS
 
@@ -241,6 +241,9 @@ def toml(problem: Problem) -> str:
         lines.append(f"{p.name} = {{ {inner} }}")
     if problem.space.constraints:
         lines.append(f"constraints = {json.dumps([str(c) for c in problem.space.constraints])}")
+    if problem.space.fidelity is not None:
+        named = problem.space.fidelity
+        lines.append(f'fidelity = {{ parameter = "{named.name}", fixed = {named.fixed} }}')
     if problem.space.outcomes:
         lines.append("[outcomes]")
         for one in problem.space.outcomes:
@@ -284,6 +287,10 @@ def client_of(problem: Problem) -> Client:
         parameters=configs,
         parameter_constraints=[] if space is None else [str(c) for c in space.constraints],
     )
+    if space is not None and space.fidelity is not None:
+        theirs = client._experiment.search_space.parameters[space.fidelity.name]
+        theirs._is_fidelity = True  # no public way
+        theirs._target_value = space.fidelity_value(1.0)
     for parameter in fixed:
         client._experiment.search_space.add_parameter(parameter)  # no public way
     metrics = (Outcome(name="y"),) if space is None or not space.outcomes else space.outcomes
@@ -476,6 +483,21 @@ def _nested(problem: Problem, seen: Sequence[Proposal]) -> None:
         assert set(proposal.point) == {"model", *inner[proposal.point["model"]]}, proposal.point
 
 
+def _trained(site: int, point: Point) -> float:
+    numbers = {name: point[name] for name in ("x", "z")}
+    return hill(site, numbers) - 0.2 / float(point["epochs"])
+
+
+def _cheaper(problem: Problem, seen: Sequence[Proposal]) -> None:
+    """Some evaluations are below the target, some at it, and the budget counts costs."""
+    _different(problem, seen)
+    for site in range(len(SITES)):
+        points = [p.point for p in seen if p.site == site]
+        assert {point["epochs"] < 9 for point in points} == {True, False}
+        costs = problem.known.costs(problem.known.to_unit(points))
+        assert sum(costs) <= problem.budget + 1e-9
+
+
 def _many(dim: int) -> SearchSpace:
     return SearchSpace(tuple(Parameter.real(f"x{j}", 0.0, 1.0) for j in range(dim)))
 
@@ -539,6 +561,12 @@ PROBLEMS = (
         lines='[space]\nmodel = { type = "choice", values = ["linear", "tree", "none"] }\n'
         'l2 = { type = "real", lower = 0, upper = 1, when = { model = "linear" } }\n',
         configs=_NESTED,
+    ),
+    Problem(
+        "fidelity",
+        SearchSpace((*XY, Parameter.integer("epochs", 1, 9)), fidelity=Fidelity("epochs", fixed=1)),
+        _trained,
+        _cheaper,
     ),
     Problem("batches, q = 4", UNIT, hill, _batched, q=4, budget=8),
     Problem("four workers", UNIT, hill, _batched, open=4, budget=8),
