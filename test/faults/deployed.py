@@ -41,6 +41,9 @@ scale = 0.5
 name = "private-ucb"
 trust = "joint"
 noise_multiplier = 2.0
+[privacy]
+epsilon = 4.5
+delta = 1e-5
 """
 STUDIES = {
     "fts": FTS.format(budget=3),
