@@ -515,9 +515,15 @@ class TransferSearch:
 
 
 def _enough(space: SearchSpace, X: Tensor) -> bool:
-    """Whether a site has what a message needs: so many configurations, at whatever fidelity."""
-    known = len(X) if space.fidelity is None else num_configurations(space, X)
-    return known >= MIN_OWN
+    """Whether a site has what a message needs.
+
+    So many configurations, at whatever fidelity, one of them at the target: what is extrapolated
+    from low fidelities alone misleads the others.
+    """
+    if space.fidelity is None:
+        return len(X) >= MIN_OWN
+    at_target = bool((space.fidelities(X) == 1).any())
+    return at_target and num_configurations(space, X) >= MIN_OWN
 
 
 def _incumbents(space: SearchSpace, tried: Tensor) -> Tensor:
