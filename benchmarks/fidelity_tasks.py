@@ -280,8 +280,9 @@ def describe(name: str) -> str:
             for value, site in zip(picked, table, strict=True)
         ]
         lines.append(
-            f"  {level:3d}: median {np.median(table[:, :, k]):.3f}, rank correlation with the "
-            f"target {ranks[str(level)]:.2f}, regret of its best at the target {np.mean(regret):.2f}"
+            f"  {level:3d}: median {np.median(table[:, :, k]):.3f}, "
+            f"rank correlation with the target {ranks[str(level)]:.2f}, "
+            f"regret of its best at the target {np.mean(regret):.2f}"
         )
     lines.append(f"  rank correlation of two sites at the target: {ranks['sites']:.2f}")
     return "\n".join(lines)
