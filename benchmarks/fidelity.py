@@ -30,10 +30,11 @@ import argparse
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -330,35 +331,61 @@ PAIRS = (
 )
 
 
+def means(found: Mapping[str, list[list[float | None]]]) -> tuple[dict[int, float], float]:
+    """Mean regrets of an arm by cost, NaN beyond its budget, and the median of CPU milliseconds."""
+    values = np.array(list(found.values()), dtype=np.float64)
+    regrets = {cost: float(values[:, :, k].mean()) for k, cost in enumerate(COSTS)}
+    return regrets, round(float(np.median(values[:, :, -1])), 1)
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One arm minus another, on the sites that both have.
+
+    Attributes:
+        seeds: Of both.
+        at: Mean and p by cost; NaN beyond a budget.
+    """
+
+    seeds: int
+    at: dict[int, tuple[float, float]]
+
+
+def difference(arms: Mapping[str, Any], one: str, other: str) -> Difference | None:
+    """Of two arms of a task; None without two seeds of both."""
+    seeds = sorted(set(arms.get(one, {})) & set(arms.get(other, {})), key=int)
+    if len(seeds) < 2:
+        return None
+    sites = min(len(arms[arm][seeds[0]]) for arm in (one, other))
+    pair = [
+        np.array([arms[arm][s][:sites] for s in seeds], dtype=np.float64) for arm in (one, other)
+    ]
+    away = (pair[0] - pair[1]).mean(axis=1)
+    at = {}
+    for k, cost in enumerate(COSTS):
+        differs = bool((away[:, k] != 0).any())
+        p = float(ttest_1samp(away[:, k], 0.0).pvalue) if differs else 1.0
+        at[cost] = float(away[:, k].mean()), p
+    return Difference(len(seeds), at)
+
+
 def summary(rows: Rows) -> list[dict[str, object]]:
     """Mean regrets, one line for each task and arm; then differences of pairs with p."""
     lines: list[dict[str, object]] = []
     for name, arms in rows.items():
         for arm in [arm for arm in ARMS if arm in arms]:
-            found = np.array(list(arms[arm].values()), dtype=np.float64)
-            line: dict[str, object] = {"task": name, "arm": arm, "seeds": len(found)}
-            for k, cost in enumerate(COSTS):
-                line[f"@{cost}"] = _shown(float(found[:, :, k].mean()), ".3f")
-            line["CPU ms"] = round(float(np.median(found[:, :, -1])), 1)
-            lines.append(line)
+            regrets, cpu = means(arms[arm])
+            cells = {f"@{cost}": _shown(regret, ".3f") for cost, regret in regrets.items()}
+            line = {"task": name, "arm": arm, "seeds": len(arms[arm])}
+            lines.append({**line, **cells, "CPU ms": cpu})
         for one, other in PAIRS:
-            seeds = sorted(set(arms.get(one, {})) & set(arms.get(other, {})), key=int)
-            if len(seeds) < 2:
-                continue
-            sites = min(len(arms[arm][seeds[0]]) for arm in (one, other))
-            pair = [
-                np.array([arms[arm][s][:sites] for s in seeds], dtype=np.float64)
-                for arm in (one, other)
-            ]
-            away = (pair[0] - pair[1]).mean(axis=1)
-            line = {"task": name, "arm": f"{one} - {other}", "seeds": len(seeds)}
-            for k, cost in enumerate(COSTS):
-                differs = bool((away[:, k] != 0).any())
-                p = float(ttest_1samp(away[:, k], 0.0).pvalue) if differs else 1.0
-                shown = _shown(float(away[:, k].mean()), "+.3f")
-                line[f"@{cost}"] = f"{shown} p {p:.2g}" if shown else ""
-            line["CPU ms"] = ""
-            lines.append(line)
+            if gap := difference(arms, one, other):
+                cells = {
+                    f"@{cost}": f"{mean:+.3f} p {p:.2g}" if math.isfinite(mean) else ""
+                    for cost, (mean, p) in gap.at.items()
+                }
+                line = {"task": name, "arm": f"{one} - {other}", "seeds": gap.seeds}
+                lines.append({**line, **cells, "CPU ms": ""})
     return lines
 
 

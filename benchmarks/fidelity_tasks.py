@@ -255,26 +255,36 @@ def load(name: str) -> tuple[Tensor, Array]:
         return configurations(recipe), archive["values"].astype(np.float64) * UNIT
 
 
-def describe(name: str) -> str:
-    """How well low fidelities and other sites rank configurations."""
+def correlations(name: str) -> dict[str, float]:
+    """Mean rank correlations with the target, by fidelity, and of two ``sites`` at the target."""
     from scipy.stats import spearmanr
 
-    levels = RECIPES[name].levels
+    _, table = load(name)
+    found = {
+        str(level): float(np.mean([spearmanr(site[:, k], site[:, -1])[0] for site in table]))
+        for k, level in enumerate(RECIPES[name].levels)
+    }
+    pairs = spearmanr(table[:, :, -1].T)[0][np.triu_indices(len(table), 1)]
+    return {**found, "sites": float(pairs.mean())}
+
+
+def describe(name: str) -> str:
+    """How well low fidelities and other sites rank configurations."""
+    levels, ranks = RECIPES[name].levels, correlations(name)
     _, table = load(name)
     lines = [f"{name}: {len(table)} sites, {table.shape[1]} configurations"]
     for k, level in enumerate(levels):
-        ranks = [spearmanr(site[:, k], site[:, -1])[0] for site in table]
         picked = [site[site[:, k].argmin(), -1] for site in table]
         regret = [
             (value - site[:, -1].min()) / (np.median(site[:, -1]) - site[:, -1].min())
             for value, site in zip(picked, table, strict=True)
         ]
         lines.append(
-            f"  {level:3d}: median {np.median(table[:, :, k]):.3f}, rank correlation with the "
-            f"target {np.mean(ranks):.2f}, regret of its best at the target {np.mean(regret):.2f}"
+            f"  {level:3d}: median {np.median(table[:, :, k]):.3f}, "
+            f"rank correlation with the target {ranks[str(level)]:.2f}, "
+            f"regret of its best at the target {np.mean(regret):.2f}"
         )
-    pairs = spearmanr(table[:, :, -1].T)[0][np.triu_indices(len(table), 1)]
-    lines.append(f"  rank correlation of two sites at the target: {pairs.mean():.2f}")
+    lines.append(f"  rank correlation of two sites at the target: {ranks['sites']:.2f}")
     return "\n".join(lines)
 
 

@@ -29,8 +29,8 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import transfer
-from benchmarks.papers import dp_fts_de, fed_gp, fts, private_ucb
+from benchmarks import fidelity, fidelity_tasks, outcomes, transfer
+from benchmarks.papers import dp_fts_de, fed_gp, fts, private_ucb, private_ucb_defaults
 from benchmarks.papers.ledger import Line, Results
 from benchmarks.papers.published.printed import fedgp_table1
 from benchmarks.statistics import average_ranks, effect, paired
@@ -39,7 +39,7 @@ from benchmarks.transfer_summary import SHOWN, pairs
 HOME = Path(__file__).parent
 ROOT = HOME.parent
 REGISTRY = HOME / "quoted.toml"
-NUMBER = r"[-+−]?(?:\d[\d,]*(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?"
+NUMBER = r"[-+−]?(?:\d(?:[\d,]*\d)?(?:\.\d+)?|\.\d+)(?:e[-+]?\d+)?"
 TOKEN = re.compile(rf"(?<![\w.^_]){NUMBER}(?![\w]|\.\d)")
 
 
@@ -217,8 +217,13 @@ def _dp(entry: str) -> Mapping[str, Any]:
 
 
 def _bandit(figure: str) -> Mapping[str, Any]:
+    return _by_alpha(private_ucb.SUMMARIES[figure][0](figure)["rows"])
+
+
+def _by_alpha(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Rows of a summary of bandits by name and setting."""
     found: dict[str, Any] = {}
-    for row in private_ucb.SUMMARIES[figure][0](figure)["rows"]:
+    for row in rows:
         name = row.get("row") or f"{row['environment']}-{row['mechanism']}"
         place = found.setdefault(name, {})
         alpha = "none" if row["alpha"] is None else f"{row['alpha']:g}"
@@ -227,6 +232,33 @@ def _bandit(figure: str) -> Mapping[str, Any]:
         place[alpha] = {
             **row,
             **dict(zip(("mean", "low", "high"), row["regret"], strict=True)),
+        }
+    return found
+
+
+def _fidelity(task: str) -> Mapping[str, Any]:
+    """Regrets of each arm of a task by cost, and its differences to others, ``minus``."""
+    arms = json.loads(fidelity.RESULTS.read_text())[task]
+    found: dict[str, Any] = {}
+    for arm, runs in arms.items():
+        regrets, cpu = fidelity.means(runs)
+        known = {str(q): None if math.isnan(value) else value for q, value in regrets.items()}
+        found[arm] = {**known, "cpu": cpu, "minus": {}}
+    for one, other in fidelity.PAIRS:
+        if gap := fidelity.difference(arms, one, other):
+            at = {str(q): {"mean": mean, "p": p} for q, (mean, p) in gap.at.items()}
+            found[one]["minus"][other] = {**at, "seeds": gap.seeds}
+    return found
+
+
+def _outcomes(against: str) -> Mapping[str, Any]:
+    """Means by task, arm and query, with p values against an arm, over the seeds of both."""
+    found: dict[str, Any] = {}
+    for line in outcomes.lines_of(json.loads(outcomes.RESULTS.read_text()), against):
+        found.setdefault(line["task"], {})[line["arm"]] = {
+            **{str(q): {"mean": line[f"@{q}"], "p": line[f"p {q}"]} for q in outcomes.POINTS},
+            "seeds": line["seeds"],
+            "cpu": line["CPU ms"],
         }
     return found
 
@@ -265,6 +297,10 @@ SOURCES: dict[str, Callable[[str], Any]] = {
     "fts": _fts,
     "dp_fts_de": _dp,
     "private_ucb": _bandit,
+    "private_ucb_defaults": lambda _: _by_alpha(private_ucb_defaults.summary()),
+    "fidelity": _fidelity,
+    "fidelity_tasks": fidelity_tasks.correlations,
+    "outcomes": _outcomes,
     "cec": _cec,
     "tasks": fed_gp.task_summary,
     "dropout": lambda _: _dropout(),
@@ -451,6 +487,7 @@ def _hidden(text: str, *, markdown: bool) -> list[tuple[int, int]]:
             r"``(?s:.*?)``",
             r"^\.\. (?:code-block|math|toctree|currentmodule)::(?s:.*?)(?=^\S)",
             r"::\n\n(?:(?:   .*)?\n)+",
+            r"^ *>>> .*\n(?: *(?:>>>|\.\.\.) .*\n)*",
             r":math:`[^`]*`",
             r"`[^`]*`_?",
             r"^\S.*\n(?:=+|-+|~+)$",

@@ -140,6 +140,26 @@ def test_keys_with_alternatives_are_written_out() -> None:
     assert expanded("a:{b,c.d}.{1,2}") == ["a:b.1", "a:b.2", "a:c.d.1", "a:c.d.2"]
 
 
+def test_a_comma_behind_a_figure_is_none_of_it() -> None:
+    assert results_pages.TOKEN.findall("[8, 17], 24,187.") == ["8", "17", "24,187"]
+
+
+def test_a_doctest_is_no_figure(pages: Path) -> None:
+    text = "Said 0.1:\n\n>>> study(\n...     epsilon=2.5)\n>>> noise(1e-5)\n\nIt took 0.2 s.\n"
+    (pages / "examples.rst").write_text(text)
+    assert [figure.text for figure in PageText("examples.rst").unaccounted()] == ["0.1", "0.2"]
+
+
+def test_tables_of_several_outcomes_and_fidelities_have_their_keys() -> None:
+    results_pages.source.cache_clear()
+    means = results_pages.source("fidelity/mlp-digits")
+    gap = means["alone, fidelities"]["minus"]["alone"]["8"]["mean"]
+    assert gap == pytest.approx(means["alone, fidelities"]["8"] - means["alone"]["8"])
+    assert means["BoTorch, fidelities"]["8"] is None  # beyond its budget
+    assert results_pages.value_of("outcomes/alone:network-front.alone.5.p") is None
+    assert results_pages.value_of("fidelity_tasks/mlp-digits:27") == pytest.approx(1)
+
+
 def test_code_is_no_figure() -> None:
     page = PageText("README.md")
     start = page.text.index("```python")
