@@ -30,7 +30,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import transfer
-from benchmarks.papers import dp_fts_de, fed_gp, fts, private_ucb
+from benchmarks.papers import dp_fts_de, fed_gp, fts, private_ucb, private_ucb_defaults
 from benchmarks.papers.ledger import Line, Results
 from benchmarks.papers.published.printed import fedgp_table1
 from benchmarks.statistics import average_ranks, effect, paired
@@ -218,7 +218,12 @@ def _dp(entry: str) -> Mapping[str, Any]:
 
 def _bandit(figure: str) -> Mapping[str, Any]:
     found: dict[str, Any] = {}
-    for row in private_ucb.SUMMARIES[figure][0](figure)["rows"]:
+    rows = (
+        private_ucb_defaults.summary()
+        if figure == "defaults"
+        else private_ucb.SUMMARIES[figure][0](figure)["rows"]
+    )
+    for row in rows:
         name = row.get("row") or f"{row['environment']}-{row['mechanism']}"
         place = found.setdefault(name, {})
         alpha = "none" if row["alpha"] is None else f"{row['alpha']:g}"
@@ -228,6 +233,9 @@ def _bandit(figure: str) -> Mapping[str, Any]:
             **row,
             **dict(zip(("mean", "low", "high"), row["regret"], strict=True)),
         }
+    for place in found.values():
+        if ratios := [of["over_former"] for of in place.values() if of.get("over_former")]:
+            place["over_former"] = {"least": min(ratios), "most": max(ratios)}
     return found
 
 
@@ -451,6 +459,7 @@ def _hidden(text: str, *, markdown: bool) -> list[tuple[int, int]]:
             r"``(?s:.*?)``",
             r"^\.\. (?:code-block|math|toctree|currentmodule)::(?s:.*?)(?=^\S)",
             r"::\n\n(?:(?:   .*)?\n)+",
+            r"^ *(?:>>>|\.\.\.) .*$",
             r":math:`[^`]*`",
             r"`[^`]*`_?",
             r"^\S.*\n(?:=+|-+|~+)$",
