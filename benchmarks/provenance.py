@@ -47,7 +47,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
         "botorch_fed/aggregation/s*.py",
     ),
     "papers/results/private_ucb": (
-        "benchmarks/papers/private_ucb.py",
+        "benchmarks/papers/private_ucb*.py",
         "benchmarks/papers/published/noise.py",
         "botorch_fed/models/*.py",
         "botorch_fed/acquisition/*.py",
