@@ -233,6 +233,9 @@ def _by_alpha(rows: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
             **row,
             **dict(zip(("mean", "low", "high"), row["regret"], strict=True)),
         }
+    for place in found.values():
+        if ratios := [of["over_former"] for of in place.values() if of.get("over_former")]:
+            place["over_former"] = {"least": min(ratios), "most": max(ratios)}
     return found
 
 

@@ -117,6 +117,7 @@ class Agent(Protocol[A]):
         """The state after `q x d` points have `q x m` values; NaN where an evaluation failed.
 
         `sem` are standard errors, `q x m`, NaN where there is none; None if there are none at all.
+        Where an agent has no such parameter, its site refuses them.
         """
 
     def tell_curve(self, state: A, X: Tensor, Y: Tensor) -> A:

@@ -18,12 +18,13 @@ unless it is to be answered with what the site has already (`Reply.open`).
 from __future__ import annotations
 
 import contextlib
+import inspect
 import logging
 import math
 import operator
 import secrets
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
@@ -392,7 +393,7 @@ class Site:
         Example:
             >>> site.tell(7, curve={1: 0.9, 3: 0.5, 9: 0.4})  # stopped after nine epochs
         """
-        id, error = _whole(id, "id"), self._errors(sem)
+        id, error = _whole(id, "id"), self._errors(sem, self.agent.tell)
         row = None if value is None else self._outcomes(value, "value")
         if fidelity is not None or curve is not None:
             number = None if row is None else float(row)
@@ -491,7 +492,7 @@ class Site:
                 f"{_printable(repr(label))[:60]}."
             )
         X, row = self._one_point(parameters), self._outcomes(value, "value")
-        error = self._errors(sem)
+        error = self._errors(sem, self.agent.attach)
         with self._lock, one_thread() as self._threads:
             known = next((a for a in self._answers if label and a.label == label), None)
             if known is not None:
@@ -637,13 +638,20 @@ class Site:
             )
         return number
 
-    def _errors(self, sem: object) -> Tensor | None:
-        """Standard errors, `1 x m`; None if there are none."""
+    def _errors(self, sem: object, told: Callable[..., Any]) -> Tensor | None:
+        """Standard errors, `1 x m`, for a method of the agent; None if there are none."""
         if sem is None:
             return None
         errors = self._outcomes(sem, "sem")
         if float(errors.min()) < 0:
             raise InputDataError(f"Expected sem >= 0, got {float(errors.min())}.")
+        try:
+            inspect.signature(told).bind(None, None, None, None)
+        except TypeError:
+            raise InputDataError(
+                f"Expected no sem, got {sem!r}: {type(self.agent).__name__}.{told.__name__} takes "
+                "no standard errors. Give it a parameter `sem`, or leave them out."
+            ) from None
         return errors
 
     def _one_point(self, parameters: object) -> Tensor:

@@ -145,7 +145,9 @@ def test_deviations_of_prefixes() -> None:
 
 def test_missed_defects_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     (defect,) = (m for m in STREAM_MUTANTS if m.name == "half noise in a block")
-    harmless = replace(defect, name="another order", new="return self.norm * self.noise_multiplier")
+    defect = replace(defect, cases=defect.cases[1:])
+    same = "return self.norm_within(outcome_bound) * self.noise_multiplier"
+    harmless = replace(defect, name="another order", new=same)
     monkeypatch.setattr(private_ucb, "STREAM_MUTANTS", (defect, harmless))
     assert private_ucb.mutants(quick=True)[0] == {"mutants_caught": 1, "mutants": 2}
     assert private_ucb.mutants(quick=False)[0] == {"mutants_caught": 2, "mutants": 4}

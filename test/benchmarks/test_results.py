@@ -166,6 +166,15 @@ def test_code_is_no_figure() -> None:
     assert page.figures(start, page.text.index("```", start + 3)) == []
 
 
+def test_what_is_typed_at_a_prompt_is_no_figure(pages: Path) -> None:
+    (pages / "docs").mkdir()
+    (pages / "docs" / "page.rst").write_text(
+        ">>> advise(\n...     epsilon=2.5)\n0.75\n\nIt takes 1.5 s.\n"
+    )
+    page = PageText("docs/page.rst")
+    assert [figure.text for figure in page.unaccounted()] == ["0.75", "1.5"]
+
+
 # ------------------------------------------------------------------ verdicts and points
 
 

@@ -96,11 +96,15 @@ class BoxAgent:
         )
         return (state.centre + state.width * step).clamp(0, 1)
 
-    def tell(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
+    def tell(
+        self, state: AgentState, X: Tensor, Y: Tensor, sem: Tensor | None = None
+    ) -> AgentState:
         good = ~Y.isnan().flatten()
         return replace(self.attach(state, X[good], Y[good]), todo=max(0, state.todo - 1))
 
-    def attach(self, state: AgentState, X: Tensor, Y: Tensor) -> AgentState:
+    def attach(
+        self, state: AgentState, X: Tensor, Y: Tensor, sem: Tensor | None = None
+    ) -> AgentState:
         return replace(state, X=torch.cat([state.X, X]), Y=torch.cat([state.Y, Y]))
 
     def reply(self, state: AgentState) -> tuple[AgentState, Best]:

@@ -73,6 +73,33 @@ def test_trials_are_asked_told_and_the_reply_is_made() -> None:
     assert [trial.status for trial in site.trials()] == ["completed", "completed"]
 
 
+class Unerring(BoxAgent):
+    """An agent that takes no standard errors."""
+
+    def tell(self, state: Any, X: Tensor, Y: Tensor) -> Any:  # type: ignore[override]
+        return super().tell(state, X, Y)
+
+    def attach(self, state: Any, X: Tensor, Y: Tensor) -> Any:  # type: ignore[override]
+        return super().attach(state, X, Y)
+
+
+def test_standard_errors_are_refused_where_the_agent_takes_none() -> None:
+    home = Home()
+    site = asked(home, home.site(Unerring(seed=1, per_round=1, defers=True), "none"))
+    site.ask()
+    before = home.log.head
+    with pytest.raises(InputDataError, match=r"Expected no sem, got 0\.1: Unerring\.tell takes no"):
+        site.tell(0, 0.5, sem=0.1)
+    with pytest.raises(
+        InputDataError, match=r"Expected no sem, got 0\.2: Unerring\.attach takes no"
+    ):
+        site.attach({"x0": 0.2, "x1": 0.3}, 1.0, sem=0.2)
+    assert home.log.head == before
+    site.attach({"x0": 0.2, "x1": 0.3}, 0.25)
+    site.tell(0, 0.5)
+    assert decode(decode(site.respond(home.request(1)), Reply).body, Best).value == 0.5
+
+
 def test_nothing_is_asked_before_the_hub_has_begun() -> None:
     with pytest.raises(ProtocolError, match="no request from the hub yet"):
         by_hand(Home()).ask()
