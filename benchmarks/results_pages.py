@@ -256,8 +256,10 @@ def _fidelity(task: str) -> Mapping[str, Any]:
 
 def _outcomes(against: str) -> Mapping[str, Any]:
     """Means by task, arm and query, with p values against an arm, over the seeds of both."""
+    stored = json.loads(outcomes.RESULTS.read_text())
+    lines: Iterable[Mapping[str, Any]] = outcomes.lines_of(stored, against)
     found: dict[str, Any] = {}
-    for line in outcomes.lines_of(json.loads(outcomes.RESULTS.read_text()), against):
+    for line in lines:
         found.setdefault(line["task"], {})[line["arm"]] = {
             **{str(q): {"mean": line[f"@{q}"], "p": line[f"p {q}"]} for q in outcomes.POINTS},
             "seeds": line["seeds"],
