@@ -1075,8 +1075,8 @@ def _from_context(
         what = "a fidelity" if fidelity_features else "a task parameter"
         raise UnsupportedError(
             f"{cls.__name__} has no model of {what}: what was received is a function of the other "
-            "parameters. Fix the parameter at its target, or use SearchSpace(fidelity=) and a run, the trial "
-            "service or a study file."
+            "parameters. Fix the parameter at its target, or use SearchSpace(fidelity=) and a run, "
+            "the trial service or a study file."
         )
     data = {"train_X": training_data.X, "train_Y": training_data.Y, "context": context}
     return data if training_data.Yvar is None else {**data, "train_Yvar": training_data.Yvar}
