@@ -103,8 +103,9 @@ def test_every_setting_is_explained(name: str) -> None:
 
 def test_defaults_are_those_of_the_class() -> None:
     rows = {row.name: row for row in settings(study_class("private-ucb"))}
-    assert (rows["trust"].default, rows["noise_var"].default) == ('"joint"', "0.05")
-    assert (rows["inflate"].default, rows["batch"].default) == ("false", "")
+    assert (rows["trust"].default, rows["outcome_bound"].default) == ('"joint"', "2.0")
+    assert (rows["final_release"].default, rows["delta"].default) == ("true", "1e-05")
+    assert {rows[name].default for name in ("batch", "noise_var", "inflate")} == {""}
     assert rows["trust"].expected == 'one of "joint", "local", "public", "none"'
 
 
