@@ -87,6 +87,7 @@ def settings_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """What a process of its own would have for itself; one thread, so that none starts another."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     state, threads = torch.random.get_rng_state(), torch.get_num_threads()
+    disabled = logging.root.manager.disable
     levels = {
         name: logger.level
         for name, logger in logging.root.manager.loggerDict.items()
@@ -95,6 +96,7 @@ def settings_restored(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # commands show them
         yield
+    logging.disable(disabled)
     for name, level in levels.items():
         logging.getLogger(name).setLevel(level)
     torch.set_num_threads(threads)

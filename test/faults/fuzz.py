@@ -328,6 +328,8 @@ def _shape(value: Any, dice: Dice) -> Any:
 def _rows(value: Any, dice: Dice) -> Any:
     code, shape, data = value
     first = shape[0] if shape else 1
+    if not first:  # an empty tensor says that it has a row
+        return [code, [1, *shape[1:]], data]
     if dice() < 0.5:
         return [code, [2 * first, *shape[1:]], data + data]
     return [code, [max(first - 1, 0), *shape[1:]], data[: len(data) * max(first - 1, 0) // first]]
