@@ -286,11 +286,18 @@ class Walker:
             return None
         return generator(self.seed, "point", state.t).uniform(1, self.space.dim)
 
-    def tell(self, state: WalkerState, X: Tensor, Y: Tensor) -> WalkerState:
+    def tell(
+        self, state: WalkerState, X: Tensor, Y: Tensor, sem: Tensor | None = None
+    ) -> WalkerState:
         Y = Y[~Y.isnan().flatten()]  # NaN where an evaluation failed
         return WalkerState(state.t + 1, False, state.heard, torch.cat([state.Y, Y]))
 
-    def attach(self, state: WalkerState, X: Tensor, Y: Tensor) -> WalkerState:
+    def tell_curve(self, state: WalkerState, X: Tensor, Y: Tensor) -> WalkerState:
+        return self.attach(state, X, Y)
+
+    def attach(
+        self, state: WalkerState, X: Tensor, Y: Tensor, sem: Tensor | None = None
+    ) -> WalkerState:
         return WalkerState(state.t, state.querying, state.heard, torch.cat([state.Y, Y]))
 
     def reply(self, state: WalkerState) -> tuple[WalkerState, Best]:
