@@ -249,6 +249,9 @@ def facts_of(study: Federation, space: SearchSpace | None, agents: int = 10) -> 
         known["sampling_rate"] = sampling.rate
     if space is None:
         return known
+    space.refuse_several(
+        "Advice of a study", "give facts by name, num_features those of all outcomes together."
+    )
     known["dim"] = space.dim
     hub = study.server(space, tuple(f"site{i}" for i in range(agents))).hub
     if hub.terms.basis is not None:

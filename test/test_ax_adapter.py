@@ -1448,3 +1448,20 @@ def test_a_study_that_says_where_to_begin_is_obeyed() -> None:
         LINEAR.bounds[0] + 0.1 * (LINEAR.bounds[1] - LINEAR.bounds[0])
     )
     _first(FTS(budget=6, every=1, strategy=Strategy()))  # a published search takes no default
+
+
+# ------------------------------------------------------------------ door A: known noise
+
+
+def test_standard_errors_of_ax_are_the_noise_of_a_site() -> None:
+    clients = {name: _client(LINEAR, LOG) for name in ("a", "b")}
+    federation = AxFederation(FTS(budget=5, every=1), clients, seed=0)
+    by_hand = clients["a"].attach_trial({"x": 2.0, "z": 0.1})
+    clients["a"].complete_trial(by_hand, raw_data={"loss": (3.0, 0.5)})
+    for name, answer in (("a", (4.0, 0.25)), ("b", 4.0)):
+        for index in clients[name].get_next_trials(max_trials=1):
+            clients[name].complete_trial(index, raw_data={"loss": answer})
+        federation.sites[name].read()
+    known = federation.sites["a"].site.state.Yvar
+    assert sorted(known.flatten().tolist()) == [0.0625, 0.25]
+    assert federation.sites["b"].site.state.Yvar.tolist() == [[-1.0]]  # none is known

@@ -24,9 +24,10 @@ chosen; results are of seeds from 1,000 on. What the paper leaves unstated was f
   seed; on tasks they are drawn from the first 1,024 Sobol points;
 - all methods see outcomes by the same public map (`SearchSpace.outcome`, `CEC2005`: mean and
   deviation of the function over its box, to one digit). Nothing else is known beforehand;
-- ``best`` is the federation's best value after every round, ``mean`` the mean over the agents of
-  each one's own best: the paper does not say which of them its Table 1 has. On F4 and F17 both are
-  of observed values, noise included, and ``true`` is the noise-free value where ``best`` was seen;
+- ``best`` is the federation's best value after every round, ``mean`` the mean of
+  the agents' best values: the paper does not say which of them its Table 1 has. On F4 and F17
+  both are of observed values, noise included, and ``true`` is the noise-free value where
+  ``best`` was seen;
 - sums are opened in the clear (``channel="plain"``): an encrypted run has the same trace, bit for
   bit, and other times;
 - ``ours`` is `RegionSearch()`, whose settings were chosen on pilot seeds of the very functions
@@ -35,7 +36,7 @@ chosen; results are of seeds from 1,000 on. What the paper leaves unstated was f
   published search, all agents at once in a round, where Algorithm 2 takes one after the other,
   with the settings that `tune` found best on F12 and F17-F20 (F7's optimum lies outside its box),
   with ``global`` (the shared model alone) sharing them; ``local`` is expected improvement on
-  one's own fitted model, without any communication; ``fts`` has the good own model, 100 cosine
+  a site's own fitted model, without any communication; ``fts`` has the good own model, 100 cosine
   features of a wide public kernel, new messages in every round and 1 - p_t = 1/sqrt(t);
   ``dp_fts_de`` its default settings at epsilon = 10 for the whole run (PLD, zero-out, per agent,
   delta = N^-1.1 = 0.079: the paper's, and large), spent in the first rounds. ``pooled`` is no

@@ -1015,7 +1015,9 @@ class Site:
             return decode(self.log.load(digest), self.agent.state_type, max_bytes=STATE_BYTES)
         except MessageError as error:
             raise ProtocolError(
-                f"The state of site {self.name!r} cannot be read: {error}"
+                f"The state of site {self.name!r} cannot be read: {error} Another version "
+                "or program has written it: go on with that one, or begin a new run in a new "
+                "folder and attach the results."
             ) from error
 
 
@@ -1094,7 +1096,8 @@ def checked_values(X: Tensor, Y: object, names: tuple[str, ...] = ("objective",)
         columns = f", a column for each of {list(names)}," if m > 1 else ""
         raise ProtocolError(
             f"The objective must return a tensor of shape ({q}, {m}){columns} for {q} points, or "
-            f"Pending() while it is running; got {got}."
+            f"Pending() while it is running; got {got}. Standard errors are given by "
+            "Site.tell(id, value, sem)."
         )
     if Y.is_complex():
         raise ProtocolError("The objective must return real numbers, got complex ones.")

@@ -588,7 +588,7 @@ class Cell:
     words: str = ""
 
 
-# What a door has no way to say.
+# What a door has no way to say: the page has these words in the place of an error.
 NO_WAY = {
     ("nested parameters", "``run``"): "`SearchSpace` has no dependent parameters: search the flat "
     "space, with a value that is ignored where it does not apply.",
@@ -664,7 +664,7 @@ test compares it with what it finds.
 
 **works**: all of the budget is proposed, no proposal leaves the space, and what the problem needs
 holds: constraints, different points in a batch, values after failures. **refused**: an error,
-below; nothing is ignored.
+below, or nothing by which it could be said; nothing is ignored.
 
 .. list-table::
    :header-rows: 1
