@@ -95,6 +95,7 @@ NUM_FEATURES, NUM_REGIONS, RATE = 100, 4, 0.35
 NUM_RAW, NUM_RESTARTS = 1000, 20
 ROUNDS, DELTA = 10_000, 1e-5
 QUICK_CASES = ("plain, sampled", "weighted, sampled", "correlated, sampled")
+RERUNS = 2  # of those
 SEED = 20260404
 SIZES = (10**3, 10**4, 10**5, 10**6)  # vectors in a release
 TURNS = 10**7  # vectors in all releases of a size
@@ -115,6 +116,7 @@ SMOKE: dict[str, Any] = {
     "REGIONS": (1, 4),
     "problem": lambda: SyntheticGPAgents(8, seed=0, lengthscale=0.1),
     "QUICK_CASES": ("plain, sampled",),
+    "RERUNS": 1,
     "MUTANTS": MUTANTS[:1],
     "VARIANTS": VARIANTS[:1],
     "in_own_process": in_this_process,
@@ -374,7 +376,7 @@ def audits(quick: bool) -> Part:
     passed = total = 0
     for case in QUICK_CASES if quick else CASES:
         start = time.process_time()
-        reports = [audited(case, seed=seed) for seed in range(2 if quick else 20)]
+        reports = [audited(case, seed=seed) for seed in range(RERUNS if quick else 20)]
         seconds = (time.process_time() - start) / len(reports)
         good = sum(report.passed for report in reports)
         passed, total = passed + good, total + len(reports)

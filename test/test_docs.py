@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import inspect
+import io
 import json
 import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -296,7 +299,51 @@ def test_the_prose_builds_without_warnings(tmp_path: Path) -> None:
     assert pages["equations.html"].tags["math"] > 30
 
 
+def _docstrings(name: str) -> Iterator[tuple[str, str]]:
+    """Of an object that has a page: its own, and those of what is defined in it."""
+    module, _, attribute = name.rpartition(".")
+    thing = getattr(importlib.import_module(module), attribute)
+    yield name, inspect.getdoc(thing) or ""
+    for member, value in vars(thing).items() if inspect.isclass(thing) else ():
+        if not member.startswith("_") and callable(getattr(thing, member, None)):
+            yield f"{name}.{member}", inspect.getdoc(value) or ""
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ax, as it is imported
+def test_docstrings_of_the_reference_are_well_formed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the nightly build says of markup, without Sphinx's cross references."""
+    napoleon = pytest.importorskip("sphinx.ext.napoleon", reason="needs botorch_fed[docs]")
+    from docutils import nodes
+    from docutils.core import publish_doctree
+    from docutils.parsers.rst import roles
+
+    def literal(role: str, raw: str, text: str, *_: Any, **__: Any) -> Any:
+        return [nodes.literal(raw, text)], []
+
+    known = {role: literal for role in ("class", "func", "meth", "mod", "py:obj", "doc", "ref")}
+    monkeypatch.setattr(roles, "_roles", {**roles._roles, **known})
+    papers = "".join(
+        f"\n.. [{label}] cited\n"
+        for page in PAGES
+        for label in re.findall(r"^\.\. \[(\w+)\]", page.read_text(), re.M)
+    )
+    config = napoleon.Config(napoleon_use_ivar=True)
+    said, read = [], 0
+    for owner in sorted(_listed()):
+        for name, text in _docstrings(owner):
+            stream = io.StringIO()
+            style = {"what": "class" if name == owner else "method", "name": name}
+            lines = str(napoleon.GoogleDocstring(text, config, **style))
+            settings = {"warning_stream": stream, "report_level": 2, "default_role": "py:obj"}
+            publish_doctree(lines + "\n" + papers, settings_overrides=settings)
+            said += [f"{name} {line}" for line in stream.getvalue().splitlines()]
+            read += 1
+    assert not said
+    assert read > 500
+
+
 @pytest.mark.slow
+@pytest.mark.nightly
 def test_the_reference_builds_without_warnings(tmp_path: Path) -> None:
     _built(tmp_path, "-b", "dummy", "-t", "no_tutorials")
 

@@ -1128,7 +1128,7 @@ def smoke(
 def smoke_without_data(rounds: int) -> None:
     """Every row of an entry that needs no data, and of the others on a made-up task."""
     torch.set_num_threads(1)
-    made_up = Continuous(partial(SklearnTuning, 3), continuous_rows(), starts=(2,))
+    made_up = Continuous(partial(SklearnTuning, 3, splits=1), continuous_rows(), starts=(2,))
     with patch.dict(CONTINUOUS, {"made-up": made_up}):
         work = partial(table_run, "synthetic-few")
         smoke("synthetic-few", work, list(few_rows()), rounds, designs=1)

@@ -1004,7 +1004,7 @@ def smoke(entry: str, units: Sequence[str], methods: Sequence[str], rounds: int)
 def smoke_without_data(rounds: int) -> None:
     """Rows of all entries: on a task of scikit-learn, or on a made-up list of points."""
     torch.set_num_threads(1)
-    tuning = cache(partial(SklearnTuning, 3))
+    tuning = cache(partial(SklearnTuning, 3, splits=1))
     for entry in list(ENTRIES.values()):
         units = {"sklearn": tuning} if entry.units is CEC else {"made up": made_up}
         methods = entry.usual[:2] or tuple(entry.methods)  # what is tuned are numbers

@@ -802,7 +802,7 @@ def smoke() -> None:
         tempfile.TemporaryDirectory() as folder,
         nothing_kept(),
         patch.dict(globals(), SMOKE, CACHE=Path(folder)),
-        patch.dict(PROBLEMS, {"har-made-up": made_up, "tuning": partial(SklearnTuning, 3)}),
+        patch.dict(PROBLEMS, {"har-made-up": made_up, "tuning": partial(SklearnTuning, 3, splits=1)}),
         patch.dict(GROWING, {"growing": "har-made-up"}),
     ):
         for entry in ("har-made-up", "tuning", "growing", "synthetic"):
