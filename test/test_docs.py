@@ -320,7 +320,7 @@ def test_docstrings_of_the_reference_are_well_formed(monkeypatch: pytest.MonkeyP
     def literal(role: str, raw: str, text: str, *_: Any, **__: Any) -> Any:
         return [nodes.literal(raw, text)], []
 
-    known = {role: literal for role in ("class", "func", "meth", "mod", "py:obj", "doc", "ref")}
+    known = dict.fromkeys(("class", "func", "meth", "mod", "py:obj", "doc", "ref"), literal)
     monkeypatch.setattr(roles, "_roles", {**roles._roles, **known})
     papers = "".join(
         f"\n.. [{label}] cited\n"

@@ -798,11 +798,12 @@ SMOKE = {"QUERIES": 3, "OTHERS": 5, "GROWTH": 2, "NUM_OTHERS": 2}
 def smoke() -> None:
     """Every row of all kinds of entries for three queries; nothing is kept."""
     once = argparse.Namespace(repeats=1, starts=1, targets=1, rows=None)
+    tuning = partial(SklearnTuning, 3, splits=1)
     with (
         tempfile.TemporaryDirectory() as folder,
         nothing_kept(),
         patch.dict(globals(), SMOKE, CACHE=Path(folder)),
-        patch.dict(PROBLEMS, {"har-made-up": made_up, "tuning": partial(SklearnTuning, 3, splits=1)}),
+        patch.dict(PROBLEMS, {"har-made-up": made_up, "tuning": tuning}),
         patch.dict(GROWING, {"growing": "har-made-up"}),
     ):
         for entry in ("har-made-up", "tuning", "growing", "synthetic"):
