@@ -263,7 +263,7 @@ class Federation(Budgeted):
             raise InputDataError(
                 "Give default or initial_design: a design may begin with the default itself."
             )
-        key = (space, names)
+        key = (space, names := tuple(names))
         if key not in self._made:
             search, basis = self.search_over(space), self.feature_map
             if basis is None and search.has_basis:
@@ -288,7 +288,7 @@ class Federation(Budgeted):
         terms = Federation.terms(self, space, names)
         if not names or not isinstance(terms.aggregation, NoisySum | SecureSum):
             return terms
-        key = ("hub", space, names)
+        key = ("hub", space, names := tuple(names))
         if key not in self._made:
             counted = replace(terms.aggregation, rounds=self.rounds_for(names))
             self._made[key] = replace(terms, aggregation=counted)
@@ -297,6 +297,7 @@ class Federation(Budgeted):
 
     def server(self, space: SearchSpace, names: tuple[AgentId, ...]) -> FederatedServer:
         """The server of a study."""
+        names = tuple(names)
         if self._names and self._names != names and self.make_aggregation().keeps_secrets:
             raise InputDataError(
                 f"with_stores was told of other agents, {list(self._names)[:8]}, than the server, "
@@ -1265,7 +1266,8 @@ class FedGP(Federation):
         common: With `TransferSearch` and 8 to 15 inputs: add summaries of the data as well, by
             which sites find out whether all have one function, and then search together. By
             default so do four sites or more, once they have so many observations that no site
-            can read single records of the others in a sum (`search.related`). True for
+            can read single records of the others in one sum (`search.related`); the difference of
+            two sums can still show the new records of all others, without their owners. True for
             any number of sites from the second sum on: each then reads records of the others. False
             for short messages (172 numbers in ten dimensions), and sums that say less; so it is
             with `active` or one sum.

@@ -451,3 +451,10 @@ def test_a_server_that_says_nothing_is_asked_about_by_its_study() -> None:
     study = FTS(budget=3)
     assert disclosed(study, object(), SPACE, NAMES) == (study.sees(SPACE, NAMES), None)
     assert disclosed(object(), object(), SPACE, NAMES) == (None, None)
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_names_may_be_a_list(name: str) -> None:
+    study = STUDIES[name]()
+    assert study.sees(SPACE, list(NAMES)) == study.sees(SPACE, NAMES)
+    assert study.price(SPACE, list(NAMES)) == study.price(SPACE, NAMES)
