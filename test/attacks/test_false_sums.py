@@ -6,7 +6,9 @@ noise, and of `RegionSearch`.
 
 from __future__ import annotations
 
+import itertools
 import logging
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -99,9 +101,25 @@ FALSE: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("which", STUDIES)
-@pytest.mark.parametrize("how", FALSE)
-def test_a_false_sum_costs_one_round(which: str, how: str, caplog: Any) -> None:
+def cases() -> list[Any]:
+    """Every sum at every study; by day each sum three times or more, each study twice."""
+    found = []
+    for (row, how), (column, which) in itertools.product(enumerate(FALSE), enumerate(STUDIES)):
+        marks = [pytest.mark.nightly] if (row + column) % 3 else []
+        found.append(pytest.param(how, which, id=f"{how}-{which}", marks=marks))
+    return found
+
+
+def test_every_sum_and_every_study_has_cases_by_day() -> None:
+    fast = [case.values for case in cases() if not case.marks]
+    assert min(Counter(how for how, _ in fast).values()) >= 3
+    assert min(Counter(which for _, which in fast).values()) >= 2
+    assert {how for how, _ in fast} == FALSE.keys()
+    assert {which for _, which in fast} == STUDIES.keys()
+
+
+@pytest.mark.parametrize(("how", "which"), cases())
+def test_a_false_sum_costs_one_round(how: str, which: str, caplog: Any) -> None:
     federation = Federation(STUDIES[which]())
 
     def lie(state: SumState, box: Outbox) -> Outbox:
