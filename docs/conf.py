@@ -45,7 +45,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"botorch_fed {release}"
 html_theme_options = {
     "navbar_align": "left",
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 7,
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "secondary_sidebar_items": ["page-toc"],
