@@ -54,7 +54,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {page: [] for page in ("index", "getting_started", "choose")}
+html_sidebars = {page: [] for page in ("index", "getting_started", "choose", "results")}
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_copy_source = False
