@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from botorch_fed.cli import main
-from botorch_fed.study import OBJECTIVES
+from botorch_fed.study import OBJECTIVES, read_study
 from botorch_fed.version import __version__
 
 ROOT = Path(__file__).parent.parent
@@ -161,8 +161,8 @@ def test_the_first_study_runs_as_its_page_says(
     objective, python = _blocks("getting_started.rst", "python")
     (study,) = _blocks("getting_started.rst", "toml")
     _, commands, _ = _blocks("getting_started.rst", "bash")
-    assert study.count("budget = 10 ") == 1
-    (tmp_path / "study.toml").write_text(study.replace("budget = 10 ", "budget = 4 "))
+    assert study.count("budget = 15 ") == 1
+    (tmp_path / "study.toml").write_text(study.replace("budget = 15 ", "budget = 4 "))
     (tmp_path / "tuning.py").write_text(objective)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "tuning", raising=False)
@@ -177,8 +177,15 @@ def test_the_first_study_runs_as_its_page_says(
     sys.modules.pop("tuning", None)
     result = names["result"]
     assert {len(result.best(site)) for site in ("north", "south", "west")} == {4}
-    assert set(result.best_parameters("north")) == {"temperature", "minutes", "catalyst"}
+    best = result.best_parameters("north")
+    kinds = {"temperature": float, "acid": float, "minutes": int, "catalyst": str, "stirrer": int}
+    assert {name: type(value) for name, value in best.items()} == kinds
     assert (tmp_path / "first" / "report.html").is_file()
+    (constraint,) = re.findall(
+        "``(constraints = .*?)``", (DOCS / "getting_started.rst").read_text()
+    )
+    (tmp_path / "bounded.toml").write_text(study.replace("[space]", f"[space]\n{constraint}"))
+    assert read_study(tmp_path / "bounded.toml").space.constraints
 
 
 def _listed() -> set[str]:

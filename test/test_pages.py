@@ -71,8 +71,8 @@ def test_the_sums_say_what_they_guarantee(capsys: pytest.CaptureFixture[str]) ->
     _, code = _blocks("fed_gp.rst", "python")
     exec(code, {})
     plain, private, encrypted = capsys.readouterr().out.splitlines()
-    assert plain.startswith("plain [[0.71 0.66]]")
-    assert encrypted.startswith("encrypted [[0.75 0.69]]")
+    assert plain.startswith("[[0.71 0.66]]")
+    assert encrypted.startswith("[[0.75 0.69]]")
     assert "epsilon <= 4.729 at delta = 1e-05 per agent" in private
     for line in (plain, encrypted):
         assert "no privacy guarantee" in line
