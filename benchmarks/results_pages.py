@@ -498,7 +498,7 @@ def _hidden(text: str, *, markdown: bool) -> list[tuple[int, int]]:
         if markdown
         else [
             r"``(?s:.*?)``",
-            r"^\.\. (?:code-block|math|toctree|currentmodule)::(?s:.*?)(?=^\S)",
+            r"^\.\. (?:code-block|math|toctree|currentmodule)::(?s:.*?)(?=^\S|\Z)",
             r"::\n\n(?:(?:   .*)?\n)+",
             r"^ *>>> .*\n(?: *(?:>>>|\.\.\.) .*\n)*",
             r":math:`[^`]*`",

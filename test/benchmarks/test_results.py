@@ -173,7 +173,8 @@ def test_code_is_no_figure() -> None:
 def test_what_is_typed_at_a_prompt_is_no_figure(pages: Path) -> None:
     (pages / "docs").mkdir()
     (pages / "docs" / "page.rst").write_text(
-        ">>> advise(\n...     epsilon=2.5)\n0.75\n\nIt takes 1.5 s.\n"
+        ">>> advise(\n...     epsilon=2.5)\n0.75\n\nIt takes 1.5 s.\n\n"
+        ".. code-block:: bash\n\n   account --delta 1e-5\n"
     )
     page = PageText("docs/page.rst")
     assert [figure.text for figure in page.unaccounted()] == ["0.75", "1.5"]
