@@ -97,6 +97,34 @@ def test_the_bandit_finds_good_arms() -> None:
     assert sum(names["late"]) / len(names["late"]) > 0.7
 
 
+def test_the_study_with_an_outcome_constraint_runs() -> None:
+    (code,) = _blocks("outcomes.rst", "python")
+
+    def measured(X: torch.Tensor) -> torch.Tensor:
+        """Error, and a latency that grows with the second parameter."""
+        return torch.stack([(X[:, 0] - 0.3) ** 2, 40 * X[:, 1]], dim=-1)
+
+    names: dict[str, Any] = {"objectives": {"north": measured, "south": measured}}
+    exec(code.replace("budget=20", "budget=5"), names)
+    (front,) = names["result"].pareto("north")
+    assert front["values"]["latency"] <= 20
+    assert front["parameters"] == names["result"].best_parameters("north")
+
+
+def test_the_study_with_a_fidelity_runs() -> None:
+    code, _ = _blocks("fidelity.rst", "python")  # the second is of a site's trials
+
+    def loss(X: torch.Tensor) -> torch.Tensor:
+        """A loss that falls with the epochs."""
+        return (X[:, :1] - 0.3) ** 2 + 0.1 * (1 - X[:, 1:])
+
+    names: dict[str, Any] = {"objectives": {"north": loss, "south": loss}}
+    exec(code.replace("budget=12", "budget=2"), names)
+    costs = names["result"].costs("north")
+    assert costs[-1] <= 2 + 1e-9
+    assert len(costs) > 2  # some were cheaper than one at the target
+
+
 def test_the_quickstart_shows_that_summaries_help(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
