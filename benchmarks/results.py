@@ -1,13 +1,14 @@
-r"""One page of evidence, from committed files alone: `RESULTS.md`.
+r"""One page of evidence, from committed files alone: `RESULTS.md`, and the README's picture.
 
-    python -m benchmarks.results                  write the page
-    python -m benchmarks.results --check          fail if the page, or a measured figure that the
+    python -m benchmarks.results                  write the page and the picture
+    python -m benchmarks.results --check          fail if one of them, or a measured figure that the
                                                   README or docs/*.rst print, is not what files say
     python -m benchmarks.results --pages          write such figures anew into those pages
     python -m benchmarks.results --check --stale  list lines whose code has changed since, too
 
 Claims of the papers are in `benchmarks.results_claims`, figures of pages in
-`benchmarks.results_pages`, the code that lines depend on in `benchmarks.provenance`.
+`benchmarks.results_pages`, the picture in `benchmarks.results_figure`, the code that lines depend
+on in `benchmarks.provenance`.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from benchmarks.papers.ledger import RESULTS
 from benchmarks.papers.published.points import POINTS, Published
 from benchmarks.provenance import ages
 from benchmarks.results_claims import NONE, PAPERS, VERDICTS, Paper, gap, number
+from benchmarks.results_figure import PICTURE, draw, is_current
 from benchmarks.results_pages import (
     check_pages,
     lines_of,
@@ -213,10 +215,12 @@ def page() -> str:
 
 
 def check() -> list[str]:
-    """What is wrong with the page, and with figures on other pages."""
+    """What is wrong with the page, with the picture, and with figures on other pages."""
     wrong = []
     if not PAGE.is_file() or PAGE.read_text() != page():
         wrong.append("RESULTS.md is not what the files say: python -m benchmarks.results")
+    if not is_current():
+        wrong.append(f"{PICTURE.name} does not show what files say: python -m benchmarks.results")
     return wrong + check_pages()
 
 
@@ -244,7 +248,8 @@ def main() -> None:
             print(f"{name}: figures written")
     if not options.check and not options.stale:
         PAGE.write_text(page())
-        print(f"{PAGE.name}: written from {RESULTS.parent.parent.name}/")
+        PICTURE.write_text(draw())
+        print(f"{PAGE.name}, {PICTURE.name}: written from {RESULTS.parent.parent.name}/")
     if options.stale:
         for line in stale():
             print(line)

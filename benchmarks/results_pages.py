@@ -75,6 +75,14 @@ def _transfer(suite: str) -> Mapping[str, Any]:
     }
     for found in summary["methods"].values():
         tests = [t for t in found.get("vs_solo", {}).values() if t["p"] is not None]
+        found["at"] = {
+            query: {
+                "regret": found["regret_at"][query],
+                "solo": found["regret_at"][query] - test["difference"],
+                "p": test["p"],
+            }
+            for query, test in found.get("vs_solo", {}).items()
+        }
         if tests:
             found["reach"] = max(max(abs(t["low"]), abs(t["high"])) for t in tests)
             found["smallest"], found["largest"] = (f(t["p"] for t in tests) for f in (min, max))
@@ -490,7 +498,7 @@ def _hidden(text: str, *, markdown: bool) -> list[tuple[int, int]]:
         if markdown
         else [
             r"``(?s:.*?)``",
-            r"^\.\. (?:code-block|math|toctree|currentmodule)::(?s:.*?)(?=^\S)",
+            r"^\.\. (?:code-block|math|toctree|currentmodule)::(?s:.*?)(?=^\S|\Z)",
             r"::\n\n(?:(?:   .*)?\n)+",
             r"^ *>>> .*\n(?: *(?:>>>|\.\.\.) .*\n)*",
             r":math:`[^`]*`",

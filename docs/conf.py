@@ -45,7 +45,7 @@ html_theme = "pydata_sphinx_theme"
 html_title = f"botorch_fed {release}"
 html_theme_options = {
     "navbar_align": "left",
-    "header_links_before_dropdown": 6,
+    "header_links_before_dropdown": 7,
     "show_toc_level": 2,
     "navigation_with_keys": False,
     "secondary_sidebar_items": ["page-toc"],
@@ -54,7 +54,7 @@ html_theme_options = {
     "pygments_light_style": "a11y-high-contrast-light",
     "pygments_dark_style": "a11y-high-contrast-dark",
 }
-html_sidebars = {page: [] for page in ("index", "getting_started", "choose")}
+html_sidebars = {page: [] for page in ("index", "getting_started", "choose", "results")}
 html_static_path = ["_static"]
 html_css_files = ["custom.css"]
 html_copy_source = False

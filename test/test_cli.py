@@ -96,7 +96,7 @@ def test_account_shows_all_accountants(capsys: Captured) -> None:
     settings = ("--sampling-rate", "0.35", "--noise-multiplier", "1", "--releases", "60")
     found = document(capsys, 0, "account", *settings, "--delta", "0.0246")
     by_name = {row["accountant"]: row["epsilon"] for row in found["accountants"]}
-    # "pld" as in the README; the others are other bounds of the same.
+    # "pld" as in docs/dp_fts_de.rst; the others are other bounds of the same.
     assert by_name["pld"] == pytest.approx(10.385, abs=0.01)
     assert by_name["rdp"] > by_name["prv"] > by_name["pld"]
     assert by_name["gdp"] is None  # no upper bound under sampling

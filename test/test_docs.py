@@ -21,7 +21,7 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from botorch_fed.cli import main
-from botorch_fed.study import OBJECTIVES
+from botorch_fed.study import OBJECTIVES, read_study
 from botorch_fed.version import __version__
 
 ROOT = Path(__file__).parent.parent
@@ -151,15 +151,6 @@ def test_a_name_that_does_not_exist_is_seen() -> None:
     assert not _exists("botorch_fed.modules.BasisGP")
 
 
-def test_the_loops_of_the_migration_page_run() -> None:
-    *plain, _ = _blocks("migration.rst", "python")  # the last is Ax's, with clients of its own
-    names: dict[str, Any] = {}
-    for block in plain:
-        exec(block, names)
-    assert names["candidate"].shape == (1, 2)
-    assert len(names["result"].best("north")) == 4
-
-
 def test_the_commands_of_the_first_page_are_the_readme_s() -> None:
     readme = (ROOT / "README.md").read_text()
     demo, _, tests = _blocks("getting_started.rst", "bash")
@@ -173,8 +164,8 @@ def test_the_first_study_runs_as_its_page_says(
     objective, python = _blocks("getting_started.rst", "python")
     (study,) = _blocks("getting_started.rst", "toml")
     _, commands, _ = _blocks("getting_started.rst", "bash")
-    assert study.count("budget = 10 ") == 1
-    (tmp_path / "study.toml").write_text(study.replace("budget = 10 ", "budget = 4 "))
+    assert study.count("budget = 15 ") == 1
+    (tmp_path / "study.toml").write_text(study.replace("budget = 15 ", "budget = 4 "))
     (tmp_path / "tuning.py").write_text(objective)
     monkeypatch.chdir(tmp_path)
     monkeypatch.delitem(sys.modules, "tuning", raising=False)
@@ -189,8 +180,15 @@ def test_the_first_study_runs_as_its_page_says(
     sys.modules.pop("tuning", None)
     result = names["result"]
     assert {len(result.best(site)) for site in ("north", "south", "west")} == {4}
-    assert set(result.best_parameters("north")) == {"temperature", "minutes", "catalyst"}
+    best = result.best_parameters("north")
+    kinds = {"temperature": float, "acid": float, "minutes": int, "catalyst": str, "stirrer": int}
+    assert {name: type(value) for name, value in best.items()} == kinds
     assert (tmp_path / "first" / "report.html").is_file()
+    (constraint,) = re.findall(
+        "``(constraints = .*?)``", (DOCS / "getting_started.rst").read_text()
+    )
+    (tmp_path / "bounded.toml").write_text(study.replace("[space]", f"[space]\n{constraint}"))
+    assert read_study(tmp_path / "bounded.toml").space.constraints
 
 
 def _listed() -> set[str]:
@@ -244,7 +242,7 @@ def _built(folder: Path, *options: str) -> Path:
     pytest.importorskip("pydata_sphinx_theme", reason="needs botorch_fed[docs]")
     generated = shutil.ignore_patterns("_build", "generated", "*.ipynb")
     shutil.copytree(DOCS, folder / "docs", ignore=generated)
-    for name in ("botorch_fed", "tutorials"):
+    for name in ("botorch_fed", "tutorials", "RESULTS.md"):
         (folder / name).symlink_to(ROOT / name)
     code = "import gc, runpy; gc.disable(); runpy.run_module('sphinx', run_name='__main__')"
     command = [sys.executable, "-c", code, "-W", *options, "docs", "pages"]

@@ -16,7 +16,10 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SHIPPED = ("benchmarks", "botorch_fed", "docs", "test", "tutorials")
-FILES = ("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md")
+FILES = (
+    *("CHANGELOG.md", "CITATION.cff", "CONTRIBUTING.md", "LICENSE", "MANIFEST.in", "README.md"),
+    "RESULTS.md",
+)
 SETTINGS = ("constraints.txt", "pyproject.toml", "ruff.toml", "setup.cfg")
 MADE = shutil.ignore_patterns(
     "__pycache__", ".cache", "_build", "generated", "*.egg-info", ".*_cache"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
+from xml.etree import ElementTree
 
 import pytest
 
-from benchmarks import provenance, results, results_pages
+from benchmarks import provenance, results, results_figure, results_pages
 from benchmarks.papers.published.points import POINTS, Published, Quantity, label
 from benchmarks.results_claims import VERDICTS, gap, number, verdict
 from benchmarks.results_pages import Figure, PageText, expanded
 from benchmarks.statistics import effect
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture
@@ -169,10 +173,80 @@ def test_code_is_no_figure() -> None:
 def test_what_is_typed_at_a_prompt_is_no_figure(pages: Path) -> None:
     (pages / "docs").mkdir()
     (pages / "docs" / "page.rst").write_text(
-        ">>> advise(\n...     epsilon=2.5)\n0.75\n\nIt takes 1.5 s.\n"
+        ">>> advise(\n...     epsilon=2.5)\n0.75\n\nIt takes 1.5 s.\n\n"
+        ".. code-block:: bash\n\n   account --delta 1e-5\n"
     )
     page = PageText("docs/page.rst")
     assert [figure.text for figure in page.unaccounted()] == ["0.75", "1.5"]
+
+
+# ------------------------------------------------------------------ the picture
+
+
+def test_the_picture_shows_what_summaries_say() -> None:
+    results_pages.source.cache_clear()
+    shown = results_figure.shown()
+    for suite, panel in shown.items():
+        summary = results_pages.source(f"transfer/{suite}")
+        for method, line in panel.items():
+            known = summary[method]
+            for query in (1, 5, 20):
+                said = line["regret"][query - 1]
+                assert said == pytest.approx(known["regret_at"][str(query)], abs=1e-4)
+                if method != "solo":
+                    below = known["vs_solo"][str(query)]["high"] < 0
+                    assert (query in line["ahead"]) == below
+
+
+def test_a_picture_of_other_figures_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results_figure, "PICTURE", tmp_path / "regret.svg")
+    assert not results_figure.is_current()
+    drawn = (ROOT / "docs" / "_static" / "regret.svg").read_text()
+    results_figure.PICTURE.write_text(drawn)
+    assert results_figure.is_current()
+    first = str(results_figure.shown()["tuning"]["fts"]["regret"][0])
+    results_figure.PICTURE.write_text(drawn.replace(first, "0.1234"))
+    assert not results_figure.is_current()
+
+
+def test_the_picture_follows_the_reader_s_scheme() -> None:
+    pytest.importorskip("matplotlib")
+    svg = results_figure.draw()
+    assert results_figure.draw() == svg  # no date, no random names
+    stored = results_figure.PICTURE.read_text()
+    by = [re.findall(r"Matplotlib v[\d.]+", text) for text in (stored, svg)]
+    assert by[0] != by[1] or stored == svg  # other versions place lines elsewhere
+    texts = {"".join(text.itertext()).strip() for text in ElementTree.fromstring(svg).iter()}
+    assert texts >= {
+        *results_figure.PANELS.values(),
+        *(label for label, *_ in results_figure.LINES.values()),
+    }
+    (style, _) = svg.split("</style>", 1)
+    light, dark = (
+        dict(re.findall(r"--([\w-]+):(#[0-9a-f]{6})", half))
+        for half in style.split("prefers-color-scheme:dark")
+    )
+    used = set(re.findall(r"var\(--([\w-]+)\)", svg))
+    assert used == light.keys() == dark.keys() >= {"ink", "paper", "fts", "solo", "sobol"}
+    for scheme in (light, dark):
+        for name in used - {"paper", "grid"}:
+            assert _contrast(scheme[name], scheme["paper"]) >= 4.5, name
+    places = {place for place, *_ in results_figure.PLACES.values()}
+    assert not [place for place in places if place in svg]
+
+
+def _contrast(one: str, other: str) -> float:
+    """The ratio that WCAG 2 defines."""
+    levels = sorted(_luminance(colour) for colour in (one, other))
+    return (levels[1] + 0.05) / (levels[0] + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    parts = [int(colour[n : n + 2], 16) / 255 for n in (1, 3, 5)]
+    linear = [v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 # ------------------------------------------------------------------ verdicts and points
