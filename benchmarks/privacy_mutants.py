@@ -194,12 +194,14 @@ def _function(attribute: Any) -> Any:
     return attribute
 
 
-def audited(case: str, *, seed: int = 0, noise: NoiseSource | None = None) -> AuditReport:
+def audited(
+    case: str, *, seed: int = 0, runs: int = RUNS, noise: NoiseSource | None = None
+) -> AuditReport:
     """The audit of a case, built here and now, with the settings that all cases share."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", SignalWarning)  # a roster of six has little signal
         mechanism = CASES[case]()
-    return audit(mechanism, rounds=ROUNDS, runs=RUNS, delta=DELTA, seed=seed, noise=noise)
+    return audit(mechanism, rounds=ROUNDS, runs=runs, delta=DELTA, seed=seed, noise=noise)
 
 
 # --- the list ------------------------------------------------------------------------------------
@@ -600,16 +602,21 @@ STREAM_CASES: dict[str, StreamCase] = {
 _BLOCKS = (3, 2)  # outcomes of each block; the canary is the first one
 
 
-def audited_stream(case: str, *, seed: int = 0) -> AuditReport:
+def audited_stream(case: str, *, seed: int = 0, runs: int | None = None) -> AuditReport:
     """The audit of everything that a stream releases, by its documented law.
 
     The canary is one record, three times beyond its bounds, in a stream without any other: in the
     step where it moves most, in the first block, or in two increments, both of which are paid for.
     Transcripts are whitened by the covariance of the documentation, written out again here, and
     projected on the difference of the worlds.
+
+    Args:
+        case: Its name.
+        seed: Of all noise.
+        runs: Transcripts per world; default those of the case.
     """
     chosen = STREAM_CASES[case]
-    law = StreamLaw(chosen)
+    law, runs = StreamLaw(chosen), chosen.runs if runs is None else runs
     noise = InsecureSeededNoise(seed)
 
     @functools.cache
@@ -625,14 +632,14 @@ def audited_stream(case: str, *, seed: int = 0) -> AuditReport:
 
     ledger = law.ledger
     claim = _gaussian_claim(ledger)
-    residuals = seen(False, range(chosen.runs))[:STREAM_RUNS]
+    residuals = seen(False, range(runs))[:STREAM_RUNS]
     report = audit_transcripts(
         scores,
         claim,
         subject=repr(law.mechanism),
         rounds=law.releases,
         private=False,
-        runs=chosen.runs,
+        runs=runs,
         thresholds=[-1.5, -0.75, 0.0, 0.75, 1.5],
         residuals=residuals[:, :, None],
     )
@@ -640,7 +647,7 @@ def audited_stream(case: str, *, seed: int = 0) -> AuditReport:
     entry = ledger.entries[0]
     checks = (
         replace(whole, name="noise in all releases together"),
-        law.canary_check(seen(True, range(chosen.runs))),
+        law.canary_check(seen(True, range(runs))),
         Check("releases of a transcript", law.releases, "<=", law.documented),
         Check("noise multiplier charged", entry.event.noise_multiplier, "<=", law.multiplier),
         Check("releases charged", sum(e.count for e in ledger.entries), ">=", law.charges),
