@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 import numpy as np
 import torch
 from botorch.exceptions.errors import InputDataError
-from botorch.utils.multi_objective.hypervolume import Hypervolume
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -309,6 +308,8 @@ class RunResult:
             reference: The worst value of each objective that counts; default that of
                 `reference_point` for this site.
         """
+        from botorch.utils.multi_objective.hypervolume import Hypervolume  # imports samplers too
+
         if len(self.space.objectives) < 2:
             raise InputDataError("A hypervolume is of several objectives, this space has one.")
         places = self.space.objectives
