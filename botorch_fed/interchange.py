@@ -30,6 +30,7 @@ import importlib
 import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -60,25 +61,37 @@ def as_data(trials: Iterable[Trial], space: SearchSpace) -> tuple[Tensor, Tensor
     for trial in trials:
         if not trial.values:
             continue
-        try:
-            points.append(space.to_unit([trial.parameters]))
-            rows.append([trial.values[one.name] for one in space.metrics])
-            for at, value in trial.curve:
-                if space.fidelity is None:
-                    raise InputDataError("it has a curve, the space no fidelity.")
-                points.append(space.to_unit([{**trial.parameters, space.fidelity.name: at}]))
-                rows.append([value])
-        except KeyError as error:
+        missing = [one.name for one in space.metrics if one.name not in trial.values]
+        if missing:
             raise InputDataError(
-                f"Trial {_name(trial)} has no value of {error}, but of {sorted(trial.values)}."
-            ) from None
-        except InputDataError as error:
+                f"Trial {_name(trial)} has no value of {missing[0]!r}, but of "
+                f"{sorted(trial.values)}."
+            )
+        if trial.curve and space.fidelity is None:
             raise InputDataError(
-                f"Trial {_name(trial)}: {error} Leave the trial out, or widen the space."
-            ) from error
+                f"Trial {_name(trial)} has a curve, the space no fidelity: give "
+                "replace(trial, curve=()), or name the fidelity in SearchSpace(fidelity=)."
+            )
+        points.append(_point(trial, space))
+        rows.append([trial.values[one.name] for one in space.metrics])
+        for at, value in trial.curve:
+            assert space.fidelity is not None
+            parameters = {**trial.parameters, space.fidelity.name: at}
+            points.append(_point(replace(trial, parameters=parameters), space))
+            rows.append([value])
     X = torch.cat([torch.zeros(0, space.dim, dtype=torch.float64), *points])
     Y = torch.tensor(rows, dtype=torch.float64)
     return X, Y.reshape(len(X), len(space.metrics))
+
+
+def _point(trial: Trial, space: SearchSpace) -> Tensor:
+    """The point of a trial in the unit cube, `1 x d`; `InputDataError` if it is not there."""
+    try:
+        return space.to_unit([trial.parameters])
+    except InputDataError as error:
+        raise InputDataError(
+            f"Trial {_name(trial)}: {error} Leave the trial out, or change the space."
+        ) from error
 
 
 def _check_extra(package: str, extra: str) -> None:
@@ -135,6 +148,7 @@ def to_optuna(
 def _to_optuna(trial: Trial, space: SearchSpace) -> optuna.trial.FrozenTrial:
     from optuna.trial import TrialState, create_trial
 
+    _point(trial, space)
     attributes: dict[str, Any] = {}
     system: dict[str, Any] = {}
     values = None
@@ -263,7 +277,7 @@ def _from_optuna(
                     f"Trial {label} has no value of {one.name!r}: Optuna keeps it as a user "
                     f"attribute, trial.set_user_attr({one.name!r}, …)."
                 )
-            values[one.name] = frozen.user_attrs.get(one.name, math.nan)
+            values[one.name] = _number(frozen.user_attrs.get(one.name, math.nan), one.name, label)
     sem = frozen.user_attrs.get("sem")
     sems = sem if isinstance(sem, Mapping) or sem is None else {space.outcome.name: sem}
     curve: list[tuple[float, float]] = []
@@ -274,6 +288,14 @@ def _from_optuna(
         curve = [(float(at), value) for at, value in steps if at < end]
     reason = frozen.user_attrs.get("reason", "") or ("pruned" if pruned else "failed")
     return _answered(frozen.number, parameters, values, sems or {}, reason, label, space, curve)
+
+
+def _number(value: object, name: str, label: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        raise InputDataError(
+            f"Trial {label} has {value!r} as its user attribute {name!r}: expected a number."
+        )
+    return float(value)
 
 
 def _answered(
@@ -323,6 +345,7 @@ def to_ax(trials: Iterable[Trial], space: SearchSpace, *, name: str | None = Non
     from ax.api.client import Client
 
     _refuse_for_ax(space)
+    ready = [_allowed_by_ax(trial, space) for trial in trials]  # before there is a client
     client = Client()
     client.configure_experiment(
         parameters=[_config(p) for p in space.parameters],
@@ -335,13 +358,24 @@ def to_ax(trials: Iterable[Trial], space: SearchSpace, *, name: str | None = Non
         outcome_constraints=_bounds(space),
     )
     client.configure_tracking_metrics([o.name for o in space.metrics if o.role == "tracking"])
-    for trial in trials:
+    for trial in ready:
         index = client.attach_trial(dict(trial.parameters))
         if trial.status == "failed":
             client.mark_trial_failed(index, trial.reason or None)
         elif trial.values:
             client.complete_trial(index, {k: _with_sem(trial, k) for k in trial.values})
     return client
+
+
+def _allowed_by_ax(trial: Trial, space: SearchSpace) -> Trial:
+    """A trial, unless it is outside of the space or its constraints, where Ax has no trials."""
+    _point(trial, space)
+    broken = space.violated(trial.parameters)
+    if broken is not None:
+        raise InputDataError(
+            f"Trial {_name(trial)} violates {broken}, and Ax takes no such trial: leave it out."
+        )
+    return trial
 
 
 def _with_sem(trial: Trial, metric: str) -> float | tuple[float, float]:

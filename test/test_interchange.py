@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -137,7 +138,7 @@ def test_trials_of_a_run_are_those_of_its_table() -> None:
         ({"parameters": {**POINT, "rate": 2.0}}, r"Trial 0: Parameter 'rate' must lie in"),
         ({"parameters": {"rate": 0.1}}, r"Trial 0: A point must name exactly"),
         ({"values": {"error": 1.0}}, r"Trial 0 has no value of 'latency', but of \['error'\]"),
-        ({"curve": ((1.0, 0.5),)}, r"Trial 0: it has a curve, the space no fidelity"),
+        ({"curve": ((1.0, 0.5),)}, r"Trial 0 has a curve, the space no fidelity"),
     ],
 )
 def test_what_is_no_data_of_the_space_is_named(change: Any, says: str) -> None:
@@ -314,6 +315,13 @@ def test_an_optuna_study_of_something_else_is_refused(storage: str) -> None:
     study.add_trial(optuna.trial.create_trial(value=1.0))
     with pytest.raises(InputDataError, match=r"no value of 'latency'.*set_user_attr\('latency'"):
         from_optuna(study, MIXED)
+    words = optuna.trial.create_trial(value=1.0, user_attrs={"latency": "slow", "energy": 1.0})
+    study = optuna.create_study()
+    study.add_trial(words)
+    with pytest.raises(InputDataError, match="has 'slow' as its user attribute 'latency'"):
+        from_optuna(study, MIXED)
+    with pytest.raises(InputDataError, match=r"Trial 0: Parameter 'rate' must lie in"):
+        to_optuna([replace(TRIALS[0], parameters={**POINT, "rate": 2.0})], MIXED)
     front = to_optuna(_front((0.1, 1.0, 3.0)), FRONT)
     other = (Outcome.objective("loss", minimize=True), *FRONT.outcomes[1:])
     with pytest.raises(InputDataError, match="the names must be the same"):
@@ -422,6 +430,10 @@ def test_an_ax_experiment_of_something_else_is_refused() -> None:
         from_ax(client, SMALL)
     with pytest.raises(InputDataError, match="has no metric 'energy'"):
         from_ax(client, MIXED)
+    with pytest.raises(InputDataError, match=r"Trial 0: Parameter 'rate' must lie in"):
+        to_ax([replace(TRIALS[0], parameters={**POINT, "rate": 2.0})], MIXED)
+    with pytest.raises(InputDataError, match=r"Trial 0 violates 8 \* share \+ depth <= 12, and Ax"):
+        to_ax([replace(TRIALS[0], parameters={**POINT, "depth": 8, "share": 1.0})], MIXED)
     with pytest.raises(InputDataError, match="Ax's client takes none"):
         to_ax(
             [],
@@ -432,3 +444,14 @@ def test_an_ax_experiment_of_something_else_is_refused() -> None:
         )
     with pytest.raises(InputDataError, match="has no form for"):
         to_ax([], replace(SMALL, feasible=lambda point: bool(math.isfinite(point["x"]))))
+
+
+@pytest.mark.parametrize(("function", "package"), [(to_optuna, "optuna"), (to_ax, "ax")])
+def test_a_missing_extra_is_named(
+    function: Any, package: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, package, None)
+    with pytest.raises(
+        ImportError, match=rf"needs {package}: pip install .botorch_fed\[{package}\]"
+    ):
+        function([], SMALL)
