@@ -400,7 +400,7 @@ def _ordered(parameter: Parameter, wanted: Parameter) -> Parameter:
 
 
 @dataclass(frozen=True)
-class _Arm:
+class ArmResult:
     """What an experiment knows of one arm of one trial."""
 
     key: str
@@ -411,7 +411,8 @@ class _Arm:
     sems: Mapping[str, float]  # NaN where there is none
 
 
-def _arms(experiment: Experiment, metrics: tuple[str, ...]) -> list[_Arm]:
+def arms_of(experiment: Experiment, metrics: tuple[str, ...]) -> list[ArmResult]:
+    """All arms of all trials, with their values of some metrics."""
     values = {metric: _values(experiment, metric, "mean") for metric in metrics}
     sems = {metric: _values(experiment, metric, "sem") for metric in metrics}
     arms = []
@@ -423,7 +424,7 @@ def _arms(experiment: Experiment, metrics: tuple[str, ...]) -> list[_Arm]:
                 name = names[arm.signature]
                 found = {k: known.get((index, name), math.nan) for k, known in values.items()}
                 arms.append(
-                    _Arm(
+                    ArmResult(
                         f"{index}/{name}",
                         _status(trial.status, found),
                         dict(arm.parameters),
@@ -593,15 +594,15 @@ class AxSite:
         (point,) = self.map.to_ax(self.site.point(trial))
         return point
 
-    def _fates(self) -> dict[int, tuple[Status, _Arm | None]]:
+    def _fates(self) -> dict[int, tuple[Status, ArmResult | None]]:
         """What has become of the open trials, and the arms of those that are done."""
-        arms: dict[int, list[_Arm]] = {}
+        arms: dict[int, list[ArmResult]] = {}
         for arm in self._all_arms():
             if arm.tag is not None and arm.tag[0] == self.key:
                 arms.setdefault(arm.tag[1], []).append(arm)
         return {trial.id: self._fate(arms.get(trial.id, [])) for trial in self.site.pending()}
 
-    def _fate(self, arms: Sequence[_Arm]) -> tuple[Status, _Arm | None]:
+    def _fate(self, arms: Sequence[ArmResult]) -> tuple[Status, ArmResult | None]:
         for arm in arms:
             if arm.status == "done":
                 return arm.status, arm
@@ -611,7 +612,7 @@ class AxSite:
         over = failed >= self._attempts or any(arm.status == "dropped" for arm in arms)
         return "dropped" if over else "wanted", None
 
-    def _attach(self, arm: _Arm) -> None:
+    def _attach(self, arm: ArmResult) -> None:
         if arm.key in self._left_out:
             return
         try:
@@ -621,10 +622,10 @@ class AxSite:
             self._left_out.add(arm.key)
             logger.warning("trial %s of site %r is left out: %s", arm.key, self.name, error)
 
-    def _all_arms(self) -> list[_Arm]:
+    def _all_arms(self) -> list[ArmResult]:
         metrics = self.map.metrics
         assert self._experiment is not None
-        return _arms(self._experiment, metrics)
+        return arms_of(self._experiment, metrics)
 
 
 # ------------------------------------------------------------------ the node

@@ -35,7 +35,6 @@ from typing import TYPE_CHECKING, Any, BinaryIO, Literal, Protocol
 import numpy as np
 import torch
 from botorch.exceptions.errors import InputDataError
-from botorch.utils.multi_objective.hypervolume import Hypervolume
 from botorch.utils.multi_objective.pareto import is_non_dominated
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -63,7 +62,7 @@ from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.hub import finished_rounds, hub_log
 from botorch_fed.federation.points import check_data
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed
+from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed, Trial, trial_of
 from botorch_fed.rng import generator
 from botorch_fed.space import SearchSpace, Value
 from botorch_fed.storage.log import FileLog, Log
@@ -184,6 +183,25 @@ class RunResult:
         size = len(self.space.metrics)
         return X.reshape(len(rows), self.space.dim), Y.reshape(len(rows), size)
 
+    def trials(self, site: AgentId) -> list[Trial]:
+        """A site's answered trials, as `Site.trials` has them.
+
+        Observations before the run come first, as attached ones with negative numbers.
+        """
+        self._check_name(site)
+        given = self._given(site)
+        before = [
+            {**row, "trial": number - len(given), "status": "attached"}
+            for number, row in enumerate(given)
+        ]
+        own = [row for row in self.records if row["agent"] == site]
+        numbered = [
+            {"trial": number, "status": "completed", **row} for number, row in enumerate(own)
+        ]
+        answers = [_observation_of(row, self.space) for row in (*before, *numbered)]
+        trials = [trial_of(answer, self.space) for answer in answers]
+        return sorted(trials, key=lambda trial: trial.id)
+
     def best(self, agent: AgentId) -> Tensor:
         """The best value up to each query: noise-free if the problem defines it, else observed.
 
@@ -290,6 +308,8 @@ class RunResult:
             reference: The worst value of each objective that counts; default that of
                 `reference_point` for this site.
         """
+        from botorch.utils.multi_objective.hypervolume import Hypervolume  # imports samplers too
+
         if len(self.space.objectives) < 2:
             raise InputDataError("A hypervolume is of several objectives, this space has one.")
         places = self.space.objectives
@@ -473,9 +493,12 @@ class RunResult:
             total[row["round"]] = total.get(row["round"], 0) + row["bytes_down"] + row["bytes_up"]
         return total
 
-    def _rows(self, agent: AgentId) -> list[Record]:
+    def _check_name(self, agent: AgentId) -> None:
         if agent not in self.names:
             raise InputDataError(f"Expected an agent of {list(self.names)[:8]}, got {agent!r}.")
+
+    def _rows(self, agent: AgentId) -> list[Record]:
+        self._check_name(agent)
         return [row for row in self.records if row["agent"] == agent and row["y"] is not None]
 
     def _given(self, agent: AgentId) -> list[Record]:
@@ -564,6 +587,7 @@ def run(
     raise_errors: bool = False,
     max_bytes: int = MAX_BYTES,
     progress: bool = True,
+    on_trial: Callable[[AgentId, Trial], None] | None = None,
 ) -> RunResult:
     """Run a protocol to its end, all agents on this machine.
 
@@ -589,6 +613,9 @@ def run(
             its first points stops the run.
         max_bytes: The longest message.
         progress: Whether to show progress on a terminal.
+        on_trial: Called after every round with each trial that was answered in it and the name of
+            its site, e.g. to log them elsewhere. A resumed run begins with those of before. An
+            error that it raises stops the run.
     """
     objectives, space, optima = _objectives(problem, space, seed)
     names = tuple(objectives)
@@ -642,11 +669,13 @@ def run(
             raise
         engine = InProcess(sites, absent=absent, patience=patience)
     observations: dict[AgentId, list[Observation]] = {name: [] for name in names}
-    gather = partial(_gathered, engine, observations)
+    gather = partial(_gathered, engine, observations, space, on_trial)
     with engine, _progress(progress) as shown:
-        watch = None
+        watch: Callable[[Round], None] | None = None
         if shown is not None:
             watch = _Watch(shown, protocol, server, space, names, gather)
+        elif on_trial is not None:
+            watch = partial(_passed_on, gather)
         _drive(
             server,
             engine,
@@ -944,7 +973,9 @@ def _observation_rows(
         regret = None if true is None or optima is None else abs(optima[agent] - true)
         if not _at_target(space, observation.X[0].tolist()):
             regret = None
-        curve = {"curve": observation.curve} if observation.curve else {}
+        more: Record = {"curve": observation.curve} if observation.curve else {}
+        if observation.label:
+            more["label"] = observation.label
         rows.append(
             {
                 "agent": agent,
@@ -958,10 +989,33 @@ def _observation_rows(
                 "reason": observation.reason,
                 "true": true,
                 "regret": regret,
-                **curve,
+                **more,
             }
         )
     return rows
+
+
+def _observation_of(row: Record, space: SearchSpace) -> Observation:
+    """The answered trial of a row, or of one before the run."""
+
+    def outcomes(values: float | list[float] | None) -> Tensor | None:
+        if values is None:
+            return None
+        return torch.tensor(values, dtype=torch.float64).reshape(1, len(space.metrics))
+
+    Y = outcomes(row["y"])
+    return Observation(
+        row["trial"],
+        row.get("query", 0),
+        row.get("round", 0),
+        torch.tensor([row["x"]], dtype=torch.float64),
+        torch.zeros(0, len(space.metrics), dtype=torch.float64) if Y is None else Y,
+        outcomes(row.get("sem")),
+        row["status"],
+        row.get("reason", ""),
+        row.get("label", ""),
+        tuple((at, y) for at, y in row.get("curve", ())),
+    )
 
 
 def _numbers(rows: Tensor | None) -> float | list[float] | None:
@@ -1210,13 +1264,23 @@ def _versions() -> dict[str, str]:
 
 
 def _gathered(
-    engine: InProcess | Parallel, observations: dict[AgentId, list[Observation]]
+    engine: InProcess | Parallel,
+    observations: dict[AgentId, list[Observation]],
+    space: SearchSpace,
+    on_trial: Callable[[AgentId, Trial], None] | None,
 ) -> list[Observation]:
-    """The observations since the last call, added to `observations` by agent."""
+    """The observations since the last call, added to `observations` by agent, and passed on."""
     new = engine.observations()
     for name, observation in new:
         observations[name].append(observation)
+        if on_trial is not None:
+            on_trial(name, trial_of(observation, space))
     return [observation for _, observation in new]
+
+
+def _passed_on(gather: Callable[[], list[Observation]], _: Round) -> None:
+    """Without progress on a terminal, trials are passed on after every round all the same."""
+    gather()
 
 
 def evaluations_of(protocol: Study, names: tuple[AgentId, ...]) -> int:

@@ -148,6 +148,7 @@ from botorch_fed.federation.registry import (
     study_class,
 )
 from botorch_fed.federation.terms import Aggregation, Search
+from botorch_fed.federation.trial import Trial
 from botorch_fed.models import (
     FeatureMap,
     InducingFeatures,
@@ -1680,6 +1681,7 @@ def run_study(
     resume: bool = False,
     progress: bool = True,
     raise_errors: bool = False,
+    on_trial: Callable[[AgentId, Trial], None] | None = None,
 ) -> RunResult:
     """Run a study file.
 
@@ -1689,6 +1691,7 @@ def run_study(
         resume: Go on with the run in `out`.
         progress: Whether to show progress, on a terminal.
         raise_errors: As in `run`.
+        on_trial: As in `run`.
 
     Raises:
         StudyError: The objective cannot be found, or the run cannot be resumed.
@@ -1718,6 +1721,7 @@ def run_study(
             workers=study.workers,
             progress=progress,
             raise_errors=raise_errors,
+            on_trial=on_trial,
         )
     finally:
         if shared_ledger is not None:

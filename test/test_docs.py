@@ -21,6 +21,9 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from botorch_fed.cli import main
+from botorch_fed.federation.site import Site
+from botorch_fed.run import make_agent
+from botorch_fed.storage.store import MemoryBlobs
 from botorch_fed.study import OBJECTIVES, read_study
 from botorch_fed.version import __version__
 
@@ -149,6 +152,73 @@ def test_a_name_that_does_not_exist_is_seen() -> None:
     assert _exists("botorch_fed.models.BasisGP.from_summary")
     assert not _exists("botorch_fed.models.BasisGP.from_nothing")
     assert not _exists("botorch_fed.modules.BasisGP")
+
+
+@pytest.fixture
+def elsewhere(tmp_path: Path) -> dict[str, Any]:
+    """What the page about other programs starts from: two Optuna studies, objectives, a site."""
+    optuna = pytest.importorskip("optuna", reason="needs botorch_fed[optuna]")
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    url = f"sqlite:///{tmp_path / 'optuna.db'}"
+    for name in ("north", "south"):
+        study = optuna.create_study(study_name=name, storage=url)
+        for rate, depth in ((1e-3, 2), (1e-2, 5), (0.1, 7)):
+            study.enqueue_trial({"rate": rate, "depth": depth})
+        study.optimize(
+            lambda trial: (
+                trial.suggest_float("rate", 1e-4, 1.0, log=True) + trial.suggest_int("depth", 1, 8)
+            ),
+            n_trials=3,
+        )
+
+    def objective(X: Any) -> Any:
+        return X.sum(dim=-1, keepdim=True)
+
+    return {"URL": url, "objectives": dict.fromkeys(("north", "south", "west"), objective)}
+
+
+def test_history_comes_from_optuna_and_goes_there_as_its_page_says(
+    elsewhere: dict[str, Any],
+) -> None:
+    import optuna
+
+    history, attached, _ = _blocks("interchange.rst", "python")
+    exec(history, elsewhere)
+    given = elsewhere["result"].given
+    assert sorted((row["agent"], row["y"]) for row in given)[:3] == [
+        ("north", 2.001),
+        ("north", 5.01),
+        ("north", 7.1),
+    ]
+    west = optuna.load_study(study_name="west", storage=elsewhere["URL"])
+    assert west.best_params == elsewhere["result"].best_parameters("west")
+    agent = make_agent(elsewhere["study"], "west", elsewhere["space"], 0, MemoryBlobs())
+    elsewhere["site"] = Site("west", agent, None)
+    for _ in range(2):
+        exec(attached, elsewhere)
+    assert len(elsewhere["site"].trials()) == 3
+
+
+@pytest.mark.filterwarnings("ignore")  # of MLflow and what it imports
+def test_mlflow_has_every_trial_as_its_page_says(
+    elsewhere: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip(
+        "mlflow", reason="needs botorch_fed[mlflow]: 17 packages, which no other test asks for"
+    )
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    history, _, log = _blocks("interchange.rst", "python")
+    exec(history, elsewhere)
+    exec(log, elsewhere)
+    result = elsewhere["result"]
+    trials = {f"{name} {t.id}": t for name in result.names for t in result.trials(name)}
+    runs = mlflow.search_runs(output_format="list")
+    assert {run.data.tags["mlflow.runName"] for run in runs} == set(trials)
+    for run in runs:
+        trial = trials[run.data.tags["mlflow.runName"]]
+        assert run.data.metrics == trial.values
+        assert run.data.params == {name: str(value) for name, value in trial.parameters.items()}
+        assert run.data.tags["status"] == trial.status == "completed"
 
 
 def test_the_commands_of_the_first_page_are_the_readme_s() -> None:

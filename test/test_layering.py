@@ -100,6 +100,7 @@ ROOMS: dict[str, set[str]] = {
         "engines",
         "run",
     },
+    "interchange": {"federation", "space", "ax_adapter"},
     "study": {
         "errors",
         "rng",
@@ -149,7 +150,8 @@ OWNERS: dict[str, set[str]] = {
         "botorch_fed/flower_app/node.py",
         "botorch_fed/privacy/hazmat/keys.py",
     },
-    "ax": {"botorch_fed/ax_adapter.py"},
+    "ax": {"botorch_fed/ax_adapter.py", "botorch_fed/interchange.py"},
+    "optuna": {"botorch_fed/interchange.py"},
     "matplotlib": {"botorch_fed/report.py"},
     "msgpack": {"botorch_fed/wire/codec.py"},
     "pickle": set(),
@@ -163,6 +165,7 @@ HEAVY = [
     "matplotlib",
     "dp_accounting",
     "pandas",
+    "optuna",
 ]
 IMPORT_BUDGET = 0.3  # seconds beyond `import botorch`
 

@@ -68,6 +68,7 @@ OF_EXTRAS = {
     "ax": "ax-platform",
     "flwr": "flwr",
     "matplotlib": "matplotlib",
+    "optuna": "optuna",
     "httpx": "flwr",
     "uvicorn": "flwr",
 }

@@ -139,6 +139,40 @@ def test_noise_is_independent_from_query_to_query() -> None:
     assert abs(float((noise[1:] * noise[:-1]).mean())) < 5 / 200**0.5
 
 
+def test_every_trial_is_passed_on_once_while_the_run_goes_on(tmp_path: Path) -> None:
+    passed: list[tuple[str, Any]] = []
+    rounds = []
+
+    def objective(X: Tensor) -> Tensor:
+        rounds.append(len(passed))
+        if float(X[0, 0]) > 0.7:
+            raise ValueError("too far")
+        return -X.square().sum(-1, keepdim=True)
+
+    def note(site: str, trial: Any) -> None:
+        passed.append((site, trial))
+
+    options: dict[str, Any] = {"space": SPACE, "seed": 0, "progress": False, "on_trial": note}
+    sites = {"ann": objective, "bob": objective}
+    result = run(FTS(budget=4), sites, out=tmp_path / "run", **options)
+    assert any("too far" in trial.reason for _, trial in passed)
+    for name in result.names:
+        assert [trial for site, trial in passed if site == name] == result.trials(name)
+    assert rounds[0] == 0 < rounds[-1] < len(passed)  # not only at the end
+
+    passed.clear()
+    longer = run(FTS(budget=5), sites, out=tmp_path / "run", resume=True, **options)
+    for name in result.names:  # those of before come again
+        assert [trial for site, trial in passed if site == name] == longer.trials(name)
+        assert longer.trials(name)[:4] == result.trials(name)
+
+    def stop(site: str, trial: Any) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run(FTS(budget=4), sites, **{**options, "on_trial": stop})
+
+
 def test_workers_change_nothing() -> None:
     alone = run(study(), Bowls(noise_std=0.1), seed=3)
     shared = run(study(), Bowls(noise_std=0.1), seed=3, workers=2)

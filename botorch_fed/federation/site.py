@@ -64,6 +64,7 @@ from botorch_fed.federation.trial import (
     Replied,
     Requested,
     Trial,
+    trial_of,
 )
 from botorch_fed.space import SearchSpace, Value
 from botorch_fed.storage.log import Log
@@ -679,25 +680,7 @@ class Site:
         return X.double().cpu()
 
     def _trial(self, answer: Observation) -> Trial:
-        space = self.space
-        values, sems = (
-            {} if rows is None or not len(rows) else space.by_name(rows[0].tolist())
-            for rows in (answer.Y, answer.sem)
-        )
-        one = space.outcome.name if len(space.objectives) == 1 else ""
-        return Trial(
-            answer.trial,
-            self._parameters(answer.X),
-            answer.status,
-            values.get(one),
-            sems.get(one),
-            answer.reason,
-            answer.serial,
-            answer.label,
-            values,
-            sems,
-            tuple((self.space.fidelity_value(at), y) for at, y in answer.curve),
-        )
+        return trial_of(answer, self.space)
 
     def _parameters(self, X: Tensor) -> dict[str, Value]:
         (parameters,) = self.space.from_unit(X)

@@ -30,7 +30,7 @@ import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
-from botorch_fed.space import Value
+from botorch_fed.space import SearchSpace, Value
 
 MAX_VALUE = 1e30  # largest outcome: sums of squares of larger ones may overflow
 MAX_REASON = 500  # stored characters of a reason
@@ -226,6 +226,34 @@ class Observation:
     reason: str = ""
     label: str = ""
     curve: tuple[tuple[float, float], ...] = ()
+
+
+def trial_of(answer: Observation, space: SearchSpace) -> Trial:
+    """An answered trial as users see it.
+
+    Args:
+        answer: The trial in results.
+        space: The map of inputs and outcomes.
+    """
+    values, sems = (
+        {} if rows is None or not len(rows) else space.by_name(rows[0].tolist())
+        for rows in (answer.Y, answer.sem)
+    )
+    one = space.outcome.name if len(space.objectives) == 1 else ""
+    (parameters,) = space.from_unit(answer.X)
+    return Trial(
+        answer.trial,
+        parameters,
+        answer.status,
+        values.get(one),
+        sems.get(one),
+        answer.reason,
+        answer.serial,
+        answer.label,
+        values,
+        sems,
+        tuple((space.fidelity_value(at), y) for at, y in answer.curve),
+    )
 
 
 class Batch:

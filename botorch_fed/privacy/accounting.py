@@ -55,7 +55,6 @@ from typing import Any, Literal
 
 import numpy as np
 from botorch.exceptions.errors import InputDataError, UnsupportedError
-from scipy.optimize import brentq
 from scipy.special import log_ndtr
 
 from botorch_fed.errors import BudgetExceeded
@@ -619,6 +618,8 @@ def noise_multiplier_for(
     low = high - math.log(2)
     while excess(low) <= 0:
         low, high = low - math.log(2), low
+    from scipy.optimize import brentq  # costs 70 ms to import, and only this root needs it
+
     root = float(brentq(lambda x: min(excess(x), 1e9), low, high, xtol=2e-4))
     return math.exp(_confirmed(excess, min(root, high), 1e-4))
 

@@ -31,7 +31,6 @@ from functools import cached_property
 
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
-from botorch.test_functions.synthetic import SixHumpCamel
 from torch import Tensor
 
 from botorch_fed.rng import Generator, generator
@@ -354,6 +353,8 @@ class Camelback(Rescaled):
             raise InputDataError(f"Expected at least 2 arms per side, got {side}.")
         axis = torch.arange(side).double() / (side - 1)
         self.arms = torch.cartesian_prod(axis, axis)
+        from botorch.test_functions.synthetic import SixHumpCamel  # costs 90 ms to import
+
         self._camel = SixHumpCamel()
         super().__init__(
             [(-2.0, 2.0), (-1.0, 1.0)],
