@@ -203,9 +203,7 @@ def test_history_comes_from_optuna_and_goes_there_as_its_page_says(
 def test_mlflow_has_every_trial_as_its_page_says(
     elsewhere: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mlflow = pytest.importorskip(
-        "mlflow", reason="needs botorch_fed[mlflow]: 17 packages, which no other test asks for"
-    )
+    mlflow = pytest.importorskip("mlflow", reason="needs botorch_fed[mlflow]")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
     history, _, log = _blocks("interchange.rst", "python")
     exec(history, elsewhere)
