@@ -814,7 +814,7 @@ def _write_report(
         written: Path = write_report(result, path, others=others, title=title)
     except ImportError as error:
         raise FederatedError(
-            f"A report needs matplotlib ({error}): pip install 'botorch_fed[plot]'."
+            f"A report needs plotly ({error}): pip install 'botorch_fed[plot]'."
         ) from error
     return written
 

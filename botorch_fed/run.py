@@ -133,6 +133,8 @@ class RunResult:
         given: One row per observation that an agent had before the run: agent, point, value, and
             the noise-free value and regret if the problem defines them.
         budget: The largest number of evaluations of each site; None if not recorded.
+        trust: The trust of each site in what it has received, from 0 to 1, at each of its
+            messages; of sites that compare trusts by own outcomes only.
     """
 
     names: tuple[AgentId, ...]
@@ -150,6 +152,7 @@ class RunResult:
     measure: Measure = "simple"
     given: list[Record] = field(default_factory=list)
     budget: int | None = None
+    trust: dict[AgentId, list[float]] = field(default_factory=dict)
 
     def __repr__(self) -> str:
         return (

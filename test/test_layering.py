@@ -85,7 +85,7 @@ ROOMS: dict[str, set[str]] = {
         "studies",
     },
     "test_functions": {"errors", "rng", "space"},
-    "report": {"errors", "federation", "privacy", "run", "space"},
+    "report": {"errors", "federation", "models", "privacy", "run", "space"},
     "run": {"errors", "rng", "space", "wire", "storage", "federation", "engines", "test_functions"},
     "ax_adapter": {
         "constraints",
@@ -150,7 +150,8 @@ OWNERS: dict[str, set[str]] = {
         "botorch_fed/privacy/hazmat/keys.py",
     },
     "ax": {"botorch_fed/ax_adapter.py"},
-    "matplotlib": {"botorch_fed/report.py"},
+    "matplotlib": {"botorch_fed/report/audit.py"},
+    "plotly": {"botorch_fed/report/page.py"},
     "msgpack": {"botorch_fed/wire/codec.py"},
     "pickle": set(),
 }
@@ -161,6 +162,7 @@ HEAVY = [
     "cryptography",
     "ax",
     "matplotlib",
+    "plotly",
     "dp_accounting",
     "pandas",
 ]

@@ -65,6 +65,7 @@ OF_EXTRAS = {
     "ax": "ax-platform",
     "flwr": "flwr",
     "matplotlib": "matplotlib",
+    "plotly": "plotly",
     "httpx": "flwr",
     "uvicorn": "flwr",
 }
