@@ -114,6 +114,7 @@ ROOMS: dict[str, set[str]] = {
         "storage",
         "studies",
     },
+    "watch": {"deploy", "errors", "report", "run"},
     "deploy": {"errors", "engines", "storage", "federation", "privacy", "run", "study"},
     "flower_app": set(),
     "cli": {
@@ -124,6 +125,7 @@ ROOMS: dict[str, set[str]] = {
         "study",
         "run",
         "report",
+        "watch",
         "privacy",
         "search",
         "test_functions",

@@ -78,17 +78,14 @@ def heading(result: RunResult) -> str:
     return f"{result.protocol}, {counted(len(result.names), 'agent')}"
 
 
-def report_sections(
-    result: RunResult, others: Mapping[str, RunResult] = {}, *, unfinished: bool = False
-) -> list[Section]:
+def report_sections(result: RunResult, others: Mapping[str, RunResult] = {}) -> list[Section]:
     """The sections of a report.
 
     Args:
-        result: The result, or the part of a run that has not ended.
+        result: The result, also of a run that has not ended.
         others: Runs to compare with, by label.
-        unfinished: Whether the run has not ended.
     """
-    return sections(compared_runs(result, others), unfinished=unfinished)
+    return sections(compared_runs(result, others))
 
 
 __all__ = ["plot_audit", "write_report"]

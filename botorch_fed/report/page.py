@@ -238,14 +238,16 @@ def links(sections: Sequence[Section]) -> str:
     return "".join(f'<li><a href="#{s.key}">{escaped(s.title)}</a></li>' for s in sections)
 
 
-def page(heading: str, sections: Sequence[Section], *, live: int = 0) -> str:
+def page(
+    heading: str, sections: Sequence[Section], *, live: Mapping[str, Any] | None = None
+) -> str:
     """The whole file.
 
     Args:
         heading: The title.
         sections: The sections.
-        live: Milliseconds after which the page asks the server that it came from for newer content;
-            0 for a file.
+        live: Of a page that asks its server for news: ``every``, in milliseconds, and the ``stamp``
+            of its content.
     """
     scripts = (plotly_script(), _asset("report.js"))
     allowed = " ".join(f"'sha256-{_digest(script)}'" for script in scripts)

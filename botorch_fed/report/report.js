@@ -184,7 +184,7 @@
 
   // ---------------------------------------------------------------- a run that goes on
 
-  let stamp = null;
+  let stamp = settings.live ? settings.live.stamp : "";
 
   function replace(news) {
     const main = document.getElementById("main");
@@ -226,17 +226,17 @@
     const state = document.getElementById("state");
     let ended = false;
     try {
-      const answer = await fetch(`state?seen=${stamp || ""}`, { cache: "no-store" });
+      const answer = await fetch(`state?seen=${stamp}`, { cache: "no-store" });
       if (!answer.ok) throw new Error(await answer.text());
       const news = await answer.json();
-      if (stamp !== null && news.main) replace(news);
+      if (news.main) replace(news);
       stamp = news.stamp;
       ended = news.ended;
       state.textContent = news.state;
     } catch (error) {
       state.textContent = `No news: ${error.message || error}. Is botorch-fed watch still running?`;
     }
-    if (!ended) setTimeout(follow, settings.live);
+    if (!ended) setTimeout(follow, settings.live.every);
   }
 
   root.classList.add("js");

@@ -66,17 +66,17 @@ MOST_SLICED = 12  # sites with slices
 MOST_NUMBERS = 12  # rows of a chart's table
 
 
-def sections(runs: list[Run], *, unfinished: bool = False) -> list[Section]:
+def sections(runs: list[Run]) -> list[Section]:
     """All sections that have parts."""
-    return [section for section in _sections(runs, unfinished) if section.parts]
+    return [section for section in _sections(runs) if section.parts]
 
 
-def _sections(runs: list[Run], unfinished: bool) -> Iterator[Section]:
+def _sections(runs: list[Run]) -> Iterator[Section]:
     this = runs[0]
     result = this.result
     space, rows = result.space, _rows(result)
     found = _importances(space, rows)
-    yield Section("result", "Result", [*verdict(runs, unfinished), *_guarantee(result)])
+    yield Section("result", "Result", [*verdict(runs), *_guarantee(result)])
     yield Section("convergence", "Convergence", _convergence(runs))
     yield Section("agents", "Agent by agent", _agents(runs))
     yield Section("fronts", "Pareto fronts", _fronts(result))

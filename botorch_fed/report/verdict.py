@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 _MOST_NAMED = 8
 
 
-def verdict(runs: list[Run], unfinished: bool) -> list[str]:
+def verdict(runs: list[Run]) -> list[str]:
     """The parts of the first screen."""
     this = runs[0]
-    parts = [_unfinished(this.result)] if unfinished else []
+    parts = [] if this.result.ended else [_unfinished(this.result)]
     parts += [_contributed(runs), tiles(_tiles(this.result))]
     parts += _best(this.result)
     return parts
