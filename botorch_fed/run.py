@@ -689,6 +689,8 @@ def run(
             max_bytes=max_bytes,
         )
         gather()
+        found = engine.trust
+    result.trust = {name: found[name] for name in names if name in found}
     for name in names:
         rows = _observation_rows(name, observations[name], objectives[name], optima, space)
         result.records += _flagged(rows, space) if space.outcomes else rows
