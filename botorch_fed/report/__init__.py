@@ -74,7 +74,9 @@ def write_report(
 
 
 def heading(result: RunResult) -> str:
-    """The title of a report: the protocol and the number of agents."""
+    """The title of a report: the protocol and the number of agents, or the site."""
+    if result.part == "site":
+        return f"{result.protocol}, site {result.names[0]}"
     return f"{result.protocol}, {counted(len(result.names), 'agent')}"
 
 

@@ -128,9 +128,10 @@ def axis(title: str, **more: Any) -> Figure:
     return {"title": {"text": plain(title)}, "type": "linear", "automargin": True, **more}
 
 
-def counts_axis(title: str, **more: Any) -> Figure:
-    """An axis of whole numbers."""
-    return axis(title, tickformat=",d", **more)
+def counts_axis(title: str, most: int) -> Figure:
+    """An axis of whole numbers up to `most`."""
+    step = {"dtick": 1} if most <= 14 else {}
+    return axis(title, tickformat=",d", **step)
 
 
 def mean_lines(

@@ -107,6 +107,14 @@ def _guarantee(result: RunResult) -> list[str]:
     note = paragraph(_WHOSE[result.part])
     if result.part == "site":
         return [note]
+    if "epsilon" not in account and not result.ended and result.price is not None:
+        promised = result.price
+        words = (
+            f"The plan of the run promises ε ≤ {upper(promised.epsilon)} and δ = "
+            f"{upper(promised.delta)}, per {promised.unit}, adjacency {promised.adjacency}. What "
+            "was spent, and whether the noise was private, is told when the run has ended."
+        )
+        return [paragraph(words), note]
     if "epsilon" not in account:
         return [paragraph("No privacy guarantee: this run has none."), note]
     if not account.get("private"):
@@ -131,7 +139,7 @@ _WORLDS = {
 }
 
 
-def _promise(account: Mapping[str, Any], verb: str = "is") -> str:
+def _promise(account: Mapping[str, Any], verb: str = "are") -> str:
     unit, adjacency = account["unit"], account["adjacency"]
     world = _WORLDS.get(adjacency, "that differs in one {unit}").format(unit=unit)
     return (
@@ -172,8 +180,8 @@ _INTERVALS = (
 
 def _convergence(runs: list[Run]) -> list[str | Chart]:
     drawn = [run for run in runs if run.best]
-    if not runs[0].best:
-        return []
+    if not runs[0].best or (len(drawn) == 1 and len(runs[0].best) == 1):
+        return []  # of one agent alone its own section has all
     span = metric_range(runs)
     parts: list[str | Chart] = [_convergence_chart(drawn, span), _best_table(drawn, span)]
     if len(drawn) > 1:
@@ -222,7 +230,7 @@ def _mean_figure(
         traces += charts.mean_lines(run, values, estimates)
     return charts.figure(
         traces,
-        xaxis=charts.counts_axis("query of an agent"),
+        xaxis=charts.counts_axis("query of an agent", max(run.longest for run in runs)),
         yaxis=charts.axis(f"{runs[0].measure} so far"),
         showlegend=len(runs) > 1,
     )
@@ -315,7 +323,7 @@ def _every_agent(run: Run) -> charts.Figure:
         traces.append(trace)
     return charts.figure(
         traces,
-        xaxis=charts.counts_axis("query of an agent"),
+        xaxis=charts.counts_axis("query of an agent", run.longest),
         yaxis=charts.axis(f"{run.measure} so far"),
         showlegend=1 < len(run.best) <= 12,
     )
@@ -346,7 +354,7 @@ def _one_agent(runs: list[Run], name: str) -> charts.Figure:
         layout["annotations"] = [_note_at(optimum, "optimum")]
     return charts.figure(
         traces,
-        xaxis=charts.counts_axis(f"query of {name}"),
+        xaxis=charts.counts_axis(f"query of {name}", max(run.longest for run in runs)),
         yaxis=charts.axis("value" if this.reference is None else this.measure),
         **layout,
     )
@@ -660,7 +668,7 @@ def _parallel_chart(result: RunResult, rows: list[Record], order: list[Parameter
         values = [value_of(space, kept[i]) for i in part]
         if not values:
             continue
-        ends = f"{brief(min(values))} to {brief(max(values))}"
+        ends = " to ".join(dict.fromkeys((brief(min(values)), brief(max(values)))))
         width = 2.2 if shade == charts.SHADES - 1 else 1.2
         traces.append(
             {
@@ -691,7 +699,8 @@ def _parallel_chart(result: RunResult, rows: list[Record], order: list[Parameter
     names = [plain(p.name, 16) for p in order]
     figure = charts.figure(
         traces,
-        xaxis=charts.axis("", tickmode="array", tickvals=across, ticktext=names, side="bottom"),
+        xaxis=charts.axis("", tickmode="array", tickvals=across, ticktext=names)
+        | {"range": [-0.4, len(order) - 0.6]},
         yaxis={"visible": False, "range": [-0.1, 1.1]},
         annotations=annotations,
         hovermode="closest",
@@ -824,7 +833,7 @@ def _spending(result: RunResult) -> list[str | Chart]:
         places, costs = [0, *places], [0.0, *costs]
     figure = charts.figure(
         [charts.steps("ε spent", places, costs, 0)],
-        xaxis=charts.counts_axis(name),
+        xaxis=charts.counts_axis(name, max(places)),
         yaxis=charts.axis("ε spent", rangemode="tozero"),
         shapes=[_level(account["epsilon"])],
         showlegend=False,
@@ -871,7 +880,7 @@ def _signal(account: Mapping[str, Any]) -> list[str | Chart]:
     }
     figure = charts.figure(
         [trace],
-        xaxis=charts.counts_axis("release"),
+        xaxis=charts.counts_axis("release", len(places)),
         yaxis=charts.axis("signal over noise", rangemode="tozero"),
         shapes=[_level(1.0)],
         showlegend=False,
@@ -1024,7 +1033,7 @@ def _per_round(
     ]  # fmt: skip
     return charts.figure(
         traces,
-        xaxis=charts.counts_axis("round"),
+        xaxis=charts.counts_axis("round", max(rounds)),
         yaxis=charts.axis(title, rangemode="tozero", tickformat="~s"),
         showlegend=len(traces) > 1,
     )
@@ -1038,7 +1047,7 @@ def _trust_figure(result: RunResult) -> charts.Figure:
     ]
     return charts.figure(
         traces[:MOST_SITES],
-        xaxis=charts.counts_axis("message of an agent"),
+        xaxis=charts.counts_axis("message of an agent", max(map(len, result.trust.values()))),
         yaxis=charts.axis("trust in what was received", range=[-0.02, 1.02]),
         showlegend=len(traces) <= 12,
     )

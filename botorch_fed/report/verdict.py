@@ -220,6 +220,8 @@ def _epsilon(result: RunResult) -> list[tuple[str, str, str]]:
     account: Mapping[str, Any] = result.privacy or {}
     if result.part == "site":
         return []
+    if "epsilon" not in account and not result.ended and result.price is not None:
+        return [("ε promised", upper(result.price.epsilon), "spent: told at the end")]
     if "epsilon" not in account:
         return [("Privacy", "none", "no guarantee")]
     if not account.get("private"):

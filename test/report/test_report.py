@@ -42,6 +42,7 @@ from botorch_fed.privacy.audit import AuditReport, Claim, audit_transcripts
 from botorch_fed.report import plot_audit, write_report
 from botorch_fed.report.page import plotly_script
 from botorch_fed.report.sections import spent
+from botorch_fed.report.verdict import queries_with_messages
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
 from botorch_fed.search.support import SupportSearch
@@ -472,6 +473,16 @@ def test_seeded_noise_is_not_private_in_red(seeded: RunResult, tmp_path: Path) -
     assert "protects no data" in page.words
 
 
+def test_a_run_that_has_not_ended_promises_what_its_plan_does(
+    private: RunResult, fts: RunResult, tmp_path: Path
+) -> None:
+    words = _page(replace(private, ended=False, privacy=None), tmp_path).words
+    assert "The run has not ended. This is what its folder holds: 36 evaluations." in words
+    assert "The plan of the run promises ε ≤ 2 and δ = 0.001, per agent" in words
+    assert "No privacy guarantee" not in words
+    assert "No privacy guarantee" in _page(replace(fts, ended=False), tmp_path).words
+
+
 def test_nothing_of_a_server_is_shown_that_is_not_on_the_list(
     private: RunResult, tmp_path: Path
 ) -> None:
@@ -540,8 +551,10 @@ def test_parts_without_data_are_left_out(tiny: RunResult, tmp_path: Path) -> Non
     empty = RunResult(names=("a",), space=SPACE, seed=0, protocol="Mine")
     page = _page(empty, tmp_path)
     assert page.titles == ["Result", "Who sees what", "The run"]
-    single = _page(tiny, tmp_path, others={"empty": empty})
-    assert "Convergence" in single.titles
+    alone = _page(tiny, tmp_path, others={"empty": empty})
+    assert "Convergence" not in alone.titles
+    assert "Agent by agent" in alone.titles
+    assert "Convergence" in _page(tiny, tmp_path, others={"again": tiny}).titles
 
 
 def test_many_agents_are_folded_and_cut(tmp_path: Path) -> None:
@@ -714,7 +727,7 @@ def test_a_sites_part_does_not_speak_for_the_run(private: RunResult, tmp_path: P
     )
     page = _page(part, tmp_path)
     text = html.unescape(page.text)
-    assert "1 agent<" in text
+    assert f", site {private.names[0]}<" in text
     assert "The hub's report has the promise" in text
     assert "No privacy guarantee" not in text
     _check_accessible(page)
@@ -761,3 +774,79 @@ def test_several_objectives_have_hypervolumes_and_fronts(tmp_path: Path) -> None
     assert len(result.pareto("a")) > 1
     for row in result.pareto("a"):
         assert f"{row['parameters']['x']:.6g}" in page.words
+
+
+# ------------------------------------------------------------------ the first screen
+
+
+def _of_values(**values: list[float]) -> RunResult:
+    """A run of sites with these values, query by query."""
+    rows = [
+        {"agent": name, "round": 1 + k // 2, "query": k + 1, "x": [k / 9, 0.2, 1, 0], "y": y,
+         "true": None, "status": "completed"}
+        for name, found in values.items()
+        for k, y in enumerate(found)
+    ]  # fmt: skip
+    return RunResult(tuple(values), SPACE, 0, "FTS", records=rows)
+
+
+ALONE_VALUES = {f"s{k}": [1.0 + 0.01 * k, 0.5 + 0.02 * k] for k in range(4)}
+SHIFTS = (  # of the best values at the end, smaller is better
+    ([-0.2, -0.21, -0.19, -0.2], "good", "This run is ahead.", "better by 0.2 on average"),
+    ([0.2, 0.21, 0.19, 0.2], "bad", "This run is behind.", "worse by 0.2 on average"),
+    ([0.2, -0.21, 0.19, -0.2], "warn", "No difference is shown.", "so no difference is shown"),
+    ([0.0] * 4, "warn", "No difference is shown.", "the same best value at the end"),
+)
+
+
+@pytest.mark.parametrize(("shifts", "kind", "head", "words"), SHIFTS)
+def test_the_verdict_is_that_of_paired_intervals(
+    shifts: list[float], kind: str, head: str, words: str, tmp_path: Path
+) -> None:
+    pairs = zip(ALONE_VALUES.items(), shifts, strict=True)
+    this = _of_values(**{name: [first, last + shift] for (name, (first, last)), shift in pairs})
+    alone = _of_values(**ALONE_VALUES)
+    page = _page(this, tmp_path, others={"alone": alone})
+    (banner,) = [a for a in page.all("div") if "banner" in str(a.get("class"))]
+    assert banner["class"] == f"banner {kind}"
+    assert head in page.words
+    assert words in page.words
+    assert "intervals are over sites, not over seeds" in page.words
+    both = _page(this, tmp_path, others={"alone": alone, "itself": this})
+    assert ("It depends on the comparison." in both.words) == (kind != "warn")
+
+
+def test_one_site_or_none_shows_no_difference(tmp_path: Path) -> None:
+    this, alone = _of_values(a=[1.0, 0.2]), _of_values(a=[1.0, 0.5])
+    assert "One site shows no difference." in _page(this, tmp_path, others={"alone": alone}).words
+    other = _of_values(b=[1.0, 0.5])
+    assert "no site is in both runs" in _page(this, tmp_path, others={"alone": other}).words
+    words = _page(this, tmp_path).words
+    assert "The contribution is unknown." in words
+    assert "--compare alone=FOLDER" in words
+
+
+def test_best_configurations_have_names_and_all_digits(fts: RunResult, fts_page: Page) -> None:
+    rows, _ = fts_page.table("Best configuration of each site")
+    assert rows[0] == [
+        "Site", "Best value (smaller is better)", "rate", "depth", "kernel", "Queries with messages"
+    ]  # fmt: skip
+    for row, name in zip(rows[1:], fts.names, strict=True):
+        value, best = fts.best_observed(name)
+        assert row[:2] == [name, f"{value:.5g}"]
+        assert row[2:5] == [f"{best['rate']:.6g}", str(best["depth"]), best["kernel"]]
+    (text,) = re.findall(r"<pre[^>]*>(.*?)</pre>", fts_page.markup, flags=re.DOTALL)
+    listed = json.loads(html.unescape(text))
+    assert [one["parameters"] for one in listed] == [fts.best_parameters(n) for n in fts.names]
+
+
+def test_queries_had_messages_from_the_first_one_on(fts: RunResult, tmp_path: Path) -> None:
+    found = queries_with_messages(fts)
+    assert found == dict.fromkeys(fts.names, (4, 6))  # messages after queries 2 and 4
+    silent = replace(fts, rounds=[{**row, "received": []} for row in fts.rounds])
+    assert queries_with_messages(silent) == dict.fromkeys(fts.names, (0, 6))
+    assert queries_with_messages(replace(fts, rounds=[])) is None
+    trusted = replace(fts, trust={"a": [0.1, 0.5], "c": [0.7]})
+    rows, _ = _page(trusted, tmp_path).table("Best configuration of each site")
+    assert [row[-1] for row in rows] == ["Trust", "0.50", "–", "0.70"]
+    assert "Trust earned0.600.50 to 0.70 at the sites" in _page(trusted, tmp_path).words
