@@ -9,7 +9,9 @@ r"""Reports of results, and the picture of an audit.
 
     runs, statistics      the numbers: best values, intervals, differences between runs
     effects               importances of parameters, and slices of a site's model
-    verdict, sections     tables and charts of each part
+    verdict, outcomes, parameters, accounts, traffic
+                          tables and charts of each part
+    sections              all parts in their order
     charts                Plotly figures as plain data
     page                  escaping, HTML, and the file with its scripts
     audit                 the picture of an audit, by matplotlib

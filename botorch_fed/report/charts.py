@@ -190,3 +190,21 @@ def ends_of(parameter: Parameter) -> tuple[str, str]:
     if parameter.values:
         return plain(shown(parameter.values[0]), 14), plain(shown(parameter.values[-1]), 14)
     return f"{parameter.lower:g}", f"{parameter.upper:g}"
+
+
+def level(height: float) -> Figure:
+    """A level line through a chart."""
+    line = {"type": "line", "xref": "paper", "x0": 0, "x1": 1, "y0": height, "y1": height}
+    return {**line, "line": REFERENCE}
+
+
+def note_at(height: float, words: str) -> Figure:
+    place = {"xref": "paper", "x": 1, "y": height, "xanchor": "right", "yanchor": "bottom"}
+    return {**place, "text": words, "showarrow": False, "font": {"size": 11}}
+
+
+def named(point: Mapping[str, Any]) -> str:
+    """Parameters by name for a hover text."""
+    return "<br>".join(
+        f"{plain(name, 30)} = {plain(shown(value), 30)}" for name, value in point.items()
+    )

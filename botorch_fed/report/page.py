@@ -18,7 +18,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from botorch_fed.report.statistics import number, short, shown
+from botorch_fed.report.statistics import Estimate, brief, number, short, shown
 
 NO_PLOTLY = 'needs plotly: pip install "botorch_fed[plot]".'
 MOST_OPEN = 12  # rows of a table that is not folded
@@ -96,6 +96,15 @@ def cell(value: object, *, numeric: bool = False) -> str:
 def value_cell(value: float | None) -> str:
     """A cell with a number, or with none."""
     return cell("–", numeric=True) if value is None else f'<td class="num">{data(value)}</td>'
+
+
+def interval_cell(found: Estimate | None) -> str:
+    """A cell: a mean, its 95 % interval and the number of values."""
+    if found is None:
+        return cell("–", numeric=True)
+    ends = "" if found.half is None else f" [{brief(found.low)}, {brief(found.high)}]"
+    small = f'<span class="n">{escaped(f"{ends} ({found.count})")}</span>'
+    return f'<td class="num">{data(found.mean)}{small}</td>'
 
 
 def parameter_cell(value: object) -> str:

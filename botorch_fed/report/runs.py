@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+import torch
 from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.report.statistics import known
@@ -208,3 +209,9 @@ def best_trials(result: RunResult) -> list[Best]:
             one = max(front, key=lambda row: sign * row["values"][metric])
             found.append(Best(name, metric, one["values"], one["parameters"]))
     return found
+
+
+def points_of(space: SearchSpace, rows: Sequence[Record]) -> list[dict[str, Any]]:
+    """The points of observations by name, in the user's units."""
+    X = torch.tensor([row["x"] for row in rows], dtype=torch.float64)
+    return space.from_unit(X.reshape(len(rows), space.dim))

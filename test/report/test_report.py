@@ -40,8 +40,8 @@ from botorch_fed.privacy import (
 from botorch_fed.privacy.accounting import Event, Ledger
 from botorch_fed.privacy.audit import AuditReport, Claim, audit_transcripts
 from botorch_fed.report import plot_audit, write_report
+from botorch_fed.report.accounts import spent
 from botorch_fed.report.page import plotly_script
-from botorch_fed.report.sections import spent
 from botorch_fed.report.verdict import queries_with_messages
 from botorch_fed.rng import generator
 from botorch_fed.run import RunResult, run
