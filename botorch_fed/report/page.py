@@ -212,8 +212,9 @@ def _figure(chart: Chart) -> str:
         )
     folded_numbers = details("Numbers of this chart", chart.numbers) if chart.numbers else ""
     return (
-        f'<figure id="{key}-figure">{pick}<div class="chart" id="{key}-chart" role="img" '
-        f'aria-label="{escaped(chart.label)}" style="height:{chart.height}px"></div>'
+        f'<figure id="{key}-figure">{pick}<div class="wide">'
+        f'<div class="chart" id="{key}-chart" role="img" aria-label="{escaped(chart.label)}" '
+        f'style="height:{chart.height}px"></div></div>'
         f"<figcaption>{escaped(chart.caption)}</figcaption>{folded_numbers}</figure>"
     )
 

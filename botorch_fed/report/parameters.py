@@ -147,7 +147,7 @@ def _slice_chart(
                     [charts.place_of(parameter, points[i][parameter.name]) for i in mine],
                     [value_of(space, drawn[i]) for i in mine],
                     place,
-                    [_trial_words(drawn[i], points[i], which) for i in mine],
+                    [_trial_words(space, drawn[i], points[i], parameter) for i in mine],
                     marker={"symbol": charts.symbol(place), "size": 6},
                     **group,
                 )
@@ -206,9 +206,12 @@ def _site_slices(
     return found
 
 
-def _trial_words(row: Record, point: Mapping[str, Any], which: str) -> str:
-    value = row["y"] if not isinstance(row["y"], list) else row["y"][0]
-    return f"{plain(row['agent'])}, {plain(which)} {number(float(value))}<br>{charts.named(point)}"
+def _trial_words(
+    space: SearchSpace, row: Record, point: Mapping[str, Any], parameter: Parameter
+) -> str:
+    """A site, the value, and one parameter; the table of trials has all of them."""
+    named = charts.named({parameter.name: point[parameter.name]})
+    return f"{plain(row['agent'])}: {number(value_of(space, row))}<br>{named}"
 
 
 def _parallel_chart(result: RunResult, rows: list[Record], order: list[Parameter]) -> Chart:
@@ -232,7 +235,7 @@ def _parallel_chart(result: RunResult, rows: list[Record], order: list[Parameter
         for i in part:
             x += [*across, None]
             y += [*(charts.share_of(p, points[i][p.name]) for p in order), None]
-            words += [_trial_words(kept[i], points[i], which)] * (len(order) + 1)
+            words += [*(_trial_words(space, kept[i], points[i], p) for p in order), ""]
         values = [value_of(space, kept[i]) for i in part]
         if not values:
             continue

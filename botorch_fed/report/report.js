@@ -225,6 +225,7 @@
   async function follow() {
     const state = document.getElementById("state");
     let ended = false;
+    let words;
     try {
       const answer = await fetch(`state?seen=${stamp}`, { cache: "no-store" });
       if (!answer.ok) throw new Error(await answer.text());
@@ -232,10 +233,11 @@
       if (news.main) replace(news);
       stamp = news.stamp;
       ended = news.ended;
-      state.textContent = news.state;
+      words = news.state;
     } catch (error) {
-      state.textContent = `No news: ${error.message || error}. Is botorch-fed watch still running?`;
+      words = `No news: ${error.message || error}. Is botorch-fed watch still running?`;
     }
+    if (state.textContent !== words) state.textContent = words;
     if (!ended) setTimeout(follow, settings.live.every);
   }
 

@@ -76,7 +76,7 @@ def _contributed(runs: list[Run]) -> str:
     items = "".join(f"<li>{escaped(words)}</li>" for _, words in found)
     note = (
         "Best values of the same sites in one run of each; intervals are over sites, not over "
-        "seeds."
+        "seeds, and not corrected for their number."
     )
     head = _HEADS[kind] if len(set(kinds)) == 1 else "It depends on the comparison."
     return (

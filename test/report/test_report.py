@@ -674,14 +674,19 @@ def _browsed(folder: Path, *options: str) -> tuple[dict[str, Any], str]:
 @pytest.mark.skipif(BROWSER is None, reason="there is no chromium on PATH")
 @pytest.mark.parametrize("scheme", ["dark", "light"])
 def test_a_browser_draws_filters_and_sorts(scheme: str, fts: RunResult, tmp_path: Path) -> None:
-    failed = [
-        {**row, "y": None, "status": "failed", "reason": HOSTILE[0]}
-        if row["agent"] == "b" and row["query"] == 3
-        else row
-        for row in fts.records
-    ]
-    result = replace(fts, records=failed)
-    written = _page(result, tmp_path, others={HOSTILE[1]: fts})
+    wide = SearchSpace(tuple(Parameter.real(f"{HOSTILE[k % 6]} {k}", 0.0, 1.0) for k in range(9)))
+    points = generator(0, "wide").uniform(30, 9)
+    rows = [
+        {"agent": "abc"[k % 3], "round": 1 + k // 3, "query": 1 + k // 3, "status": "completed",
+         "x": x, "y": sum(x[:2]), "true": None}
+        for k, x in enumerate(points.tolist())
+    ]  # fmt: skip
+    other = replace(fts, space=wide, records=rows)
+    rows = [dict(row) for row in rows]
+    rows[7] |= {"y": None, "status": "failed", "reason": HOSTILE[0]}
+    written = _page(replace(other, records=rows), tmp_path, others={HOSTILE[1]: other})
+    assert set(written.charts) >= {"importances", "slices", "parallel", "communication"}
+    assert len(written.charts["slices"]) == 8
     shade = {"dark": 0, "light": 1}[scheme]
     found, complaints = _browsed(tmp_path, f"--blink-settings=preferredColorScheme={shade}")
     assert not complaints
