@@ -43,7 +43,7 @@ from botorch_fed.engines.flower_control import Control, ControlRefused, HubLost
 from botorch_fed.engines.site_process import Background, SiteProcess, ask_site, is_listening
 from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import BudgetExceeded, FederatedError
-from botorch_fed.federation.agent import paying
+from botorch_fed.federation.agent import TINY, paying
 from botorch_fed.federation.anchors import Anchors, SealedLedger
 from botorch_fed.federation.base import AgentId, secrets_in, with_stores
 from botorch_fed.federation.drive import Round
@@ -529,8 +529,8 @@ class SiteFolder:
         self._check_home(study)
         found = self._result(study, noted["name"], [])
         found.records = site_rows(self.home(study), noted["name"], study.space)
-        done = sum(row["status"] != "attached" for row in found.records)
-        found.ended = done >= study.budget
+        left = study.budget - found.spent(noted["name"])
+        found.ended = left < study.space.cheapest - TINY
         return found
 
     def _noted(self) -> dict[str, str]:

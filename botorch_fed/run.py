@@ -245,6 +245,13 @@ class RunResult:
                 costs.append(total)
         return torch.tensor(costs, dtype=torch.float64)
 
+    def spent(self, site: AgentId) -> float:
+        """What a site's evaluations have cost so far, in evaluations at the target."""
+        rows = [row for row in self.records if row["agent"] == site]
+        points = [row["x"] for row in rows if row.get("status") != "attached"]
+        X = torch.tensor(points, dtype=torch.float64).reshape(len(points), self.space.dim)
+        return math.fsum(self.space.costs(X))
+
     def counts(self, row: Record) -> bool:
         """Whether an observation may be a best one: it meets constraints, and is at the target."""
         return "violates" not in row and _at_target(self.space, row["x"])

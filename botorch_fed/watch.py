@@ -89,7 +89,7 @@ class Watch(ThreadingHTTPServer):
         port: Its port; 0 for a free one.
 
     Raises:
-        FederatedError: The folder holds no run.
+        FederatedError: The folder holds no run, or the port cannot be used.
     """
 
     daemon_threads = True
@@ -106,7 +106,13 @@ class Watch(ThreadingHTTPServer):
         self.ended = False
         plotly_script()  # without the package, this says so
         self._refresh()
-        super().__init__(("127.0.0.1", port), _Handler)
+        try:
+            super().__init__(("127.0.0.1", port), _Handler)
+        except (OSError, OverflowError) as error:
+            raise FederatedError(
+                f"Port {port} of 127.0.0.1 cannot be used ({error}): leave --port out, or name "
+                "another one from 1024 to 65535."
+            ) from error
 
     @property
     def url(self) -> str:

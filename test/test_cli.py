@@ -15,6 +15,7 @@ import torch
 
 import botorch_fed.privacy
 from botorch_fed.cli import _Gain, _gains, _judged, _parser, _silent, main
+from botorch_fed.report.page import plotly_script
 from botorch_fed.run import RunResult
 from botorch_fed.study import read_study, run_study
 from botorch_fed.version import __version__
@@ -295,7 +296,7 @@ def test_run_in_worker_processes_as_a_command(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_report(folder: Path, capsys: Captured) -> None:
+def test_report(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("plotly")
     told(capsys, 0, "run", write(folder), "--out", folder / "first")
     told(capsys, 0, "run", write(folder), "--out", folder / "second")
@@ -309,6 +310,14 @@ def test_report(folder: Path, capsys: Captured) -> None:
     assert "expected LABEL=DIR" in told(capsys, 2, "report", folder / "first", "--compare", "x")[1]
     _, err = told(capsys, 2, "report", folder)
     assert "has no result.json" in err
+    with monkeypatch.context() as without:
+        for name in [name for name in sys.modules if name.split(".")[0] == "plotly"]:
+            without.delitem(sys.modules, name)
+        without.setitem(sys.modules, "plotly", None)
+        plotly_script.cache_clear()
+        for command in ("report", "watch"):
+            _, err = told(capsys, 1, command, folder / "first")
+            assert "pip install 'botorch_fed[plot]'" in err
     (folder / "first" / "result.json").write_text("{")
     assert "are damaged" in told(capsys, 1, "report", folder / "first")[1]
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -190,6 +191,15 @@ def test_nobody_else_reads_or_writes(tmp_path: Path) -> None:
         assert int(headers["Content-Length"]) > 1_000_000
 
 
+def test_a_port_that_cannot_be_used_is_named(tmp_path: Path) -> None:
+    _run(tmp_path / "run", lambda: None)
+    with _serving(tmp_path / "run") as server:
+        with pytest.raises(FederatedError, match=f"Port {server.server_port} of 127.0.0.1 cannot"):
+            Watch(tmp_path / "run", server.server_port)
+    with pytest.raises(FederatedError, match="leave --port out"):
+        Watch(tmp_path / "run", 70000)
+
+
 def test_folders_without_a_run_are_refused(tmp_path: Path) -> None:
     with pytest.raises(FolderError, match=r"has no result\.json"):
         look(tmp_path)
@@ -233,10 +243,14 @@ def test_a_site_is_shown_while_its_process_holds_the_log(tmp_path: Path) -> None
             site.site(study, "north")
         result = look(site.folder)
         opened.attach({"rate": 0.1, "depth": 4}, 0.25)
+        opened.attach({"rate": 0.1, "depth": 5}, 0.25)  # two of them use no budget of two
         later = look(site.folder)
     assert (result.part, result.names, result.ended) == ("site", ("north",), False)
     assert result.best_parameters("north") == {"rate": pytest.approx(0.01), "depth": 3}
-    assert [len(one.records) for one in (result, later)] == [1, 2]
+    assert [len(one.records) for one in (result, later)] == [1, 3]
+    assert (later.ended, later.spent("north")) == (False, 0.0)
+    rows = [{**row, "status": "completed"} for row in later.records]
+    assert replace(later, records=rows).spent("north") == 3.0
     assert site.result(study, "north").records == later.records
     assert later.sees is not None
     study.path.write_text(STUDY.replace("seed = 0", "seed = 1"))
