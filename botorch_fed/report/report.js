@@ -88,14 +88,15 @@
 
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
   narrow.addEventListener("change", drawAll);
-  addEventListener("beforeprint", () => {
-    root.classList.add("print");
+
+  // On paper: light colours, and charts as wide as the paper, which is not laid out yet.
+  function onPaper(wanted) {
+    root.classList.toggle("print", wanted);
     drawAll();
-  });
-  addEventListener("afterprint", () => {
-    root.classList.remove("print");
-    drawAll();
-  });
+    for (const key of Object.keys(charts)) Plotly.Plots.resize(`${key}-chart`);
+  }
+  addEventListener("beforeprint", () => onPaper(true));
+  addEventListener("afterprint", () => onPaper(false));
 
   // ---------------------------------------------------------------- the table of trials
 

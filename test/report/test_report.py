@@ -652,6 +652,8 @@ addEventListener("load", () => {
   pick.value = "1";
   pick.dispatchEvent(new Event("change"));
   found.title = one("#agents-chart .xtitle").textContent;
+  document.querySelector("iframe").contentWindow.dispatchEvent(new Event("beforeprint"));
+  found.printed = one("#convergence-chart .js-line").style.stroke;
   document.body.replaceChildren(JSON.stringify(found));
 });
 </script>"""
@@ -694,6 +696,7 @@ def test_a_browser_draws_filters_and_sorts(scheme: str, fts: RunResult, tmp_path
     assert found["drawn"] == len(written.charts) > 4
     assert found["paper"] == {"dark": "rgb(20, 23, 27)", "light": "rgb(255, 255, 255)"}[scheme]
     assert found["line"] == {"dark": "rgb(77, 180, 240)", "light": "rgb(0, 114, 178)"}[scheme]
+    assert found["printed"] == "rgb(0, 114, 178)"
     assert f"Against {HOSTILE[1]}" in found["words"]
     assert found["failed"] == 1
     values = [float(words) for words in found["sorted"] if words != "–"]
