@@ -17,6 +17,7 @@ import json
 import secrets
 import threading
 import time
+from contextlib import suppress
 from datetime import datetime
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -127,7 +128,8 @@ class Watch(ThreadingHTTPServer):
     def page(self) -> str:
         """The whole page."""
         with self._lock:
-            self._refresh()
+            with suppress(FederatedError, OSError):  # the page then says why there is no news
+                self._refresh()
             live = {"every": EVERY, "stamp": self._stamp}
             return page(str(self._content["heading"]), self._sections, live=live)
 

@@ -205,7 +205,7 @@ def test_a_command_runs(
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.delitem(sys.modules, "tuning", raising=False)
     if verb == "report":
-        pytest.importorskip("matplotlib")
+        pytest.importorskip("plotly")
         assert main(["run", "study.toml", "--out", command.words[-1]]) == 0
     if verb == "site identity":
         assert main(["site", "init", command.words[-1]]) == 0

@@ -162,6 +162,7 @@ def test_a_page_shows_what_is_new(tmp_path: Path) -> None:
         assert "of 6" in news["main"]
         shutil.rmtree(folder)
         assert "no result.json" in _news(server, news["stamp"])["state"]
+        assert "of 6" in _asked(server, f"/{server.token}/")[1]  # what was there before
 
 
 def test_nobody_else_reads_or_writes(tmp_path: Path) -> None:
