@@ -16,7 +16,8 @@ classes are the events of a site's log.
     Attached     results that were not asked for
     Replied      the reply to the last request was made, and may have been sent
 
-The agent is told a batch when all of its trials are answered.
+The agent is told a batch when all of its trials are answered. `Trials` folds the events into
+batches and observations.
 """
 
 from __future__ import annotations

@@ -317,7 +317,7 @@ def trials(result: RunResult) -> list[str | Chart]:
                 cell(row.get("status", "completed") if "round" in row else "given"),
                 *map(value_cell, missing if row["y"] is None else values),
                 *map(parameter_cell, point.values()),
-                cell(row.get("reason") or row.get("violates", "")),
+                cell(row.get("reason") or row.get("violates") or row.get("label", "")),
             ]
         )
     metrics = [one.name for one in space.metrics] if space.outcomes else ["value"]
