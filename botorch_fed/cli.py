@@ -8,7 +8,8 @@ r"""The command line: `botorch-fed`, or ``python -m botorch_fed.cli``.
     advise       what settings buy, in numbers, before a run
     account      the privacy cost of noisy releases, or the noise for a given cost
     audit        run a mechanism in two worlds and try to distinguish them
-    report       an HTML report from the folder of a run
+    report       an HTML report from the folder of a run or a site
+    watch        a local page that follows a run, a site or the hub's side of a run
     hub          the hub of a study across machines
     site         a site of a study across machines
     ledger       a ledger on disk, from which studies pay
@@ -35,7 +36,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, fields, replace
 from functools import partial
 from pathlib import Path
@@ -145,7 +146,10 @@ def _code_of(error: Exception) -> int | None:
     """The exit code of an error of the package; None for other errors, shown with a traceback."""
     if isinstance(error, BudgetExceeded):
         return EXHAUSTED
-    if isinstance(error, UsageError) or _is_a(error, "botorch_fed.study", "StudyError"):
+    usage = _is_a(error, "botorch_fed.study", "StudyError") or _is_a(
+        error, "botorch_fed.watch", "FolderError"
+    )
+    if usage or isinstance(error, UsageError):
         return USAGE
     if isinstance(error, FederatedError):
         return FAILED
@@ -269,6 +273,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_account(commands)
     _add_audit(commands)
     _add_report(commands)
+    _add_watch(commands)
     _add_hub(commands)
     _add_site(commands)
     _add_ledger(commands)
@@ -444,13 +449,38 @@ def _add_audit(commands: Any) -> None:
 
 
 def _add_report(commands: Any) -> None:
-    parser = _command(commands, "report", _report, "an HTML report from the folder of a run")
+    words = "an HTML report from the folder of a run or a site"
+    parser = _command(commands, "report", _report, words)
+    folder = "folder of a run, of the hub's side of a run, or of a site; the run may go on"
+    parser.add_argument("run", type=Path, metavar="RUN", help=folder)
+    compare = "another run and its folder, such as alone=DIR; may be repeated"
     parser.add_argument(
-        "run", type=Path, metavar="RUN", help="folder written by run(out=…) or demo"
+        "--compare",
+        action="append",
+        default=[],
+        type=_named_folder,
+        metavar="LABEL=DIR",
+        help=compare,
     )
     parser.add_argument(
         "--out", type=Path, metavar="FILE", help="file of the report; default RUN/report.html"
     )
+
+
+def _add_watch(commands: Any) -> None:
+    words = "a local page that follows a run, a site or the hub's side of a run"
+    parser = _command(commands, "watch", _watch, words)
+    folder = "folder of a run, of the hub's side of a run, or of a site"
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
+    port = "port on 127.0.0.1; default a free one"
+    parser.add_argument("--port", type=_count(0), default=0, metavar="N", help=port)
+
+
+def _named_folder(text: str) -> tuple[str, Path]:
+    label, separator, folder = text.partition("=")
+    if not (label and separator and folder):
+        raise argparse.ArgumentTypeError(f"expected LABEL=DIR, got {text!r}")
+    return label, Path(folder)
 
 
 def _add_completion(commands: Any) -> None:
@@ -813,10 +843,12 @@ def _write_report(
 
         written: Path = write_report(result, path, others=others, title=title)
     except ImportError as error:
-        raise FederatedError(
-            f"A report needs matplotlib ({error}): pip install 'botorch_fed[plot]'."
-        ) from error
+        raise _without_plotly(error) from error
     return written
+
+
+def _without_plotly(error: ImportError) -> FederatedError:
+    return FederatedError(f"A report needs plotly ({error}): pip install 'botorch_fed[plot]'.")
 
 
 def _demo_document(
@@ -1271,27 +1303,29 @@ def _audit_document(report: AuditReport) -> dict[str, Any]:
 
 
 def _report(arguments: argparse.Namespace) -> _Done:
-    from botorch_fed.run import RunResult
+    from botorch_fed.watch import look
 
-    if not (arguments.run / "result.json").is_file():
-        unfinished = (arguments.run / "run.json").is_file()
-        why = (
-            "holds an unfinished run: finish it with run --resume"
-            if unfinished
-            else ("has no result.json: expected a folder written by run(out=…)")
-        )
-        raise UsageError(f"The folder {arguments.run} {why}.")
-    try:
-        result = RunResult.load(arguments.run)
-    except (ValueError, KeyError, TypeError) as error:
-        raise FederatedError(
-            f"The files in {arguments.run} are damaged ({type(error).__name__}: {error}): restore "
-            "them from a copy, or write them again with run --resume."
-        ) from error
+    result = look(arguments.run)
+    others = {label: look(folder) for label, folder in arguments.compare}
     out = arguments.run / "report.html" if arguments.out is None else arguments.out
-    path = _write_report(result, out, {}, None)
+    path = _write_report(result, out, others, None)
     _say(arguments, f"Report: {path}")
     return _Done({"command": "report", "report": path, "protocol": result.protocol})
+
+
+def _watch(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.watch import Watch
+
+    try:
+        server = Watch(arguments.folder, arguments.port)
+    except ImportError as error:
+        raise _without_plotly(error) from error
+    with server:
+        _say(arguments, f"{server.url}\nfollows {arguments.folder}. Ctrl-C ends it.")
+        sys.stdout.flush()
+        with suppress(KeyboardInterrupt):
+            server.serve_forever()
+    return _Done({"command": "watch", "folder": arguments.folder, "ended": server.ended})
 
 
 # ------------------------------------------------------------------ hub and site

@@ -43,12 +43,12 @@ from botorch_fed.engines.flower_control import Control, ControlRefused, HubLost
 from botorch_fed.engines.site_process import Background, SiteProcess, ask_site, is_listening
 from botorch_fed.engines.verbs import perform
 from botorch_fed.errors import BudgetExceeded, FederatedError
-from botorch_fed.federation.agent import paying
+from botorch_fed.federation.agent import TINY, paying
 from botorch_fed.federation.anchors import Anchors, SealedLedger
 from botorch_fed.federation.base import AgentId, secrets_in, with_stores
 from botorch_fed.federation.drive import Round
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.trial import SITE_EVENTS
+from botorch_fed.federation.trial import SITE_EVENTS, Observation
 from botorch_fed.privacy.channels import identity
 from botorch_fed.run import (
     RunResult,
@@ -56,6 +56,7 @@ from botorch_fed.run import (
     make_agent,
     open_private,
     site_result,
+    site_rows,
     write_private,
 )
 from botorch_fed.storage.log import FileLog
@@ -504,16 +505,11 @@ class SiteFolder:
         Raises:
             DeployError: The verb's own error, or the site has not been started yet.
         """
-        noted = self.folder / "site.json"
-        if not noted.exists():
-            raise DeployError(
-                f"{self.folder} takes part in no study yet: begin with botorch-fed site start."
-            )
+        settings = self._noted()
         socket_ = self.folder / "socket"
         if is_listening(socket_):
             found = ask_site(socket_, verb, arguments)
         else:
-            settings = json.loads(noted.read_text())
             with (
                 _locked(self.folder / "lock", f"the site in {self.folder}"),
                 self.site(read_study(settings["study"]), settings["name"]) as site,
@@ -523,17 +519,54 @@ class SiteFolder:
             raise DeployError(found["error"])
         return found
 
-    def result(self, study: StudyFile, name: AgentId) -> RunResult:
-        """What this site has observed in a study."""
+    def so_far(self) -> RunResult:
+        """What this site has observed in its last study, read while its process may run.
+
+        It has ended when the budget is used, as far as a site knows.
+        """
+        noted = self._noted()
+        study = read_study(noted["study"])
+        self._check_home(study)
+        found = self._result(study, noted["name"], [])
+        found.records = site_rows(self.home(study), noted["name"], study.space)
+        left = study.budget - found.spent(noted["name"])
+        found.ended = left < study.space.cheapest - TINY
+        return found
+
+    def _noted(self) -> dict[str, str]:
+        """The study file and the name with which the site was started last."""
+        path = self.folder / "site.json"
+        if not path.exists():
+            raise DeployError(
+                f"{self.folder} takes part in no study yet: begin with botorch-fed site start."
+            )
+        noted: dict[str, str] = json.loads(path.read_text())
+        return noted
+
+    def _check_home(self, study: StudyFile) -> None:
         if not self.home(study).exists():
             raise DeployError(
                 f"{self.folder} has no study of these settings: is {study.path} the file that "
                 "`site start` was given, unchanged?"
             )
+
+    def _result(self, study: StudyFile, name: AgentId, seen: list[Observation]) -> RunResult:
+        protocol = study.study()
+        return site_result(
+            type(protocol).__name__,
+            study.space,
+            study.seed,
+            name,
+            seen,
+            budget=study.budget,
+            sees=protocol.sees(study.space, study.agents),
+        )
+
+    def result(self, study: StudyFile, name: AgentId) -> RunResult:
+        """What this site has observed in a study."""
+        self._check_home(study)
         with self.site(study, name) as site:
-            kind = type(study.study()).__name__
-            seen = list(site.observations())
-            return site_result(kind, study.space, study.seed, name, seen, budget=study.budget)
+            return self._result(study, name, list(site.observations()))
 
 
 def _payer(secrets: FileStore) -> str:

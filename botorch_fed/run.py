@@ -62,10 +62,17 @@ from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.hub import finished_rounds, hub_log
 from botorch_fed.federation.points import check_data
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.trial import SITE_EVENTS, Observation, Observed, Trial, trial_of
+from botorch_fed.federation.trial import (
+    SITE_EVENTS,
+    Observation,
+    Observed,
+    Trial,
+    Trials,
+    trial_of,
+)
 from botorch_fed.rng import generator
 from botorch_fed.space import SearchSpace, Value
-from botorch_fed.storage.log import FileLog, Log
+from botorch_fed.storage.log import FileLog, Log, read_events
 from botorch_fed.storage.store import Blobs, MemoryBlobs, own_folder
 from botorch_fed.test_functions.base import FederatedTestProblem
 from botorch_fed.wire.codec import MAX_BYTES
@@ -81,6 +88,7 @@ MIN_FAILED = 2  # least number of failures for which a region is named
 PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "scikit-learn")
 FORMAT = 2  # of the files of a result; 1 has "heard" for "replied"
 HEAD = "run.json"  # the settings with which the run in a folder was started
+START = "start.json"  # the head of the result, in the folder of a run that has not ended
 FILES = {"server", "sites", "run.json.draft", "lock"}  # allowed in a folder before its run
 
 
@@ -132,6 +140,9 @@ class RunResult:
         given: One row per observation that an agent had before the run: agent, point, value, and
             the noise-free value and regret if the problem defines them.
         budget: The largest number of evaluations of each site; None if not recorded.
+        trust: The trust of each site in what it has received, from 0 to 1, at each of its
+            messages; of sites that compare trusts by own outcomes only.
+        ended: Whether the run has ended, as far as its folder says; not saved.
     """
 
     names: tuple[AgentId, ...]
@@ -149,6 +160,8 @@ class RunResult:
     measure: Measure = "simple"
     given: list[Record] = field(default_factory=list)
     budget: int | None = None
+    trust: dict[AgentId, list[float]] = field(default_factory=dict)
+    ended: bool = True
 
     def __repr__(self) -> str:
         return (
@@ -256,6 +269,13 @@ class RunResult:
             if row["y"] is not None:
                 costs.append(total)
         return torch.tensor(costs, dtype=torch.float64)
+
+    def spent(self, site: AgentId) -> float:
+        """What a site's evaluations have cost so far, in evaluations at the target."""
+        rows = [row for row in self.records if row["agent"] == site]
+        points = [row["x"] for row in rows if row.get("status") != "attached"]
+        X = torch.tensor(points, dtype=torch.float64).reshape(len(points), self.space.dim)
+        return math.fsum(self.space.costs(X))
 
     def counts(self, row: Record) -> bool:
         """Whether an observation may be a best one: it meets constraints, and is at the target."""
@@ -516,6 +536,19 @@ class RunResult:
     def save(self, folder: str | Path) -> None:
         """Write `result.json`, `records.jsonl`, `rounds.jsonl`, `given.jsonl` and `arrays.npz`."""
         folder = own_folder(folder)
+        self._save_head(folder / "result.json")
+        for name in ("records", "rounds", "given"):
+            _write(folder / f"{name}.jsonl", _as_lines(getattr(self, name)))
+        arrays = {}
+        rows = self._by_agent()
+        for i, agent in enumerate(self.names):
+            X, Y = self._history(rows[agent])
+            arrays[f"X{i}"], arrays[f"Y{i}"] = X.numpy(), Y.numpy()
+        with _replaced(folder / "arrays.npz") as file:
+            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+    def _save_head(self, path: Path) -> None:
+        """Write all that is no row of a table."""
         head = {
             "format": FORMAT,
             "names": self.names,
@@ -530,23 +563,33 @@ class RunResult:
             "price": None if self.price is None else self.price.to_dict(),
             "measure": self.measure,
             "budget": self.budget,
+            "trust": self.trust,
         }
-        _write(folder / "result.json", json.dumps(head, indent=1))
-        for name in ("records", "rounds", "given"):
-            _write(folder / f"{name}.jsonl", _as_lines(getattr(self, name)))
-        arrays = {}
-        rows = self._by_agent()
-        for i, agent in enumerate(self.names):
-            X, Y = self._history(rows[agent])
-            arrays[f"X{i}"], arrays[f"Y{i}"] = X.numpy(), Y.numpy()
-        with _replaced(folder / "arrays.npz") as file:
-            np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+        _write(path, json.dumps(head, indent=1))
 
     @classmethod
     def load(cls, folder: str | Path) -> RunResult:
         """Read a result that `save` wrote."""
+        return cls._load(Path(folder), "result.json", _lines(Path(folder) / "records.jsonl"))
+
+    @classmethod
+    def so_far(cls, folder: str | Path) -> RunResult:
+        """The rows that the folder of a run holds while the run goes on, or after it was stopped.
+
+        Nothing is locked or written. Values and regrets without noise, and the privacy account, are
+        known at the end only.
+        """
         folder = Path(folder)
-        head = json.loads((folder / "result.json").read_text())
+        found = cls._load(folder, START, [])
+        found.optimal_values, found.ended = None, False
+        if found.part == "whole":
+            for name in found.names:
+                found.records += site_rows(site_folder(folder, name), name, found.space)
+        return found
+
+    @classmethod
+    def _load(cls, folder: Path, file: str, records: list[Record]) -> RunResult:
+        head = json.loads((folder / file).read_text())
         if head["format"] not in range(1, FORMAT + 1):
             raise InputDataError(
                 f"{folder} has format {head['format']}, this release reads 1 to {FORMAT}."
@@ -556,7 +599,7 @@ class RunResult:
             space=SearchSpace.from_dict(head["space"]),
             seed=head["seed"],
             protocol=head["protocol"],
-            records=_lines(folder / "records.jsonl"),
+            records=records,
             rounds=_rounds(folder / "rounds.jsonl"),
             given=_lines(folder / "given.jsonl"),
             budget=head.get("budget"),
@@ -567,6 +610,7 @@ class RunResult:
             sees=Sees.from_dict(head["sees"]) if head.get("sees") else None,
             price=Price.from_dict(head["price"]) if head.get("price") else None,
             measure=head.get("measure", "simple"),
+            trust=head.get("trust", {}),
         )
 
 
@@ -688,12 +732,12 @@ def run(
             max_bytes=max_bytes,
         )
         gather()
+        found = engine.trust
+    result.trust = {name: found[name] for name in names if name in found}
     for name in names:
         rows = _observation_rows(name, observations[name], objectives[name], optima, space)
         result.records += _flagged(rows, space) if space.outcomes else rows
-    if folder is not None:
-        result.save(folder)
-    return result
+    return _ended(result, folder)
 
 
 def host(
@@ -767,9 +811,7 @@ def host(
         max_bytes=max_bytes,
         anchors=anchors,
     )
-    if folder is not None:
-        result.save(folder)
-    return result
+    return _ended(result, folder)
 
 
 def site_result(
@@ -779,6 +821,7 @@ def site_result(
     name: AgentId,
     observations: list[Observation],
     budget: int | None = None,
+    sees: Sees | None = None,
 ) -> RunResult:
     """The observations of one site of a run across machines."""
     result = RunResult(
@@ -789,8 +832,32 @@ def site_result(
         versions=_versions(),
         part="site",
         budget=budget,
+        sees=sees,
     )
     result.records = _flagged(_observation_rows(name, observations, None, None, space), space)
+    return result
+
+
+def site_rows(folder: Path, name: AgentId, space: SearchSpace) -> list[Record]:
+    """The rows of the observations in a site's log, also while its process writes to it.
+
+    Args:
+        folder: The folder of the log.
+        name: The site.
+        space: The search space.
+    """
+    trials = Trials(space)
+    with contextlib.suppress(FileNotFoundError):
+        for event in read_events(folder, SITE_EVENTS):
+            trials.note(event)
+    return _flagged(_observation_rows(name, trials.answers, None, None, space), space)
+
+
+def _ended(result: RunResult, folder: Path | None) -> RunResult:
+    """A result, saved in the folder of its run."""
+    if folder is not None:
+        result.save(folder)
+        (folder / START).unlink()
     return result
 
 
@@ -807,6 +874,9 @@ def _drive(
     """Drive a server to its end; write rounds and privacy into the result and the folder."""
     result.sees, result.price = disclosed(protocol, server, result.space, result.names)
     result.measure = getattr(protocol, "measure", "simple")
+    if folder is not None:
+        _write(folder / "given.jsonl", _as_lines(result.given))
+        result._save_head(folder / START)
 
     def on_exchange(round_: Round) -> None:
         rows = _round_rows(round_)

@@ -15,6 +15,7 @@ import torch
 
 import botorch_fed.privacy
 from botorch_fed.cli import _Gain, _gains, _judged, _parser, _silent, main
+from botorch_fed.report.page import plotly_script
 from botorch_fed.run import RunResult
 from botorch_fed.study import read_study, run_study
 from botorch_fed.version import __version__
@@ -203,8 +204,13 @@ def test_resume_pays_for_nothing_twice(folder: Path, capsys: Captured) -> None:
         "error": "interrupted; a run with a folder continues with --resume",
         "exit_code": 130,
     }
-    _, err = told(capsys, 2, "report", folder / "first")
-    assert "holds an unfinished run" in err
+    before = {path: path.read_bytes() for path in (folder / "first").rglob("*") if path.is_file()}
+    pytest.importorskip("plotly")
+    interim = Path(document(capsys, 0, "report", folder / "first")["report"])
+    assert "The run has not ended." in interim.read_text()
+    assert "This is what its folder holds: 2 evaluations." in interim.read_text()
+    interim.unlink()
+    assert before == {path: path.read_bytes() for path in before}
     found = document(capsys, 0, "run", path, "--resume")
     assert (folder / "calls").read_text() == "nsn" + "ns"
     (folder / "calls").unlink()
@@ -290,17 +296,28 @@ def test_run_in_worker_processes_as_a_command(folder: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_report(folder: Path, capsys: Captured) -> None:
-    pytest.importorskip("matplotlib")
+def test_report(folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("plotly")
     told(capsys, 0, "run", write(folder), "--out", folder / "first")
+    told(capsys, 0, "run", write(folder), "--out", folder / "second")
     found = document(capsys, 0, "report", folder / "first")
     page = Path(found["report"])
     assert page == folder / "first" / "report.html"
     assert "<html" in page.read_text()
-    told(capsys, 0, "report", folder / "first", "--out", folder / "other.html")
-    assert (folder / "other.html").is_file()
+    compare = ("--compare", f"the same={folder / 'second'}")
+    told(capsys, 0, "report", folder / "first", "--out", folder / "other.html", *compare)
+    assert "Against the same: the same best value at the end" in (folder / "other.html").read_text()
+    assert "expected LABEL=DIR" in told(capsys, 2, "report", folder / "first", "--compare", "x")[1]
     _, err = told(capsys, 2, "report", folder)
     assert "has no result.json" in err
+    with monkeypatch.context() as without:
+        for name in [name for name in sys.modules if name.split(".")[0] == "plotly"]:
+            without.delitem(sys.modules, name)
+        without.setitem(sys.modules, "plotly", None)
+        plotly_script.cache_clear()
+        for command in ("report", "watch"):
+            _, err = told(capsys, 1, command, folder / "first")
+            assert "pip install 'botorch_fed[plot]'" in err
     (folder / "first" / "result.json").write_text("{")
     assert "are damaged" in told(capsys, 1, "report", folder / "first")[1]
 

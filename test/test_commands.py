@@ -30,6 +30,7 @@ DEPLOYED = ROOT / "test" / "test_deploy.py"
 THREE_SITES, THREE_LABS = "tutorials/three_sites.sh", "tutorials/three_labs.sh"
 ELSEWHERE = {
     "demo": "test/test_cli.py",  # minutes; small there
+    "watch": "test/test_watch.py",  # runs until it is stopped
     "hub start": THREE_SITES,
     "hub admit": THREE_SITES,
     "hub sites": THREE_SITES,
@@ -205,8 +206,10 @@ def test_a_command_runs(
     monkeypatch.setattr(sys, "path", sys.path[:])
     monkeypatch.delitem(sys.modules, "tuning", raising=False)
     if verb == "report":
-        pytest.importorskip("matplotlib")
-        assert main(["run", "study.toml", "--out", command.words[-1]]) == 0
+        pytest.importorskip("plotly")
+        compared = [word.partition("=")[2] for word in command.words if "=" in word]
+        for folder in (command.words[2], *compared):
+            assert main(["run", "study.toml", "--out", folder]) == 0
     if verb == "site identity":
         assert main(["site", "init", command.words[-1]]) == 0
     if verb == "audit":

@@ -85,7 +85,7 @@ ROOMS: dict[str, set[str]] = {
         "studies",
     },
     "test_functions": {"errors", "rng", "space"},
-    "report": {"errors", "federation", "privacy", "run", "space"},
+    "report": {"errors", "federation", "models", "privacy", "run", "space"},
     "run": {"errors", "rng", "space", "wire", "storage", "federation", "engines", "test_functions"},
     "ax_adapter": {
         "constraints",
@@ -115,6 +115,7 @@ ROOMS: dict[str, set[str]] = {
         "storage",
         "studies",
     },
+    "watch": {"deploy", "errors", "report", "run"},
     "deploy": {"errors", "engines", "storage", "federation", "privacy", "run", "study"},
     "flower_app": set(),
     "cli": {
@@ -125,6 +126,7 @@ ROOMS: dict[str, set[str]] = {
         "study",
         "run",
         "report",
+        "watch",
         "privacy",
         "search",
         "test_functions",
@@ -152,7 +154,8 @@ OWNERS: dict[str, set[str]] = {
     },
     "ax": {"botorch_fed/ax_adapter.py", "botorch_fed/interchange.py"},
     "optuna": {"botorch_fed/interchange.py"},
-    "matplotlib": {"botorch_fed/report.py"},
+    "matplotlib": {"botorch_fed/report/audit.py"},
+    "plotly": {"botorch_fed/report/page.py"},
     "msgpack": {"botorch_fed/wire/codec.py"},
     "pickle": set(),
 }
@@ -163,6 +166,7 @@ HEAVY = [
     "cryptography",
     "ax",
     "matplotlib",
+    "plotly",
     "dp_accounting",
     "pandas",
     "optuna",

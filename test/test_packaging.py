@@ -69,6 +69,7 @@ OF_EXTRAS = {
     "flwr": "flwr",
     "matplotlib": "matplotlib",
     "optuna": "optuna",
+    "plotly": "plotly",
     "httpx": "flwr",
     "uvicorn": "flwr",
 }

@@ -678,3 +678,20 @@ def test_resume_with_another_problem_of_the_same_shape_is_refused(tmp_path: Path
             out=tmp_path / "run",
             resume=True,
         )
+
+
+def _bowl(shift: float, X: Tensor) -> Tensor:
+    return -(X - 0.3 - shift).square().sum(dim=-1, keepdim=True)
+
+
+def test_sites_tell_the_trust_that_their_outcomes_have_earned(tmp_path: Path) -> None:
+    space = SearchSpace((Parameter.real("u", 0.0, 1.0), Parameter.real("v", 0.0, 1.0)))
+    objectives = {name: partial(_bowl, shift) for name, shift in (("a", 0.0), ("b", 0.1))}
+    options: dict[str, Any] = {"space": space, "seed": 0, "progress": False}
+    result = run(FTS(budget=5), objectives, out=tmp_path / "run", **options)
+    assert list(result.trust) == ["a", "b"]
+    assert all(0 < trust < 1 for trusts in result.trust.values() for trust in trusts)
+    assert len(result.trust["a"]) == 2  # of three messages the first was made before any came
+    assert RunResult.load(tmp_path / "run").trust == result.trust
+    assert run(FTS(budget=5), objectives, workers=2, **options).trust == result.trust
+    assert run(FTS(budget=5).alone(), objectives, **options).trust == {}

@@ -125,6 +125,12 @@ class InProcess:
             observations += [(name, observation) for observation in new]
         return observations
 
+    @property
+    def trust(self) -> dict[AgentId, list[float]]:
+        """The trusts of each site's messages, of sites that compare trusts."""
+        earned = {name: getattr(site.agent, "earned", []) for name, site in self.sites.items()}
+        return {name: list(trusts) for name, trusts in earned.items() if trusts}
+
     def close(self) -> None:
         """Release the sites' files."""
         for site in self.sites.values():

@@ -71,6 +71,7 @@ class _Drain:
 @dataclass(frozen=True, eq=False)
 class _Drained:
     observations: tuple[_Named, ...]
+    trust: Mapping[str, tuple[float, ...]]
     last: bool
 
 
@@ -117,6 +118,7 @@ class Parallel:
         self._owner = {name: i % workers for i, name in enumerate(names)}
         self._deadline = deadline
         self._broken = False
+        self.trust: dict[AgentId, list[float]] = {}  # as of the last call of `observations`
         self._processes: list[BaseProcess] = []
         self._pipes: list[Pipe[Any, Any]] = []
         # Also without a call of `close`: Python waits for its children at exit.
@@ -176,6 +178,7 @@ class Parallel:
         observations: list[tuple[AgentId, Observation]] = []
         for part in self._all([_Drain() for _ in self._pipes], _Drained):
             observations += [(named.agent, named.observation) for named in part.observations]
+            self.trust |= {name: list(trusts) for name, trusts in part.trust.items()}
         return observations
 
     def _all(self, messages: list[Any], expected: type) -> list[Any]:
@@ -294,7 +297,8 @@ def _answers(engine: InProcess, message: _Carry | _Drain) -> list[Any]:
     if isinstance(message, _Drain):
         named = [_Named(name, observation) for name, observation in engine.observations()]
         parts = [tuple(named[i : i + CHUNK]) for i in range(0, len(named), CHUNK)] or [()]
-        return [_Drained(part, last=part is parts[-1]) for part in parts]
+        trust = {name: tuple(trusts) for name, trusts in engine.trust.items()}
+        return [_Drained(part, trust, last=part is parts[-1]) for part in parts]
     carried = engine(Outgoing(message.serial, message.requests, message.blobs, message.defer))
     return [
         _Carried(

@@ -173,6 +173,7 @@ class FederatedAgent:
             may come after them where the study is open. Empty if it does not know them.
         resources: What it has and no other party knows.
         blobs: Where broadcasts lie.
+        earned: The trusts of its messages so far that tell one, for reports.
     """
 
     name: AgentId
@@ -187,6 +188,7 @@ class FederatedAgent:
     roster: tuple[AgentId, ...] = ()
     resources: Resources = field(default_factory=Resources)
     blobs: Blobs = field(default_factory=MemoryBlobs)
+    earned: list[float] = field(default_factory=list, init=False, repr=False)
 
     def __post_init__(self) -> None:
         d, q = self.space.dim, self.terms.q
@@ -494,6 +496,9 @@ class FederatedAgent:
         if message is not None and not bool(message.isfinite().all()):
             logger.warning("agent %r has no message: a number is not finite", self.name)
             return None
+        trust = None if message is None else view.terms.search.trust(view.terms, message)
+        if trust is not None:
+            self.earned.append(trust)
         return message
 
     # -------------------------------------------------------------- points

@@ -64,6 +64,7 @@ from botorch_fed.federation.trial import (
     Replied,
     Requested,
     Trial,
+    Trials,
     trial_of,
 )
 from botorch_fed.space import SearchSpace, Value
@@ -135,12 +136,9 @@ class Site:
         self._replied: Replied | None = None  # to the last request
         self._last_reply = 0  # the round of the last reply
         self._state: Any = None
-        self._batches: list[Batch] = []  # that are not answered yet
+        self._trials = Trials(agent.space)
         self._handed: set[int] = set()
         self._running: tuple[int, ...] = ()  # trials whose objective has answered `Pending()`
-        self._answers: list[Observation] = []  # in the order in which they came
-        self._count = 0  # of trials
-        self._queries = 0  # of batches
         with one_thread():
             self._open()
 
@@ -293,6 +291,7 @@ class Site:
             state=snapshot,
         )
         self._append(event)
+        self._trials.note(event)
         self._request, self._replied, self._state = event, None, self._loaded(snapshot)
         self.log.keep([snapshot])
         return event
@@ -301,7 +300,7 @@ class Site:
         """The reply to the last request, after its evaluation if there is an objective."""
         if self.objective is not None:
             while self.agent.wants(self._state):
-                batch = self._batches[0] if self._batches else self._chosen()
+                batch = self._trials.batches[0] if self._trials.batches else self._chosen()
                 if batch is None or not self._evaluated(batch):
                     break
         if self._replied is None:
@@ -404,7 +403,7 @@ class Site:
         with self._lock, one_thread() as self._threads:
             self._check_open(id)
             self._observe((id,), row, error)
-            return self._trial(self._answers[-1])
+            return self._trial(self._trials.answers[-1])
 
     def _tell_curve(
         self,
@@ -418,7 +417,7 @@ class Site:
         with self._lock, one_thread() as self._threads:
             self._check_open(id)
             if value is not None:
-                end = self._batch_of(id).points([id])
+                end = self._trials.batch_of(id).points([id])
                 at = float(self.space.fidelities(end)) if fidelity is None else None
                 values[self._fidelity(fidelity) if at is None else at] = value
             elif fidelity is not None and values and max(values) != self._fidelity(fidelity):
@@ -429,7 +428,7 @@ class Site:
             if not values:
                 raise InputDataError("Expected a value, or a curve of values, got none.")
             self._reach(id, values, sem)
-            return self._trial(self._answers[-1])
+            return self._trial(self._trials.answers[-1])
 
     def _curve(self, curve: Mapping[float, float]) -> dict[float, float]:
         """Outcomes by the column of the fidelity."""
@@ -466,7 +465,7 @@ class Site:
         with self._lock, one_thread() as self._threads:
             self._check_open(id)
             self._fail((id,), reason)
-            return self._trial(self._answers[-1])
+            return self._trial(self._trials.answers[-1])
 
     def attach(
         self,
@@ -495,29 +494,29 @@ class Site:
         X, row = self._one_point(parameters), self._outcomes(value, "value")
         error = self._errors(sem, self.agent.attach)
         with self._lock, one_thread() as self._threads:
-            known = next((a for a in self._answers if label and a.label == label), None)
+            known = next((a for a in self._trials.answers if label and a.label == label), None)
             if known is not None:
                 return self._trial(known)
-            event = Attached(self._count, X, row, error, label)
+            event = Attached(self._trials.count, X, row, error, label)
             state = self._with_attached(event)
             self._append(event)
-            self._attached(event)
+            self._trials.note(event)
             self._state = state
-            return self._trial(self._answers[-1])
+            return self._trial(self._trials.answers[-1])
 
     def pending(self) -> list[Trial]:
         """The trials that are open."""
         with self._lock:
             return [
                 Trial(number, self._parameters(batch.points([number])), round=batch.serial)
-                for batch in self._batches
+                for batch in self._trials.batches
                 for number in batch.open
             ]
 
     def trials(self) -> list[Trial]:
         """All trials, by their numbers."""
         with self._lock:
-            answered = [self._trial(answer) for answer in self._answers]
+            answered = [self._trial(answer) for answer in self._trials.answers]
             return sorted([*answered, *self.pending()], key=lambda trial: trial.id)
 
     def best(self) -> Trial | None:
@@ -561,14 +560,14 @@ class Site:
         """The point of an open trial in the unit cube, `1 x d`."""
         with self._lock:
             self._check_open(id)
-            return self._batch_of(id).points([id])
+            return self._trials.batch_of(id).points([id])
 
     @property
     def left(self) -> int:
         """How many trials can be chosen now beside those that are open, at least."""
         if self._request is None:
             return 0
-        return self.agent.left(self._state, sum(len(batch.X) for batch in self._batches))
+        return self.agent.left(self._state, sum(len(batch.X) for batch in self._trials.batches))
 
     def take(self, id: int) -> None:
         """Note that an open trial was given to somebody, who will answer it."""
@@ -580,7 +579,7 @@ class Site:
 
     def observations(self, start: int = 0) -> Sequence[Observation]:
         """The answered trials in the order of their answers, from one on."""
-        return tuple(self._answers[start:])
+        return tuple(self._trials.answers[start:])
 
     @property
     def waiting(self) -> bool:
@@ -595,7 +594,7 @@ class Site:
             )
 
     def _check_open(self, id: int) -> None:
-        if any(id in batch.open for batch in self._batches):
+        if any(id in batch.open for batch in self._trials.batches):
             return
         numbers = [trial.id for trial in self.pending()]
         known = next((trial for trial in self.trials() if trial.id == id), None)
@@ -691,7 +690,8 @@ class Site:
     def _free(self) -> list[int]:
         """Open trials that were not given to anybody, and are not being evaluated here."""
         taken = {*self._handed, *self._running}
-        return [number for batch in self._batches for number in batch.open if number not in taken]
+        opened = [number for batch in self._trials.batches for number in batch.open]
+        return [number for number in opened if number not in taken]
 
     def _chosen(self) -> Batch | None:
         """A new batch, None if there is nothing to evaluate."""
@@ -707,15 +707,15 @@ class Site:
             )
         if not bool(torch.isfinite(X).all()):
             raise ProtocolError(f"The agent of site {self.name!r} asks for a point with NaN.")
-        event = Asked(self._count, self.serial, X.detach())
+        event = Asked(self._trials.count, self.serial, X.detach())
         self._append(event)
-        self._asked(event)
-        return self._batches[-1]
+        self._trials.note(event)
+        return self._trials.batches[-1]
 
     def _waiting(self) -> Tensor:
         """The points of all batches that are not answered yet."""
         empty = torch.zeros(0, self.space.dim, dtype=torch.float64)
-        return torch.cat([empty, *(batch.X for batch in self._batches)])
+        return torch.cat([empty, *(batch.X for batch in self._trials.batches)])
 
     def _hand(self, trials: tuple[int, ...]) -> None:
         event = Handed(trials)
@@ -724,8 +724,8 @@ class Site:
 
     def _collect(self) -> None:
         """Evaluate, or go on to evaluate, what is open and not in anybody's hands."""
-        while self.objective is not None and self._batches:
-            if not self._evaluated(self._batches[0]):
+        while self.objective is not None and self._trials.batches:
+            if not self._evaluated(self._trials.batches[0]):
                 return
 
     def _evaluated(self, batch: Batch) -> bool:
@@ -810,11 +810,11 @@ class Site:
     @property
     def _has_worked(self) -> bool:
         """Whether an evaluation has a value."""
-        return any(answer.status == "completed" for answer in self._answers)
+        return any(answer.status == "completed" for answer in self._trials.answers)
 
     def _check_hope(self, error: Exception) -> None:
         """Raise if an objective has failed from the first evaluation on: it is broken."""
-        failed = [answer for answer in self._answers if answer.status == "failed"]
+        failed = [answer for answer in self._trials.answers if answer.status == "failed"]
         if len(failed) < HOPELESS - 1 or self._has_worked:
             return
         last = f"{type(error).__name__}: {error}".rstrip(".")
@@ -882,47 +882,25 @@ class Site:
         match event:
             case Requested():
                 self._request, self._replied = event, None
+                self._trials.note(event)
             case Replied():
                 self._replied, self._last_reply = event, event.serial
             case Asked():
-                self._asked(event)
+                self._trials.note(event)
             case Handed():
                 self._handed.update(event.trials)
             case Observed() | Failed() | Reached():
                 self._answered(event, tells=tells)
             case Attached():
-                self._attached(event)
+                self._trials.note(event)
                 if tells:
                     self._state = self._with_attached(event)
 
-    def _asked(self, event: Asked) -> None:
-        self._queries += 1
-        self._batches.append(Batch(event, self._queries, len(self.space.metrics)))
-        self._count = event.first + len(event.X)
-
     def _answered(self, event: Observed | Failed | Reached, *, tells: bool = True) -> None:
         """Note answers, and tell the agent of a batch that is complete."""
-        trials = (event.trial,) if isinstance(event, Reached) else event.trials
-        for row, number in enumerate(trials):
-            batch = self._batch_of(number)
-            X, none = batch.points([number]), batch.Y[:0]
-            if isinstance(event, Observed):
-                sem = None if event.sem is None else event.sem[row : row + 1]
-                batch.answer(number, event.Y[row], sem)
-                Y = event.Y[row : row + 1]
-                found = Observation(number, batch.number, batch.serial, X, Y, sem)
-            elif isinstance(event, Reached):
-                found = self._ended(batch, event)
-            else:
-                batch.answer(number, None)
-                found = Observation(
-                    number, batch.number, batch.serial, X, none, None, "failed", event.reason
-                )
-            self._answers.append(found)
-            if batch.answered:
-                self._batches.remove(batch)
-                if tells:
-                    self._state = self._with_told(batch)
+        for batch in self._trials.note(event):
+            if tells:
+                self._state = self._with_told(batch)
 
     def _with_told(self, batch: Batch) -> Any:
         """The agent's state with the answers of a batch."""
@@ -941,51 +919,6 @@ class Site:
         if event.sem is None:
             return self.agent.attach(self._state, *given)
         return self.agent.attach(self._state, *given, event.sem.clone())
-
-    def _ended(self, batch: Batch, event: Reached) -> Observation:
-        """Note the values of a curve."""
-        point = self.space.configurations(batch.points([event.trial]))
-        columns = event.columns.flatten()
-        X = self.space.at_fidelity(point.expand(len(columns), -1), columns)
-        batch.answer(event.trial, event.Y[-1], event.sem)
-        batch.ended[event.trial - batch.first] = X[-1]
-        if len(X) > 1:
-            batch.curves.append((X[:-1], event.Y[:-1]))
-        return Observation(
-            event.trial,
-            batch.number,
-            batch.serial,
-            X[-1:],
-            event.Y[-1:],
-            event.sem,
-            curve=tuple(zip(columns[:-1].tolist(), event.Y[:-1, 0].tolist(), strict=True)),
-        )
-
-    def _batch_of(self, trial: int) -> Batch:
-        for batch in self._batches:
-            if trial in batch.open:
-                return batch
-        raise ProtocolError(
-            f"{self.log!r} answers trial {trial}, which is not open: it is no log of a site, or "
-            "two sites have written to it."
-        )
-
-    def _attached(self, event: Attached) -> None:
-        for row in range(len(event.X)):
-            sem = None if event.sem is None else event.sem[row : row + 1]
-            found = Observation(
-                event.first + row,
-                0,
-                self.serial,
-                event.X[row : row + 1],
-                event.Y[row : row + 1],
-                sem,
-                "attached",
-                "",
-                event.label,
-            )
-            self._answers.append(found)
-        self._count = event.first + len(event.X)
 
     def _snapshot(self, state: Any) -> str:
         try:

@@ -291,6 +291,13 @@ class Search:
         """The site's message, `size` numbers; None for no message."""
         return None
 
+    def trust(self, terms: Terms, message: Tensor) -> float | None:
+        """The trust of the site in what it has received, from 0 to 1, as its own message tells it.
+
+        None for a message that tells none.
+        """
+        return None
+
     def check(self, terms: Terms, message: Tensor) -> None:
         """Raise `MessageError` unless a message has the right shape and finite, bounded numbers."""
         check_vector(message, self.size(terms), "A message")

@@ -16,7 +16,8 @@ classes are the events of a site's log.
     Attached     results that were not asked for
     Replied      the reply to the last request was made, and may have been sent
 
-The agent is told a batch when all of its trials are answered.
+The agent is told a batch when all of its trials are answered. `Trials` folds the events into
+batches and observations.
 """
 
 from __future__ import annotations
@@ -24,12 +25,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from botorch.exceptions.errors import InputDataError
 from torch import Tensor
 
+from botorch_fed.errors import ProtocolError
 from botorch_fed.space import SearchSpace, Value
 
 MAX_VALUE = 1e30  # largest outcome: sums of squares of larger ones may overflow
@@ -307,6 +309,112 @@ class Batch:
         self.Y[trial - self.first] = math.nan if values is None else values
         if sem is not None:
             self._sem[trial - self.first] = sem
+
+
+class Trials:
+    """The trials of a site: the fold of the events of its log.
+
+    Args:
+        space: The map of inputs and outcomes.
+
+    Attributes:
+        batches: Those that are not answered yet.
+        answers: The answered trials, in the order in which the answers came.
+        count: The number of trials.
+    """
+
+    def __init__(self, space: SearchSpace) -> None:
+        self.batches: list[Batch] = []
+        self.answers: list[Observation] = []
+        self.count = 0
+        self._space = space
+        self._queries = 0  # number of batches
+        self._serial = 0  # last request
+
+    def note(self, event: Any) -> list[Batch]:
+        """Take an event of the log; the batches that it has completed."""
+        match event:
+            case Requested():
+                self._serial = event.serial
+            case Asked():
+                self._queries += 1
+                self.batches.append(Batch(event, self._queries, len(self._space.metrics)))
+                self.count = event.first + len(event.X)
+            case Attached():
+                self._attach(event)
+            case Observed() | Failed() | Reached():
+                return self._answer(event)
+        return []
+
+    def batch_of(self, trial: int) -> Batch:
+        """The batch of an open trial."""
+        for batch in self.batches:
+            if trial in batch.open:
+                return batch
+        raise ProtocolError(
+            f"The log answers trial {trial}, which is not open: it is no log of a site, or two "
+            "sites have written to it."
+        )
+
+    def _answer(self, event: Observed | Failed | Reached) -> list[Batch]:
+        trials = (event.trial,) if isinstance(event, Reached) else event.trials
+        complete = []
+        for row, number in enumerate(trials):
+            batch = self.batch_of(number)
+            X, none = batch.points([number]), batch.Y[:0]
+            if isinstance(event, Observed):
+                sem = None if event.sem is None else event.sem[row : row + 1]
+                batch.answer(number, event.Y[row], sem)
+                Y = event.Y[row : row + 1]
+                found = Observation(number, batch.number, batch.serial, X, Y, sem)
+            elif isinstance(event, Reached):
+                found = self._ended(batch, event)
+            else:
+                batch.answer(number, None)
+                found = Observation(
+                    number, batch.number, batch.serial, X, none, None, "failed", event.reason
+                )
+            self.answers.append(found)
+            if batch.answered:
+                self.batches.remove(batch)
+                complete.append(batch)
+        return complete
+
+    def _ended(self, batch: Batch, event: Reached) -> Observation:
+        """Note the values of a curve."""
+        point = self._space.configurations(batch.points([event.trial]))
+        columns = event.columns.flatten()
+        X = self._space.at_fidelity(point.expand(len(columns), -1), columns)
+        batch.answer(event.trial, event.Y[-1], event.sem)
+        batch.ended[event.trial - batch.first] = X[-1]
+        if len(X) > 1:
+            batch.curves.append((X[:-1], event.Y[:-1]))
+        return Observation(
+            event.trial,
+            batch.number,
+            batch.serial,
+            X[-1:],
+            event.Y[-1:],
+            event.sem,
+            curve=tuple(zip(columns[:-1].tolist(), event.Y[:-1, 0].tolist(), strict=True)),
+        )
+
+    def _attach(self, event: Attached) -> None:
+        for row in range(len(event.X)):
+            sem = None if event.sem is None else event.sem[row : row + 1]
+            found = Observation(
+                event.first + row,
+                0,
+                self._serial,
+                event.X[row : row + 1],
+                event.Y[row : row + 1],
+                sem,
+                "attached",
+                "",
+                event.label,
+            )
+            self.answers.append(found)
+        self.count = event.first + len(event.X)
 
 
 def _check_rows(count: int, Y: Tensor) -> None:

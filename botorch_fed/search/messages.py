@@ -40,6 +40,7 @@ from botorch_fed.search.transfer import (
     TransferSearch,
     bounded,
     heard,
+    mean_trust,
     prior_of_sum,
     report_size,
 )
@@ -318,6 +319,12 @@ class TransferRows(RowSearch):
         return self.strategy.report(
             terms.space, terms.feature_map, view.X, view.Y, self._advice(view), Yvar=view.Yvar
         )
+
+    def trust(self, terms: Terms, message: Tensor) -> float | None:
+        """The mean of the trusts by the weights in an own message, over the modelled outcomes."""
+        if self.messages.kind != "own_mean":
+            return None
+        return mean_trust(message.chunk(len(terms.space.modelled)))
 
     def point(self, view: View) -> Tensor:
         """The next point, `1 x d`."""

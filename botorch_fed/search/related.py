@@ -191,6 +191,12 @@ class RelatedSum(TransferSum):
         found = report.new_tensor([memory.trust, 1.0] if memory.compared else [0.0, 0.0])
         return torch.cat([report, summaries, report.new_zeros(3), found])
 
+    def trust(self, terms: Terms, message: Tensor) -> float | None:
+        """As of `TransferSum`: the trust in the function, not the probability of one function."""
+        if self.adds_summaries(len(terms.agents)):
+            message = self._parts(terms, message)[0]
+        return super().trust(terms, message)
+
     def _parts(self, terms: Terms, numbers: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """A report, summaries, and the five numbers, of a message or of a sum."""
         sizes = [report_size(terms.feature_map) + 1, self.region.size(terms), _NUM_SAID]

@@ -42,6 +42,7 @@ from botorch_fed.search.transfer import (
     Heard,
     TransferSearch,
     heard,
+    mean_trust,
     pack_report,
     prior_of_sum,
     report_size,
@@ -158,6 +159,10 @@ class TransferSum(SummedSearch):
             self._advice(view),
             view.Yvar,
         )
+
+    def trust(self, terms: Terms, message: Tensor) -> float | None:
+        """The mean of the trusts by the weights in an own message, over the modelled outcomes."""
+        return mean_trust(message[:-1].chunk(len(terms.space.modelled)))
 
     def point(self, view: View) -> Tensor:
         """The next point by the own model, with the newest sum as its prior."""

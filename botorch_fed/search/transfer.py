@@ -35,7 +35,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -753,6 +753,17 @@ class Others(NamedTuple):
     weights: Tensor
     trust: Tensor
     num_sites: int
+
+
+def mean_trust(reports: Iterable[Tensor]) -> float | None:
+    """The mean trust of reports of one outcome each, as far as they have compared trusts.
+
+    Args:
+        reports: Vectors that end with the weights of the trusts, `K`.
+    """
+    weights = [report[-len(TRUSTS) :] for report in reports]
+    found = [float(w @ w.new_tensor(TRUSTS)) for w in weights if float(w.sum()) > 0]
+    return sum(found) / len(found) if found else None
 
 
 def split(packed: Tensor, num_modelled: int) -> tuple[Tensor, ...]:

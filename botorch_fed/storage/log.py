@@ -2,8 +2,9 @@ r"""The append-only log of a party's events.
 
 ::
 
-    Log        events and snapshots in memory
-    FileLog    the same in a folder, for one process at a time or, shared, for several in turns
+    Log            events and snapshots in memory
+    FileLog        the same in a folder, for one process at a time or, shared, for several in turns
+    read_events    the events of a folder, while another process may append to it
 
 Every party has a log: a site of its trials and replies, a hub of its rounds, a ledger of its
 payments. The writers of a log define its events. A log only grows. An event is durable when
@@ -269,12 +270,12 @@ class FileLog(Log):
             # A crash during creation leaves a part of the header, or zeros.
             if len(data) <= len(_HEADER) and (_HEADER.startswith(data) or not data.strip(b"\0")):
                 if data != _HEADER and self._snapshots.store.names():
-                    raise self._damaged(0, "it is empty, and has snapshots")
+                    raise _damaged(self.path, 0, "it is empty, and has snapshots")
                 self._truncate()
                 self._write(_HEADER)
                 return
             if not data.startswith(_HEADER):
-                raise self._damaged(0, f"it is no log of format {_HEADER[-4]}")
+                raise _damaged(self.path, 0, f"it is no log of format {_HEADER[-4]}")
             self._end, data = len(_HEADER), data[len(_HEADER) :]
         stop = self._end + len(data)
         self._read(data)
@@ -284,42 +285,11 @@ class FileLog(Log):
 
     def _read(self, data: bytes) -> None:
         """Read all events of the bytes after the last good record."""
-        first = self._end
-        written = first + len(data.rstrip(b"\0"))
-        while self._end + _FRAME.size <= first + len(data):
-            start = self._end
-            size, check, checksum = _FRAME.unpack_from(data, start - first)
-            body = start + _FRAME.size
-            if zlib.crc32(size) != check:
-                if written <= body:  # only zeros follow
-                    break
-                raise self._damaged(start, "wrong checksum of a length")
-            stop = body + int.from_bytes(size, "little")
-            if stop > first + len(data):
-                break
-            record = data[body - first : stop - first]
-            if zlib.crc32(record) != checksum:
-                if written <= max(body, (stop - 1) // _SECTOR * _SECTOR):
-                    break
-                raise self._damaged(start, "wrong checksum of a record")
-            self._take(record, start)
+        for start, stop, record in _records(self.path, data, self._end):
+            head, event = record[:_CHAIN], record[_CHAIN:]
+            decoded = _decoded(self.path, start, self._heads[-1], record, self.kinds)
+            super()._save(decoded, head, event)
             self._last, self._end = start, stop
-
-    def _take(self, record: bytes, start: int) -> None:
-        head, event = record[:_CHAIN], record[_CHAIN:]
-        if hashlib.sha256(self._heads[-1] + event).digest() != head:
-            raise self._damaged(start, "an event before it is missing or was altered")
-        try:
-            decoded = decode(event, *self.kinds, max_bytes=MAX_EVENT)
-        except MessageError as error:
-            raise self._damaged(start, str(error)) from error
-        super()._save(decoded, head, event)
-
-    def _damaged(self, where: int, why: str) -> ProtocolError:
-        return ProtocolError(
-            f"The log {self.path} is damaged at byte {where} ({why.rstrip('.')}). It was not "
-            "changed: restore the folder from a copy, or move it away to start without it."
-        )
 
     def _check_usable(self) -> None:
         fault = self._fault
@@ -365,3 +335,78 @@ class FileLog(Log):
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.folder)!r})"
+
+
+# ------------------------------------------------------------------ records
+
+
+def read_events(folder: str | Path, kinds: tuple[type, ...]) -> list[Any]:
+    """The events of a log as it is now, also while another process appends to it.
+
+    Nothing is locked, written or created. The last record is left out if it is not complete.
+
+    Args:
+        folder: The folder of the log.
+        kinds: The classes of its events.
+
+    Raises:
+        ProtocolError: The log is damaged, of another kind, or not private.
+        FileNotFoundError: There is no log.
+    """
+    path = Path(folder) / "log"
+    file = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    try:
+        check_private(path, os.fstat(file), stat.S_IFREG)
+        data = read_all(file)
+    finally:
+        os.close(file)
+    if len(data) <= len(_HEADER):
+        return []
+    if not data.startswith(_HEADER):
+        raise _damaged(path, 0, f"it is no log of format {_HEADER[-4]}")
+    events, head = [], hashlib.sha256(_HEADER).digest()
+    for start, _, record in _records(path, data[len(_HEADER) :], len(_HEADER)):
+        events.append(_decoded(path, start, head, record, kinds))
+        head = record[:_CHAIN]
+    return events
+
+
+def _records(path: Path, data: bytes, first: int) -> Iterator[tuple[int, int, bytes]]:
+    """The complete records in the bytes of a file from `first` on: start, end and bytes of each."""
+    written = first + len(data.rstrip(b"\0"))
+    start = first
+    while start + _FRAME.size <= first + len(data):
+        size, check, checksum = _FRAME.unpack_from(data, start - first)
+        body = start + _FRAME.size
+        if zlib.crc32(size) != check:
+            if written <= body:  # only zeros follow
+                return
+            raise _damaged(path, start, "wrong checksum of a length")
+        stop = body + int.from_bytes(size, "little")
+        if stop > first + len(data):
+            return
+        record = data[body - first : stop - first]
+        if zlib.crc32(record) != checksum:
+            if written <= max(body, (stop - 1) // _SECTOR * _SECTOR):
+                return
+            raise _damaged(path, start, "wrong checksum of a record")
+        yield start, stop, record
+        start = stop
+
+
+def _decoded(path: Path, start: int, before: bytes, record: bytes, kinds: tuple[type, ...]) -> Any:
+    """The event of a record that follows the hash `before`."""
+    head, event = record[:_CHAIN], record[_CHAIN:]
+    if hashlib.sha256(before + event).digest() != head:
+        raise _damaged(path, start, "an event before it is missing or was altered")
+    try:
+        return decode(event, *kinds, max_bytes=MAX_EVENT)
+    except MessageError as error:
+        raise _damaged(path, start, str(error)) from error
+
+
+def _damaged(path: Path, where: int, why: str) -> ProtocolError:
+    return ProtocolError(
+        f"The log {path} is damaged at byte {where} ({why.rstrip('.')}). It was not "
+        "changed: restore the folder from a copy, or move it away to start without it."
+    )

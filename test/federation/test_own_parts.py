@@ -173,7 +173,7 @@ def test_own_parts_run_from_a_study_file_and_by_the_command_line(
     saved = RunResult.load(tmp_path / "run")
     assert [row["y"] for row in saved.records] == [row["y"] for row in result.records]
     assert saved.sees == found.sees
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
     assert main(["report", str(tmp_path / "run")]) == 0
     assert title in next((tmp_path / "run").glob("*.html")).read_text()
 

@@ -22,7 +22,8 @@ from botorch_fed.study import StudyError, plan, read_study, run_study, settings,
 from test.federation.test_disclosure import STUDIES, sees_of
 
 ROOT = Path(__file__).parent.parent.parent
-READERS = [ROOT / "botorch_fed" / name for name in ("study.py", "report.py", "cli.py")]
+READERS = [ROOT / "botorch_fed" / name for name in ("study.py", "cli.py", "watch.py")]
+READERS += sorted((ROOT / "botorch_fed" / "report").glob("*.py"))
 CLASSES = {target.split(":")[1] for target in PROTOCOLS.values()}
 
 # ------------------------------------------------------------------ names and classes
@@ -207,7 +208,7 @@ def test_a_study_file_names_a_class_beside_it(
     saved: Any = RunResult.load(tmp_path / "run")
     assert saved.sees == found.sees
     assert [row["y"] for row in saved.records] == [row["y"] for row in result.records]
-    pytest.importorskip("matplotlib")
+    pytest.importorskip("plotly")
     assert main(["report", str(tmp_path / "run")]) == 0
 
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from botorch_fed.errors import MessageError, ProtocolError
-from botorch_fed.storage.log import FileLog, Log
+from botorch_fed.storage.log import FileLog, Log, read_events
 from botorch_fed.wire.codec import content_hash, encode
 from test.files import FORKS, FullDisk, fail, in_child
 
@@ -274,6 +274,37 @@ def test_a_last_record_cut_anywhere_is_dropped(folder: Path, caplog: Any) -> Non
             with open_log(folder) as log:
                 assert len(log) == 0
             assert path.read_bytes() == whole[:HEADER]
+
+
+def test_a_reader_beside_the_writer_sees_what_is_complete_and_changes_nothing(
+    folder: Path,
+) -> None:
+    with pytest.raises(FileNotFoundError):
+        read_events(folder, KINDS)
+    with open_log(folder) as log:
+        for number in range(3):
+            log.append(Left(number))
+            assert read_events(folder, KINDS) == [Left(n) for n in range(number + 1)]
+        whole = log.path.read_bytes()
+    log.path.write_bytes(whole)
+    ends = []
+    for size in range(len(whole) + 1):  # as a reader may find the file in the middle of a write
+        log.path.write_bytes(whole[:size])
+        ends.append(len(read_events(folder, KINDS)))
+        assert log.path.read_bytes() == whole[:size]
+    assert ends == sorted(ends)
+    assert set(ends) == {0, 1, 2, 3}
+    changed = bytearray(whole)
+    changed[HEADER + 20] ^= 1
+    log.path.write_bytes(changed)
+    with pytest.raises(ProtocolError, match="damaged"):
+        read_events(folder, KINDS)
+    log.path.write_bytes(whole)
+    with pytest.raises(ProtocolError, match="damaged"):
+        read_events(folder, (Seen,))  # of another kind
+    log.path.chmod(0o644)
+    with pytest.raises(ProtocolError, match="chmod"):
+        read_events(folder, KINDS)
 
 
 def test_zeros_at_the_end_are_dropped(folder: Path) -> None:
