@@ -116,8 +116,10 @@ ROOMS: dict[str, set[str]] = {
     },
     "deploy": {"errors", "engines", "storage", "federation", "privacy", "run", "study"},
     "flower_app": set(),
+    "demo": {"federation", "privacy", "run", "space", "studies", "test_functions"},
     "cli": {
         "advice",
+        "demo",
         "errors",
         "federation",
         "deploy",
