@@ -482,8 +482,10 @@ def _message_facts(result: RunResult, done: Sequence[str], new: Sequence[str]) -
 
 
 def _least_sites(space: SearchSpace) -> str:
-    """How many sites it takes until anything is released."""
-    study = study_class("dp-fts-de")(epsilon=EPSILON, delta=DELTA, budget=2)
+    """How many sites it takes until anything is released, to one newcomer."""
+    newcomer = "agent0"
+    settings = {"epsilon": EPSILON, "delta": DELTA, "budget": 1, "active": (newcomer,)}
+    study = study_class("dp-fts-de")(**settings)
 
     def released(count: int) -> bool:
         price = study.price(space, tuple(f"agent{n}" for n in range(count)))

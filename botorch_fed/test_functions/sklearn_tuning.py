@@ -94,6 +94,7 @@ class SklearnTuning(FederatedTestProblem):
             halve_rows(rows, self._y[rows], splits)
             for rows in deal_rows(self._y, num_agents, skew, concentration, seed)
         ]
+        self._known: dict[tuple[int, tuple[Value, ...]], float] = {}
 
     def __len__(self) -> int:
         return len(self._halves)
@@ -122,6 +123,7 @@ class SklearnTuning(FederatedTestProblem):
             for halves in zip(*self._halves, strict=True)
         ]
         other = copy.copy(self)
+        other._known = {}
         other._halves = [
             [(train, test) for train, (_, test) in zip(together, halves, strict=True)]
             for halves in self._halves
@@ -130,11 +132,16 @@ class SklearnTuning(FederatedTestProblem):
 
     def evaluate(self, agent: int, X: Tensor) -> Tensor:
         check_points(X, self.dim)
-        halves = self._halves[agent]
-        values = [
-            [self._score(half, **point) for half in halves] for point in self.space.from_unit(X)
-        ]
-        return torch.tensor(values, dtype=torch.float64).reshape(len(X), len(halves)).mean(dim=-1)
+        scores = [self._score_of(agent, point) for point in self.space.from_unit(X)]
+        return torch.tensor(scores, dtype=torch.float64)
+
+    def _score_of(self, agent: int, point: dict[str, Value]) -> float:
+        """The mean score of an agent's halves, computed once: runs ask for it again."""
+        key = agent, tuple(point.values())
+        if key not in self._known:
+            scores = [self._score(half, **point) for half in self._halves[agent]]
+            self._known[key] = float(np.mean(scores))
+        return self._known[key]
 
     def _score(self, halves: Halves, **settings: Value) -> float:
         from sklearn.metrics import roc_auc_score
