@@ -207,7 +207,7 @@ class Story:
         usual = next(iter(self.controls))
         lines = [self._judged(self.controls[usual], usual)]
         if self.strongest != usual:
-            what = f"the strongest control, {self.controls[self.strongest]}"
+            what = f"the strongest control ({self.controls[self.strongest]})"
             lines.append(self._judged(what, self.strongest))
         lines += [self._judged(what, name) for name, what in self.beside.items()]
         return lines
@@ -224,7 +224,8 @@ class Story:
                 counts = ", ".join(str(one.after) for one in those)
                 largest = max(one.p or 0.0 for one in those)
                 parts.append(
-                    f"{word} {what} after {counts} {self.unit} ({size}; p <= {largest:.1g})"
+                    f"{word} {what} after {counts} of {self.marks[-1]} {self.unit} "
+                    f"({size}; largest p {largest:.1g})"
                 )
         if not parts:
             return f"No significant difference from {what}."
@@ -435,7 +436,7 @@ def _late_story(
     beside = {
         CLEAR: "the same sum in the clear",
         NO_NOISE: "the same sum without noise",
-        FULL: f"the default with {FULL_EPOCHS} epochs, {FULL_EPOCHS // EPOCHS} times as many",
+        FULL: f"that default trained {FULL_EPOCHS // EPOCHS} times as long ({FULL_EPOCHS} epochs)",
     }
     return Story(
         seeds=seeds,

@@ -88,11 +88,15 @@ def test_the_verdict_names_the_strongest_control_and_claims_no_more_than_there_i
     story = _story({"ours": mine, "A": FLAT, "B": strong})
     assert story.strongest == "B"
     first, second = story.verdict
-    assert first.startswith("Ahead of control A after 1, 2 evaluations (+1.100, +0.500; p <= ")
-    assert second.startswith("Ahead of the strongest control, control B after 1 evaluations (+0.5")
+    assert first.startswith(
+        "Ahead of control A after 1, 2 of 2 evaluations (+1.100, +0.500; largest"
+    )
+    assert second.startswith(
+        "Ahead of the strongest control (control B) after 1 of 2 evaluations (+0.5"
+    )
     assert second.endswith("; no significant difference after 2.")
     (other_way, _) = _story({"ours": FLAT, "A": strong, "B": mine}).verdict
-    assert other_way.startswith("Behind control A after 1, 2 evaluations (-0.600, -0.500")
+    assert other_way.startswith("Behind control A after 1, 2 of 2 evaluations (-0.600, -0.500")
 
 
 def test_a_verdict_without_a_difference_claims_none() -> None:
