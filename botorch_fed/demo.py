@@ -166,7 +166,8 @@ class Story:
             that the verdict is about.
         controls: The arms that it has to beat, by name with what they are in a sentence; the first
             is always judged, another one if it is stronger.
-        beside: Arms that show the price of encryption or noise, likewise.
+        beside: Arms that it need not beat, likewise: they show the price of encryption or noise, or
+            what a larger budget buys.
         marks: Numbers of evaluations at which arms are compared.
         unit: What is counted: evaluations or rounds.
         facts: Further lines, of messages and of privacy.
@@ -434,8 +435,8 @@ def _late_story(
         RunResult.load(folder / _file_name(name)) for name in (TOLD, ALONE, DEFAULT)
     )
     beside = {
-        CLEAR: "the same sum in the clear",
-        NO_NOISE: "the same sum without noise",
+        CLEAR: "the sum in the clear",
+        NO_NOISE: "the sum without noise",
         FULL: f"that default trained {FULL_EPOCHS // EPOCHS} times as long ({FULL_EPOCHS} epochs)",
     }
     return Story(
@@ -449,23 +450,21 @@ def _late_story(
         beside={name: what for name, what in beside.items() if name in arms},
         marks=range(1, scene.budget + 1),
         unit="evaluations",
-        facts=[_reached(arms), *_message_facts(first, *_late_names(scene))],
+        facts=[_reached(arms), *_message_facts(first, _late_names(scene)[0])],
         first=first,
         others={ALONE: alone, DEFAULT: default},
     )
 
 
 def _reached(arms: Mapping[str, Tensor]) -> str:
-    """After how many evaluations a site alone is where the first one with messages is."""
+    """How many evaluations a site alone needs for what messages give the first one."""
     level, alone = float(arms[TOLD][:, 0].mean()), arms[ALONE].mean(dim=0).tolist()
     after = next((t for t, value in enumerate(alone, start=1) if value >= level), None)
-    when = f"after {after} evaluations" if after else f"not within {len(alone)} evaluations"
-    return (
-        f"LogEI alone is {when} where a newcomer's first evaluation with messages is ({level:.3f})."
-    )
+    needs = f"needs {after} evaluations" if after else f"needs more than {len(alone)} evaluations"
+    return f"LogEI alone {needs} for what a newcomer with messages has after one ({level:.3f})."
 
 
-def _message_facts(result: RunResult, done: Sequence[str], new: Sequence[str]) -> list[str]:
+def _message_facts(result: RunResult, done: Sequence[str]) -> list[str]:
     """What the sites that are done have sent, and what became of it."""
     assert result.sees is not None
     rows = [row for row in result.contributions() if row["site"] in done]

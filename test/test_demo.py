@@ -29,6 +29,7 @@ from botorch_fed.demo import (
     differences,
     holm,
 )
+from botorch_fed.federation.registry import PROTOCOLS
 from botorch_fed.run import RunResult
 from botorch_fed.space import Parameter, SearchSpace
 
@@ -127,6 +128,14 @@ def test_committed_differences_follow_from_the_committed_outcomes(path: Path) ->
 # ------------------------------------------------------------------ stories
 
 
+def test_every_protocol_has_a_story() -> None:
+    assert demo.SCENES.keys() == PROTOCOLS.keys()
+    for protocol in PROTOCOLS:
+        scene = demo.scene_of(protocol)
+        assert scene.repeats > 1
+        assert str(scene.newcomers) in demo.introduction(protocol, scene)
+
+
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Few sites, and networks that learn little."""
@@ -194,7 +203,7 @@ def test_the_demo_says_its_verdict_before_its_tables(tmp_path: Path, capsys: Cap
     said, noted = capsys.readouterr()
     assert said.startswith("fts, 1 seed(s). 3 sites have tuned a neural network")
     assert said.index("Verdict") < said.index("Means over 1 seed") < said.index("minus each other")
-    assert "LogEI alone is" in said
+    assert "LogEI alone needs" in said
     assert "Privacy: no guarantee." in said
     assert "1 of 1 seeds" in noted
     assert "<html" in (out / "report.html").read_text()
