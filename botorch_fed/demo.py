@@ -373,7 +373,7 @@ def _file_name(arm: str) -> str:
 # ------------------------------------------------------------------ newcomers
 
 
-def _late_problem(scene: Scene, seed: int, epochs: int = EPOCHS) -> NetworkTuning:
+def _late_problem(scene: Scene, seed: int, epochs: int) -> NetworkTuning:
     return NetworkTuning(scene.finished + scene.newcomers, epochs=epochs, seed=seed)
 
 
@@ -397,7 +397,7 @@ def _late_studies(protocol: str, **common: Any) -> dict[str, Any]:
 
 def _late_seed(protocol: str, scene: Scene, seed: int, folder: Path | None) -> Arms:
     """All arms of one seed."""
-    problem, (done, new) = _late_problem(scene, seed), _late_names(scene)
+    problem, (done, new) = _late_problem(scene, seed, EPOCHS), _late_names(scene)
     play_alone = partial(run, problem=problem, seed=seed, progress=False)
     history = play_alone(replace(FTS(budget=scene.history).alone(), active=done))
     data = {name: history.history(name) for name in done}
@@ -452,8 +452,14 @@ def _late_story(
         unit="evaluations",
         facts=[_reached(arms), *_message_facts(first, _late_names(scene)[0])],
         first=first,
-        others={ALONE: alone, DEFAULT: default},
+        others={ALONE: _beginning(alone, scene.budget), DEFAULT: default},
     )
+
+
+def _beginning(result: RunResult, count: int) -> RunResult:
+    """The first evaluations of each site, to be compared with runs that have no more."""
+    rows = [[row for row in result.records if row["agent"] == name] for name in result.names]
+    return replace(result, records=[row for mine in rows for row in mine[:count]], budget=count)
 
 
 def _reached(arms: Mapping[str, Tensor]) -> str:

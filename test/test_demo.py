@@ -210,9 +210,10 @@ def test_the_demo_says_its_verdict_before_its_tables(tmp_path: Path, capsys: Cap
 
 
 @pytest.mark.nightly
-@pytest.mark.usefixtures("small")
-def test_processes_change_nothing(tmp_path: Path) -> None:
-    scene = demo.scene_of("fts", repeats=2)
+def test_processes_change_nothing_and_a_report_compares_as_many_evaluations(tmp_path: Path) -> None:
+    scene = Scene(3, 1, 4, 3, 2)
     one = demo.play("fts", scene, tmp_path / "one")
+    assert one.arms[ALONE].shape == (2, 4)
+    assert {len(one.others[name].best("agent3")) for name in (ALONE, DEFAULT)} == {3}
     two = demo.play("fts", scene, tmp_path / "two", workers=2)
     assert one.document["arms"] == two.document["arms"]
