@@ -233,8 +233,8 @@ def page() -> str:
         "## The demo: sites that join later\n\nWhat `botorch-fed demo` says, larger is better: "
         "accuracy of newcomers, or the mean reward of a bandit. p values are of paired differences "
         "to the first line over seeds, adjusted over columns by Holm's method. The seeds were run "
-        "once, after everything had been chosen on others. Noise of `dp-fts-de` and of the bandit is "
-        "that of the operating system, and another one each time.\n\n"
+        "once, after everything had been chosen on others. The noise of `dp-fts-de` and of the "
+        "bandit is that of the operating system, and another one each time.\n\n"
         f"{demos()}"
     )
     parts += [f"## {paper.title}\n\n{paper.sentence}\n\n{claims_of(paper)}" for paper in papers]
