@@ -361,8 +361,9 @@ def _one_thread() -> None:
 
 def _saved(results: Mapping[str, RunResult], folder: Path | None) -> None:
     """Save runs under their arms' names; nothing without a folder."""
-    for name, result in results.items() if folder is not None else ():
-        assert folder is not None
+    if folder is None:
+        return
+    for name, result in results.items():
         result.save(folder / _file_name(name))
 
 

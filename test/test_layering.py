@@ -127,10 +127,6 @@ ROOMS: dict[str, set[str]] = {
         "run",
         "report",
         "privacy",
-        "search",
-        "test_functions",
-        "acquisition",
-        "space",
         "version",
     },
 }
