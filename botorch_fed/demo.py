@@ -17,9 +17,9 @@ adjusted by Holm's method over the evaluations at which two arms are compared.
 from __future__ import annotations
 
 import math
+import signal
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from multiprocessing import get_context
@@ -340,12 +340,8 @@ def _ended(jobs: Sequence[Job], workers: int) -> Iterator[tuple[int, Arms]]:
     if workers == 1:
         yield from map(_work, jobs)
         return
-    pool = ProcessPoolExecutor(min(workers, len(jobs)), get_context("spawn"), _one_thread)
-    try:
-        for future in as_completed([pool.submit(_work, job) for job in jobs]):
-            yield future.result()
-    finally:
-        pool.shutdown(wait=False, cancel_futures=True)
+    with get_context("spawn").Pool(min(workers, len(jobs)), _worker) as pool:  # its end ends them
+        yield from pool.imap_unordered(_work, jobs)
 
 
 def _work(job: Job) -> tuple[int, Arms]:
@@ -355,8 +351,10 @@ def _work(job: Job) -> tuple[int, Arms]:
         return seed, play_seed(seed, folder)
 
 
-def _one_thread() -> None:
+def _worker() -> None:
+    """One thread each; an interrupt is for the process that has started them."""
     torch.set_num_threads(1)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def _saved(results: Mapping[str, RunResult], folder: Path | None) -> None:
