@@ -25,6 +25,7 @@ from benchmarks.provenance import ages
 from benchmarks.results_claims import NONE, PAPERS, VERDICTS, Paper, gap, number
 from benchmarks.results_figure import PICTURE, draw, is_current
 from benchmarks.results_pages import (
+    HOME,
     check_pages,
     lines_of,
     pages,
@@ -164,6 +165,31 @@ def evaluations(value: float | None) -> str:
     return "never" if value is None else number(value, 1)
 
 
+# ------------------------------------------------------------------ the demo
+
+DEMOS = ("fts", "fed-gp", "dp-fts-de", "private-ucb")
+
+
+def demos() -> str:
+    """What `botorch-fed demo` says of each protocol, and its figures."""
+    parts = []
+    for protocol in DEMOS:
+        if not (HOME / "results" / "demo" / f"{protocol}.json").is_file():
+            continue
+        found = source(f"json/demo.{protocol}")
+        marks = list(next(iter(found["against"].values())))
+        rows = []
+        for arm, seeds in found["arms"].items():
+            gaps = found["against"].get(arm)
+            means = [sum(one[int(mark) - 1] for one in seeds) / len(seeds) for mark in marks]
+            p_values = [f" (p {gaps[mark]['p']:.1g})" if gaps else "" for mark in marks]
+            rows.append([arm, *(number(m) + p for m, p in zip(means, p_values, strict=True))])
+        said = "".join(f"- {line}\n" for line in found["verdict"])
+        figures = table([found["unit"], *marks], rows)
+        parts.append(f"**{protocol}**, {len(found['seeds'])} seeds:\n\n{said}\n{figures}")
+    return "\n".join(parts)
+
+
 # ------------------------------------------------------------------ operating points
 
 
@@ -191,6 +217,7 @@ COMMANDS = """`fts landmine` stands for `python -m benchmarks.papers.fts landmin
 other modules of `benchmarks.papers`; `transfer tuning` for `python -m benchmarks.transfer tuning`.
 Called so they run what is missing, with `--summary` they show everything that is stored. Files are
 `benchmarks/papers/results/<module>/<entry>.jsonl` and `benchmarks/results/transfer/<suite>/`.
+The demo's are `botorch-fed demo --protocol NAME --no-report --json`, as `results/demo/NAME.json`.
 `published.…` and `encryption` are modules that compute what they say.
 """
 
@@ -204,6 +231,14 @@ def page() -> str:
         f"## This package: what listening gains\n\nNormalised regret after so many queries, 0 at a "
         f"site's optimum, 1 at the median of its space; smaller is better.\n\n{bar()}",
     ]
+    parts.append(
+        "## The demo: sites that join later\n\nWhat `botorch-fed demo` says, larger is better: "
+        "accuracy of newcomers, or the mean reward of a bandit. p values are of paired differences "
+        "to the first line over seeds, adjusted over columns by Holm's method. The seeds were run "
+        "once, after everything had been chosen on others. The noise of `dp-fts-de` and of the "
+        "bandit is that of the operating system, and another one each time.\n\n"
+        f"{demos()}"
+    )
     parts += [f"## {paper.title}\n\n{paper.sentence}\n\n{claims_of(paper)}" for paper in papers]
     parts += [
         '## Where rows that stand for a paper sit\n\nA row may be called "paper" only if it meets '

@@ -2,7 +2,7 @@ r"""The command line: `botorch-fed`, or ``python -m botorch_fed.cli``.
 
 ::
 
-    demo         compare eight sites that tune a classifier together, alone, and as a newcomer
+    demo         what sites that join later gain from those that are done, and what privacy costs
     run          run a study file: any objective, any protocol
     protocols    list the protocols of study files, or the settings of one
     advise       what settings buy, in numbers, before a run
@@ -35,9 +35,9 @@ import math
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, get_args
@@ -48,14 +48,12 @@ from botorch_fed.version import __version__
 
 if TYPE_CHECKING:
     from rich.table import Table
-    from torch import Tensor
 
     from botorch_fed.deploy import Hub, SiteFolder
     from botorch_fed.privacy import Guarantee, SharedLedger
     from botorch_fed.privacy.audit import AuditReport
     from botorch_fed.run import RunResult
     from botorch_fed.study import Plan, StudyFile
-    from botorch_fed.test_functions import SklearnTuning
 
 PROGRAM = "botorch-fed"
 FINE, FAILED, USAGE, EXHAUSTED, INTERRUPTED = 0, 1, 2, 3, 130
@@ -82,14 +80,7 @@ ADJACENCIES = ("zero-out", "replace-one")
 MECHANISMS = ("gaussian-sum", "weighted", "correlated")
 SHELLS = ("bash", "zsh", "fish")
 KEYS_HELP = 'for channel = "ckks": this party\'s folder, made by site keys; needed once'
-DEMO_SITES = 8
-DEMO_BUDGET = 12
-DEMO_REPEATS = 5
 DEMO_OUT = "botorch-fed-demo"
-DEFAULT_TOGETHER = "together, default first"
-NEWCOMER_MARKS = (1, 2, 3, 5)
-DEMO_EPSILON = 4.0
-DEMO_DELTA = 1e-3  # for protocols without a default: eight sites are protected
 
 
 class UsageError(FederatedError):
@@ -350,15 +341,16 @@ def _choice(
 
 
 def _add_demo(commands: Any) -> None:
-    words = "compare eight sites that tune a classifier together, alone, and as a newcomer"
+    words = "what sites that join later gain from those that are done, and what privacy costs"
     parser = _command(commands, "demo", _demo, words)
-    _choice(parser, "--protocol", [*PROTOCOLS], "protocol of the study")
-    budget = "evaluations of each site, the initial ones included"
-    _option(parser, "--budget", _count(3), DEMO_BUDGET, "N", budget)
+    _choice(parser, "--protocol", [*PROTOCOLS], "whose story")
+    budget = "evaluations of each newcomer, or rounds of bandits; default 5, or 128"
+    parser.add_argument("--budget", type=_count(3), metavar="N", help=budget)
     parser.add_argument("--rounds", type=_renamed, help=argparse.SUPPRESS)
-    _option(parser, "--seed", _count(0), 0, "S", "seed of the first repeat")
-    repeats = "number of repeats, with seeds S, S+1, … of the run and of the sites' shares"
-    _option(parser, "--repeats", _count(1), DEMO_REPEATS, "K", repeats)
+    _option(parser, "--seed", _count(0), 0, "S", "the first seed")
+    repeats = "number of seeds S, S+1, …, each with other shares of the data; default 6 to 10"
+    parser.add_argument("--repeats", type=_count(1), metavar="K", help=repeats)
+    _option(parser, "--workers", _count(1), 2, "W", "number of processes")
     _option(parser, "--out", Path, Path(DEMO_OUT), "DIR", "folder of the results")
     parser.add_argument("--no-report", action="store_true", help="write no HTML report")
 
@@ -491,321 +483,60 @@ def _add_completion(commands: Any) -> None:
 # ------------------------------------------------------------------ demo
 
 
-@dataclass(frozen=True, eq=False)
-class _Arm:
-    """The results of one configuration over several seeds."""
-
-    name: str
-    results: tuple[RunResult, ...]
-
-    def curves(self, evaluations: int) -> Tensor:
-        """Best values, `repeats x sites x evaluations`."""
-        import torch
-
-        return torch.stack(
-            [
-                torch.stack([run.best(name)[:evaluations] for name in run.names])
-                for run in self.results
-            ]
-        )
-
-
-@dataclass(frozen=True)
-class _Gain:
-    """The gain of one arm over another after some evaluations, mean over sites and repeats.
-
-    Attributes:
-        evaluations: The number of evaluations.
-        first: The mean best value of the first arm.
-        second: The mean best value of the second arm.
-        gain: The difference of `first` and `second`.
-        half_width: Half the width of the gain's 95 % interval over repeats; None for one repeat.
-    """
-
-    evaluations: int
-    first: float
-    second: float
-    gain: float
-    half_width: float | None
-
-    @property
-    def words(self) -> str:
-        """The verdict."""
-        if self.half_width is None:
-            return "one run only: use --repeats 2 or more"
-        if self.gain == self.half_width == 0:
-            return "equal: the same initial points"
-        if abs(self.gain) <= self.half_width:
-            return "no significant difference"
-        return "gained" if self.gain > 0 else "lost"
-
-    @property
-    def shown(self) -> str:
-        """The difference and its interval."""
-        width = "" if self.half_width is None else f"\n± {self.half_width:.3f}"
-        return f"{self.gain:+.3f}{width}"
-
-
-@dataclass(frozen=True, eq=False)
-class _Demo:
-    """The result of the demo.
-
-    Attributes:
-        arms: The arms by name.
-        gains: Together against alone, and with the default configuration first in both.
-        newcomers: A site that starts after the other sites have finished, against the same site
-            alone.
-    """
-
-    arms: Mapping[str, _Arm]
-    gains: Mapping[str, Sequence[_Gain]]
-    newcomers: Mapping[str, Sequence[_Gain]]
-
-    @property
-    def first(self) -> RunResult:
-        """The run that is saved."""
-        return self.arms["together"].results[0]
-
-
 def _demo(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.demo import introduction, play, scene_of
+
     _expect_notes()
-    _say(
-        arguments,
-        f"{DEMO_SITES} sites with skewed shares of scikit-learn's digits tune C and gamma of a "
-        f"support vector machine:\n{arguments.budget} evaluations each, validation accuracy, "
-        f"{arguments.repeats} repeat(s), each with other shares, {arguments.protocol}.",
+    protocol = arguments.protocol
+    scene = scene_of(protocol, repeats=arguments.repeats, budget=arguments.budget)
+    words = introduction(protocol, scene)
+    _say(arguments, f"{protocol}, {scene.repeats} seed(s). {words}")
+    story = play(
+        protocol,
+        scene,
+        arguments.out,
+        seed=arguments.seed,
+        workers=arguments.workers,
+        progress=_seeds_shown,
     )
-    outcome = _demo_runs(arguments)
-    outcome.first.save(arguments.out / "together")
-    _show(arguments, _site_table(outcome, arguments))
-    _show(arguments, _gain_table(outcome, arguments.budget))
-    if outcome.newcomers:
-        _show(arguments, _newcomer_table(outcome.newcomers))
-    for line in (*_verdict(outcome, arguments), *_privacy_words(outcome.first)):
+    _say(arguments, "\nVerdict")
+    for line in story.verdict:
+        _say(arguments, f"- {line}")
+    for table in story.tables:
+        _show(arguments, table)
+    for line in (*story.facts, *_privacy_words(story.first)):
         _say(arguments, line)
     report = None
     if not arguments.no_report:
-        others = {name: arm.results[0] for name, arm in outcome.arms.items() if name != "together"}
-        report = _demo_report(arguments, outcome.first, others)
-    return _Done(_demo_document(arguments, outcome, report))
-
-
-def _demo_runs(arguments: argparse.Namespace) -> _Demo:
-    from botorch_fed.test_functions import SklearnTuning
-
-    seeds = range(arguments.seed, arguments.seed + arguments.repeats)
-    problems = {
-        seed: SklearnTuning(DEMO_SITES, dataset="digits", skew="label", splits=2, seed=seed)
-        for seed in seeds
+        try:
+            path = arguments.out / "report.html"
+            report = _write_report(story.first, path, story.others, f"The demo of {protocol}")
+            _say(arguments, f"Report: {report}")
+        except FederatedError as error:  # the results are printed without a report
+            _note(f"note: no report: {error}")
+    document = {
+        "command": "demo",
+        "protocol": protocol,
+        "scene": asdict(scene),
+        **story.document,
+        "folder": arguments.out,
+        "report": report,
     }
-    studies = _demo_studies(arguments, problems[arguments.seed])
-    arms = {name: _demo_arm(name, study, problems) for name, study in studies.items()}
-    pooled = {seed: problem.pooled() for seed, problem in problems.items()}
-    arms["pooled data"] = _demo_arm("pooled data", studies["alone"], pooled)
-    curves = {name: arm.curves(arguments.budget) for name, arm in arms.items()}
-    marks = _marks(arguments.budget)
-    gains = {"together - alone": _gains(curves["together"], curves["alone"], marks)}
-    if DEFAULT_TOGETHER in arms:
-        with_default = _gains(curves[DEFAULT_TOGETHER], curves["default first"], marks)
-        gains["the same, default first"] = with_default
-    newcomers = {}
-    if _welcomes(studies["together"], problems[arguments.seed]):
-        with_messages = _newcomers(
-            studies["together"], arms["alone"], problems, min(NEWCOMER_MARKS[-1], arguments.budget)
-        )
-        for name in ("alone", "default first"):
-            newcomers[name] = _gains(with_messages, curves[name], NEWCOMER_MARKS)
-    return _Demo(arms, gains, newcomers)
+    return _Done(document)
 
 
-def _demo_studies(arguments: argparse.Namespace, problem: SklearnTuning) -> dict[str, Any]:
-    """The study of each arm: as many evaluations for all."""
-    from botorch_fed.federation.points import dealt_design
-    from botorch_fed.federation.registry import ALONE, study_class
+def _seeds_shown(ended: Iterable[Any], total: int) -> Iterable[Any]:
+    """A progress bar on a terminal, or a line per seed."""
+    from rich.console import Console
+    from rich.progress import track
 
-    count, space, default = arguments.budget, problem.space, problem.default
-    together, alone = _demo_study(arguments.protocol, count)
-    points = {
-        f"agent{index}": dealt_design(space, index, len(problem), count)
-        for index in range(len(problem))
-    }
-    studies = {
-        "together": together,
-        "alone": alone,
-        "Sobol": replace(study_class(ALONE)(budget=count).alone(), initial_design=points),
-        "default first": replace(alone, default=default),
-    }
-    if _has(together, "default"):
-        studies[DEFAULT_TOGETHER] = replace(together, default=default)
-    return studies
-
-
-def _demo_study(protocol: str, evaluations: int) -> tuple[Any, Any]:
-    """The study, and the same without messages: equal initial points, local model and LogEI."""
-    from botorch_fed.federation.registry import study_class
-    from botorch_fed.search.transfer import MIN_OWN
-    from botorch_fed.study import simple_settings
-
-    kind = study_class(protocol)
-    defaults = {item.name: item.default for item in fields(kind)}
-    settings: dict[str, Any] = {"budget": evaluations}
-    if "num_initial" in simple_settings(kind) and evaluations <= MIN_OWN:
-        settings["num_initial"] = evaluations - 1
-    if "epsilon" in defaults:
-        settings["epsilon"] = DEMO_EPSILON
-        settings |= {"delta": DEMO_DELTA} if defaults["delta"] is None else {}
-    together = kind(**settings)
-    return together, together.alone()
-
-
-def _has(study: Any, setting: str) -> bool:
-    unsupported: frozenset[str] = getattr(study, "refused", frozenset())
-    return setting not in unsupported and any(item.name == setting for item in fields(study))
-
-
-def _welcomes(study: Any, problem: SklearnTuning) -> bool:
-    """Whether finished agents can send messages to a newcomer without noise or encryption."""
-    names = tuple(f"agent{index}" for index in range(len(problem)))
-    active = _has(study, "active") and _has(study, "data")
-    sees = study.sees(problem.space, names)
-    return active and not (sees.noisy or sees.encrypted)
-
-
-def _demo_arm(name: str, study: Any, problems: Mapping[int, SklearnTuning]) -> _Arm:
-    from botorch_fed.run import run
-
-    results = []
-    for seed, problem in problems.items():
-        sys.stderr.write(f"{name}, seed {seed}\n")
-        results.append(run(study, problem, seed=seed))
-    return _Arm(name, tuple(results))
-
-
-def _newcomers(
-    study: Any, alone: _Arm, problems: Mapping[int, SklearnTuning], evaluations: int
-) -> Tensor:
-    """Best values of newcomers, as `_Arm.curves`.
-
-    Each site in turn is the newcomer; the other sites have the data of their runs alone.
-    """
-    import torch
-
-    from botorch_fed.run import run
-
-    repeats = []
-    for finished in alone.results:
-        sys.stderr.write(f"newcomers, seed {finished.seed}\n")
-        curves = []
-        for name in finished.names:
-            data = {other: finished.history(other) for other in finished.names if other != name}
-            newcomer = replace(study, budget=evaluations, active=(name,), data=data)
-            result = run(newcomer, problems[finished.seed], seed=finished.seed, progress=False)
-            curves.append(result.best(name))
-        repeats.append(torch.stack(curves))
-    return torch.stack(repeats)
-
-
-def _marks(evaluations: int) -> tuple[int, ...]:
-    """The numbers of evaluations at which arms are compared."""
-    usual = {1, 2, evaluations // 3, evaluations // 2, evaluations // 2 + 2, evaluations}
-    return tuple(sorted(mark for mark in usual if 0 < mark <= evaluations))
-
-
-def _gains(first: Tensor, second: Tensor, marks: Sequence[int]) -> list[_Gain]:
-    """The gains of one arm over another from their curves, `repeats x sites x evaluations`."""
-    gains = []
-    for mark in marks:
-        if mark > first.shape[-1]:
-            continue
-        one, other = (curves[..., mark - 1].mean(dim=1) for curves in (first, second))
-        gain = float((one - other).mean())
-        gains.append(
-            _Gain(mark, float(one.mean()), float(other.mean()), gain, _half_width(one - other))
-        )
-    return gains
-
-
-def _half_width(differences: Tensor) -> float | None:
-    """Half the width of Student's 95 % interval of a mean."""
-    from scipy.special import stdtrit
-
-    count = len(differences)
-    if count < 2:
-        return None
-    return float(stdtrit(count - 1, 0.975)) * float(differences.std()) / math.sqrt(count)
-
-
-def _site_table(demo: _Demo, arguments: argparse.Namespace) -> Table:
-    title = f"Best accuracy after {arguments.budget} evaluations, by site, seed {arguments.seed}"
-    table = _table("site", *demo.arms, title=title)
-    for name in demo.first.names:
-        bests = (arm.results[0].best(name)[-1] for arm in demo.arms.values())
-        table.add_row(name, *(f"{float(best):.3f}" for best in bests))
-    return table
-
-
-def _gain_table(demo: _Demo, evaluations: int) -> Table:
-    marks = [gain.evaluations for gain in demo.gains["together - alone"]]
-    title = "Best accuracy, mean over sites and seeds, by evaluations of each site"
-    table = _by_evaluations(title, marks)
-    for name, arm in demo.arms.items():
-        means = arm.curves(evaluations).mean(dim=(0, 1))
-        table.add_row(name, *(f"{float(means[mark - 1]):.3f}" for mark in marks))
-    for name, gains in demo.gains.items():
-        table.add_row(name, *(gain.shown for gain in gains), style="bold")
-    return table
-
-
-def _newcomer_table(newcomers: Mapping[str, Sequence[_Gain]]) -> Table:
-    alone = newcomers["alone"]
-    title = "A newcomer, after the other sites have tuned alone: best accuracy"
-    table = _by_evaluations(title, [gain.evaluations for gain in alone])
-    table.add_row("with messages", *(f"{gain.first:.3f}" for gain in alone))
-    for name, gains in newcomers.items():
-        table.add_row(name, *(f"{gain.second:.3f}" for gain in gains))
-    for name, gains in newcomers.items():
-        table.add_row(f"with messages - {name}", *(gain.shown for gain in gains), style="bold")
-    return table
-
-
-def _by_evaluations(title: str, marks: Sequence[int]) -> Table:
-    """An empty table with a column for each number of evaluations."""
-    from rich.table import Column
-
-    return _table(Column("evaluations", no_wrap=True), *map(str, marks), title=title)
-
-
-def _verdict(demo: _Demo, arguments: argparse.Namespace) -> list[str]:
-    lines = []
-    if arguments.repeats == 1:
-        lines.append("One run does not show a gain: use --repeats 3 or more.")
-    else:
-        lines += _judged("Together against alone", demo.gains["together - alone"])
-        for gains in list(demo.gains.values())[1:]:
-            lines += _judged("With the default configuration first in both", gains)
-        for name, gains in demo.newcomers.items():
-            lines += _judged(f"A newcomer with messages, against {name}", gains)
-    lines.append(
-        "Alone: BoTorch's SingleTaskGP with LogExpectedImprovement. Default: that of scikit-learn."
-    )
-    return lines
-
-
-def _judged(what: str, gains: Sequence[_Gain]) -> list[str]:
-    """The evaluations after which there is a gain, and those after which there is a loss."""
-
-    def after(words: str) -> str:
-        return ", ".join(str(gain.evaluations) for gain in gains if gain.words == words)
-
-    gained, lost = after("gained"), after("lost")
-    lines = []
-    if gained:
-        lines.append(f"{what}: a gain after {gained} evaluations.")
-    if lost:
-        lines.append(f"{what}: a loss after {lost} evaluations.")
-    if not lines:
-        lines.append(f"{what}: no significant difference.")
-    return lines
+    console = Console(stderr=True)
+    if console.is_terminal:
+        yield from track(ended, "seeds", total=total, console=console, transient=True)
+        return
+    for count, one in enumerate(ended, start=1):
+        _note(f"{count} of {total} seeds")
+        yield one
 
 
 def _privacy_words(result: RunResult) -> list[str]:
@@ -822,19 +553,6 @@ def _privacy_words(result: RunResult) -> list[str]:
     ]
 
 
-def _demo_report(
-    arguments: argparse.Namespace, first: RunResult, others: Mapping[str, RunResult]
-) -> Path | None:
-    title = f"{DEMO_SITES} sites tune a classifier together ({arguments.protocol})"
-    try:
-        path = _write_report(first, arguments.out / "report.html", others, title)
-    except FederatedError as error:  # the results are printed without a report
-        sys.stderr.write(f"note: no report: {error}\n")
-        return None
-    _say(arguments, f"Report: {path}")
-    return path
-
-
 def _write_report(
     result: RunResult, path: Path, others: Mapping[str, RunResult], title: str | None
 ) -> Path:
@@ -849,54 +567,6 @@ def _write_report(
 
 def _without_plotly(error: ImportError) -> FederatedError:
     return FederatedError(f"A report needs plotly ({error}): pip install 'botorch_fed[plot]'.")
-
-
-def _demo_document(
-    arguments: argparse.Namespace, demo: _Demo, report: Path | None
-) -> dict[str, Any]:
-    means = {name: arm.curves(arguments.budget).mean(dim=(0, 1)) for name, arm in demo.arms.items()}
-    together = [
-        {
-            **{name: float(mean[gain.evaluations - 1]) for name, mean in means.items()},
-            **_gain_document(gain),
-        }
-        for gain in demo.gains["together - alone"]
-    ]
-    return {
-        "command": "demo",
-        "protocol": arguments.protocol,
-        "budget": arguments.budget,
-        "seeds": [arguments.seed + repeat for repeat in range(arguments.repeats)],
-        "best": {
-            name: {site: float(arm.results[0].best(site)[-1]) for site in demo.first.names}
-            for name, arm in demo.arms.items()
-        },
-        "gains": together,
-        "gains_default_first": [
-            _gain_document(gain)
-            for name, gains in demo.gains.items()
-            for gain in gains
-            if name != "together - alone"
-        ],
-        "newcomer": {
-            name: [
-                {"told": gain.first, name: gain.second, **_gain_document(gain)} for gain in gains
-            ]
-            for name, gains in demo.newcomers.items()
-        },
-        "privacy": demo.first.privacy,
-        "run": arguments.out / "together",
-        "report": report,
-    }
-
-
-def _gain_document(gain: _Gain) -> dict[str, Any]:
-    return {
-        "evaluations": gain.evaluations,
-        "gain": gain.gain,
-        "half_width_95": gain.half_width,
-        "verdict": gain.words,
-    }
 
 
 # ------------------------------------------------------------------ run

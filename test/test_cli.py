@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 import botorch_fed.privacy
-from botorch_fed.cli import _Gain, _gains, _judged, _parser, _silent, main
+from botorch_fed.cli import _parser, _silent, main
 from botorch_fed.report.page import plotly_script
 from botorch_fed.run import RunResult
 from botorch_fed.study import read_study, run_study
@@ -329,57 +328,6 @@ def test_who_did_not_reply_is_noted(folder: Path) -> None:
         if row["agent"] == "south" and row["round"] > 1:
             row.update(replied=False, failure="absent")
     assert _silent(result) == ["south did not reply in 2 exchange(s), last reason: absent."]
-
-
-# ------------------------------------------------------------------ demo
-
-
-@pytest.mark.parametrize("protocol", ["fts", "dp-fts-de", "fed-gp", "private-ucb"])
-def test_demo(folder: Path, capsys: Captured, protocol: str) -> None:
-    settings = ("--protocol", protocol, "--budget", "3", "--repeats", "1", "--no-report")
-    found = document(capsys, 0, "demo", *settings, "--out", folder / "demo")
-    arms = {"together", "alone", "Sobol", "default first", "pooled data"}
-    if protocol != "private-ucb":
-        arms |= {"together, default first"}
-    assert set(found["best"]) == arms
-    assert all(len(sites) == 8 for sites in found["best"].values())
-    assert all(
-        gain["verdict"] == "one run only: use --repeats 2 or more" for gain in found["gains"]
-    )
-    assert found["report"] is None
-    private = protocol in ("dp-fts-de", "private-ucb")
-    assert (found["privacy"] or {}).get("private", False) == private
-    saved = RunResult.load(folder / "demo" / "together")
-    best = {name: float(saved.best(name)[-1]) for name in saved.names}
-    assert best == pytest.approx(found["best"]["together"])
-    assert all(gain["Sobol"] > 0 for gain in found["gains"])
-    assert len(found["gains_default_first"]) == len(found["gains"]) * (protocol != "private-ucb")
-    told = found["newcomer"].get("alone", [])
-    assert [gain["evaluations"] for gain in told] == ([1, 2, 3] if protocol == "fts" else [])
-    if protocol != "private-ucb":  # the same starts, then messages or none
-        assert found["gains"][0]["gain"] == 0
-        assert found["gains_default_first"][0]["gain"] == 0
-
-
-def test_a_gain_is_told_from_chance_and_from_a_loss() -> None:
-    assert _Gain(1, 0.0, 0.0, 0.1, 0.2).words == "no significant difference"
-    assert _Gain(1, 0.0, 0.0, 0.3, 0.2).words == "gained"
-    assert _Gain(1, 0.0, 0.0, -0.3, 0.2).words == "lost"
-    assert _Gain(1, 0.0, 0.0, 0.0, 0.0).words == "equal: the same initial points"
-
-
-def test_gains_are_means_over_sites_with_an_interval_over_repeats() -> None:
-    first = torch.tensor([[[1.0, 2.0], [3.0, 4.0]], [[2.0, 2.0], [6.0, 6.0]]])
-    one, two = _gains(first, torch.zeros(2, 2, 2), (1, 2, 5))
-    assert (one.evaluations, one.first, one.second, one.gain) == (1, 3.0, 0.0, 3.0)
-    assert one.half_width == pytest.approx(12.706 * 1.0, rel=1e-3)  # of Student's t, two repeats
-    assert two.half_width == pytest.approx(12.706 * 0.5, rel=1e-3)
-    assert _judged("A", [one, two]) == ["A: no significant difference."]
-    sure = [_Gain(t, 0.0, 0.0, gain, 0.1) for t, gain in ((1, 1.0), (2, -1.0), (3, 1.0))]
-    assert _judged("A", sure) == [
-        "A: a gain after 1, 3 evaluations.",
-        "A: a loss after 2 evaluations.",
-    ]
 
 
 # ------------------------------------------------------------------ completion

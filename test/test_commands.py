@@ -29,7 +29,7 @@ DEPLOYED = ROOT / "test" / "test_deploy.py"
 # Verbs that parse here, and who runs them: a script of several processes, or a test.
 THREE_SITES, THREE_LABS = "tutorials/three_sites.sh", "tutorials/three_labs.sh"
 ELSEWHERE = {
-    "demo": "test/test_cli.py",  # minutes; small there
+    "demo": "test/test_demo.py",  # minutes; small there
     "watch": "test/test_watch.py",  # runs until it is stopped
     "hub start": THREE_SITES,
     "hub admit": THREE_SITES,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import ssl
@@ -666,7 +667,10 @@ def test_the_script_of_a_late_site(tmp_path: Path) -> None:
 @pytest.mark.skipif(shutil.which("bash") is None, reason="needs bash")
 def test_the_script_of_three_sites(tmp_path: Path) -> None:
     done = script("three_sites.sh", tmp_path)
-    assert done.stdout.count("exchange 6") == 3
+    assert done.stdout.count("exchange 9") == 3
+    found = re.findall(r"(\w+): best (\d\.\d) together, \d\.\d alone", done.stdout)
+    assert [name for name, _ in found] == list(SITES)
+    assert min(float(best) for _, best in found) > 5
     sys.modules.pop("tuning", None)
     machines = Machines.__new__(Machines)
     machines.folder = tmp_path / "here"

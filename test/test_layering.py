@@ -118,8 +118,10 @@ ROOMS: dict[str, set[str]] = {
     "watch": {"deploy", "errors", "report", "run"},
     "deploy": {"errors", "engines", "storage", "federation", "privacy", "run", "study"},
     "flower_app": set(),
+    "demo": {"federation", "privacy", "run", "space", "studies", "test_functions"},
     "cli": {
         "advice",
+        "demo",
         "errors",
         "federation",
         "deploy",
@@ -128,10 +130,6 @@ ROOMS: dict[str, set[str]] = {
         "report",
         "watch",
         "privacy",
-        "search",
-        "test_functions",
-        "acquisition",
-        "space",
         "version",
     },
 }

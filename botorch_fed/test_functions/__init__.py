@@ -4,7 +4,8 @@ r"""Federated test problems, in the manner of `botorch.test_functions`.
 
     base             FederatedTestProblem: one BoTorch test problem per agent over common bounds
     synthetic        similar samples of a Gaussian process
-    sklearn_tuning   support vector machines on scikit-learn's bundled data, divided among agents
+    sklearn_tuning   support vector machines and small networks on scikit-learn's bundled data,
+                     divided among agents
     bandits          the kernel bandit and rescaled benchmark functions, one for all agents
 """
 
@@ -13,13 +14,14 @@ from botorch_fed.test_functions.bandits import (
     KernelBandit,
 )
 from botorch_fed.test_functions.base import FederatedTestProblem
-from botorch_fed.test_functions.sklearn_tuning import SklearnTuning
+from botorch_fed.test_functions.sklearn_tuning import NetworkTuning, SklearnTuning
 from botorch_fed.test_functions.synthetic import SyntheticGPAgents
 
 __all__ = [
     "Camelback",
     "FederatedTestProblem",
     "KernelBandit",
+    "NetworkTuning",
     "SklearnTuning",
     "SyntheticGPAgents",
 ]

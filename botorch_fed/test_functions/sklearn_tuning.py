@@ -2,7 +2,8 @@ r"""Hyperparameter tuning on the data sets of scikit-learn, without a download.
 
 The rows of a data set are divided among agents with unequal sizes or unequal class shares, drawn
 from a Dirichlet distribution as in [Hsu2019]_ but above a floor, so that no agent is without data.
-Each agent tunes `C` and `gamma` of an RBF support vector machine on its rows.
+Each agent tunes a classifier on its rows: an RBF support vector machine (`SklearnTuning`) or a
+small neural network (`NetworkTuning`).
 
 The score is the validation AUC of the decision function for two classes and the accuracy for more
 classes, averaged over a few stratified halvings: an agent has few rows, and the score of a single
@@ -18,7 +19,8 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import Literal
+import warnings
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -87,20 +89,21 @@ class SklearnTuning(FederatedTestProblem):
         self._X, self._y = _load(dataset)
         self._num_classes = len(np.unique(self._y))
         outcome = Outcome(0.95, 0.05) if self._num_classes == 2 else Outcome(0.8, 0.2)
-        self.space = SearchSpace(
-            (
-                Parameter.real("C", 1e-3, 1e3, scale=scale),
-                Parameter.real("gamma", 1e-4, 1.0, scale=scale),
-            ),
-            outcome,
-        )
+        self.space = SearchSpace(self._parameters(scale), outcome)
         self._halves = [
             halve_rows(rows, self._y[rows], splits)
             for rows in deal_rows(self._y, num_agents, skew, concentration, seed)
         ]
+        self._known: dict[tuple[int, tuple[Value, ...]], float] = {}
 
     def __len__(self) -> int:
         return len(self._halves)
+
+    def _parameters(self, scale: Scale) -> tuple[Parameter, ...]:
+        return (
+            Parameter.real("C", 1e-3, 1e3, scale=scale),
+            Parameter.real("gamma", 1e-4, 1.0, scale=scale),
+        )
 
     @property
     def default(self) -> dict[str, Value]:
@@ -120,6 +123,7 @@ class SklearnTuning(FederatedTestProblem):
             for halves in zip(*self._halves, strict=True)
         ]
         other = copy.copy(self)
+        other._known = {}
         other._halves = [
             [(train, test) for train, (_, test) in zip(together, halves, strict=True)]
             for halves in self._halves
@@ -128,26 +132,117 @@ class SklearnTuning(FederatedTestProblem):
 
     def evaluate(self, agent: int, X: Tensor) -> Tensor:
         check_points(X, self.dim)
-        halves = self._halves[agent]
-        values = [
-            [self._score(half, **point) for half in halves]  # type: ignore[arg-type]
-            for point in self.space.from_unit(X)
-        ]
-        return torch.tensor(values, dtype=torch.float64).reshape(len(X), len(halves)).mean(dim=-1)
+        scores = [self._score_of(agent, point) for point in self.space.from_unit(X)]
+        return torch.tensor(scores, dtype=torch.float64)
 
-    def _score(self, halves: Halves, *, C: float, gamma: float) -> float:
+    def _score_of(self, agent: int, point: dict[str, Value]) -> float:
+        """The mean score of an agent's halves, computed once: runs ask for it again."""
+        key = agent, tuple(point.values())
+        if key not in self._known:
+            scores = [self._score(half, **point) for half in self._halves[agent]]
+            self._known[key] = float(np.mean(scores))
+        return self._known[key]
+
+    def _score(self, halves: Halves, **settings: Value) -> float:
         from sklearn.metrics import roc_auc_score
-        from sklearn.svm import SVC
 
         train, test = halves
         centre, spread = self._X[train].mean(axis=0), self._X[train].std(axis=0)
         spread[spread == 0] = 1.0  # constant in the training half, e.g. a corner pixel of digits
-        machine = SVC(C=C, gamma=gamma, tol=1e-6)
-        machine.fit((self._X[train] - centre) / spread, self._y[train])
+        machine = self._machine(len(train), **settings)
+        with warnings.catch_warnings():  # a network stops after so many epochs, as it was told
+            warnings.simplefilter("ignore")
+            machine.fit((self._X[train] - centre) / spread, self._y[train])
         inputs = (self._X[test] - centre) / spread
         if self._num_classes == 2:
-            return float(roc_auc_score(self._y[test], machine.decision_function(inputs)))
+            return float(roc_auc_score(self._y[test], self._scores(machine, inputs)))
         return float((machine.predict(inputs) == self._y[test]).mean())
+
+    def _machine(self, rows: int, **settings: Any) -> Any:
+        """The classifier, not yet trained, for so many training rows."""
+        from sklearn.svm import SVC
+
+        return SVC(tol=1e-6, **settings)
+
+    def _scores(self, machine: Any, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
+        """The larger, the likelier is the second of two classes."""
+        scores: NDArray[np.float64] = machine.decision_function(inputs)
+        return scores
+
+
+class NetworkTuning(SklearnTuning):
+    """Validation score of a small neural network on each agent's share of a bundled data set.
+
+    Each agent tunes the learning rate, the weight decay, the hidden units and the batch size of
+    scikit-learn's `MLPClassifier`, which trains for a fixed number of epochs.
+
+    Args:
+        num_agents: Number of agents.
+        dataset: As in `SklearnTuning`.
+        skew: As there.
+        concentration: As there.
+        splits: As there.
+        epochs: Epochs of training. `MLPClassifier` by itself trains for 200, or until the loss
+            falls no more.
+        seed: Seed of the shares and halves; part of the problem's definition.
+
+    Example:
+        >>> problem = NetworkTuning(8)
+        >>> problem.default
+        {'learning_rate': 0.001, 'alpha': 0.0001, 'hidden': 100, 'batch_size': 200}
+    """
+
+    def __init__(
+        self,
+        num_agents: int = 8,
+        *,
+        dataset: Dataset = "digits",
+        skew: Skew = "label",
+        concentration: float = 0.3,
+        splits: int = 2,
+        epochs: int = 20,
+        seed: int = 0,
+    ) -> None:
+        if epochs < 1:
+            raise InputDataError(f"Expected at least 1 epoch, got {epochs}.")
+        self.epochs = epochs
+        super().__init__(
+            num_agents,
+            dataset=dataset,
+            skew=skew,
+            concentration=concentration,
+            splits=splits,
+            seed=seed,
+        )
+
+    def _parameters(self, scale: Scale) -> tuple[Parameter, ...]:
+        return (
+            Parameter.real("learning_rate", 1e-4, 1.0, scale=scale),
+            Parameter.real("alpha", 1e-6, 10.0, scale=scale),
+            Parameter.integer("hidden", 4, 128, scale=scale),
+            Parameter.integer("batch_size", 8, 200, scale=scale),
+        )
+
+    @property
+    def default(self) -> dict[str, Value]:
+        """The defaults of scikit-learn's `MLPClassifier()`."""
+        return {"learning_rate": 1e-3, "alpha": 1e-4, "hidden": 100, "batch_size": 200}
+
+    def _machine(self, rows: int, **settings: Any) -> Any:
+        from sklearn.neural_network import MLPClassifier
+
+        return MLPClassifier(
+            (settings["hidden"],),
+            learning_rate_init=settings["learning_rate"],
+            alpha=settings["alpha"],
+            batch_size=min(settings["batch_size"], rows),
+            max_iter=self.epochs,
+            random_state=0,
+        )
+
+    def _scores(self, machine: Any, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
+        scores: NDArray[np.float64] = machine.predict_proba(inputs)[:, 1]
+        return scores
 
 
 def _load(dataset: str) -> tuple[NDArray[np.float64], NDArray[np.intp]]:

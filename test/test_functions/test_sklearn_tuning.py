@@ -10,10 +10,11 @@ import pytest
 import torch
 from botorch.exceptions.errors import InputDataError, UnsupportedError
 from sklearn.metrics import roc_auc_score
+from sklearn.neural_network import MLPClassifier
 from sklearn.preprocessing import StandardScaler
 from sklearn.svm import SVC
 
-from botorch_fed.test_functions import SklearnTuning
+from botorch_fed.test_functions import NetworkTuning, SklearnTuning
 from botorch_fed.test_functions.sklearn_tuning import FLOOR
 from test.cases import uniform
 
@@ -105,6 +106,29 @@ def test_the_default_is_that_of_scikit_learn() -> None:
     value = problem.evaluate(0, problem.space.to_unit([problem.default]))
     assert float(value) == pytest.approx(roc_auc_score(problem._y[test], decided), abs=1e-9)
     assert SklearnTuning(2, dataset="digits").default == {"C": 1.0, "gamma": 1 / 61}
+
+
+@pytest.mark.parametrize("dataset", ["digits", "breast_cancer"])
+def test_the_score_of_a_network_is_that_of_scikit_learn_with_so_many_epochs(dataset: Any) -> None:
+    problem = NetworkTuning(4, dataset=dataset, splits=1, epochs=3)
+    (train, test), *_ = problem._halves[1]
+    scaler = StandardScaler().fit(problem._X[train])
+    A, B = (scaler.transform(problem._X[half]) for half in (train, test))
+    with pytest.warns(UserWarning, match="Maximum iterations"):  # ours is silent
+        machine = MLPClassifier(
+            (9,), learning_rate_init=0.01, alpha=0.1, batch_size=16, max_iter=3, random_state=0
+        ).fit(A, problem._y[train])
+    expected = machine.score(B, problem._y[test])
+    if dataset == "breast_cancer":
+        expected = roc_auc_score(problem._y[test], machine.predict_proba(B)[:, 1])
+    point = {"learning_rate": 0.01, "alpha": 0.1, "hidden": 9, "batch_size": 16}
+    X = problem.space.to_unit([point])
+    assert float(problem.evaluate(1, X)) == pytest.approx(expected, abs=1e-9)
+    assert torch.equal(problem.evaluate(1, X), problem.evaluate(1, X))
+    assert set(problem.default) == set(problem.space.names)
+    assert bool((problem.space.to_unit([problem.default]) <= 1).all())
+    with pytest.raises(InputDataError, match="at least 1 epoch, got 0"):
+        NetworkTuning(epochs=0)
 
 
 def test_pooled_trains_on_everybody_and_validates_on_the_agent() -> None:
