@@ -510,7 +510,8 @@ def _demo(arguments: argparse.Namespace) -> _Done:
     if not arguments.no_report:
         try:
             path = arguments.out / "report.html"
-            report = _write_report(story.first, path, story.others, f"The demo of {protocol}")
+            title = f"The demo of {protocol}, seed {story.seeds[0]}"
+            report = _write_report(story.first, path, story.others, title, story.verdict)
             _say(arguments, f"Report: {report}")
         except FederatedError as error:  # the results are printed without a report
             _note(f"note: no report: {error}")
@@ -554,12 +555,16 @@ def _privacy_words(result: RunResult) -> list[str]:
 
 
 def _write_report(
-    result: RunResult, path: Path, others: Mapping[str, RunResult], title: str | None
+    result: RunResult,
+    path: Path,
+    others: Mapping[str, RunResult],
+    title: str | None = None,
+    findings: Sequence[str] = (),
 ) -> Path:
     try:
         from botorch_fed.report import write_report
 
-        written: Path = write_report(result, path, others=others, title=title)
+        written: Path = write_report(result, path, others=others, title=title, findings=findings)
     except ImportError as error:
         raise _without_plotly(error) from error
     return written
@@ -978,7 +983,7 @@ def _report(arguments: argparse.Namespace) -> _Done:
     result = look(arguments.run)
     others = {label: look(folder) for label, folder in arguments.compare}
     out = arguments.run / "report.html" if arguments.out is None else arguments.out
-    path = _write_report(result, out, others, None)
+    path = _write_report(result, out, others)
     _say(arguments, f"Report: {path}")
     return _Done({"command": "report", "report": path, "protocol": result.protocol})
 

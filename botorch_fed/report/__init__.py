@@ -21,7 +21,7 @@ Plotly's JavaScript is read from the package `plotly` when a file is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -42,6 +42,7 @@ def write_report(
     *,
     others: Mapping[str, RunResult] = {},
     title: str | None = None,
+    findings: Sequence[str] = (),
 ) -> Path:
     """A run as one HTML file without network access, for screen and print.
 
@@ -60,6 +61,7 @@ def write_report(
         others: Runs to compare with, by label, for example "alone" or "pooled". Differences are
             paired by the names of the agents.
         title: The heading; by default the protocol and the number of agents.
+        findings: Sentences that stand first: what several runs say, of which this is one.
 
     Returns: The path.
 
@@ -68,7 +70,7 @@ def write_report(
         >>> write_report(result, "report.html")
         PosixPath('report.html')
     """
-    text = page(title or heading(result), report_sections(result, others))
+    text = page(title or heading(result), report_sections(result, others, findings))
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     write_private(path, text.encode())
@@ -82,14 +84,17 @@ def heading(result: RunResult) -> str:
     return f"{result.protocol}, {counted(len(result.names), 'agent')}"
 
 
-def report_sections(result: RunResult, others: Mapping[str, RunResult] = {}) -> list[Section]:
+def report_sections(
+    result: RunResult, others: Mapping[str, RunResult] = {}, findings: Sequence[str] = ()
+) -> list[Section]:
     """The sections of a report.
 
     Args:
         result: The result, also of a run that has not ended.
         others: Runs to compare with, by label.
+        findings: What several runs say.
     """
-    return sections(compared_runs(result, others))
+    return sections(compared_runs(result, others), findings)
 
 
 __all__ = ["plot_audit", "write_report"]

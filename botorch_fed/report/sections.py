@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from botorch_fed.federation.disclosure import Sees
@@ -13,22 +13,27 @@ from botorch_fed.report.parameters import parameters, trials
 from botorch_fed.report.runs import Run
 from botorch_fed.report.statistics import counted
 from botorch_fed.report.traffic import absences, communication
-from botorch_fed.report.verdict import verdict
+from botorch_fed.report.verdict import found, verdict
 from botorch_fed.space import Parameter, SearchSpace
 
 if TYPE_CHECKING:
     from botorch_fed.run import RunResult
 
 
-def sections(runs: list[Run]) -> list[Section]:
-    """All sections that have parts."""
-    return [section for section in _sections(runs) if section.parts]
+def sections(runs: list[Run], findings: Sequence[str] = ()) -> list[Section]:
+    """All sections that have parts.
+
+    Args:
+        runs: The run, and those that it is compared with.
+        findings: What several runs say, of which this is one.
+    """
+    return [section for section in _sections(runs, findings) if section.parts]
 
 
-def _sections(runs: list[Run]) -> Iterator[Section]:
+def _sections(runs: list[Run], findings: Sequence[str]) -> Iterator[Section]:
     this = runs[0]
     result = this.result
-    yield Section("result", "Result", [*verdict(runs), *guarantee(result)])
+    yield Section("result", "Result", [*found(findings), *verdict(runs), *guarantee(result)])
     yield Section("convergence", "Convergence", convergence(runs))
     yield Section("agents", "Agent by agent", agents(runs))
     yield Section("fronts", "Pareto fronts", fronts(result))

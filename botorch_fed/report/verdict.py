@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from botorch_fed.report.page import (
@@ -25,6 +25,18 @@ if TYPE_CHECKING:
     from botorch_fed.run import RunResult
 
 _MOST_NAMED = 8
+
+
+def found(findings: Sequence[str]) -> list[str]:
+    """What several runs say, of which this page shows one."""
+    if not findings:
+        return []
+    items = "".join(f"<li>{escaped(words)}</li>" for words in findings)
+    note = "The rest of this page shows one of these runs."
+    return [
+        f'<div class="banner"><p><strong>Several runs together.</strong></p><ul>{items}</ul>'
+        f'<p class="n">{note}</p></div>'
+    ]
 
 
 def verdict(runs: list[Run]) -> list[str]:
@@ -147,7 +159,9 @@ def _evaluations(result: RunResult) -> list[tuple[str, str, str]]:
         of = "" if result.budget is None else f"of {result.budget:,} at each site"
         return [("Evaluations requested", f"{asked:,}", of)]
     failed = sum(row["y"] is None for row in result.records)
-    most = None if result.budget is None else result.budget * len(result.names)
+    done = {row["agent"] for row in result.given} - {row["agent"] for row in result.records}
+    searching = len(result.names) - len(done)  # without those that gave their data and are done
+    most = None if result.budget is None else result.budget * searching
     of = "" if most is None or result.space.fidelity is not None else f"of {most:,}"
     failures = f", {failed:,} failed" if failed else ""
     return [("Evaluations", f"{len(result.records):,}", f"{of}{failures}".removeprefix(", "))]

@@ -834,6 +834,16 @@ def test_one_site_or_none_shows_no_difference(tmp_path: Path) -> None:
     assert "--compare alone=FOLDER" in words
 
 
+def test_what_several_runs_say_stands_first(tmp_path: Path) -> None:
+    this, alone = _of_values(a=[1.0, 0.2]), _of_values(a=[1.0, 0.5])
+    findings = ("Ahead of <b>alone</b> over ten seeds.", "Level with Sobol points.")
+    page = _page(this, tmp_path, others={"alone": alone}, findings=findings)
+    places = [page.words.index(words) for words in (*findings, "One site shows no difference.")]
+    assert places == sorted(places)
+    assert "one of these runs" in page.words
+    assert "Several runs" not in _page(this, tmp_path, others={"alone": alone}).words
+
+
 def test_best_configurations_have_names_and_all_digits(fts: RunResult, fts_page: Page) -> None:
     rows, _ = fts_page.table("Best configuration of each site")
     assert rows[0] == [
