@@ -39,7 +39,8 @@ def test_a_tutorial_shows_a_full_run_and_no_machine(path: Path) -> None:
     cells = [cell for cell in json.loads(text)["cells"] if cell["cell_type"] == "code"]
     assert cells
     assert all(cell["execution_count"] for cell in cells)
-    assert any(output for cell in cells for output in cell["outputs"])
+    outputs = [output for cell in cells for output in cell["outputs"]]
+    assert any("image/png" in output.get("data", {}) for output in outputs)
     code = "".join("".join(cell["source"]) for cell in cells)
     assert 'SMOKE_TEST = os.environ.get("SMOKE_TEST")' in code
     words = "".join("".join(c["source"]) for c in json.loads(text)["cells"])
