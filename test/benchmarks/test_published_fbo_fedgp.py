@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -14,12 +15,14 @@ from torch import Tensor
 from benchmarks.papers.published.fbo_fedgp import (
     JITTER,
     PaperFedGP,
-    SparsePosterior,
+    Posterior,
     Trace,
+    approximation_error,
     next_point,
     optimise,
 )
 from botorch_fed.models import BasisGP, InducingFeatures, StationaryKernel, summarize
+from botorch_fed.models.support import sobol_support
 from botorch_fed.space import Outcome, Parameter, SearchSpace
 from test.cases import uniform
 
@@ -53,7 +56,7 @@ def test_summed_summaries_are_the_sparse_process_of_pooled_data() -> None:
     basis = InducingFeatures(KERNEL, uniform(6, DIM, seed=9), jitter=JITTER)
     data = [(uniform(n, DIM, seed=n), uniform(n, 1, seed=n + 50)) for n in (3, 5, 4)]
     summaries = [summarize(basis, X, Y, noise_var=NOISE) for X, Y in data]
-    posterior = SparsePosterior(basis, sum(summaries[1:], summaries[0]))
+    posterior = Posterior.sparse(basis, sum(summaries[1:], summaries[0]))
 
     X, Y = torch.cat([X for X, _ in data]), torch.cat([Y for _, Y in data])
     points = uniform(7, DIM, seed=77)
@@ -75,11 +78,16 @@ def test_with_the_data_as_support_it_is_the_exact_process() -> None:
     X = uniform(8, DIM, seed=3)
     Y = bowl(X)
     basis = InducingFeatures(KERNEL, X, jitter=JITTER)
-    posterior = SparsePosterior(basis, summarize(basis, X, Y, noise_var=NOISE))
     points = uniform(5, DIM, seed=4)
-    exact = KERNEL(points, X) @ torch.linalg.solve(KERNEL(X) + NOISE * torch.eye(8), Y)
-    found, _ = posterior.bound(points.numpy(), 0.0)
-    np.testing.assert_allclose(found, exact[:, 0].numpy(), atol=1e-5)
+    dense = KERNEL(X) + NOISE * torch.eye(8)
+    cross = KERNEL(points, X)
+    mean = (cross @ torch.linalg.solve(dense, Y))[:, 0]
+    variance = 1 - (cross * torch.linalg.solve(dense, cross.T).T).sum(dim=-1)
+    bound = (mean + 1.5 * variance.sqrt()).numpy()
+    sparse = Posterior.sparse(basis, summarize(basis, X, Y, noise_var=NOISE))
+    np.testing.assert_allclose(sparse.bound(points.numpy(), 1.5)[0], bound, atol=1e-5)
+    exact = Posterior.exact(KERNEL, X, Y, NOISE)
+    np.testing.assert_allclose(exact.bound(points.numpy(), 1.5)[0], bound, atol=1e-9)
 
 
 def test_the_bound_and_its_gradient_are_those_of_the_package() -> None:
@@ -87,10 +95,10 @@ def test_the_bound_and_its_gradient_are_those_of_the_package() -> None:
     total = summarize(basis, uniform(9, DIM), uniform(9, 1), noise_var=NOISE)
     points = uniform(5, DIM, seed=8).requires_grad_()
     known = BasisGP.from_summary(total, feature_map=basis, noise_var=NOISE)
-    posterior = known.posterior(points[:, None, :])
+    posterior: Any = known.posterior(points[:, None, :])
     bound = (posterior.mean + 1.5 * posterior.variance.sqrt()).flatten()
     (gradient,) = torch.autograd.grad(bound.sum(), points)
-    values, slopes = SparsePosterior(basis, total).bound(points.detach().numpy(), 1.5)
+    values, slopes = Posterior.sparse(basis, total).bound(points.detach().numpy(), 1.5)
     np.testing.assert_allclose(values, bound.detach().numpy(), atol=1e-9)
     np.testing.assert_allclose(slopes, gradient.numpy(), atol=1e-7)
 
@@ -101,7 +109,7 @@ def test_the_bound_and_its_gradient_are_those_of_the_package() -> None:
 def test_one_client_is_the_same_in_both_orders() -> None:
     first, second = (played(replace(SMALL, sequential=order), 1) for order in (True, False))
     assert torch.equal(first.X, second.X)
-    assert first.opened == second.opened == int(first.shared.sum())
+    assert first.sums == second.sums == int(first.shared.sum())
 
 
 def test_one_clients_steps_do_not_depend_on_the_coin() -> None:
@@ -117,7 +125,7 @@ def test_a_client_sees_those_before_it_in_the_round() -> None:
     at_once = played(replace(SMALL, sequential=False), 3, rounds=1)
     assert bool(sequential.shared.all())
     assert bool(at_once.shared.all())
-    assert (sequential.opened, at_once.opened) == (3, 1)
+    assert (sequential.sums, at_once.sums) == (3, 1)
     assert torch.equal(sequential.X[0], at_once.X[0])
     assert torch.cdist(sequential.X[1], at_once.X[1]) > 1e-3
     # All at once look for the largest value of the same bound, one after the other do not.
@@ -134,7 +142,7 @@ def test_a_sequential_round_is_by_hand() -> None:
     Y = torch.cat([data[0][1], trace.Y[0][:, None]])
     summary = summarize(basis, X, SPACE.to_public(Y), noise_var=NOISE)
     summary = summary + summarize(basis, data[1][0], SPACE.to_public(data[1][1]), noise_var=NOISE)
-    posterior = SparsePosterior(basis, summary)
+    posterior = Posterior.sparse(basis, summary)
     best = posterior.bound(trace.X[1].numpy(), 1.0)[0][0]
     grid = uniform(2000, DIM, seed=5).numpy()
     assert best >= posterior.bound(grid, 1.0)[0].max() - 0.02
@@ -147,6 +155,29 @@ def test_coins_are_of_each_client() -> None:
     assert shared[0] < 12 < 28 < shared[1]
     assert settings.own(1, 0) == settings.own(1, 1) == 0
     assert settings.own(4, 0) == 0.75
+
+
+@pytest.mark.parametrize("local", ["sparse", "exact"])
+def test_a_local_step_is_by_hand(local: Literal["sparse", "exact"]) -> None:
+    """The first local step of a client maximises the bound of its own data alone."""
+    settings = replace(SMALL, local=local, decays=(1.0,))
+    trace = played(settings, 2, rounds=6)
+    client, t = (int(at) for at in (~trace.shared).nonzero()[0])
+    X = torch.cat([firsts(2)[client][0], trace.X[client, :t]])
+    Y = SPACE.to_public(bowl(X))
+    basis = InducingFeatures(KERNEL, trace.support, jitter=JITTER)
+    posterior = (
+        Posterior.exact(KERNEL, X, Y, NOISE)
+        if local == "exact"
+        else Posterior.sparse(basis, summarize(basis, X, Y, noise_var=NOISE))
+    )
+    best = posterior.bound(trace.X[client, t : t + 1].numpy(), 1.0)[0][0]
+    assert best >= posterior.bound(uniform(2000, DIM, seed=5).numpy(), 1.0)[0].max() - 0.02
+
+
+def test_a_public_support_set_is_the_same_for_all_data() -> None:
+    settings = replace(SMALL, support="sobol")
+    assert torch.equal(played(settings, 2, rounds=1).support, sobol_support(DIM, 6))
 
 
 # ------------------------------------------------------------------ a run
@@ -175,7 +206,7 @@ def test_on_a_list_the_best_of_it_is_chosen() -> None:
 
 def test_a_step_is_no_worse_than_its_random_points_and_not_one_of_the_clients_own() -> None:
     basis = InducingFeatures(KERNEL, uniform(6, DIM, seed=9), jitter=JITTER)
-    posterior = SparsePosterior(
+    posterior = Posterior.sparse(
         basis, summarize(basis, uniform(9, DIM), uniform(9, 1), noise_var=1)
     )
     raw = uniform(32, DIM, seed=2)
@@ -193,12 +224,27 @@ def test_the_width_of_theory() -> None:
     assert replace(SMALL, beta=4.0).width(7) == 2.0
 
 
+def test_the_error_of_a_support_set_vanishes_where_it_has_all_data() -> None:
+    """One client's inputs all are centres: the sparse process is the exact one."""
+    settings = replace(SMALL, support_size=4, clusters=4)
+    data, points = firsts(1), uniform(30, DIM, seed=11)
+    still = played(settings, 1, rounds=1)
+    nothing = replace(still, X=still.X[:, :0], Y=still.Y[:, :0])
+    exact = approximation_error(settings, nothing, data, space=SPACE, points=points)
+    assert max(exact) < 1e-5
+    two = replace(nothing, support=nothing.support[:2])
+    coarse = approximation_error(settings, two, data, space=SPACE, points=points)
+    assert min(coarse) > 0.01
+
+
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
         ({"noise_var": 0.0}, "noise_var must be positive"),
         ({"beta": -1.0}, "beta is not negative"),
         ({"decays": (0.5, 2.0)}, "decays must lie in"),
+        ({"local": "fitted"}, "local is one of"),
+        ({"support": "random"}, "support is one of"),
         ({"clusters": 7}, "clusters <= support_size"),
         ({"num_restarts": 33}, "num_restarts <= num_raw"),
     ],

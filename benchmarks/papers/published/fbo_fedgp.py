@@ -40,6 +40,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -51,6 +52,7 @@ from torch import Tensor
 from benchmarks.papers.published.support import published_support
 from botorch_fed.models import InducingFeatures, StationaryKernel, Summary
 from botorch_fed.models.summary import LocalBlock
+from botorch_fed.models.support import sobol_support
 from botorch_fed.rng import generator
 from botorch_fed.space import SearchSpace
 
@@ -75,6 +77,8 @@ class PaperFedGP:
         delta: :math:`\delta` of the latter.
         decays: :math:`c_i` of every client, or one for all.
         sequential: Whether a client's step sees the earlier ones of the same round.
+        support: Whether the support set is that of Algorithm 1, or public Sobol points.
+        local: Whether a local step has the sparse process, or the exact one of the client's data.
         num_raw: Random points that the optimiser looks at.
         num_restarts: How many of the best of them it improves.
     """
@@ -87,6 +91,8 @@ class PaperFedGP:
     delta: float = 0.1
     decays: tuple[float, ...] = (0.5,)
     sequential: bool = True
+    support: Literal["algorithm 1", "sobol"] = "algorithm 1"
+    local: Literal["sparse", "exact"] = "sparse"
     num_raw: int = 256
     num_restarts: int = 3
 
@@ -96,6 +102,9 @@ class PaperFedGP:
                 raise InputDataError(f"{name} must be positive, got {getattr(self, name)}.")
         if self.beta is not None and not 0 <= self.beta < math.inf:
             raise InputDataError(f"beta is not negative, or None, got {self.beta}.")
+        for name, known in (("support", ("algorithm 1", "sobol")), ("local", ("sparse", "exact"))):
+            if getattr(self, name) not in known:
+                raise InputDataError(f"{name} is one of {known}, got {getattr(self, name)!r}.")
         if not self.decays or not all(0 < c <= 1 for c in self.decays):
             raise InputDataError(f"decays must lie in (0, 1], got {self.decays}.")
         if min(self.support_size, self.clusters) < 1 or self.clusters > self.support_size:
@@ -122,31 +131,53 @@ class PaperFedGP:
         return math.sqrt(beta)
 
 
-class SparsePosterior:
-    r"""dPITC's posterior by a total of summaries, in numbers that a step can afford.
+@dataclass(frozen=True, eq=False)
+class Posterior:
+    r"""A posterior in numbers that a step can afford.
 
-    With :math:`\phi = L^{-1} k(S, x)` the mean is :math:`\phi^\top B^{-1} b` and the variance
-    :math:`1 - \phi^\top (I - B^{-1}) \phi`.
+    With :math:`\phi = L^{-1} k(Z, x)` the mean is :math:`\phi^\top w` and the variance
+    :math:`1 - \phi^\top A \phi`.
 
-    Args:
-        basis: The support set's features, of a squared-exponential kernel with variance one.
-        total: The sum of summaries.
+    Attributes:
+        points: `Z`, `k x d`.
+        precision: Inverse squares of the length scales, `d`.
+        whiten: :math:`L^{-1}`, `k x k`.
+        weights: `w`, `k`.
+        gain: `A`, `k x k`.
     """
 
-    def __init__(self, basis: InducingFeatures, total: Summary) -> None:
-        self.support: Array = basis.inducing_points.numpy()
-        self.precision = 1 / basis.kernel.lengthscale.numpy() ** 2
-        self.whiten: Array = np.linalg.inv(basis.chol.numpy())
-        eye = np.eye(len(self.support))
+    points: Array
+    precision: Array
+    whiten: Array
+    weights: Array
+    gain: Array
+
+    @classmethod
+    def sparse(cls, basis: InducingFeatures, total: Summary) -> Posterior:
+        r"""dPITC's by a total of summaries: :math:`w = B^{-1} b`, :math:`A = I - B^{-1}`."""
+        eye = np.eye(basis.num_features)
         root = np.linalg.inv(np.linalg.cholesky(eye + total.gram.numpy()))
-        self.weights: Array = root.T @ (root @ total.moment.numpy()[:, 0])
-        self.gain: Array = eye - root.T @ root
+        return cls(
+            basis.inducing_points.numpy(),
+            1 / basis.kernel.lengthscale.numpy() ** 2,
+            np.linalg.inv(basis.chol.numpy()),
+            root.T @ (root @ total.moment.numpy()[:, 0]),
+            eye - root.T @ root,
+        )
+
+    @classmethod
+    def exact(cls, kernel: StationaryKernel, X: Tensor, Y: Tensor, noise_var: float) -> Posterior:
+        """The exact one of `n x d` points and `n x 1` outcomes."""
+        eye = np.eye(len(X))
+        whiten = np.linalg.inv(np.linalg.cholesky(kernel(X).numpy() + noise_var * eye))
+        precision = 1 / kernel.lengthscale.numpy() ** 2
+        return cls(X.numpy(), precision, whiten, whiten @ Y.numpy()[:, 0], eye)
 
     def bound(self, X: Array, width: float) -> tuple[Array, Array]:
         r""":math:`\mu + w \sigma` at `n x d` points, `n`, and its gradients, `n x d`."""
-        scaled = self.support * self.precision
+        scaled = self.points * self.precision
         squares = (X**2) @ self.precision
-        squares = squares[:, None] - 2 * X @ scaled.T + (self.support * scaled).sum(axis=1)
+        squares = squares[:, None] - 2 * X @ scaled.T + (self.points * scaled).sum(axis=1)
         cross = np.exp(-0.5 * squares)
         features = cross @ self.whiten.T
         explained = features @ self.gain
@@ -166,15 +197,15 @@ class Trace:
         X: Points, `M x T x d`.
         Y: Outcomes as measured, `M x T`.
         support: The support set.
-        opened: How many sums were opened: one for every global step, or one for every round with
-            such if clients are not sequential.
+        sums: How many were opened: one for every global step, or one for every round with such if
+            clients are not sequential.
         shared: Which steps were global, `M x T`.
     """
 
     X: Tensor
     Y: Tensor
     support: Tensor
-    opened: int
+    sums: int
     shared: Tensor
 
 
@@ -204,19 +235,14 @@ def optimise(
     count, dim = len(data), data[0][0].shape[-1]
     if len(settings.decays) not in (1, count):
         raise InputDataError(f"decays are one for all or {count}, got {len(settings.decays)}.")
-    support = published_support(
-        [X for X, _ in data],
-        settings.support_size,
-        clusters=settings.clusters,
-        streams=[generator(seed, "clusters", i) for i in range(count)]
-        + [generator(seed, "clusters", "server")],
-    )
-    lengthscale = torch.full((dim,), settings.lengthscale, dtype=torch.float64)
-    kernel = StationaryKernel(math.inf, lengthscale, 1.0)
+    support = support_of(settings, [X for X, _ in data], seed=seed)
+    kernel = kernel_of(settings, dim)
     basis = InducingFeatures(kernel, support, jitter=JITTER)
     noise_var = settings.noise_var
+    public = [space.to_public(Y) for _, Y in data]
     blocks = [
-        LocalBlock.from_data(basis, X, space.to_public(Y), noise_var=noise_var) for X, Y in data
+        LocalBlock.from_data(basis, X, Y, noise_var=noise_var)
+        for (X, _), Y in zip(data, public, strict=True)
     ]
     points = torch.empty(count, rounds, dim, dtype=torch.float64)
     outcomes = torch.empty(count, rounds, dtype=torch.float64)
@@ -227,10 +253,16 @@ def optimise(
             block = blocks[i]
             local = float(generator(seed, "coin", t, i).uniform(1)) < settings.own(t, i)
             shared[i, t - 1] = not local
-            known = block.summary if local else total(blocks) if settings.sequential else before
+            if local and settings.local == "exact":
+                posterior = Posterior.exact(kernel, block.X, public[i], noise_var)
+            elif local:
+                posterior = Posterior.sparse(basis, block.summary)
+            else:
+                opened = total(blocks) if settings.sequential else before
+                posterior = Posterior.sparse(basis, opened)
             x = next_point(
                 settings,
-                SparsePosterior(basis, known),
+                posterior,
                 block.X,
                 width=settings.width(t),
                 raw=generator(seed, "query", t, i).uniform(settings.num_raw, dim),
@@ -239,8 +271,71 @@ def optimise(
             y = objective(x).reshape(1, 1)
             points[i, t - 1], outcomes[i, t - 1] = x[0], y[0, 0]
             blocks[i] = block.extend(x, space.to_public(y), noise_var=noise_var)
-    opened = int(shared.sum() if settings.sequential else shared.any(dim=0).sum())
-    return Trace(points, outcomes, support, opened, shared)
+            public[i] = torch.cat([public[i], space.to_public(y)])
+    sums = int(shared.sum() if settings.sequential else shared.any(dim=0).sum())
+    return Trace(points, outcomes, support, sums, shared)
+
+
+def approximation_error(
+    settings: PaperFedGP,
+    trace: Trace,
+    data: Sequence[tuple[Tensor, Tensor]],
+    *,
+    space: SearchSpace,
+    points: Tensor,
+) -> tuple[float, float]:
+    r""":math:`\hat\Delta(|S|)` of Assumption 1 as measured at the end of a run.
+
+    The assumption bounds how far the sparse process is from the exact one of the same data by some
+    constant that falls with :math:`|S|`. Here it is the largest difference on a list of points.
+
+    Args:
+        settings: Of the run.
+        trace: The run.
+        data: Every client's first points and outcomes.
+        space: The map of outcomes.
+        points: Where to compare, `K x d`.
+
+    Returns:
+        Of means and of deviations, on the public scale of outcomes.
+    """
+    inputs = [torch.cat([X, after]) for (X, _), after in zip(data, trace.X, strict=True)]
+    outcomes = [
+        space.to_public(torch.cat([Y, after[:, None]]))
+        for (_, Y), after in zip(data, trace.Y, strict=True)
+    ]
+    kernel = kernel_of(settings, points.shape[-1])
+    basis = InducingFeatures(kernel, trace.support, jitter=JITTER)
+    blocks = [
+        LocalBlock.from_data(basis, X, Y, noise_var=settings.noise_var)
+        for X, Y in zip(inputs, outcomes, strict=True)
+    ]
+    exact = Posterior.exact(kernel, torch.cat(inputs), torch.cat(outcomes), settings.noise_var)
+    sparse = Posterior.sparse(basis, total(blocks))
+    gaps = [
+        exact.bound(points.numpy(), width)[0] - sparse.bound(points.numpy(), width)[0]
+        for width in (0.0, 1.0)
+    ]
+    return float(np.abs(gaps[0]).max()), float(np.abs(gaps[1] - gaps[0]).max())
+
+
+def kernel_of(settings: PaperFedGP, dim: int) -> StationaryKernel:
+    """The squared-exponential kernel."""
+    lengthscale = torch.full((dim,), settings.lengthscale, dtype=torch.float64)
+    return StationaryKernel(math.inf, lengthscale, 1.0)
+
+
+def support_of(settings: PaperFedGP, inputs: Sequence[Tensor], *, seed: int) -> Tensor:
+    """The support set, `S x d`."""
+    if settings.support == "sobol":
+        return sobol_support(inputs[0].shape[-1], settings.support_size)
+    streams = [generator(seed, "clusters", i) for i in range(len(inputs))]
+    return published_support(
+        inputs,
+        settings.support_size,
+        clusters=settings.clusters,
+        streams=[*streams, generator(seed, "clusters", "server")],
+    )
 
 
 def total(blocks: Sequence[LocalBlock]) -> Summary:
@@ -250,7 +345,7 @@ def total(blocks: Sequence[LocalBlock]) -> Summary:
 
 def next_point(
     settings: PaperFedGP,
-    posterior: SparsePosterior,
+    posterior: Posterior,
     tried: Tensor,
     *,
     width: float,
@@ -272,7 +367,7 @@ def next_point(
     return torch.from_numpy(points[best : best + 1].copy())
 
 
-def _ascended(posterior: SparsePosterior, starts: Array, width: float, *, unit: float) -> Array:
+def _ascended(posterior: Posterior, starts: Array, width: float, *, unit: float) -> Array:
     """Points improved by one L-BFGS-B on the sum of their bounds, in units of that size."""
 
     def loss(flat: Array) -> tuple[float, Array]:
