@@ -917,7 +917,8 @@ def all_of_dp_fts_de() -> None:
 
 FED_GP = {
     "ours": Style("ours", VERMILION),
-    "faithful": Style("FBO-FedGP, our settings", ORANGE),
+    "sequential": Style("FBO-FedGP, as published", ORANGE, "--"),
+    "faithful": Style("FBO-FedGP, all at once", ORANGE),
     "global": Style("shared model alone", PURPLE, "--"),
     "local": Style("own model alone", BLACK),
     "fts": Style("FTS", BLUE),
