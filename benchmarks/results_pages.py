@@ -283,7 +283,7 @@ def _cec(entry: str) -> Mapping[str, Any]:
     }
     ours, theirs = known["ours"], known["faithful"]
     out["wins_over_faithful"] = sum(ours[unit] < theirs[unit] for unit in theirs)
-    out["printed_is_better"] = sum(out["printed"][unit] < ours[unit] for unit in ours)
+    out["printed_is_better"] = sum(out["printed"][unit] < ours[unit] for unit in theirs)
     return out
 
 
