@@ -42,6 +42,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     ),
     "papers/results/fed_gp": (
         "benchmarks/papers/fed_gp.py",
+        "benchmarks/transfer_controls.py",
         *_PAPERS,
         *_OWN,
         "botorch_fed/aggregation/s*.py",

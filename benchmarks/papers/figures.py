@@ -917,7 +917,8 @@ def all_of_dp_fts_de() -> None:
 
 FED_GP = {
     "ours": Style("ours", VERMILION),
-    "faithful": Style("FBO-FedGP, our settings", ORANGE),
+    "sequential": Style("FBO-FedGP, as published", ORANGE, "--"),
+    "faithful": Style("FBO-FedGP, all at once", ORANGE),
     "global": Style("shared model alone", PURPLE, "--"),
     "local": Style("own model alone", BLACK),
     "fts": Style("FTS", BLUE),
@@ -1078,7 +1079,7 @@ def fed_gp_cec2005() -> None:
         Line2D([], [], color=s.colour, marker="<", ls="-", lw=1, ms=7, mec="white", label=s.label)
         for s in PRINTED.values()
     ]
-    figure.legend(handles=handles, loc="outside upper center", ncols=-(-len(handles) // 2))
+    figure.legend(handles=handles, loc="outside upper center", ncols=-(-len(handles) // 3))
     of = (
         f"the best value of ten agents, at least {FINEST:g} above the smallest (seven digits are "
         "kept); F4 with its noise;\ntriangles: published values after 50 rounds, in digits where "

@@ -14,11 +14,13 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from benchmarks.papers.published.support import (
+    Clustering,
     RawInputWarning,
     assign_sums,
     centres_from_sums,
     global_clustering,
     local_clustering,
+    published_support,
 )
 from botorch_fed.rng import generator
 from test.cases import normal, uniform
@@ -29,8 +31,15 @@ BOX = torch.tensor([[-1.0, 2.0], [3.0, 10.0]]).double()
 # ------------------------------------------------------------------ Algorithm 1
 
 
-def _cost(X: Tensor, weights: Tensor, centres: Tensor) -> float:
-    return float(weights @ torch.cdist(X, centres).amin(dim=-1).square())
+def quietly(X: Tensor, k: int, seed: int, **options: float) -> Clustering:
+    """An agent's clusters, whatever they reveal."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RawInputWarning)
+        return local_clustering(X, k, generator=generator(seed), **options)  # type: ignore[arg-type]
+
+
+def _cost(X: Tensor, centres: Tensor) -> float:
+    return float(torch.cdist(X, centres).amin(dim=-1).square().sum())
 
 
 @given(
@@ -46,14 +55,16 @@ def test_cost_never_increases(
     k = data.draw(st.integers(1, n))
     X = normal(n, d, seed=seed)
     X = X.round() if rounded else X  # many copies
-    weights = (5 * uniform(n, seed=seed)).ceil()
-    clusters = global_clustering(X, weights, k, generator=generator(seed))
-    costs = clusters.costs
-    assert all(later <= earlier * (1 + 1e-12) + 1e-12 for earlier, later in pairwise(costs))
-    assert clusters.cost == pytest.approx(_cost(X, weights, clusters.centres), rel=1e-6, abs=1e-9)
-    assert clusters.centres.shape == (k, d)
-    assert float(clusters.sizes.sum()) == float(weights.sum())
-    assert clusters.converged
+    for clusters in (
+        quietly(X, k, seed),
+        global_clustering([row[None] for row in X], k, generator=generator(seed)),
+    ):
+        costs = clusters.costs
+        assert all(later <= earlier * (1 + 1e-12) + 1e-12 for earlier, later in pairwise(costs))
+        assert clusters.cost == pytest.approx(_cost(X, clusters.centres), rel=1e-6, abs=1e-9)
+        assert clusters.centres.shape == (k, d)
+        assert float(clusters.sizes.sum()) == n
+        assert clusters.converged
 
 
 def test_centres_are_means_of_their_cells() -> None:
@@ -65,7 +76,7 @@ def test_centres_are_means_of_their_cells() -> None:
     for j in range(5):
         torch.testing.assert_close(clusters.centres[j], X[labels == j].mean(dim=0))
         assert int(clusters.sizes[j]) == int((labels == j).sum())
-    assert clusters.cost < _cost(X, torch.ones(60).double(), X[:5])
+    assert clusters.cost < _cost(X, X[:5])
 
 
 def test_well_separated_clusters_are_found() -> None:
@@ -98,43 +109,62 @@ def test_no_warning_without_raw_inputs() -> None:
         local_clustering(X, 3, generator=generator(0))
 
 
-@given(seed=st.integers(0, 10**6))
-def test_order_of_agents_changes_nothing(seed: int) -> None:
-    centres, sizes = normal(15, 2, seed=seed).round(decimals=1), (9 * uniform(15, seed=seed)).ceil()
-    order = torch.argsort(uniform(15, seed=seed + 1))
-    first = global_clustering(centres, sizes, 4, generator=generator(1))
-    second = global_clustering(centres[order], sizes[order], 4, generator=generator(1))
-    assert torch.equal(first.centres, second.centres)
-    assert torch.equal(first.sizes, second.sizes)
-    assert first.costs == second.costs
-
-
-def test_weight_is_multiplicity_and_zero_is_absence() -> None:
-    X = uniform(6, 2)
-    sizes = torch.tensor([1.0, 2.0, 3.0, 0.0, 1.0, 2.0]).double()
-    one = global_clustering(X, sizes, 1, generator=generator(0))
-    torch.testing.assert_close(one.centres[0], sizes @ X / sizes.sum())
-    clusters = global_clustering(X, sizes, 5, generator=generator(0))
-    assert sorted(clusters.centres.tolist()) == sorted(X[sizes > 0].tolist())
-    with pytest.raises(InputDataError, match="6 clusters of 5 centres of positive size"):
-        global_clustering(X, sizes, 6, generator=generator(0))
-    with pytest.raises(InputDataError, match="1 of 6 sizes are negative"):
-        global_clustering(X, sizes - 0.5, 2, generator=generator(0))
-    with pytest.raises(BotorchTensorDimensionError, match=r"sizes must have shape \(6,\)"):
-        global_clustering(X, sizes[:5], 2, generator=generator(0))
-
-
 def test_seeding_prefers_what_is_far() -> None:
     X = torch.tensor([[0.0], [0.01], [1.0]]).double()
-    ends = 0
-    for seed in range(300):
-        clusters = global_clustering(
-            X, torch.ones(3).double(), 2, generator=generator(seed), max_iterations=1
-        )
-        ends += int(clusters.cost < 1e-3)
+    ends = sum(quietly(X, 2, seed, max_iterations=1).cost < 1e-3 for seed in range(300))
     # Only a first choice of one of the left points and a second of the other misses the right one:
     # probability 2/3 · 1e-4.
     assert ends >= 298
+
+
+def test_the_server_begins_with_an_agent_and_adds_what_is_farthest() -> None:
+    """Before any move: the drawn agent's centres, then the farthest, one after the other."""
+    parts = [normal(3, 2, seed=seed) for seed in range(4)]
+    everything = torch.cat(parts)
+    drawn = set()
+    for seed in range(30):
+        u = float(generator(seed).uniform(1))
+        first = int(u * len(parts))
+        drawn.add(first)
+        expected = parts[first]
+        while len(expected) < 7:
+            gaps = torch.cdist(everything, expected).amin(dim=-1)
+            expected = torch.cat([expected, everything[gaps.argmax()][None]])
+        found = global_clustering(parts, 7, generator=generator(seed), tol=math.inf)
+        assert torch.equal(found.centres, expected)
+        moved = global_clustering(parts, 7, generator=generator(seed))
+        assert moved.costs[0] == found.cost
+        assert moved.converged
+    assert drawn == {0, 1, 2, 3}
+
+
+def test_centres_count_once_whatever_is_behind_them() -> None:
+    """One agent's centre stands for nine points and weighs as much as the other's."""
+    many = local_clustering(torch.zeros(9, 1).double(), 1, generator=generator(0))
+    few = torch.ones(1, 1).double()
+    assert float(many.sizes) == 9
+    found = global_clustering([many.centres, few], 1, generator=generator(0))
+    assert float(found.centres) == 0.5
+    assert float(found.sizes) == 2
+
+
+def test_what_the_server_refuses() -> None:
+    parts = [uniform(3, 2), uniform(2, 2, seed=1)]
+    with pytest.raises(InputDataError, match="Cannot make 6 clusters of 5 centres"):
+        global_clustering(parts, 6, generator=generator(0))
+    with pytest.raises(InputDataError, match="3 centres for a support set of 2"):
+        global_clustering(parts, 2, generator=generator(0))
+    with pytest.raises(BotorchTensorDimensionError, match="parts must be `n x d`"):
+        global_clustering([uniform(3)], 2, generator=generator(0))
+
+
+def test_a_support_set_of_few_inputs_is_all_of_them() -> None:
+    inputs = [uniform(3, 2, seed=seed) for seed in range(2)]
+    streams = [generator(seed) for seed in range(3)]
+    whole = published_support(inputs, 9, clusters=4, streams=streams)
+    assert sorted(whole.tolist()) == sorted(torch.cat(inputs).tolist())
+    some = published_support(inputs, 3, clusters=2, streams=[generator(n) for n in range(3)])
+    assert some.shape == (3, 2)
 
 
 # ------------------------------------------------------------------ k-means with noise

@@ -1,7 +1,8 @@
 r"""Support sets that follow the data: Algorithm 1 of FBO-FedGP, and a k-means by noisy sums.
 
     local_clustering,   Algorithm 1: centres are means of few inputs, and often inputs themselves.
-    global_clustering   They leak; there is no guarantee
+    global_clustering,  They leak; there is no guarantee
+    published_support
     assign_sums,        the numerics of a noisy k-means: a bounded sum per step, to which a
     centres_from_sums   mechanism adds noise, and centres from what it released
 
@@ -24,9 +25,9 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
 from torch import Tensor
@@ -43,21 +44,18 @@ class RawInputWarning(UserWarning):
     """Cluster centres that are about to be sent are raw inputs."""
 
 
-# ------------------------------------------------------------------ public points
-
-
 # ------------------------------------------------------------------ Algorithm 1
 
 
 @dataclass(frozen=True, eq=False)
 class Clustering:
-    r"""A clustering of weighted points.
+    r"""A clustering of points.
 
     Attributes:
-        centres: A `k x d` tensor of the clusters' weighted means.
-        sizes: A `k` tensor of the weight of each cluster.
-        costs: Weighted sum of squared distances to the nearest centre before each move of the
-            centres, and at last; never increasing.
+        centres: A `k x d` tensor of the clusters' means.
+        sizes: A `k` tensor of the number of points in each cluster.
+        costs: Sum of squared distances to the nearest centre before each move of the centres, and
+            at last; never increasing.
         converged: Whether the centres stood still before the iterations were used up.
     """
 
@@ -68,7 +66,7 @@ class Clustering:
 
     @property
     def cost(self) -> float:
-        """The weighted sum of squared distances to the nearest centre."""
+        """The sum of squared distances to the nearest centre."""
         return self.costs[-1]
 
 
@@ -98,8 +96,7 @@ def local_clustering(
     """
     X = _checked_points(X, "X")
     _check_count(k, len(X), "points")
-    weights = torch.ones(len(X), dtype=torch.float64)
-    clusters = _cluster(X, weights, k, generator, max_iterations, tol)
+    clusters = _lloyd(X, _seeded(X, k, generator), max_iterations, tol)
     single = int((clusters.sizes == 1).sum())
     if single:
         warnings.warn(
@@ -112,77 +109,93 @@ def local_clustering(
 
 
 def global_clustering(
-    centres: Tensor,
-    sizes: Tensor,
+    parts: Sequence[Tensor],
     k: int,
     *,
     generator: Generator,
     max_iterations: int = MAX_ITERATIONS,
     tol: float = TOLERANCE,
 ) -> Clustering:
-    r"""The server's clusters of all agents' centres, weighted by their sizes.
+    r"""The server's clusters of all agents' centres: the second half of Algorithm 1.
 
-    The order in which centres arrive changes nothing, not even the last bit. Whoever runs this
-    sees all local centres; see `local_clustering`.
+    It begins with the centres of one agent, drawn at random, adds the centre that is farthest from
+    those it has until there are `k`, and ends with k-means of all centres, each with the weight
+    one whatever its cluster's size. Whoever runs this sees all local centres; see
+    `local_clustering`.
 
     Args:
-        centres: An `N x d` tensor of all agents' centres.
-        sizes: An `N` tensor of the numbers of points behind them; centres of size zero are left
-            out.
-        k: The size of the support set, at most the number of centres of positive size.
-        generator: The stream of random numbers of the seeding.
+        parts: The centres of every agent, `k_i x d` tensors with at most `k` rows.
+        k: The size of the support set, at most the number of all centres.
+        generator: The stream of random numbers, which draws the agent.
         max_iterations: The most iterations.
         tol: The iteration stops when no centre moves farther.
     """
-    X = _checked_points(centres, "centres")
-    weights = as_double(sizes, "sizes")
-    check_finite(weights, "sizes")
-    if weights.shape != X.shape[:1]:
-        raise BotorchTensorDimensionError(
-            f"sizes must have shape ({len(X)},), one number per centre, got {tuple(weights.shape)}."
+    checked = [_checked_points(part, "parts") for part in parts]
+    _check_count(k, sum(map(len, checked)), "centres")
+    largest = max(map(len, checked))
+    if largest > k:
+        raise InputDataError(
+            f"An agent sent {largest} centres for a support set of {k}: an agent makes at most as "
+            "many clusters as the support set has points."
         )
-    if bool((weights < 0).any()):
-        raise InputDataError(f"{int((weights < 0).sum())} of {len(X)} sizes are negative.")
-    _check_count(k, int((weights > 0).sum()), "centres of positive size")
-    rows = torch.cat([X, weights[:, None]], dim=-1)[weights > 0]
-    order = np.lexsort(rows.numpy(force=True).T[::-1])
-    rows = rows[torch.from_numpy(order)]
-    return _cluster(rows[:, :-1], rows[:, -1], k, generator, max_iterations, tol)
+    X = torch.cat(checked)
+    drawn = min(int(float(generator.uniform(1)) * len(checked)), len(checked) - 1)
+    chosen = checked[drawn]
+    while len(chosen) < k:
+        farthest = int(_distances(X, chosen).amin(dim=-1).argmax())
+        chosen = torch.cat([chosen, X[farthest : farthest + 1]])
+    return _lloyd(X, chosen, max_iterations, tol)
 
 
-def _cluster(
-    X: Tensor, weights: Tensor, k: int, stream: Generator, max_iterations: int, tol: float
-) -> Clustering:
-    """Weighted k-means from a k-means++ seeding."""
+def published_support(
+    inputs: Sequence[Tensor], size: int, *, clusters: int, streams: Sequence[Generator]
+) -> Tensor:
+    """Algorithm 1, both halves: the support set of the agents' inputs, `size x d`.
+
+    Args:
+        inputs: The inputs of every agent, `n_i x d` tensors.
+        size: The size of the support set. If there are fewer centres, all of them are it.
+        clusters: How many clusters an agent makes, at most its number of points.
+        streams: Random numbers of every agent, and at last of the server.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RawInputWarning)  # it does reveal them
+        parts = [
+            local_clustering(X, min(clusters, len(X)), generator=stream).centres
+            for X, stream in zip(inputs, streams[:-1], strict=True)
+        ]
+    count = sum(map(len, parts))
+    return global_clustering(parts, min(size, count), generator=streams[-1]).centres
+
+
+def _lloyd(X: Tensor, centres: Tensor, max_iterations: int, tol: float) -> Clustering:
+    """k-means from given centres."""
     if max_iterations < 1 or not tol >= 0:
         raise InputDataError(
             f"max_iterations must be positive and tol not negative, got {max_iterations} and {tol}."
         )
-    centres = _seeded(X, weights, k, stream)
     costs: list[float] = []
     moved = math.inf
     while True:
         distances, labels = _distances(X, centres).min(dim=-1)
-        costs.append(float(weights @ distances.square()))
-        sizes = torch.zeros(k, dtype=torch.float64).index_add_(0, labels, weights)
+        costs.append(float(distances.square().sum()))
+        sizes = torch.bincount(labels, minlength=len(centres)).double()
         if moved <= tol or len(costs) > max_iterations:
             return Clustering(centres, sizes, tuple(costs), moved <= tol)
         # Relative to the old centre: a cluster of one point has that point, to the last bit. An
         # empty one keeps its centre.
-        offsets = weights[:, None] * (X - centres[labels])
-        steps = torch.zeros_like(centres).index_add_(0, labels, offsets)
-        steps = steps / torch.where(sizes > 0, sizes, 1.0)[:, None]
+        steps = torch.zeros_like(centres).index_add_(0, labels, X - centres[labels])
+        steps = steps / sizes.clamp_min(1)[:, None]
         centres = centres + steps
         moved = float(steps.norm(dim=-1).max())
 
 
-def _seeded(X: Tensor, weights: Tensor, k: int, stream: Generator) -> Tensor:
-    """Centres chosen with probability proportional to weight times squared distance."""
+def _seeded(X: Tensor, k: int, stream: Generator) -> Tensor:
+    """Centres chosen with probability proportional to squared distance."""
     chosen: list[int] = []
     left = torch.ones(len(X), dtype=torch.bool)
-    nearest = torch.ones(len(X), dtype=torch.float64)
+    mass = torch.ones(len(X), dtype=torch.float64)
     for u in stream.uniform(k).tolist():
-        mass = weights * nearest
         if float(mass.sum()) == 0:  # only copies of the chosen are left
             mass = left.double()
         total = mass.cumsum(dim=0)
@@ -190,8 +203,7 @@ def _seeded(X: Tensor, weights: Tensor, k: int, stream: Generator) -> Tensor:
         index = int(mass[: index + 1].nonzero()[-1])  # rounding must not choose a mass of zero
         chosen.append(index)
         left[index] = False
-        distances = (X - X[index]).square().sum(dim=-1)
-        nearest = distances if len(chosen) == 1 else torch.minimum(nearest, distances)
+        mass = _distances(X, X[chosen]).amin(dim=-1).square()
     return X[chosen]
 
 
