@@ -995,11 +995,10 @@ def _watch(arguments: argparse.Namespace) -> _Done:
         server = Watch(arguments.folder, arguments.port)
     except ImportError as error:
         raise _without_plotly(error) from error
-    with server:
+    with server, suppress(KeyboardInterrupt):
         _say(arguments, f"{server.url}\nfollows {arguments.folder}. Ctrl-C ends it.")
         sys.stdout.flush()
-        with suppress(KeyboardInterrupt):
-            server.serve_forever()
+        server.serve_forever()
     return _Done({"command": "watch", "folder": arguments.folder, "ended": server.ended})
 
 
