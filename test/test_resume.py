@@ -238,7 +238,7 @@ def check_ledgers(case: str, out: Path, result: RunResult) -> None:
             memory = state.aggregation
             assert memory.sent == 4
             assert memory.ledger.releases == 1  # a record is in one increment
-        assert len(site.observations()) == len(result.history("ann")[0])
+        assert len(site.observations()) == len(result.history(site.name)[0])
 
 
 @pytest.mark.parametrize("case", KILLED)

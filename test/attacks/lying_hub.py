@@ -686,7 +686,7 @@ def _campaign(
     objective = site.objective
     site.objective = never if defer else objective
     serial = max(site.serial, start.frame[2][3])
-    queries = site._count
+    queries = site._trials.count
     with listening() as heard:
         try:
             for i in rounds:
@@ -701,7 +701,7 @@ def _campaign(
         finally:
             site.objective = objective
     done.words = heard.words[-1:]
-    done.evaluations = site._count
+    done.evaluations = site._trials.count
     _weigh(start, done, heard, before=queries)
     return done
 

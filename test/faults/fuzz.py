@@ -20,6 +20,7 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import dataclass, field
 from dataclasses import fields as fields_of
 from typing import Any
@@ -34,7 +35,7 @@ from botorch_fed.federation.drive import _exchange, drive
 from botorch_fed.federation.hub import HUB_EVENTS, HubRecord
 from botorch_fed.federation.site import Site, _Refused
 from botorch_fed.federation.terms import MAX_AHEAD
-from botorch_fed.federation.trial import SITE_EVENTS, Requested
+from botorch_fed.federation.trial import SITE_EVENTS, Requested, Trials
 from botorch_fed.models import FeatureMap
 from botorch_fed.rng import generator
 from botorch_fed.search.transfer import report_size
@@ -95,7 +96,7 @@ class Busy(Site):
 
     def memory(self) -> dict[str, Any]:
         """What it knows, to be put back; its log included."""
-        kept = {**self.__dict__, "log": None}
+        kept = {**self.__dict__, "log": None, "_trials": _same(self._trials)}
         return {
             **{key: list(v) if isinstance(v, list) else v for key, v in kept.items()},
             "events": (list(self.log._events), list(self.log._heads)),
@@ -109,8 +110,16 @@ class Busy(Site):
             if isinstance(value, list):
                 self.__dict__[key] = list(value)
         self._handed = set(memory["_handed"])
+        self._trials = _same(memory["_trials"])
         events, heads = memory["events"]
         log._events, log._heads = list(events), list(heads)
+
+
+def _same(trials: Trials) -> Trials:
+    """Trials with lists of their own."""
+    other = copy(trials)
+    other.batches, other.answers = list(trials.batches), list(trials.answers)
+    return other
 
 
 @dataclass
