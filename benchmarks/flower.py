@@ -75,15 +75,17 @@ OBJECTIVE = "def score(agent, x, y):\n    return 1 - (x - 0.3) ** 2 - (y - 0.6) 
 # ------------------------------------------------------------------ the run
 
 
-def serve(grid: Any, nodes: dict[str, int], study: StudyFile) -> dict[str, list[float]]:
+def serve(hub: Hub, grid: Any, study: StudyFile) -> dict[str, list[float]]:
     """Rounds of a study and empty rounds, one after the other: seconds of each."""
-    engine = FlowerExchange(grid, nodes)
+    nodes = hub.nodes(study.agents)
+    engine = FlowerExchange(grid, nodes, allow=hub.allow)
     times: dict[str, list[float]] = {"ours": [], "empty": []}
 
     def exchange(outgoing: Outgoing) -> Exchanged:
         start = time.monotonic()
         exchanged = engine(outgoing)
         times["ours"].append(time.monotonic() - start)
+        hub.allow(dict.fromkeys(nodes, 0))  # an answer without content
         start = time.monotonic()
         _empty(grid, list(nodes.values()))
         times["empty"].append(time.monotonic() - start)
@@ -143,7 +145,7 @@ def measure_time(budget: int) -> dict[str, float]:
         _until(lambda: set(hub.sites().values()) == {"online"})
         study = read_study(home / "study.toml")
         with hub.control.driven(hub.control.begin()) as grid:
-            times = serve(grid, hub.nodes(study.agents), study)
+            times = serve(hub, grid, study)
     finally:
         for process in reversed(running):
             process.terminate()
