@@ -222,7 +222,7 @@ def by_file(problem: Problem, seed: int) -> list[Point]:
     """A study file and the command line."""
     name = next(key for key, value in PROBLEMS.items() if value is problem)
     with tempfile.TemporaryDirectory() as place:
-        folder, module = Path(place), f"objective_{name}_{seed}"
+        folder, module = Path(place), f"objective_{Path(place).name}"  # one of its own in a process
         source = _MODULE.format(
             seen=str(folder / "seen"), name=name, names=list(SITES[:2]), seed=seed
         )
