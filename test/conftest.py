@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from botorch.acquisition.multi_objective import logei
 from hypothesis import settings
 
 from botorch_fed.engines import parallel
@@ -19,6 +20,9 @@ settings.register_profile("ci", derandomize=True, deadline=None, max_examples=30
 settings.load_profile("ci")
 # Cholesky bits differ between one thread and two, and parallel test processes fight for cores.
 torch.set_num_threads(1)
+# BoTorch would compile a kernel for hypervolumes, half a minute of one process for which the other
+# waits; its implementation in PyTorch gives the same values. The nightly tests compile it.
+logei._load_attempted = True
 # Worker processes are forks of one that has imported the package; some tests spawn theirs.
 parallel.START = CONTEXT.get_start_method()
 

@@ -5,11 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 import pkgutil
+from pathlib import Path
 
 import botorch.acquisition
 import pytest
 import torch
 from botorch.acquisition.acquisition import AcquisitionFunction
+from botorch.acquisition.multi_objective import logei
+from botorch.models import ModelListGP
+from botorch.sampling import SobolQMCNormalSampler
+from botorch.utils.multi_objective.box_decompositions import FastNondominatedPartitioning
 
 from test.cases import uniform
 from test.contracts.conformance import CASES, PAGE, Case, Cell, cell, matrix, page, ways
@@ -43,6 +48,29 @@ def test_a_model_does_what_the_page_says(case: Case) -> None:
 @pytest.mark.nightly
 def test_the_page_is_what_the_matrix_finds() -> None:
     assert page(matrix()) == PAGE.read_text(), AGAIN
+
+
+@pytest.mark.nightly
+def test_the_compiled_hypervolume_is_the_same(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    case = next(case for case in CASES if case.name == "BasisGP, random features")
+    way = ways()["qLogNoisyExpectedHypervolumeImprovement"]
+    plain = cell(case, way)
+    monkeypatch.setattr(logei, "_load_attempted", False)
+    monkeypatch.setattr(logei, "_C", None)
+    assert cell(case, way) == plain == Cell("works")
+    X, reference = uniform(5, 2, 2), torch.tensor([-3.0, -3.0]).double()
+    pair = ModelListGP(case.make(1), case.make(2))
+    sampler = SobolQMCNormalSampler(torch.Size([16]), seed=0)
+    partitioning = FastNondominatedPartitioning(reference, pair.posterior(uniform(4, 2)).mean)
+    compiled = logei.qLogExpectedHypervolumeImprovement(pair, reference, partitioning, sampler)
+    if logei._C is None:
+        pytest.skip("no compiler of C++ was found")
+    values = compiled(X)
+    monkeypatch.setattr(logei, "_C", None)
+    torch.testing.assert_close(values, compiled(X))
 
 
 def test_every_acquisition_function_of_botorch_is_asked() -> None:
