@@ -1255,7 +1255,8 @@ def _map_from_dict(tensors: Mapping[str, Tensor]) -> FeatureMap:
 def register() -> None:
     """Make our models and acquisition functions known to Ax: to its fits and to its JSON.
 
-    It may be called again, and must be called before a strategy that uses them is loaded.
+    `modular_spec` calls it. It may be called again, and must be called before a strategy that uses
+    them is loaded.
     """
     fit_botorch_model.register(BasisGP)(_fit_basis)  # by its own `custom_fit`
     fit_botorch_model.register(ContextMixture)(_fit_mixture)
@@ -1304,6 +1305,7 @@ def modular_spec(
         ...     context={"loss": "loss", "seconds": "seconds"},
         ... )
     """
+    register()
     options = dict(acquisition_options)
     if issubclass(acquisition, ContextThompsonSampling):
         options["context"] = _only_context(context)

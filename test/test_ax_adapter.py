@@ -1405,14 +1405,10 @@ def test_a_draw_inside_ax_keeps_constraints(context: tuple[Context, Client]) -> 
     client = _constrained("p + q <= 0.7", "q >= p", parameters=UNIT)
     space = search_space(client)
     contexts["default"] = Context(default_feature_map(space, num_features=30), space.outcome)
-    client.set_generation_strategy(
-        _strategy(
-            GenerationNode(
-                name="F",
-                generator_specs=[modular_spec(ContextBasisGP, ContextThompsonSampling)],
-            )
-        )
-    )
+    spec = modular_spec(ContextBasisGP, ContextThompsonSampling)
+    optimizer = {"num_restarts": 2, "raw_samples": 64}
+    spec.generator_gen_kwargs["model_gen_options"] = {"optimizer_kwargs": optimizer}
+    client.set_generation_strategy(_strategy(GenerationNode(name="F", generator_specs=[spec])))
     for _ in range(5):
         (index, point), *_ = client.get_next_trials(max_trials=1).items()
         assert point["p"] + point["q"] <= 0.7 + 1e-9  # type: ignore[operator]
