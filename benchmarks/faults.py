@@ -1,13 +1,15 @@
 """What faults cost: processes that die, messages that are lost or forged, agents that stay away.
 
     python -m benchmarks.faults [--json] [--quick] [--only runs,fuzz] [--messages N] [--every K]
+    python -m benchmarks.faults --matrix [--every K]  runs that are kept: what is missing
     python -m benchmarks.faults --dropout [--json]    absent agents: runs what is missing
     python -m benchmarks.faults --deployed [--json]   kills on deployed Flower: runs what is missing
     python -m benchmarks.faults --smoke               a little of all, nothing kept
 
 One thread. Parts for ``--only``: runs with kills and faults, and mutated messages. The scenarios
 are those of `test.faults`: 5 rounds of every protocol, trust model and channel among three sites
-that keep everything in files.
+that keep everything in files; with objectives that fail, laboratories that answer by hand two
+rounds later, budgets that grow, and a site that joins late.
 
     scenarios               runs: the server or a site is killed before, in the middle of or after
                             each of its durable steps; or messages are lost, late, doubled, swapped
@@ -51,6 +53,7 @@ point so far, a uniform one among them, as the mean over agents.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import logging
 import os
@@ -80,7 +83,7 @@ from botorch_fed.studies import DPFTSDE, FTS
 from botorch_fed.test_functions import SyntheticGPAgents
 from test.faults.cases import cases
 from test.faults.fuzz import Findings, fuzz, recorded
-from test.faults.matrix import Row, kills, matrix, undisturbed
+from test.faults.matrix import kills, matrix, undisturbed
 
 MESSAGES = 1_000_000
 SEEDS = 30  # of runs with faults everywhere, per federation
@@ -89,7 +92,8 @@ AGENTS, ROUNDS = 1000, 50
 DROPOUTS = (0.0, 0.1, 0.3)
 SHOWN = (0, 1, 2, 5, 10, 20, 30, 40, 50)  # rounds of the table
 Part = tuple[dict[str, float], Table]
-COUNTS = ("undercounts", "second_draws", "lost", "doubled")
+BAD = ("crashes", "undercounts", "second_draws", "lost", "doubled")
+TOTALS = ("runs", "killed", "completed", "stopped", *BAD)
 SMOKE: dict[str, Any] = {
     "MESSAGES": 5000,
     "QUICK": 10**6,
@@ -116,40 +120,43 @@ def silence() -> Iterator[None]:
 # ------------------------------------------------------------------ kills and faults
 
 
-def scenarios(every: int, seeds: int) -> Part:
-    """Of every federation one in so many kills, and runs with faults everywhere."""
-    rows: list[Row] = []
-    same = repeatable = 0
-    for name, case in cases().items():
+def broken(federation: str, every: int, seeds: int) -> Line:
+    """A federation: one in so many kills, and runs with faults everywhere."""
+    case = cases()[federation]
+    with silence():
         chosen = list(kills(undisturbed(case)))[::every]
-        found = matrix(name, case, chosen, range(seeds))
-        rows += found
-        if case.exact:
-            repeatable += sum(kill.patient for kill in chosen)
-            same += sum(row.same for row in found if row.patient)
-    table = Table(
-        "federation",
-        "what happens",
-        *("runs", "killed", "completed", "stopped, resumed", "as undisturbed"),
-        *("crashes", "undercounts", "second draws", "lost", "doubled"),
-        title="Kills at every durable step, and faults everywhere",
-    )
-    for row in rows:
-        cells = asdict(row)
-        case_, kind, _ = (cells.pop(key) for key in ("case", "kind", "patient"))
-        exact = cases()[case_].exact and row.patient
-        cells["same"] = cells["same"] if exact else "-"
-        order = ("runs", "killed", "completed", "stopped", "same", "crashes", *COUNTS)
-        table.add_row(case_, kind, *(str(cells[key]) for key in order))
+        rows = matrix(federation, case, chosen, range(seeds))
+    line: Line = {key: sum(getattr(row, key) for row in rows) for key in TOTALS}
+    patient = sum(kill.patient for kill in chosen) if case.exact else 0
+    same = sum(row.same for row in rows if row.patient) if case.exact else 0
+    return {**line, "repeatable": patient, "same": same, "versions": versions()}
+
+
+def scenarios(every: int, seeds: int, *, kept: bool) -> Part:
+    """All federations; what is missing of them, if they are kept."""
+    runs = [{"federation": name, "every": every, "seeds": seeds} for name in cases()]
+    with contextlib.nullcontext() if kept else nothing_kept():
+        results = Results("faults/matrix", ("federation", "every", "seeds"))
+        results.fill(runs, broken, "kills and faults")
+    lines = [line for line in results.lines if (line["every"], line["seeds"]) == (every, seeds)]
+    columns = (*TOTALS, "repeatable", "same")
+    title = f"One in {every} kills at durable steps, {seeds} runs with faults everywhere"
+    table = Table(title=title)
+    table.add_column("federation", no_wrap=True)
+    for column in columns:
+        table.add_column(column.replace("_", " "))
+    for line in lines:
+        table.add_row(line["federation"], *(str(line[key]) for key in columns))
+    total = {key: sum(line[key] for line in lines) for key in columns}
     figures: dict[str, float] = {
-        "scenarios": sum(row.runs for row in rows),
-        "completed_or_clean_stop": sum(row.completed for row in rows),
-        "same_as_undisturbed": same,
-        "repeatable": repeatable,
-        "ledger_undercounts": sum(row.undercounts for row in rows),
-        "second_draws": sum(row.second_draws for row in rows),
-        "observations_lost": sum(row.lost for row in rows),
-        "observations_doubled": sum(row.doubled for row in rows),
+        "scenarios": total["runs"],
+        "completed_or_clean_stop": total["completed"],
+        "same_as_undisturbed": total["same"],
+        "repeatable": total["repeatable"],
+        "ledger_undercounts": total["undercounts"],
+        "second_draws": total["second_draws"],
+        "observations_lost": total["lost"],
+        "observations_doubled": total["doubled"],
     }
     return figures, table
 
@@ -299,6 +306,7 @@ def main() -> None:
     parser.add_argument("--only", default="fuzz,runs", help="some of fuzz, runs")
     parser.add_argument("--messages", type=int, help=f"mutants, default {MESSAGES:,}")
     parser.add_argument("--every", type=int, help="of so many kills one, default all")
+    parser.add_argument("--matrix", action="store_true", help="kills and faults, kept; --every")
     parser.add_argument("--dropout", action="store_true", help="absent agents instead")
     parser.add_argument("--deployed", action="store_true", help="kills on deployed Flower instead")
     parser.add_argument("--protocol", help="with --deployed, this one alone")
@@ -314,6 +322,8 @@ def main() -> None:
     if args.smoke:
         with patch.dict(globals(), SMOKE), nothing_kept():
             parts = [*faults(chosen, MESSAGES, QUICK, 1), dropout()]
+    elif args.matrix:
+        parts = [scenarios(args.every or 1, SEEDS, kept=True)]
     elif args.dropout:
         parts = [dropout()]
     elif args.deployed:
@@ -332,7 +342,7 @@ def faults(chosen: list[str], messages: int, every: int, seeds: int) -> list[Par
         if "fuzz" in chosen:  # first: memory is measured from its beginning
             parts.append(mutants(messages))
         if "runs" in chosen:
-            parts.append(scenarios(every, seeds))
+            parts.append(scenarios(every, seeds, kept=False))
     return parts
 
 

@@ -267,7 +267,9 @@ def accounting(quick: bool) -> Part:
     )
     figures: Figures = {}
     for name, code in programs.items():
-        runs = [[float(x) for x in in_own_process(code)] for _ in range(TIMES if name == ours else 1)]
+        runs = [
+            [float(x) for x in in_own_process(code)] for _ in range(TIMES if name == ours else 1)
+        ]
         first, seconds, spent = (statistics.median(column) for column in zip(*runs, strict=True))
         if name == ours:
             figures["pld_1e4_rounds_s"] = round(seconds, 3)

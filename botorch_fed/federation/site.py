@@ -928,7 +928,8 @@ class Site:
 
     def _loaded(self, digest: str) -> Any:
         try:
-            return decode(self.log.load(digest), self.agent.state_type, max_bytes=STATE_BYTES)
+            data = self.log.load(digest)
+            return decode(data, self.agent.state_type, max_bytes=STATE_BYTES, own=True)
         except MessageError as error:
             raise ProtocolError(
                 f"The state of site {self.name!r} cannot be read: {error} Another version "

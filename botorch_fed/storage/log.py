@@ -93,7 +93,7 @@ class Log:
                 `MessageError`.
         """
         data = encode(event, max_bytes=MAX_EVENT)
-        event = decode(data, *self.kinds, max_bytes=MAX_EVENT)  # a copy; decoding is checked
+        event = decode(data, *self.kinds, max_bytes=MAX_EVENT, own=True)  # a copy, checked
         with self.turn():
             self._save(event, hashlib.sha256(self._heads[-1] + data).digest(), data)
 

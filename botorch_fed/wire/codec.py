@@ -24,6 +24,7 @@ import dataclasses
 import hashlib
 import inspect
 import math
+import sys
 import types
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
@@ -88,13 +89,15 @@ def encode(message: Any, *, max_bytes: int = MAX_BYTES) -> bytes:
     return data
 
 
-def decode(data: bytes, *expected: type, max_bytes: int = MAX_BYTES) -> Any:
+def decode(data: bytes, *expected: type, max_bytes: int = MAX_BYTES, own: bool = False) -> Any:
     """The object in some bytes, which must be of one of the expected classes.
 
     Args:
         data: Bytes from `encode`, or from an untrusted sender.
         expected: The frozen dataclasses that are accepted, of different names.
         max_bytes: The longest data that are read.
+        own: Whether this program has made the bytes, as their hash says, so that they need not be
+            compared with the one form that `encode` gives.
 
     Raises:
         MessageError: The data are too long, malformed, of another version or class, or hold a
@@ -125,7 +128,7 @@ def decode(data: bytes, *expected: type, max_bytes: int = MAX_BYTES) -> Any:
         result = record.unpack(fields, _Budget())
     except _Misfit as misfit:
         raise MessageError(misfit.text(record.name)) from misfit
-    if encode(result, max_bytes=len(data)) != data:
+    if not own and encode(result, max_bytes=len(data)) != data:
         raise MessageError(f"{record.name} is not in its one canonical form.")
     return result
 
@@ -313,14 +316,25 @@ class _Tuple(_Kind):
             raise _Misfit(f"must have {len(self.items)} items, got {count}")
         return self.items
 
+    def _are_names(self, values: Any) -> bool:
+        """Whether it is any number of strings, and these are: rosters have thousands."""
+        kind = self.items[0] if self.repeated else None
+        return type(kind) is _Scalar and kind.cls is str and {*map(type, values)} == {str}
+
     def pack(self, value: Any, budget: _Budget) -> Any:
         if type(value) is not tuple:
             raise _Misfit(f"must be a tuple, got {type(value).__name__}")
+        if self._are_names(value):
+            budget.pay(len(value))
+            return list(value)
         return _each("pack", self._kinds(len(value), budget), value, budget)
 
     def unpack(self, value: Any, budget: _Budget) -> Any:
         if type(value) is not list:
             raise _Misfit(f"must be a list, got {type(value).__name__}")
+        if self._are_names(value):
+            budget.pay(len(value))
+            return tuple(map(sys.intern, value))  # the agents of a process have one roster
         return tuple(_each("unpack", self._kinds(len(value), budget), value, budget))
 
 

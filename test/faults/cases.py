@@ -5,6 +5,7 @@ Noise is the operating system's: drawn a second time it is other noise, and show
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -43,6 +44,13 @@ def hill(X: Tensor) -> Tensor:
     return 1 - 2 * (X - 0.3).square().sum(dim=-1, keepdim=True)
 
 
+def broken_hill(X: Tensor) -> Tensor:
+    """It has no value in a third of the square."""
+    if bool((X[:, 0] > 2 / 3).any()):
+        raise ValueError("a is too large")
+    return hill(X)
+
+
 @dataclass(frozen=True)
 class Case:
     """A federation, and what its ledgers must cover.
@@ -56,6 +64,9 @@ class Case:
         once: Whether the whole run is one release.
         keeps_data: Whether an agent's state has all of its observations.
         late: Who joins when the server is started for the second time, or the run has ended.
+        grows: How many evaluations the budget has more from then on.
+        objective: What a point is worth; it may raise.
+        by_hand: Whether somebody answers the trials of the sites, each after two more rounds.
     """
 
     study: Study
@@ -66,6 +77,9 @@ class Case:
     once: bool = False
     keeps_data: bool = True
     late: tuple[str, ...] = ()
+    grows: int = 0
+    objective: Callable[[Tensor], Tensor] = hill
+    by_hand: bool = False
 
 
 def gaussian(dim: int, num_agents: int) -> DistributedGaussianSum:
@@ -120,6 +134,13 @@ def cases() -> dict[str, Case]:
         "fts-search": Case(FTS(budget=ROUNDS, feature_map=PHI, candidates=ARMS), exact=True),
         "fts": Case(published, exact=True),
         "fts-late": Case(published, late=NAMES[2:]),  # when it joins depends on who is killed
+        "fts-grows": Case(published, grows=2),
+        "fts-fails": Case(published, exact=True, objective=broken_hill),
+        "fts-by-hand": Case(FTS(budget=ROUNDS, feature_map=PHI, candidates=ARMS), by_hand=True),
+        "fed-gp-by-hand": Case(_fed_gp(channel="threshold"), by_hand=True),
+        "fed-gp-grows-and-fails": Case(
+            _fed_gp(channel="threshold"), grows=2, objective=broken_hill
+        ),
         "dp-fts-de": Case(
             DPFTSDE(
                 budget=ROUNDS + 2,

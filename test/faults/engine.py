@@ -8,6 +8,7 @@ What leaves a process is compared with the ledger that it has on disk at that mo
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections import Counter, defaultdict
 from collections.abc import Callable
@@ -34,7 +35,7 @@ from botorch_fed.federation.drive import Round, drive
 from botorch_fed.federation.hub import HUB_EVENTS
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.terms import Contribution
-from botorch_fed.federation.trial import SITE_EVENTS, Observed
+from botorch_fed.federation.trial import SITE_EVENTS, Failed, Observed
 from botorch_fed.privacy import SharedLedger
 from botorch_fed.privacy.shared_ledger import LEDGER_EVENTS
 from botorch_fed.rng import Generator, generator
@@ -42,13 +43,14 @@ from botorch_fed.storage.log import FileLog
 from botorch_fed.storage.snapshots import Snapshots
 from botorch_fed.storage.store import Blobs, FileStore
 from botorch_fed.wire.codec import content_hash, decode
-from test.faults.cases import NAMES, SQUARE, Case, hill
+from test.faults.cases import NAMES, SQUARE, Case
 
 SERVER = "server"
 PROCESSES = (SERVER, *NAMES)
 MODES = ("before", "torn", "after")
 MOST = 2**30  # bytes of what is read from one's own disk
 TRIES = 12  # of a run that is stopped and resumed
+WAIT = 2  # further rounds until somebody answers a trial
 Mode = Literal["before", "torn", "after"]
 Fault = Literal[
     "drop request",
@@ -232,7 +234,7 @@ class World:
         self.stream = generator(seed, "faults")
         self.sites: dict[str, Site] = {}
         self.server: Any = None
-        self.late = case.late
+        self.late, self.grows = case.late, case.grows
         self.shared_ledger: SharedLedger | None = None
         self.log: DyingLog | None = None
         self.late_requests: dict[str, list[tuple[bytes, Outgoing]]] = defaultdict(list)
@@ -242,6 +244,9 @@ class World:
         self.known: dict[str, dict[int, float]] = {name: {} for name in NAMES}
         self.in_flight: dict[str, bool] = {}
         self.excused: Counter[str] = Counter()
+        # By agent and trial, at a laboratory: the point, the round in which it is told, the value.
+        self.orders: dict[str, dict[int, tuple[Any, float]]] = {name: {} for name in NAMES}
+        self.notebook: dict[str, dict[int, float | None]] = {name: {} for name in NAMES}
         # By process and round: what has left it.
         self.sent: dict[tuple[str, str, int], set[str]] = defaultdict(set)
         self.releases: dict[str, set[str]] = defaultdict(set)
@@ -261,7 +266,9 @@ class World:
             assert (SERVER if name is None else name) == process
             return DyingStore(self.home(process) / "secrets", self.fuses[process])
 
-        return with_stores(replace(self.case.study, **options), NAMES, store)
+        study: Any = self.case.study
+        more = 0 if self.grows else self.case.grows
+        return with_stores(replace(study, budget=study.budget + more, **options), NAMES, store)
 
     def _provision(self) -> None:
         """What is handed over before a run, by somebody whom all trust."""
@@ -301,22 +308,57 @@ class World:
         blobs = Blobs(DyingStore(home / "blobs", fuse))
         agent = self._study(name).agent(name, SQUARE, NAMES.index(name), blobs)
         log = DyingLog(home / "log", SITE_EVENTS, fuse, lambda event: self._known(name, event))
-        self.sites[name] = Site(name, agent, lambda X: self._evaluate(name, X), log=log)
+        objective = None if self.case.by_hand else lambda X: self._evaluate(name, X)
+        self.sites[name] = Site(name, agent, objective, log=log)
         return self.sites[name]
 
     def _evaluate(self, name: str, X: Tensor) -> Tensor:
-        def evaluate() -> Tensor:
+        def evaluate() -> Tensor | Exception:
             self.evaluated[name] += len(X)
             self.in_flight[name] = True
-            return hill(X)
+            try:
+                return self.case.objective(X)
+            except ValueError as error:  # raised where the process still lives
+                return error
 
-        return self.fuses[name](evaluate)
+        answer = self.fuses[name](evaluate)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def _by_hand(self, name: str, serial: float) -> None:
+        """A laboratory takes a trial if it has none, and answers those that it has had long enough.
+
+        What it has measured is in its notebook: if the site dies, it is told again.
+        """
+        site, orders, notebook = self.site(name), self.orders[name], self.notebook[name]
+        if not site.pending() and site.serial:
+            for trial in site.ask():
+                orders[trial.id] = trial.parameters, serial + WAIT
+        for trial in site.pending():
+            parameters, due = orders.setdefault(trial.id, (trial.parameters, serial + WAIT))
+            self.outcome.lost += parameters != trial.parameters
+            if serial < due:
+                continue
+            if trial.id not in notebook:
+                self.evaluated[name] += 1
+                row = torch.tensor([list(parameters.values())], dtype=torch.float64)
+                try:
+                    notebook[trial.id] = self.case.objective(row).item()
+                except ValueError:
+                    notebook[trial.id] = None
+            value = notebook[trial.id]
+            if value is None:
+                site.fail(trial.id, "no value")
+            else:
+                site.tell(trial.id, value)
 
     def _known(self, name: str, event: Any) -> None:
-        if not isinstance(event, Observed):
+        if not isinstance(event, (Observed, Failed)):
             return
         self.in_flight[name] = False
-        self.known[name].update(zip(event.trials, event.Y.flatten().tolist(), strict=True))
+        if isinstance(event, Observed):
+            self.known[name].update(zip(event.trials, event.Y.flatten().tolist(), strict=True))
 
     def _died(self, name: str) -> None:
         """A site's process is gone; so is an outcome that was on no disk yet."""
@@ -341,7 +383,7 @@ class World:
             name = names[index]
             fault = self.plan(name, outgoing.serial)
             for request, old in self.late_requests.pop(name, []):
-                self._deliver(name, request, old.blobs)  # whatever it answers comes too late
+                self._deliver(name, request, old)  # whatever it answers comes too late
             late = self.late_replies.pop(name, None)
             answer = self._carried(name, outgoing, fault)
             if late is not None:
@@ -356,6 +398,12 @@ class World:
             first, second = swapped[0], next(who for who in replies if who != swapped[0])
             replies[first], replies[second] = replies[second], replies[first]
         self._tidy(outgoing)
+        if self.case.by_hand and not outgoing.defer:
+            for name in names:
+                try:
+                    self._by_hand(name, outgoing.serial)
+                except Killed:
+                    self._died(name)
         return Exchanged(replies, failures)
 
     def _carried(self, name: str, outgoing: Outgoing, fault: Fault | None) -> bytes | None:
@@ -374,11 +422,12 @@ class World:
             request = truncated(request, self.stream)
         if fault == "flip request":
             request = flipped(request, self.stream)
-        answer = self._deliver(name, request, blobs)
+        sent = replace(outgoing, blobs=blobs)
+        answer = self._deliver(name, request, sent)
         if answer is None:
             return None
         if fault == "duplicate":
-            again = self._deliver(name, request, blobs)
+            again = self._deliver(name, request, sent)
             return answer if again is None else again
         if fault == "drop reply":
             return None
@@ -391,15 +440,15 @@ class World:
             return flipped(answer, self.stream)
         return answer
 
-    def _deliver(self, name: str, request: bytes, blobs: Any) -> bytes | None:
+    def _deliver(self, name: str, request: bytes, sent: Outgoing) -> bytes | None:
         """What a site answers; None if it died, and was not asked again."""
         for _ in range(2 if self.patient else 1):
             try:
                 site = self.site(name)
-                for digest, data in blobs.items():
+                for digest, data in sent.blobs.items():
                     if not site.agent.blobs.has(digest):
                         site.agent.blobs.put(data)
-                answer = site.respond(request)
+                answer = site.respond(request, defer=sent.defer)
             except Killed:
                 self._died(name)
                 continue
@@ -494,12 +543,14 @@ class World:
                 self.outcome.crashes.append(f"{type(error).__name__}: {error}")
                 break
             else:
-                self.outcome.completed = not self.late
+                self.outcome.completed = not self.late and not self.grows
                 if self.outcome.completed:
                     break
             finally:
                 self.close_server()
-                self.late = ()
+                self._changes()
+        if self.outcome.completed and self.case.by_hand:
+            self._spend_the_rest()
         for fuse in self.fuses.values():
             fuse.fatal = None
         if self.outcome.completed:
@@ -507,6 +558,24 @@ class World:
         for site in self.sites.values():
             site.close()
         return self.outcome
+
+    def _changes(self) -> None:
+        """The study has its last roster and budget; a site knows a budget from its start."""
+        if self.grows:
+            for name in list(self.sites):
+                self.sites.pop(name).close()
+        self.late, self.grows = (), 0
+
+    def _spend_the_rest(self) -> None:
+        """Laboratories use their budgets up when the hub has ended."""
+        for name in NAMES:
+            left = True
+            while left:
+                try:
+                    self._by_hand(name, math.inf)
+                    left = bool(self.site(name).pending() or self.site(name).left)
+                except Killed:
+                    self._died(name)
 
     def heard(self, round_: Round) -> None:
         """Called after every round."""
@@ -528,6 +597,13 @@ class World:
             )
             repeated = self.evaluated[name] - len(found) - self.excused[name]
             self.outcome.doubled += max(0, repeated)
+            failed = [seen.X.numpy().tobytes() for seen in found.values() if not len(seen.Y)]
+            self.outcome.doubled += len(failed) - len(set(failed))  # never asked again
+            answers = self.notebook[name]
+            self.outcome.lost += sum(
+                trial not in found or (found[trial].status == "failed") != (answers[trial] is None)
+                for trial in answers
+            )
             if self.case.keeps_data:
                 self._compare(site)
         parameters = getattr(end, "parameters", None)
@@ -542,7 +618,8 @@ class World:
         theirs = Counter(pairs(site.state.X, site.state.Y))
         ours: Counter[Any] = Counter()
         for seen in site.observations():
-            ours.update(pairs(seen.X, SQUARE.outcome.to_public(seen.Y)))
+            if len(seen.Y):
+                ours.update(pairs(seen.X, SQUARE.outcome.to_public(seen.Y)))
         self.outcome.lost += (ours - theirs).total()
         self.outcome.doubled += (theirs - ours).total()
 

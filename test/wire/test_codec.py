@@ -522,3 +522,32 @@ def test_a_few_bytes_do_not_become_much_memory(shape: str) -> None:
 @given(st.binary(max_size=60))
 def test_counting_items_refuses_nothing_that_is_small(data: bytes) -> None:
     codec._check_count(data)
+
+
+@dataclass(frozen=True)
+class Names:
+    names: tuple[str, ...]
+
+
+def test_names_are_checked_and_kept_once() -> None:
+    made = Names(tuple(f"site {n}" for n in range(50)))
+    data = encode(made)
+    one, other = decode(data, Names), decode(data, Names, own=True)
+    assert one == other == made
+    assert all(a is b for a, b in zip(one.names, other.names, strict=True))
+    assert decode(encode(Names(())), Names) == Names(())
+    with pytest.raises(MessageError, match=r"Names.names\[1\] must be str, got int"):
+        encode(Names(("a", 3)))  # type: ignore[arg-type]
+    with pytest.raises(MessageError, match=r"Names.names\[1\] must be str, got int"):
+        decode(msgpack.packb([codec.FORMAT_VERSION, "Names", [["a", 3]]]), Names)
+    with pytest.raises(MessageError, match="exceed 200,000 items"):
+        encode(Names(("a",) * 200_001))
+    with pytest.raises(MessageError, match="exceed 200,000 items"):
+        decode(msgpack.packb([codec.FORMAT_VERSION, "Names", [["a"] * 200_000]]), Names)
+
+
+def test_what_a_program_has_written_itself_need_not_be_in_the_one_form() -> None:
+    wide = msgpack.packb([codec.FORMAT_VERSION, "Other", [1]]).replace(b"\x01", b"\xcc\x01", 1)
+    with pytest.raises(MessageError, match="canonical"):
+        decode(wide, Other)
+    assert decode(wide, Other, own=True) == Other(1)
