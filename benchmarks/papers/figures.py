@@ -150,6 +150,7 @@ LABELS = {
     "rgpe": ("RGPE", "tab:purple", "-"),
     "taf": ("TAF", "mediumorchid", "--"),
     "ours": ("ours", "tab:red", "-"),
+    "transfer": ("FTS()", "tab:red", "-"),
 }
 
 
@@ -317,6 +318,29 @@ def growing(entry: str) -> None:
     save(figure, f"fts-{entry}")
 
 
+def by_time() -> None:
+    """Fig. 3: what is found in how much CPU time, objectives included."""
+    names = {"landmine": "best AUC, mean of 6 fields", "har": "best accuracy, mean of 6 subjects"}
+    found = {name: Results(f"fts/{name}{fts.TIMED}", fts.keys_of("landmine")) for name in names}
+    if not all(results.lines for results in found.values()):
+        return
+    figure, panels = plt.subplots(1, 2, figsize=(9.5, 4))
+    for axes, (name, results) in zip(panels, found.items(), strict=True):
+        for c in of_rows(("ts-raw", "fts-paper", "rgpe", "taf", "transfer")):
+            _, best = curve(results, "best", "repeat", c.fields)
+            _, spent = curve(results, "cpu_by_query", "repeat", c.fields)
+            if not len(best):
+                continue
+            band = np.array([interval(column) for column in best.T])
+            x = spent.mean(axis=0)
+            axes.plot(x[1:], best.mean(axis=0)[1:], c.dash, color=c.colour, label=c.label)
+            axes.fill_between(x[1:], *band[1:].T, color=c.colour, alpha=0.13, linewidth=0)
+        axes.set(xscale="log", xlabel="CPU seconds of a site", ylabel=names[name])
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    save(figure, "fts-time")
+
+
 def all_of_fts() -> None:
     """Every figure of federated Thompson sampling."""
     for entry in ("landmine", "landmine-tol", "landmine-log"):
@@ -326,6 +350,7 @@ def all_of_fts() -> None:
         har(entry)
     for entry in fts.GROWING:
         growing(entry)
+    by_time()
 
 
 # ------------------------------------------------------------------ differentially private
