@@ -393,7 +393,7 @@ def _times() -> Iterator[Claim]:
                 runs=_of(found, clusters),
                 made_by=f"fts {entry}-time",
             )
-        yield _cost_of_agents(results, entry, label)
+        yield _cost_of_agents(results, entry, label, clusters)
 
 
 def _at_equal_time(
@@ -413,7 +413,7 @@ def _at_equal_time(
     return mine, theirs
 
 
-def _cost_of_agents(results: Results, entry: str, label: str) -> Claim:
+def _cost_of_agents(results: Results, entry: str, label: str, clusters: str) -> Claim:
     """CPU of a query with all others for ten others, as logarithms of ratios."""
 
     def ratios(row: str) -> Effect | None:
@@ -445,7 +445,7 @@ def _cost_of_agents(results: Results, entry: str, label: str) -> Claim:
         "More agents cost RGPE and TAF time, and FTS none (CPU of a query, all others for ten)",
         decided(held) if done else "not run",
         here="times " + ", ".join(told) if done else NONE,
-        runs=_of(known[0], "clusters") if done else NONE,
+        runs=_of(known[0], clusters) if done else NONE,
         made_by=f"fts {entry}-time",
     )
 
