@@ -2,8 +2,9 @@
 
 A family is a folder of results with the sources that decide what its lines say: its benchmark, the
 problems, and the numerics and searches of the package that it runs. Code that moves messages or
-stores runs is not among them: the same points are queried whatever carries them. A module counts
-as a whole, its summaries too: a line that is listed as older may still be the same.
+stores runs is not among them: the same points are queried whatever carries them. Comments,
+docstrings and blank lines are none of the code. All else of a module counts, its summaries too: a
+line that is listed as older may still be the same.
 
 Lines from before hashes were kept have none. Of their files git tells how many commits have touched
 the family's sources since the last commit of the file.
@@ -11,6 +12,7 @@ the family's sources since the last commit of the file.
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import json
 import subprocess
@@ -29,19 +31,33 @@ _OWN = (
     "botorch_fed/space.py",
     "botorch_fed/studies.py",
 )
-_PAPERS = ("benchmarks/papers/published/*.py", "benchmarks/papers/tabulated.py")
+_PROBLEMS = ("benchmarks/problems/*.py", "botorch_fed/test_functions/*.py")
+_PAPERS = (
+    "benchmarks/papers/published/features.py",
+    "benchmarks/papers/published/settings.py",
+    "benchmarks/papers/tabulated.py",
+    *_PROBLEMS,
+)
 _NOISE = ("botorch_fed/privacy/[ams]*.py", "botorch_fed/aggregation/noisy.py")
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "papers/results/fts": ("benchmarks/papers/fts.py", *_PAPERS, *_OWN),
+    "papers/results/fts": (
+        "benchmarks/papers/fts.py",
+        "benchmarks/papers/published/own_gp.py",
+        *_PAPERS,
+        *_OWN,
+    ),
     "papers/results/dp_fts_de": (
         "benchmarks/papers/dp_fts_de.py",
         "benchmarks/papers/fleet.py",
+        "benchmarks/papers/published/[eo]*.py",
         *_PAPERS,
         *_OWN,
         *_NOISE,
     ),
     "papers/results/fed_gp": (
         "benchmarks/papers/fed_gp.py",
+        "benchmarks/papers/published/fbo_fedgp.py",
+        "benchmarks/papers/published/support.py",
         "benchmarks/transfer_controls.py",
         *_PAPERS,
         *_OWN,
@@ -50,6 +66,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "papers/results/private_ucb": (
         "benchmarks/papers/private_ucb*.py",
         "benchmarks/papers/published/noise.py",
+        *_PROBLEMS,
         "botorch_fed/models/*.py",
         "botorch_fed/acquisition/*.py",
         "botorch_fed/privacy/[aimrst]*.py",
@@ -61,6 +78,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "results/transfer": (
         "benchmarks/transfer.py",
         "benchmarks/transfer_[cbt]*.py",
+        *_PROBLEMS,
         *_OWN,
         *_NOISE,
     ),
@@ -87,8 +105,25 @@ def code_of(family: str) -> str:
     digest = hashlib.sha256()
     for path in sources(family):
         digest.update(path.relative_to(ROOT).as_posix().encode() + b"\0")
-        digest.update(path.read_bytes() + b"\0")
+        digest.update(code_in(path.read_text()).encode() + b"\0")
     return digest.hexdigest()[:8]
+
+
+def code_in(source: str) -> str:
+    """The lines of a source that are code."""
+    words = {
+        number
+        for node in ast.walk(ast.parse(source))
+        if isinstance(node, ast.Expr)
+        and isinstance(node.value, ast.Constant)
+        and isinstance(node.value.value, str)
+        for number in range(node.lineno, (node.end_lineno or node.lineno) + 1)
+    }
+    return "".join(
+        f"{line.rstrip()}\n"
+        for number, line in enumerate(source.splitlines(), start=1)
+        if number not in words and line.strip() and not line.lstrip().startswith("#")
+    )
 
 
 def code_for(path: Path) -> dict[str, str]:

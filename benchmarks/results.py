@@ -4,7 +4,8 @@ r"""One page of evidence, from committed files alone: `RESULTS.md`, and the READ
     python -m benchmarks.results --check          fail if one of them, or a measured figure that the
                                                   README or docs/*.rst print, is not what files say
     python -m benchmarks.results --pages          write such figures anew into those pages
-    python -m benchmarks.results --check --stale  list lines whose code has changed since, too
+    python -m benchmarks.results --check --stale  list lines whose code has changed since, too;
+                                                  benchmarks.again runs them anew
 
 Claims of the papers are in `benchmarks.results_claims`, figures of pages in
 `benchmarks.results_pages`, the picture in `benchmarks.results_figure`, the code that lines depend

@@ -11,11 +11,13 @@
     landmine              29 fields, the shipped protocol on the continuous square, libsvm's default
                           tolerance
     landmine-tol6         the same at tolerance 1e-6
-    landmine-table        the privacy-utility plane, on a discrete domain of 2,050 points
+    landmine-table        Fig. 3, the privacy-utility plane, on a discrete domain of 2,050 points
     landmine-table-tol6   the same at tolerance 1e-6
     har                   30 subjects, 1 or 3 starts
     digits                50 writers, 3 starts
-    fig3, fig4, fig8, fig9, fig10, fig11, fig12b, emnist   not run, and why
+    har-paper             Figs. 3, 8-11, 12b: the same subjects, 10 starts and 60 queries
+    digits-paper          Fig. 3: the same writers, 10 starts and 60 queries
+    fig4, emnist          not run, and why
 
 All but the first have `BOTORCH_FED_DATA` to be set. What is discrete is played by `fleet`, which
 queries what the shipped protocol does. Seeds 0-999 are pilots, on which settings were chosen;
@@ -33,6 +35,10 @@ results are of seeds from 1,000 on. What the paper leaves unstated was fixed bef
   public design replaces the same number of queries (corners: four), and then goes on as ours does;
 - own models of ``ours``, ``field``, ``ceiling`` and designs see parameters on a log scale, those of
   ``ts`` and ``ei`` do not, ``…-warped`` do;
+- Fig. 3 has nine (q, z), rows ``paper-…-own-region``; ``default-as-…`` and ``ours-as-…`` are the
+  package's default and ours at the epsilon of such a row, by PLD. Figs. 8 to 11 and 12b have
+  q = 0.35 and z = 1, and every P of Fig. 10 the clip norm of P = 4, 11; a sample of a fixed size
+  has 10 of 30 agents, and its epsilon is of another adjacency;
 - the signal-to-noise ratio is measured: release without noise minus what the protocol releases
   without data, against the noise that was added, mean over releases.
 """
@@ -67,6 +73,7 @@ from benchmarks.papers.fleet import (
     watched,
 )
 from benchmarks.papers.ledger import Line, Results, at_checkpoints, versions
+from benchmarks.papers.published.exploration import PowerLawSchedule
 from benchmarks.papers.published.features import PaperCosine
 from benchmarks.papers.published.moments import moments_epsilon
 from benchmarks.papers.published.points import label
@@ -89,7 +96,13 @@ from botorch_fed.models import (
     StationaryKernel,
     WarpedFeatures,
 )
-from botorch_fed.privacy import InsecureSeededNoise, PoissonSampling, SignalWarning, epsilon
+from botorch_fed.privacy import (
+    FixedSizeSampling,
+    InsecureSeededNoise,
+    PoissonSampling,
+    SignalWarning,
+    epsilon,
+)
 from botorch_fed.rng import generator
 from botorch_fed.run import run
 from botorch_fed.search.released import Following, ReleaseMessage, suggested_clip_norm
@@ -264,10 +277,10 @@ def designs(*names: str) -> dict[str, Row]:
     return {name: Row(alone_as_ours, design=name) for name in names}
 
 
-def default_study(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
-    """The package's default at epsilon = 2 and the delta of `ours`."""
+def default_study(task: Task, space: SearchSpace, epsilon: float, seed: int) -> DPFTSDE:
+    """The package's default at the delta of `ours`."""
     noise = InsecureSeededNoise(seed)
-    return DPFTSDE(budget=task.rounds, epsilon=2.0, num_initial=0, noise=noise)
+    return DPFTSDE(budget=task.rounds, epsilon=epsilon, num_initial=0, noise=noise)
 
 
 def default_alone(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
@@ -278,7 +291,7 @@ def default_alone(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
 def levels(epsilons: Iterable[float]) -> dict[str, Row]:
     """Ours at several levels, its control and its ceiling, and the package's default."""
     return {
-        "default-2": Row(default_study),
+        "default-2": Row(lambda *settings: default_study(*settings[:2], 2.0, settings[2])),
         "default-alone": Row(default_alone),
         **{f"ours-{e:g}": Row(with_epsilon(e)) for e in epsilons},
         "field": Row(with_epsilon(2.0), field=True),
@@ -310,6 +323,77 @@ def real_rows(epsilons: Iterable[float]) -> dict[str, Row]:
             lambda *settings: ours_warped(*settings[:2], 2.0, settings[2]), field=True
         ),
         **designs("sobol", "sobol-warped", "corners", "corners-others"),
+    }
+
+
+# ------------------------------------------------------------------ Figs. 3, 8 to 11 and 12b
+
+PLANE = (
+    *((0.35, z) for z in (1.0, 1.6, 2.0, 3.0, 4.0)),
+    *((q, 1.0) for q in (0.1, 0.15, 0.2, 0.25)),
+)
+FIXED_WEIGHTS = SoftmaxSchedule(15.0, plateau=1_000_000)
+
+
+def named(q: float, z: float) -> str:
+    """``q.35-z1``."""
+    return f"q{q:g}-z{z:g}".replace("q0.", "q.")
+
+
+def with_the_epsilon_of(q: float, z: float, num_agents: int, make: Any) -> Study:
+    """What `make(task, space, epsilon, seed)` gives at what 60 releases at (q, z) cost."""
+
+    def study(task: Task, space: SearchSpace, seed: int) -> DPFTSDE:
+        spent = epsilon(
+            sampling_rate=q,
+            noise_multiplier=z,
+            num_releases=task.rounds,
+            delta=num_agents**-1.1,
+        )
+        return make(task, space, round(spent.epsilon, 4), seed)
+
+    return study
+
+
+def plane_rows(num_agents: int) -> dict[str, Row]:
+    """Fig. 3: the paper's mechanism at nine (q, z), and beside it ours at the same epsilon."""
+
+    def equal(make: Any) -> Callable[[float, float], Row]:
+        return lambda q, z: Row(with_the_epsilon_of(q, z, num_agents, make))
+
+    kinds: dict[str, Callable[[float, float], Row]] = {
+        "paper-{}-own-region": lambda q, z: Row(published(q, z), raw=True, own_region=True),
+        "ours-as-{}": equal(ours),
+        "default-as-{}": equal(default_study),
+    }
+    return {kind.format(named(q, z)): make(q, z) for kind, make in kinds.items() for q, z in PLANE}
+
+
+def plane_task_rows(num_agents: int) -> dict[str, Row]:
+    """The plane and what it is compared with."""
+    known = real_rows(())
+    beside = (
+        *("ts-raw", "ts", "ts-warped", "ei-warped", "fts", "fts-de-own-region"),
+        *("field", "ceiling", "sobol-warped", "corners", "default-alone"),
+    )
+    return {**{name: known[name] for name in beside}, **plane_rows(num_agents)}
+
+
+def variants(num_agents: int) -> dict[str, Row]:
+    """Figs. 8 to 11 and 12b: one setting changed of ``paper-q.35-z1-own-region``."""
+
+    def changed(**options: Any) -> Row:
+        return Row(published(0.35, 1.0, **options), raw=True, own_region=True)
+
+    size = math.floor(0.35 * num_agents)
+    return {
+        "clip-11": changed(clip_norm=11.0),
+        "weights-softmax-9": changed(exploration=SoftmaxSchedule(9, 10, 30)),
+        "weights-1000": changed(exploration=PowerLawSchedule(1, 1000)),
+        "weights-40-squared": changed(exploration=PowerLawSchedule(2, 40)),
+        **{f"regions-{P}": changed(num_regions=P, clip_norm=11 * math.sqrt(P)) for P in (2, 3, 6)},
+        "fixed-size": changed(sampling=FixedSizeSampling(size), adjacency="replace-one"),
+        "fixed-weights": changed(exploration=FIXED_WEIGHTS),
     }
 
 
@@ -407,7 +491,6 @@ def paper_epsilon(rounds: int, num_agents: int) -> float:
     return spent.epsilon
 
 
-FIXED_WEIGHTS = SoftmaxSchedule(15.0, plateau=1_000_000)
 EQUAL_WEIGHTS = SoftmaxSchedule(0.0)
 
 
@@ -547,10 +630,23 @@ LANDMINE = Task(
     problem=always(lambda: tabulate(Landmine(tol=1e-3), "lm2-tol", warped=True)),
     rounds=60,
     starts=(10,),
-    rows=real_rows((0.5, 1.0, 2.0, 4.0, 8.0)),
+    rows={**real_rows((0.5, 1.0, 2.0, 4.0, 8.0)), **plane_rows(29)},
     loss="one_minus_best",
     times=(0, 1, 3, 5, 10, 20, 30, 60),
 )
+HAR = Task(
+    problem=always(lambda: tabulate(ActivityRecognition(ranges="dp-fts-de"), "har-dp-fts-de")),
+    rounds=30,
+    starts=(3, 1),
+    rows=real_rows(EPSILONS),
+)
+DIGITS = Task(
+    problem=always(lambda: tabulate(WriterDigits(), "digits")),
+    rounds=30,
+    starts=(3,),
+    rows=real_rows(EPSILONS),
+)
+AS_PUBLISHED: Any = {"rounds": 60, "starts": (10,), "times": LANDMINE.times, "seeds": 10}
 TASKS: dict[str, Task] = {
     "synthetic": Task(
         problem=synthetic,
@@ -580,35 +676,13 @@ TASKS: dict[str, Task] = {
     "landmine-table-tol6": replace(
         LANDMINE, problem=always(lambda: tabulate(Landmine(tol=1e-6), "lm2", warped=True))
     ),
-    "har": Task(
-        problem=always(lambda: tabulate(ActivityRecognition(ranges="dp-fts-de"), "har-dp-fts-de")),
-        rounds=30,
-        starts=(3, 1),
-        rows=real_rows(EPSILONS),
-    ),
-    "digits": Task(
-        problem=always(lambda: tabulate(WriterDigits(), "digits")),
-        rounds=30,
-        starts=(3,),
-        rows=real_rows(EPSILONS),
-    ),
+    "har": HAR,
+    "digits": DIGITS,
+    "har-paper": replace(HAR, rows={**plane_task_rows(30), **variants(30)}, **AS_PUBLISHED),
+    "digits-paper": replace(DIGITS, rows=plane_task_rows(50), **AS_PUBLISHED),
 }
-NOISE_THERE = "a release is mostly noise there (column snr)"
 NOT_RUN = {
-    "fig3": "Fig. 3 is the paper's mechanism on landmine, HAR and digits at nine (q, z). Run: "
-    "q = .35, z = 1 on all three (rows paper… of landmine, landmine-table, har, digits). Not run: "
-    f"the other eight, --rows paper-q.1-z1 paper-q.35-z2 are two of them; {NOISE_THERE}.",
     "fig4": "Figs. 4, 5 and 7b are not run: what they show is in none of our sources.",
-    "fig8": f"Fig. 8 (clip levels 22 and 11 on HAR) is not run: {NOISE_THERE}, and the level "
-    "scales both. The entries synthetic and synthetic-raw have clip levels (Fig. 2b).",
-    "fig9": f"Fig. 9 (other weights on HAR) is not run: {NOISE_THERE}. The schedules exist: "
-    "SoftmaxSchedule(9), and PowerLawSchedule of benchmarks.papers.published.exploration.",
-    "fig10": f"Fig. 10 (P = 2, 3, 4, 6 on real tasks) is not run: {NOISE_THERE}. The entries "
-    "synthetic and synthetic-raw have P = 1, 2, 3 (Figs. 2a and 6).",
-    "fig11": "Fig. 11 (samples of a fixed size) is not run: the mechanism, FixedSizeSampling, is "
-    "there and tested, but its guarantee is for replace-one and not comparable to the others'.",
-    "fig12b": f"Fig. 12b (adaptive against fixed weights on HAR) is not run: {NOISE_THERE}. The "
-    "entries synthetic and synthetic-raw have Fig. 12a.",
     "emnist": "Federated EMNIST cannot be obtained here: the entry digits has MNIST's digits by "
     "writer in its place.",
 }
@@ -705,15 +779,16 @@ def privacy_of(watched: Watched, ratios: Sequence[float]) -> Line:
     }
     if promise is None or z is None or not plan.releases:
         return {**line, "epsilon": None, "snr": None}
-    assert isinstance(sampling, PoissonSampling)
-    q = sampling.rate
+    q = sampling.fraction(len(watched.server.terms.agents))
+    poisson = isinstance(sampling, PoissonSampling)
+    moments = classical_epsilon(q, z, len(plan.releases), promise.delta) if poisson else None
     return {
         **line,
-        "q": q,
+        "q": round(q, 5),
         "z": round(z, 5),
         "noise": watched.aggregation.noise_kind,
         "epsilon": round(promise.epsilon, 4),
-        "moments_epsilon": classical_epsilon(q, z, len(plan.releases), promise.delta),
+        "moments_epsilon": moments,
         "delta": round(promise.delta, 7),
         "adjacency": promise.adjacency,
         "unit": promise.unit,

@@ -150,6 +150,7 @@ LABELS = {
     "rgpe": ("RGPE", "tab:purple", "-"),
     "taf": ("TAF", "mediumorchid", "--"),
     "ours": ("ours", "tab:red", "-"),
+    "transfer": ("FTS()", "tab:red", "-"),
 }
 
 
@@ -317,6 +318,29 @@ def growing(entry: str) -> None:
     save(figure, f"fts-{entry}")
 
 
+def by_time() -> None:
+    """Fig. 3: what is found in how much CPU time, objectives included."""
+    names = {"landmine": "best AUC, mean of 6 fields", "har": "best accuracy, mean of 6 subjects"}
+    found = {name: Results(f"fts/{name}{fts.TIMED}", fts.keys_of("landmine")) for name in names}
+    if not all(results.lines for results in found.values()):
+        return
+    figure, panels = plt.subplots(1, 2, figsize=(9.5, 4))
+    for axes, (name, results) in zip(panels, found.items(), strict=True):
+        for c in of_rows(("ts-raw", "fts-paper", "rgpe", "taf", "transfer")):
+            _, best = curve(results, "best", "repeat", c.fields)
+            _, spent = curve(results, "cpu_by_query", "repeat", c.fields)
+            if not len(best):
+                continue
+            band = np.array([interval(column) for column in best.T])
+            x = spent.mean(axis=0)
+            axes.plot(x[1:], best.mean(axis=0)[1:], c.dash, color=c.colour, label=c.label)
+            axes.fill_between(x[1:], *band[1:].T, color=c.colour, alpha=0.13, linewidth=0)
+        axes.set(xscale="log", xlabel="CPU seconds of a site", ylabel=names[name])
+    handles, labels = panels[0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=5)
+    save(figure, "fts-time")
+
+
 def all_of_fts() -> None:
     """Every figure of federated Thompson sampling."""
     for entry in ("landmine", "landmine-tol", "landmine-log"):
@@ -326,6 +350,7 @@ def all_of_fts() -> None:
         har(entry)
     for entry in fts.GROWING:
         growing(entry)
+    by_time()
 
 
 # ------------------------------------------------------------------ differentially private
@@ -623,10 +648,17 @@ def epsilon_axis(axes: Axes, delta: float) -> None:
     axes.set_xlabel(f"{EPS} of one agent (zero-out), {DELTA} = {delta:.2g}")
 
 
-def draw_plane(axes: Axes, source: Source, what: str, t: int, alone: Mapping[str, Style]) -> float:
+def draw_plane(
+    axes: Axes,
+    source: Source,
+    what: str,
+    t: int,
+    alone: Mapping[str, Style],
+    mechanisms: Sequence[Mechanism] = MECHANISMS,
+) -> float:
     """Loss after t queries against epsilon, by both accountants; delta is returned."""
     delta = float("nan")
-    for mechanism in MECHANISMS:
+    for mechanism in mechanisms:
         points = []
         for row in mechanism.rows:
             times, by_seed = source.curves(row, what)
@@ -635,12 +667,11 @@ def draw_plane(axes: Axes, source: Source, what: str, t: int, alone: Mapping[str
             line = source.lines(row)[0]
             delta = line["delta"]
             values = np.array([curve[times.index(t)] for curve in by_seed.values()])
-            points.append(
-                (line["epsilon"], line["moments_epsilon"], values.mean(), *interval(values))
-            )
+            moments = line.get("moments_epsilon", float("nan"))
+            points.append((line["epsilon"], moments, values.mean(), *interval(values)))
         if not points:
             continue
-        pld, moments, mean, low, high = np.array(sorted(points)).T
+        pld, other, mean, low, high = np.array(sorted(points)).T
         axes.errorbar(
             pld,
             mean,
@@ -652,8 +683,8 @@ def draw_plane(axes: Axes, source: Source, what: str, t: int, alone: Mapping[str
             elinewidth=1,
             label=f"_{mechanism.label}",
         )
-        axes.hlines(mean, pld, moments, color=mechanism.colour, lw=0.8, linestyles=":")
-        axes.plot(moments, mean, mechanism.marker, color=mechanism.colour, ms=5, mfc="white")
+        axes.hlines(mean, pld, other, color=mechanism.colour, lw=0.8, linestyles=":")
+        axes.plot(other, mean, mechanism.marker, color=mechanism.colour, ms=5, mfc="white")
     for (row, style), x in zip(alone.items(), np.geomspace(20, 36, len(alone)), strict=True):
         times, by_seed = source.curves(row, what)
         if by_seed:
@@ -666,12 +697,18 @@ def draw_plane(axes: Axes, source: Source, what: str, t: int, alone: Mapping[str
     return delta
 
 
-def mechanisms_legend(figure: Figure, rows: Iterable[str], *, accountants: bool) -> None:
+def mechanisms_legend(
+    figure: Figure,
+    rows: Iterable[str],
+    *,
+    accountants: bool,
+    mechanisms: Sequence[Mechanism] = MECHANISMS,
+) -> None:
     """The key of a plane, above it."""
     known = set(rows)
     handles = [
         Line2D([], [], color=m.colour, marker=m.marker, ls="-" if m.joined else "", label=m.label)
-        for m in MECHANISMS
+        for m in mechanisms
         if known.intersection(m.rows)
     ]
     if accountants:
@@ -721,6 +758,42 @@ def _released(sources: Iterable[Source]) -> list[str]:
 
 def _starts(count: int) -> str:
     return "1 start" if count == 1 else f"{count} starts"
+
+
+PLANES = (
+    ("landmine-table", "one_minus_auc", "landmine, N = 29"),
+    ("har-paper", "regret", "activity recognition, N = 30"),
+    ("digits-paper", "regret", "digits, N = 50"),
+)
+PLANE = tuple(dp_fts_de.named(q, z) for q, z in dp_fts_de.PLANE)
+PLANE_MECHANISMS = (
+    Mechanism("paper", ORANGE, "s", tuple(f"paper-{name}-own-region" for name in PLANE)),
+    Mechanism("DPFTSDE()", VERMILION, "o", tuple(f"default-as-{name}" for name in PLANE), True),
+    Mechanism("ours on gains", PURPLE, "D", tuple(f"ours-as-{name}" for name in PLANE), True),
+)
+PLANE_ALONE = {
+    "ts-raw": Style("TS, the paper's", BLACK),
+    "ei-warped": Style("EI, log scale", GREEN),
+    "sobol-warped": Style("6 Sobol, warped", SKY, "--"),
+    "corners": Style("4 corners", BLUE),
+}
+
+
+def dp_figure3() -> None:
+    """Fig. 3 at the paper's operating point: nine (q, z), and ours at the epsilon of each."""
+    sources = {entry: Source.of(entry, 10) for entry, _, _ in PLANES}
+    rows = [row for mechanism in PLANE_MECHANISMS for row in mechanism.rows]
+    if not all(any(map(source.lines, rows)) for source in sources.values()):
+        return
+    figure, grid = plt.subplots(3, 1, figsize=(9.5, 10.5))
+    for axes, (entry, what, title) in zip(grid, PLANES, strict=True):
+        delta = draw_plane(axes, sources[entry], what, 60, PLANE_ALONE, PLANE_MECHANISMS)
+        epsilon_axis(axes, delta)
+        axes.set(title=f"{title}, 10 starts, after 60 queries")
+        axes.set_ylabel(AXES[what].removesuffix(" so far"))
+    mechanisms_legend(figure, rows, accountants=True, mechanisms=PLANE_MECHANISMS)
+    shown = [*rows, *PLANE_ALONE]
+    finish(figure, "figure3", [*sources.values()], shown, "the mean over agents")
 
 
 SIGNALS = (
@@ -897,6 +970,7 @@ def all_of_dp_fts_de() -> None:
     for entry in ("landmine-table", "landmine-table-tol6"):
         alone = ("ts", "field", "corners", "ceiling")
         dp_plane(entry, "one_minus_auc", ((10, 10), (10, 60)), alone, fields)
+    dp_figure3()
     dp_signal()
     agents = "the mean over 200 agents, a new function for every seed"
     controls = ("ts", "field", "sobol", "sobol-10", "sobol-20", "ceiling")

@@ -4,15 +4,16 @@
     python -m benchmarks.papers.fts ENTRY --summary [--json]             from the committed results
     python -m benchmarks.papers.fts --smoke      every row for three queries, of what needs no data
 
-    landmine          Figs. 2, 3, 5, 6: 29 fields; decision-function AUC at tolerance 1e-6
+    landmine          Figs. 2, 5, 6: 29 fields; decision-function AUC at tolerance 1e-6
     landmine-tol      the same at libsvm's default tolerance
     landmine-log      the same at tolerance 1e-6, C and gamma on a log scale
     synthetic         Fig. 1: functions at distance d_n, t_n observations, messages of M numbers
-    har               Figs. 2, 3, 7: activity recognition, the paper's ranges
+    har               Figs. 2, 7: activity recognition, the paper's ranges
     har-dp            the same with the ranges of DP-FTS-DE, on which subjects differ more
-    har-growing       Fig. 4: others' observations fixed at 50, or growing by one a round; not run:
-                      on the paper's ranges all methods end within .002 of each other
-    har-dp-growing    the same with the ranges of DP-FTS-DE, on which it was run
+    landmine-time     Fig. 3: some of the same runs, lines have CPU seconds after so many queries;
+    har-time          rows ``…@10`` have ten other agents and not all
+    har-growing       Fig. 4: others' observations fixed at 50, or growing by one a round
+    har-dp-growing    the same with the ranges of DP-FTS-DE
     gleam             not run: the data cannot be obtained, and no stand-in is claimed
 
 Stored rows that begin with ``ours`` or ``field`` are of the last release. Its `Strategy()` made the
@@ -42,7 +43,7 @@ import json
 import math
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
@@ -94,6 +95,7 @@ QUERIES = 50
 OTHERS = 50  # observations of every other agent
 LOGS = 5
 GROWTH = 50  # observations that the others of Fig. 4 add, one a round
+TIMED = "-time"  # ends the names of entries whose lines have CPU seconds by queries
 
 ALONE = Strategy(own="thompson", warp=False, prior_until=0)
 Data = dict[str, tuple[Tensor, Tensor]]
@@ -106,14 +108,19 @@ def agent(n: int) -> str:
     return f"agent{n}"
 
 
-def cpu_seconds(result: RunResult, name: str) -> float:
-    """Mean CPU seconds of an agent's rounds with a query, the objective's own included."""
+def cpu_costs(result: RunResult, name: str) -> list[float]:
+    """CPU seconds of an agent's rounds with a query, the objective's own included."""
     queried = {row["round"] for row in result.records if row["agent"] == name}
-    costs = [
+    return [
         row["cpu_seconds"]
         for row in result.rounds
         if row["agent"] == name and row["round"] in queried
     ]
+
+
+def cpu_seconds(result: RunResult, name: str) -> float:
+    """Their mean."""
+    costs = cpu_costs(result, name)
     return sum(costs) / len(costs) if costs else float("nan")
 
 
@@ -164,14 +171,14 @@ def domain_of(problem: FederatedTestProblem) -> Tensor | None:
 
 
 class _Only(FederatedTestProblem):
-    """A problem under another outcome scale."""
+    """A problem under another outcome scale, or its first agents alone."""
 
-    def __init__(self, problem: FederatedTestProblem, outcome: Outcome) -> None:
-        self.problem = problem
+    def __init__(self, problem: FederatedTestProblem, outcome: Outcome, count: int) -> None:
+        self.problem, self.count = problem, count
         self.space = SearchSpace(problem.space.parameters, outcome)
 
     def __len__(self) -> int:
-        return len(self.problem)
+        return self.count
 
     def evaluate(self, agent: int, X: Tensor) -> Tensor:
         return self.problem.evaluate(agent, X)
@@ -184,7 +191,15 @@ PROBLEMS: dict[str, Callable[[], FederatedTestProblem]] = {
     "har": cache(lambda: tabulate(ActivityRecognition(ranges="fts"), "har-fts")),
     "har-dp": cache(lambda: tabulate(ActivityRecognition(ranges="dp-fts-de"), "har-dp-fts-de")),
 }
-HAR_ROWS = ("ts", "fts-mean", "fts-paper", "ts-raw", "sobol-ts", "random", "ei", "ei-warped")
+PROBLEMS |= {f"{name}{TIMED}": PROBLEMS[name] for name in ("landmine", "har")}
+HAR_ROWS = (
+    *("ts", "fts-mean", "fts-paper", "ts-raw", "sobol-ts", "random", "ei", "ei-warped"),
+    *("rgpe", "taf", "transfer", "log-ei", "fts-paper-50", "fts-paper-200"),
+)
+TIMED_ROWS = (
+    *("fts-paper", "rgpe", "taf", "ts-raw", "transfer"),
+    *("fts-paper@10", "rgpe@10", "taf@10"),
+)
 
 
 def corners(dim: int) -> Tensor:
@@ -210,6 +225,8 @@ class _OneActive(FTS):
         made = super().agent(name, space, seed, blobs)
         search = made.terms.search
         if self.active is None or name in self.active or not isinstance(search, ThompsonSearch):
+            return made
+        if search.strategy.transfer != "mixture":  # an ensemble cannot do without
             return made
         return _with_strategy(made, replace(search.strategy, own="random"))
 
@@ -275,19 +292,26 @@ NEEDS_OTHERS = ("fts", "ours", "rgpe", "taf", "transfer")
 def one_run(entry: str, row: str, target: int, repeat: int) -> Line:
     """One target's 50 queries."""
     problem = PROBLEMS[entry]()
+    row, _, others = row.partition("@")
+    count = min(int(others) + 1 if others else len(problem), len(problem))
     raw, study = rows(problem.space, domain_of(problem))[row]
     data: Data = {}
     if row.startswith(NEEDS_OTHERS):
-        data = dict(logs(entry, repeat % LOGS, OTHERS))
+        log = logs(entry.removesuffix(TIMED), repeat % LOGS, OTHERS)
+        data = {agent(n): log[agent(n)] for n in range(count)}
     start = starts(problem, target, "target", repeat)
     data[agent(target)] = start
-    shown = _Only(problem, Outcome()) if raw else problem
+    outcome = Outcome() if raw else problem.space.outcome
+    shown = _Only(problem, outcome, count) if raw or others else problem
     result = run(study(data, target), shown, seed=SEED + 1000 + repeat)
     values = [float(start[1].max()), *(line["y"] for line in result.records)]
     mean_value = np.cumsum(values[1:]) / np.arange(1, len(values))
-    known = {}
+    known: Line = {}
     if isinstance(problem, Tabulated):
         known["optimum"] = round(float(problem.optimal_values[target]), 5)
+    if entry.endswith(TIMED):
+        spent = np.cumsum([0.0, *cpu_costs(result, agent(target))])
+        known["cpu_by_query"] = at_checkpoints(spent)
     return {
         **known,
         "best": at_checkpoints(np.maximum.accumulate(values)),
@@ -322,8 +346,12 @@ class _Growing(FTS):
 
 GROWING = {"har-growing": "har", "har-dp-growing": "har-dp"}
 GROWING_KEYS = ("row", "others", "target", "repeat")
-GROWING_ROWS: dict[str, dict[str, Any]] = {
-    "fts-mean": {"strategy": replace(ALONE, schedule=Polynomial(0.5))},
+GROWING_ROWS: dict[str, tuple[bool, Callable[[int], dict[str, Any]]]] = {
+    "fts-mean": (False, lambda dim: {"strategy": replace(ALONE, schedule=Polynomial(0.5))}),
+    "fts-paper": (
+        True,
+        lambda dim: {"strategy": paper_strategy(), **paper_messages(dim, seed=SEED)},
+    ),
 }
 
 
@@ -334,14 +362,16 @@ def growing_run(entry: str, row: str, others: str, target: int, repeat: int) -> 
     log = logs(GROWING[entry], repeat % LOGS, OTHERS + GROWTH)
     data = {who: (X[:OTHERS], Y[:OTHERS]) for who, (X, Y) in log.items()}
     data[agent(target)] = start = starts(problem, target, "target", repeat)
-    options = {"budget": QUERIES, "data": data, "candidates": points, **GROWING_ROWS[row]}
+    raw, given = GROWING_ROWS[row]
+    shown = _Only(problem, Outcome(), len(problem)) if raw else problem
+    options = {"budget": QUERIES, "data": data, "candidates": points, **given(problem.dim)}
     study: FTS
     if others == "fixed":
         study = _OneActive(active=(agent(target),), **options)
     else:
         later = {who: (X[OTHERS:], Y[OTHERS:]) for who, (X, Y) in log.items()}
         study = _Growing(target=agent(target), designs=later, every=1, **options)
-    result = run(study, problem, seed=SEED + 1000 + repeat)
+    result = run(study, shown, seed=SEED + 1000 + repeat)
     values = [float(start[1].max()), *result.history(agent(target))[1].flatten().tolist()]
     return {
         "best": at_checkpoints(np.maximum.accumulate(values)),
@@ -731,7 +761,7 @@ def growing_summary(entry: str, *, as_json: bool) -> None:
 
 SUMMARIES: dict[str, Callable[..., None]] = {
     "synthetic": synthetic_summary,
-    **dict.fromkeys(("har", "har-dp"), har_summary),
+    **dict.fromkeys(("har", "har-dp", f"har{TIMED}"), har_summary),
     **dict.fromkeys(GROWING, growing_summary),
 }
 
@@ -760,7 +790,11 @@ def runs_of(entry: str, options: argparse.Namespace) -> dict[str, list[Line]]:
             ]
             for row in options.rows or GROWING_ROWS
         }
-    chosen = HAR_ROWS if entry.startswith("har") else list(rows(PROBLEMS[entry]().space))
+    chosen: Sequence[str] = HAR_ROWS
+    if entry.endswith(TIMED):
+        chosen = TIMED_ROWS
+    elif not entry.startswith("har"):
+        chosen = tuple(rows(PROBLEMS[entry]().space))
     return {
         row: [
             {"row": row, "target": target, "repeat": repeat}
@@ -803,10 +837,10 @@ def smoke() -> None:
         tempfile.TemporaryDirectory() as folder,
         nothing_kept(),
         patch.dict(globals(), SMOKE, CACHE=Path(folder)),
-        patch.dict(PROBLEMS, {"har-made-up": made_up, "tuning": tuning}),
+        patch.dict(PROBLEMS, {"har-made-up": made_up, "tuning": tuning, "tuning-time": tuning}),
         patch.dict(GROWING, {"growing": "har-made-up"}),
     ):
-        for entry in ("har-made-up", "tuning", "growing", "synthetic"):
+        for entry in ("har-made-up", "tuning", "tuning-time", "growing", "synthetic"):
             results = Results(f"fts/{entry}", keys_of(entry))
             for row, runs in runs_of(entry, once).items():
                 results.fill(runs[-1:], work_of(entry), row)

@@ -44,7 +44,9 @@ the paper leaves unstated was fixed before any run:
   outcomes clipped to 0.5 ± 0.7 or ± 0.55, one variable in each group of features, and the optimum
   of the box (of the arms for Camelback) as the yardstick. The paper's domains, scales, noise and
   groups are not in its text. Actions are public: a fixed decision set, so that only outcomes get
-  noise, in blocks. ``gram`` is the same bandit with the noisy gram matrix of `PrefixSum`;
+  noise, in blocks. ``gram`` is the same bandit with the noisy gram matrix of `PrefixSum`, and
+  ``published`` with the published noise and shift, as in Fig. 1: outcomes clipped to [0, 1], in our
+  bases, which are smaller than the quadrature features of the paper;
 - Table 1 without privacy: Camelback has blocks by the observation noise alone, the others one play
   a round; exploration 0.5 for Styblinski-Tang, 2 for Michalewicz (of 0.5, 1 and 2 on two pilots).
 """
@@ -289,6 +291,7 @@ class Published(Stream):
         self.likelihood, self.rounds, self.noise = likelihood, rounds, noise
         self.m = likelihood.basis.num_features
         self.exact = torch.zeros(self.m + 1, self.m + 1, dtype=torch.float64)
+        self.noisy = self.exact
         self.t = 0
 
     @abstractmethod
@@ -852,6 +855,9 @@ ENVIRONMENTS = {
     ("camelback", "blocks"): Environment(_camelback, 0.1, 0.7, 1.5, 0.6, _twentieth),
     ("camelback", "none"): Environment(_camelback, 0.1, 0.7, 1.5, 0.6, _twentieth),
     ("camelback", "gram"): Environment(_camelback, 0.1, 0.7, 1.5),
+    ("camelback", "published"): Environment(_camelback, 0.1, 0.7, 0.5),
+    ("styblinski-tang", "published"): Environment(_styblinski(0.12, 0.05, 0.03), 0.02, 0.55, 0.5),
+    ("michalewicz", "published"): Environment(_michalewicz, 0.02, 0.55, 0.5),
     ("styblinski-tang", "blocks"): Environment(_styblinski(0.12, 0.05, 0.03), 0.02, 0.55, 2.0),
     ("styblinski-tang", "none"): Environment(
         _styblinski(0.15, 0.01, 0.05), 0.02, 0.55, 0.5, share=None
@@ -882,9 +888,8 @@ def table_run(
     actions = actions_of(environment, mechanism)
     if isinstance(actions, Box):
         actions.last = None
-    if mechanism == "gram":
-        assert isinstance(actions, Arms)
-        plays, values = gram_plays(setting, actions, alpha, delta, trial, rounds)
+    if mechanism in ("gram", "published"):
+        plays, values = sum_plays(setting, actions, mechanism, alpha, delta, trial, rounds)
     else:
         plays, values = block_plays(setting, actions, alpha, delta, trial, rounds)
     gaps = np.repeat(actions.best - np.array(values), plays)
@@ -965,9 +970,10 @@ def block_plays(
     return plays, values
 
 
-def gram_plays(
+def sum_plays(
     setting: Environment,
-    actions: Arms,
+    actions: Actions,
+    mechanism: str,
     alpha: float | None,
     delta: float | None,
     trial: int,
@@ -977,22 +983,30 @@ def gram_plays(
     assert alpha is not None and delta is not None
     scale = float(actions.features.outputscale.sum())
     likelihood = Likelihood(actions.features, setting.noise_std**2, scale)
-    mechanism = PrefixSum(
-        num_features=actions.features.num_features,
-        outcome_bound=setting.half_range,
-        centre=CENTRE,
-        horizon=rounds - 1,
-        noise_multiplier=multiplier(alpha, delta),
-    )
-    sums = Prefix(likelihood, mechanism, InsecureSeededNoise(trial))
-    Phi = actions.Phi / math.sqrt(scale)
+    source = InsecureSeededNoise(trial)
+    sums: Stream
+    if mechanism == "published":
+        sums = PublishedPrefix(likelihood, rounds, source, alpha=alpha, beta=delta)
+    else:
+        prefix = PrefixSum(
+            num_features=actions.features.num_features,
+            outcome_bound=setting.half_range,
+            centre=CENTRE,
+            horizon=rounds - 1,
+            noise_multiplier=multiplier(alpha, delta),
+        )
+        sums = Prefix(likelihood, prefix, source)
     noise = setting.noise_std * generator(trial, "outcome").normal(rounds)
     values = []
     for t in range(rounds):
-        arm, _ = actions.index(sums.posterior(), setting.exploration, generator(trial, "action", t))
-        values.append(float(actions.values[arm]))
+        stream = generator(trial, "action", t)
+        features, value, _ = actions.choose(sums.posterior(), setting.exploration, stream)
+        values.append(value)
         if t + 1 < rounds:
-            sums.add(Phi[arm : arm + 1], values[-1] + float(noise[t]))
+            outcome = value + float(noise[t])
+            if mechanism == "published":
+                outcome = min(max(outcome, 0.0), 1.0)
+            sums.add(features / math.sqrt(scale), outcome)
     return [1] * rounds, values
 
 
@@ -1005,7 +1019,7 @@ def table_runs(name: str, trials: int | None = None, first: int = 0) -> list[Lin
         counts[None, None] = 100 if environment == "camelback" else 5
     else:
         for alpha in (10.0, 1.0, 0.1):
-            counts[alpha, BETA] = 3 if mechanism == "gram" else usual
+            counts[alpha, BETA] = 5 if mechanism in ("gram", "published") else usual
         if mechanism == "blocks":
             for alpha in (10.0, 1.0, 0.1):
                 counts[alpha, SMALL] = usual
@@ -1188,6 +1202,9 @@ TABLE1_ROWS = (
     "camelback-none",
     "camelback-blocks",
     "camelback-gram",
+    "camelback-published",
+    "styblinski-tang-published",
+    "michalewicz-published",
     "styblinski-tang-blocks",
     "michalewicz-blocks",
     "styblinski-tang-none",

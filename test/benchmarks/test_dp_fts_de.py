@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +25,7 @@ from benchmarks.papers.dp_fts_de import (
     table_run,
 )
 from benchmarks.papers.ledger import CHECKPOINTS, Results
+from benchmarks.papers.tabulated import made_up
 from botorch_fed.acquisition import Partition
 
 
@@ -61,6 +63,45 @@ def test_a_few_rounds_of_synthetic_agents(row: str) -> None:
 
 def _cpu(line: dict[str, object]) -> dict[str, object]:
     return {"cpu_seconds": line["cpu_seconds"]}
+
+
+@pytest.fixture
+def plane(monkeypatch: pytest.MonkeyPatch) -> str:
+    """An entry with the rows of Fig. 3 for twelve made-up agents."""
+    rows = {**dp_fts_de.plane_rows(12), **dp_fts_de.variants(12)}
+    task = replace(TASKS["har-paper"], problem=lambda seed: made_up(12), rows=rows)
+    monkeypatch.setitem(TASKS, "made-up", task)
+    return "made-up"
+
+
+@pytest.mark.filterwarnings("ignore:the release after")
+def test_ours_has_the_epsilon_of_the_published_point(plane: str) -> None:
+    theirs, ours = (
+        table_run(plane, row, 10, 0, rounds=4)
+        for row in ("paper-q.1-z1-own-region", "ours-as-q.1-z1")
+    )
+    assert (theirs["q"], theirs["z"], theirs["noise"]) == (0.1, 1.0, "paper")
+    assert 0.99 * theirs["epsilon"] < ours["epsilon"] <= theirs["epsilon"] + 1e-3
+    assert theirs["epsilon"] < theirs["moments_epsilon"]
+    assert ours["delta"] == theirs["delta"] == pytest.approx(12**-1.1, abs=1e-6)
+
+
+def test_nine_points_are_the_papers() -> None:
+    names = [dp_fts_de.named(q, z) for q, z in dp_fts_de.PLANE]
+    assert len(set(names)) == 9
+    assert {"q.35-z1", "q.35-z1.6", "q.1-z1", "q.25-z1"} < set(names)
+    for entry in ("landmine-table", "har-paper", "digits-paper"):
+        task = TASKS[entry]
+        assert (task.rounds, task.starts) == (60, (10,))
+        kinds = ("paper-{}-own-region", "ours-as-{}", "default-as-{}")
+        assert {kind.format(name) for kind in kinds for name in names} < set(task.rows)
+
+
+@pytest.mark.filterwarnings("ignore:the release after")
+def test_a_sample_of_a_fixed_size_is_for_replaced_agents(plane: str) -> None:
+    line = table_run(plane, "fixed-size", 10, 0, rounds=2)
+    assert line["q"] == pytest.approx(4 / 12, abs=1e-4)
+    assert (line["adjacency"], line["moments_epsilon"]) == ("replace-one", None)
 
 
 def test_rows_of_a_seed_start_alike() -> None:

@@ -287,7 +287,7 @@ def test_summaries_say_what_a_row_may_be_called() -> None:
 
 def test_lines_of_other_code_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, file = tmp_path / "method.py", tmp_path / "runs" / "a.jsonl"
-    source.write_text("one")
+    source.write_text("one = 1\n")
     file.parent.mkdir()
     monkeypatch.setattr(provenance, "ROOT", tmp_path)
     monkeypatch.setattr(provenance, "HOME", tmp_path)
@@ -298,13 +298,37 @@ def test_lines_of_other_code_are_found(tmp_path: Path, monkeypatch: pytest.Monke
     (age,) = provenance.ages()
     assert (age.now, age.earlier, age.unknown, age.commits) == (1, 0, 1, None)
     assert age.stale
-    source.write_text("two")
+    source.write_text('"""In other words."""\n\n# And more of them.\none = 1\n')
+    provenance.code_of.cache_clear()
+    assert provenance.code_for(file) == before
+    source.write_text("one = 2\n")
     provenance.code_of.cache_clear()
     file.write_text(f"{json.dumps(before)}\n{json.dumps(provenance.code_for(file))}\n")
     (age,) = provenance.ages()
     assert (age.now, age.earlier, age.unknown) == (1, 1, 0)
     assert age.stale
     provenance.code_of.cache_clear()
+
+
+def test_strings_that_are_no_docstrings_are_code() -> None:
+    source = 'def f():\n    """A docstring\n    of two lines."""\n    return "# one"  # two\n'
+    assert provenance.code_in(source) == 'def f():\n    return "# one"  # two\n'
+    assert provenance.code_in(source.replace("# one", "# 1")) != provenance.code_in(source)
+
+
+@pytest.mark.parametrize(
+    ("family", "files"),
+    [
+        ("fts", ("fts.py", "landmine.py", "activity.py", "own_gp.py", "thompson.py")),
+        ("dp_fts_de", ("fleet.py", "digits.py", "exploration.py", "mechanisms.py", "noisy.py")),
+        ("fed_gp", ("cec2005.py", "risk.py", "fbo_fedgp.py", "region.py", "secure_sum.py")),
+        ("private_ucb", ("bandits.py", "separable.py", "tree.py", "bandit.py", "repair.py")),
+    ],
+)
+def test_what_decides_lines_is_among_the_sources(family: str, files: tuple[str, ...]) -> None:
+    known = {path.name for path in provenance.sources(f"papers/results/{family}")}
+    assert set(files) <= known
+    assert not known & {"points.py", "printed.py"}  # what is compared with them
 
 
 def test_every_family_has_sources_and_results() -> None:

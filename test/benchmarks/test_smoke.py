@@ -23,6 +23,7 @@ ARGUMENTS = {
     "benchmarks.transfer_tasks": ["describe"],
     "benchmarks.fidelity_tasks": ["describe"],
     "benchmarks.results": ["--check"],
+    "benchmarks.equations": [],
 }
 # Real processes; many plots; what test_results.py has done by day.
 NIGHTLY = {"benchmarks.flower", "benchmarks.papers.figures", "benchmarks.results"}

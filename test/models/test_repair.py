@@ -130,6 +130,27 @@ def test_a_shift_is_the_regret_proofs() -> None:
     assert float(torch.linalg.eigvalsh(repaired.gram).min()) > 0
 
 
+def test_noisy_sums_are_kernel_regression_on_noisy_features() -> None:
+    """The other form of a private posterior: noise as further rows of features and outcomes."""
+    phi, m, noise_var = inducing(), inducing().num_features, 0.05
+    with torch.no_grad():
+        Phi, new = phi(uniform(30, 2, seed=1)), phi(uniform(9, 2, seed=7))
+    y, W = normal(30, 1), generator(5, "noise").normal(m, m)
+    shift, H, h = 50.0, (W + W.mT) / math.sqrt(2), generator(6, "noise").normal(m, 1)
+    sums = Summary((Phi.mT @ Phi + H) / noise_var, (Phi.mT @ y + h) / noise_var, phi.fingerprint)
+    posterior = WeightPosterior.from_total(repair_total(sums, shift=shift / noise_var))
+    mean, root = posterior.predict(new)
+
+    rows = torch.linalg.cholesky(H + shift * torch.eye(m, dtype=torch.float64)).mT
+    features = torch.cat([Phi, rows])
+    outcomes = torch.cat([y, torch.linalg.solve_triangular(rows.mT, h, upper=False)])
+    K = features @ features.mT + noise_var * torch.eye(len(features), dtype=torch.float64)
+    k = new @ features.mT
+    variance = new.square().sum(dim=1) - (k * torch.linalg.solve(K, k.mT).mT).sum(dim=1)
+    torch.testing.assert_close(mean, k @ torch.linalg.solve(K, outcomes), rtol=1e-8, atol=1e-10)
+    torch.testing.assert_close(root.square().sum(dim=1), variance, rtol=1e-7, atol=1e-9)
+
+
 def test_the_noise_keeps_within_its_bound_and_the_bound_is_not_loose() -> None:
     m, s = 50, 2.0
     norms = torch.stack(

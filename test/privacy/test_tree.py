@@ -12,10 +12,11 @@ import numpy as np
 import pytest
 import torch
 from botorch.exceptions.errors import BotorchTensorDimensionError, InputDataError
+from scipy.linalg import sqrtm
 from torch import Tensor
 
 from benchmarks.factors import ExactRoot
-from benchmarks.papers.published.noise import paper_prefix_noise
+from benchmarks.papers.published.noise import doubling_noise, paper_prefix_noise
 from botorch_fed.errors import BudgetExceeded, MessageError
 from botorch_fed.privacy import tree
 from botorch_fed.privacy.accounting import Budget, Event, Ledger, noise_multiplier_for
@@ -306,6 +307,20 @@ def test_noise_of_a_gram_matrix_is_that_of_the_table(
         # one unit of the last printed digit: rounding to the lattice may turn it
         assert float(gram[0, 1]) == pytest.approx(float(expected), abs=0.6 * 10.0**-digits)
         assert torch.equal(gram, gram.T)
+
+
+def test_doubled_horizons_cost_noise() -> None:
+    def last(count: int) -> float:
+        """Noise of the last sum: the rows of the square root of the matrix of ones."""
+        ones = np.tril(np.ones((count, count)))
+        root = sqrtm(ones).real
+        return float(np.linalg.norm(root[-1]) * np.linalg.norm(root, axis=0).max())
+
+    assert doubling_noise(1) == 1
+    assert doubling_noise(15) == pytest.approx(math.hypot(*map(last, (1, 2, 4, 8))) / last(15))
+    assert 2.0 < doubling_noise(1023) < 2.1
+    with pytest.raises(InputDataError, match="horizon of 1, 3, 7"):
+        doubling_noise(1024)
 
 
 def test_published_noise_is_that_of_the_table_and_too_little_for_large_rewards() -> None:

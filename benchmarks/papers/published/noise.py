@@ -66,3 +66,28 @@ def paper_local_noise(alpha: float, beta: float, outcome_bound: float) -> tuple[
         )
     matrix = 2 / alpha * math.sqrt(2 * math.log(2.5 / beta))
     return matrix, 2 * outcome_bound / alpha * math.sqrt(2 * math.log(5 / beta))
+
+
+def doubling_noise(horizon: int) -> float:
+    """How many times the noise a running sum has if horizons are doubled and sums are kept.
+
+    A record is in one horizon of 1, 2, 4, … only, so that all have the whole privacy budget; what
+    the earlier ones have released stays in the sum, with its noise. Both sums have the square root
+    as their factor.
+
+    Args:
+        horizon: How many records the sum has in the end, one less than a power of two.
+    """
+    if horizon < 1 or horizon & (horizon + 1):
+        raise InputDataError(f"Expected a horizon of 1, 3, 7, 15, …, got {horizon}.")
+    sizes = [2**k for k in range(horizon.bit_length())]
+    return math.hypot(*map(_last_noise, sizes)) / _last_noise(horizon)
+
+
+def _last_noise(count: int) -> float:
+    """Noise of the last sum of so many records, over that of one release: the factor's norm²."""
+    factor, total = 1.0, 1.0
+    for k in range(1, count):
+        factor *= 1 - 1 / (2 * k)
+        total += factor**2
+    return total

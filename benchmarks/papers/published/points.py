@@ -159,7 +159,7 @@ POINTS: tuple[Published, ...] = (
     *(
         Published(
             _DP,
-            f"Fig. 3, {name}",
+            f"Fig. 3, {name.removesuffix('-paper')}",
             f"dp_fts_de/{name}",
             row,
             (_clipped(printed.DP_CLIPPED_REAL["dp-fts-de"]),),
@@ -167,6 +167,8 @@ POINTS: tuple[Published, ...] = (
             departs,
         )
         for name, row, departs in (
+            ("har-paper", "paper-q.35-z1-own-region", ""),
+            ("digits-paper", "paper-q.35-z1-own-region", "digits for EMNIST"),
             ("har", "paper-q.35-z1-own-region", "3 starts"),
             ("har", "paper-q.35-z1", _WHOLE),
             ("digits", "paper-q.35-z1", _WHOLE),
