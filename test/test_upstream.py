@@ -3,7 +3,7 @@
 The tests are not in BoTorch's wheel, nor in its source distribution. Give a checkout of a matching
 release by
 
-    BOTORCH_CHECKOUT=path/to/botorch python -m test.test_upstream   run missing files, write the page
+    BOTORCH_CHECKOUT=path/to/botorch python -m test.test_upstream  run missing files, write the page
     BOTORCH_CHECKOUT=path/to/botorch python -m pytest test/test_upstream.py
 
 All files count that name `SingleTaskGP`, and of them the tests that build one and pass with it. A
@@ -347,7 +347,7 @@ def page(results: Mapping[str, Mapping[str, Any]]) -> str:
 
 The tests of BoTorch {results["botorch"]} with ``SingleTaskGP`` replaced by
 `~botorch_fed.models.BasisGP` on forty random features. All files count that name ``SingleTaskGP``,
-and of them the tests that build one and pass with it: {passed + wrong_count}, of which {passed} pass
+and of them the tests that build one and pass with it: {passed + wrong_count}. Of these {passed} pass,
 and {wrong_count} fail, each for a reason below. ``BOTORCH_CHECKOUT=path python -m
 test.test_upstream`` runs them in a checkout of BoTorch and writes this page from
 ``benchmarks/results/upstream.json``.
