@@ -494,9 +494,11 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         original = self._original_targets() if keep_transforms else None
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         self._cache = self._raw = None
+        if keep_transforms and hasattr(self, "input_transform"):
+            self.input_transform.eval()  # not learnt anew; the model stays in its mode
         if original is None:
             return result
-        self.outcome_transform.eval()  # and nothing else: the model stays in its mode
+        self.outcome_transform.eval()
         with torch.no_grad():
             Y, Yvar = self.outcome_transform(*original, X=self._transformed_points())
         self._data = _OwnData(((self._train_X, Y),), self.batch_shape)
@@ -516,7 +518,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
                 return self.outcome_transform.untransform(Y=self._train_Y, Yvar=Yvar, X=X)
         except NotImplementedError:
             warnings.warn(
-                f"{type(self.outcome_transform).__name__} cannot be undone: own targets stay as "
+                "Outcome transform does not support untransforming: own targets stay as "
                 "they were transformed (keep_transforms=False).",
                 BotorchWarning,
                 stacklevel=3,
