@@ -467,6 +467,29 @@ PROTOCOL_LISTED = (
 
 PROTOCOL_OWN = (
     Mutant(
+        "each outcome is clipped by itself",
+        f"{_MODULE}:_clip_factors",
+        "inside = norm * _INSIDE",
+        "squares = np.vecdot(*2 * (rows.reshape(len(rows), 2, -1),)); rows = (rows.reshape("
+        "len(rows), 2, -1) * np.minimum(1, norm / np.maximum(np.sqrt(squares), 1e-300))[..., None]"
+        ").reshape(rows.shape); return rows, np.ones(len(rows)); inside = norm * _INSIDE",
+        ("noisy sum, two outcomes",),
+    ),
+    Mutant(
+        "each outcome is clipped by itself at agents",
+        "botorch_fed.privacy.distributed:DistributedGaussianSum.bounded",
+        "values = clip(values.detach(), self.clip_norm)",
+        "values = clip(values.detach().reshape(2, -1), self.clip_norm).reshape(-1)",
+        ("summed, two outcomes",),
+    ),
+    Mutant(
+        "noise of one outcome only",
+        f"{_SUMS}.release",
+        _NOISED,
+        f"{_NOISED}; noised[..., : self.dim // 2] = total[..., : self.dim // 2]",
+        ("noisy sum, two outcomes",),
+    ),
+    Mutant(
         "more releases than were promised",
         f"{_NOISY}._contributing",
         "return state.t in planned and not state.exhausted",

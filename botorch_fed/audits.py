@@ -76,11 +76,15 @@ from botorch_fed.search.bandit import BanditSearch, unit_features
 from botorch_fed.search.noisy import VectorSearch
 from botorch_fed.search.released import regions_of
 from botorch_fed.search.transfer import default_private_features
-from botorch_fed.space import Parameter, SearchSpace
+from botorch_fed.space import Outcome, Parameter, SearchSpace
 from botorch_fed.storage.store import MemoryBlobs, MemoryStore
 from botorch_fed.studies import Federation
 
 SQUARE = SearchSpace((Parameter.real("a", 0.0, 1.0), Parameter.real("b", 0.0, 1.0)))
+BOUNDED = SearchSpace(
+    SQUARE.parameters,
+    outcomes=(Outcome.objective("error", minimize=True), Outcome.constraint("size", upper=1.0)),
+)
 _CENTRE = torch.full((1, 2), 0.5, dtype=torch.float64)
 _NOISE_VAR = 0.1
 _ROUNDS = 2  # releases of a run
@@ -144,6 +148,7 @@ class Scripted(VectorSearch):
     )
 
     has_basis = False
+    many_outcomes = True  # the numbers of all outcomes, one after the other
 
     def size(self, terms: Terms) -> int:
         """As many as are written."""
@@ -234,7 +239,7 @@ class ProtocolRun(Subject):
 
     def study(self, given: Given) -> Federation:
         """The study of a world."""
-        X, Y = _CENTRE, torch.zeros(1, 1, dtype=torch.float64)
+        X, Y = _CENTRE, torch.zeros(1, len(self.space.metrics), dtype=torch.float64)
         bandit = not isinstance(self.search(given), Scripted)
         return Federation(
             budget=self.budget,
@@ -247,6 +252,7 @@ class ProtocolRun(Subject):
 
     budget: int
     basis: Any = None
+    space: SearchSpace = SQUARE
 
     def run(
         self, given: Given, *, ledger: Ledger, noise: NoiseSource, path: Path
@@ -273,7 +279,7 @@ class ProtocolRun(Subject):
         self, given: Given, ledger: Ledger, noise: NoiseSource, other: NoiseSource | None = None
     ) -> tuple[_Recorder, dict[str, Site], list[dict[str, Any]]]:
         study, names, secrets = self.study(given), self.names, MemoryStore()
-        terms = study.terms(SQUARE, names)
+        terms = study.terms(self.space, names)
         at_hub = None if self._paid_at_sites else ledger
 
         def server(source: NoiseSource) -> FederatedServer:
@@ -283,7 +289,7 @@ class ProtocolRun(Subject):
         recorder = _Recorder(server(noise), None if other is None else server(other))
         blobs, sites = MemoryBlobs(), {}
         for i, name in enumerate(names):
-            agent = study.agent(name, SQUARE, i, blobs)
+            agent = study.agent(name, self.space, i, blobs)
             own = ledger if self._paid_at_sites else None
             agent = replace(agent, resources=Resources(noise=noise, ledger=own))
             sites[name] = Site(name, agent, _Objective(self, given, name))
@@ -346,7 +352,7 @@ class _Objective:
     def __call__(self, X: Tensor) -> Tensor:
         self.count += len(X)
         value = self.run.outcome(self.given, self.name, self.count)
-        return torch.full((len(X), 1), value, dtype=torch.float64)
+        return torch.full((len(X), len(self.run.space.metrics)), value, dtype=torch.float64)
 
 
 # ------------------------------------------------------------------ noisy sums by a server
@@ -362,6 +368,7 @@ class NoisyRun(OfVectors, ProtocolRun):
     noise_multiplier: float = 1.0
     rate: float = 1.0
     num_regions: int = 1
+    space: SearchSpace = SQUARE
 
     def __post_init__(self) -> None:
         self.names = tuple(f"site{i}" for i in range(self.num_agents))
@@ -626,6 +633,7 @@ class SummedRun(OfVectors, ProtocolRun):
     noise_multiplier: float = 1.0
     adjacency: Any = "zero-out"
     by_settings: bool = False
+    space: SearchSpace = SQUARE
 
     def __post_init__(self) -> None:
         self.names = tuple(f"site{i}" for i in range(self.num_agents))
@@ -688,7 +696,7 @@ class SummedRun(OfVectors, ProtocolRun):
     def roster_checks(self, seed: int) -> list[Check]:
         """Whether a site that is asked again, without one agent, draws anew and pays again."""
         study, (name, *_), noise = self.study({}), self.names, InsecureSeededNoise(seed)
-        hub = FederatedServer(terms=study.terms(SQUARE, self.names)).hub
+        hub = FederatedServer(terms=study.terms(self.space, self.names)).hub
         smaller = self.names[:-1]
         made = replace(self.mechanism, dropping=1, grid=None)
         aggregation = SecureSum(
@@ -717,11 +725,13 @@ SUBJECTS: dict[str, Any] = {
     "noisy sum": NoisyRun,
     "noisy sum, sampled": lambda: NoisyRun(rate=0.5),
     "noisy sum, regions": lambda: NoisyRun(num_regions=2, dim=6),
+    "noisy sum, two outcomes": lambda: NoisyRun(space=BOUNDED),
     "joint": JointRun,
     "joint, tree": lambda: JointRun(factorization="tree"),
     "public actions": PublicRun,
     "local": LocalRun,
     "summed": SummedRun,
     "summed, by settings": lambda: SummedRun(by_settings=True),
+    "summed, two outcomes": lambda: SummedRun(by_settings=True, space=BOUNDED),
     "summed, replace-one": lambda: SummedRun(adjacency="replace-one", noise_multiplier=2.0),
 }

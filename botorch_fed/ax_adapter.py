@@ -137,6 +137,9 @@ _SITES: WeakValueDictionary[str, AxSite] = WeakValueDictionary()  # who is alive
 
 Status = Literal["done", "open", "failed", "dropped", "wanted"]
 
+# Of a fit: in 50 dimensions random features gain less than 0.05 of evidence in 500 more.
+FIT_STEPS = 100
+
 
 class RoundOpen(DataRequiredError):
     """There is no point to propose now: other sites, or own trials, are still at work."""
@@ -1241,7 +1244,8 @@ def _fit_mixture(model: ContextMixture, mll_class: Any, mll_options: Any = None)
 
 
 def _fit_basis(model: BasisGP, mll_class: Any, mll_options: Any = None) -> None:
-    fit_gpytorch_mll(mll_class(likelihood=model.likelihood, model=model, **(mll_options or {})))
+    mll = mll_class(likelihood=model.likelihood, model=model, **(mll_options or {}))
+    fit_gpytorch_mll(mll, optimizer_kwargs={"options": {"maxiter": FIT_STEPS}})
 
 
 def _map_to_dict(feature_map: FeatureMap) -> dict[str, Any]:

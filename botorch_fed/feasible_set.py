@@ -218,6 +218,9 @@ class FeasibleSet:
         ])  # fmt: skip
         matters = np.abs(G).sum(axis=1) > 0
         G, h = G[matters], h[matters]
+        moved = x.copy()
+        if not len(G):  # no column is free: SciPy 1.17 ends the process at an empty programme
+            return moved
         E = np.vstack([(G @ basis).T, h - G @ z])
         target = np.zeros(len(E))
         target[-1] = 1.0
@@ -228,7 +231,6 @@ class FeasibleSet:
         residual = E @ solution - target
         if abs(residual[-1]) < 1e-12:
             return None
-        moved = x.copy()
         moved[free] = (z - basis @ residual[:-1] / residual[-1]).clip(0.0, 1.0)
         return moved
 

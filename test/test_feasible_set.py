@@ -168,6 +168,16 @@ def test_botorch_gets_the_same_constraints() -> None:
     assert SearchSpace(REALS).feasible_set.for_botorch == {}
 
 
+@pytest.mark.parametrize("constraint", ["n + m + k == 9", "n + m <= 4"])
+def test_integers_alone_may_be_constrained(constraint: str) -> None:
+    """Nothing is left to move where all values are discrete."""
+    parameters = tuple(Parameter.integer(name, 0, 9) for name in "nmk")
+    space = SearchSpace(parameters, constraints=(constraint,))
+    X = space.feasible_set.nearest(uniform(20, 3))
+    assert broken(space, X) == []
+    assert torch.equal(space.snap(X), X)
+
+
 def test_without_constraints_nothing_changes() -> None:
     space = SearchSpace((REALS[0], Parameter.integer("n", 1, 5)))
     U = uniform(9, 2)

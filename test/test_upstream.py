@@ -1,102 +1,167 @@
-"""BoTorch's own tests with `SingleTaskGP` replaced by `BasisGP`, as far as they apply.
+"""BoTorch's own tests with `SingleTaskGP` replaced by `BasisGP`; writes `docs/upstream.rst`.
 
 The tests are not in BoTorch's wheel, nor in its source distribution. Give a checkout of a matching
 release by
 
+    BOTORCH_CHECKOUT=path/to/botorch python -m test.test_upstream  run missing files, write the page
     BOTORCH_CHECKOUT=path/to/botorch python -m pytest test/test_upstream.py
 
-A test applies if it passes with the `SingleTaskGP` of the installed BoTorch. It then has to pass
-with `BasisGP`, float32 read as float64, or to stand in `EXPLAINED`. `python -m test.test_upstream`
-counts.
+All files count that name `SingleTaskGP`, and of them the tests that build one and pass with it. A
+test has to pass with `BasisGP`, float32 read as float64, or to stand in `EXPLAINED`.
 """
 
 from __future__ import annotations
 
+import argparse
+import contextlib
+import functools
 import importlib.util
+import json
+import logging
 import os
+import re
 import sys
 import unittest
-from collections.abc import Iterator
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from unittest.mock import patch
 
 import botorch
 import pytest
 import torch
+from botorch.models import SingleTaskGP
 from gpytorch.kernels import RBFKernel
 
 from botorch_fed.models import BasisGP, FeatureMap, InducingFeatures, RandomFourierFeatures
 from botorch_fed.rng import generator
 
 CHECKOUT = os.environ.get("BOTORCH_CHECKOUT")
-pytestmark = pytest.mark.skipif(
+checkout = pytest.mark.skipif(
     not CHECKOUT, reason="BOTORCH_CHECKOUT names no checkout of BoTorch (its wheel has no tests)"
 )
-FILES = (
-    "acquisition/multi_objective/test_hypervolume_knowledge_gradient.py",
-    "acquisition/multi_objective/test_joint_entropy_search.py",
-    "acquisition/multi_objective/test_monte_carlo.py",
-    "acquisition/multi_objective/test_parego.py",
-    "acquisition/multi_objective/test_predictive_entropy_search.py",
-    "acquisition/multi_objective/test_utils.py",
-    "acquisition/test_analytic.py",
-    "acquisition/test_cached_cholesky.py",
-    "acquisition/test_decoupled.py",
-    "acquisition/test_fixed_feature.py",
-    "acquisition/test_integration.py",
-    "acquisition/test_knowledge_gradient.py",
-    "acquisition/test_logei.py",
-    "acquisition/test_max_value_entropy_search.py",
-    "acquisition/test_monte_carlo.py",
-    "acquisition/test_multi_step_lookahead.py",
-    "acquisition/test_predictive_entropy_search.py",
-    "acquisition/test_preference.py",
-    "acquisition/test_prior_guided.py",
-    "acquisition/test_proximal.py",
-    "acquisition/test_thompson_sampling.py",
-    "acquisition/test_utils.py",
-    "generation/test_gen.py",
-    "generation/test_sampling.py",
-    "models/test_deterministic.py",
-    "models/test_gp_regression.py",
-    "models/test_model_list_gp_regression.py",
-    "optim/test_initializers.py",
-    "optim/test_optimize.py",
-    "optim/test_optimize_mixed.py",
-    "optim/utils/test_acquisition_utils.py",
-    "test_cross_validation.py",
-    "test_end_to_end.py",
-    "utils/test_sampling.py",
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results" / "upstream.json"
+PAGE = Path(__file__).parents[1] / "docs" / "upstream.rst"
+SKIPPED = ("models/test_fully_bayesian.py",)  # needs JAX, and builds no SingleTaskGP
+PASSED, BROKEN, ELSEWHERE = "passed", "fails with SingleTaskGP", "not reached"
+KERNEL = (
+    "gives the model a kernel, mean or likelihood of its own, or looks for those of "
+    "``SingleTaskGP``: here the feature map stands for the kernel"
 )
-KERNEL = "looks for the kernel, mean or likelihood of SingleTaskGP, or passes one of its own"
-STANDARDIZE = "expects outcomes to be standardised by default, which shared statistics forbid"
-CACHE = "looks inside of a cached root, which BoTorch makes for GPyTorchModel only"
-RANDOM = "uncached, BoTorch draws a bound at random where no point is feasible, for its GP as well"
-NOISY = "fantasy-based noisy EI is for SingleTaskGP only, and BoTorch says so"
+STANDARDIZE = (
+    "expects outcomes to be standardised by default, or compares with predictions that are: shared "
+    "statistics need one public scale"
+)
+CACHE = (
+    "looks inside of a cached root, or of a default sampler, which BoTorch makes for subclasses of "
+    "``GPyTorchModel`` only; without them values are the same"
+)
+INSIDE = "replaces, sets or deletes attributes of GPyTorch's classes that are properties here"
+BATCHED = (
+    "gives each element of a batch, or each output, length scales of its own, or fits them one by "
+    "one: here they share the feature map"
+)
+LAYOUT = (
+    "passes or expects a layout that is refused: no output dimension, or a batch dimension of one"
+)
+NOISY = "is about fantasy-based noisy expected improvement, which BoTorch has for its GP only"
+DOUBLE = "mixes float32 weights with the model, which is always in float64"
+DIMENSION = "changes the number of inputs by a transform, and the map was made for the first number"
+OWN_OPTIMUM = "expects a point or an error of the search that the posterior of ``SingleTaskGP`` has"
+PROXIMAL = (
+    "weighs by the last point of a model of several outputs, which BoTorch looks up in its own "
+    "class only: a ``ModelListGP`` of models of one output works"
+)
+RANDOM = "draws a bound at random where no point is feasible: uncached, BoTorch's GP fails as well"
 EXPLAINED = {
-    "test_custom_init": KERNEL,
-    "test_default_transforms": STANDARDIZE,
-    "test_gp": KERNEL,
-    "test_ModelListGP": KERNEL,
-    "test_ModelListGP_fixed_noise": KERNEL,
-    "test_ModelListGP_multi_task_outcome_transform": "expects a batch dimension of size one",
-    "test_fantasize": "compares known noise without its batch dimension",
-    "test_fantasize_with_outcome_transform": STANDARDIZE,
-    "test_abstract_raises": "expects points once for every output of a batch",
-    "test_get_X_baseline": "data without an explicit output dimension, which are refused",
-    "test_is_log": NOISY,
-    "test_check_noisy_ei_model": NOISY,
-    "test_noisy_expected_improvement": NOISY,
-    "test_cache_root": CACHE,
-    "test_cache_root_w_standardize": CACHE,
-    "test_cache_root_decomposition": CACHE,
-    "test_parego_with_constraints_objective_weights": RANDOM,
-    "test_optimize_posterior_samples": KERNEL,
-    "test_optimize_posterior_samples_multi_objective": KERNEL,
-    "test_gen_candidates_scipy_warns_opt_failure": "expects one search to fail",
-    "test_init": "standardises one observation, whose infinite outcome is refused",
+    KERNEL: (
+        "test_custom_init",
+        "test_gp",
+        "test_ModelListGP",
+        "test_ModelListGP_fixed_noise",
+        "test_orthogonal_additive_kernel",
+        "test_input_transform_in_train",
+        "test_robust_relevance_pursuit",
+        "test_robust_relevance_pursuit_single_task_gp",
+        "test_with_input_transforms",
+        "test_sample_all_priors",
+        "test_univariate_prior",
+        "test_with_multivariate_prior",
+        "test_draw_matheron_paths",
+        "test_get_matheron_path_model",
+        "test_draw_kernel_feature_paths",
+        "test_optimize_posterior_samples",
+        "test_optimize_posterior_samples_multi_objective",
+        "test_main",
+        "test_pick_best_of_all_attempts",
+    ),
+    STANDARDIZE: (
+        "test_default_transforms",
+        "test_fantasize_with_outcome_transform",
+        "test_get_output_transform",
+        "test_get_train_targets",
+    ),
+    CACHE: (
+        "test_cache_root",
+        "test_cache_root_w_standardize",
+        "test_supports_cache_root_opt_out",
+        "test_construct_inputs_qEHVI",
+        "test_construct_inputs_qLogNEHVI",
+        "test_construct_inputs_qNEHVI",
+    ),
+    INSIDE: ("test_get_train_inputs", "test_error_handling", "test_fit_gpytorch_mll"),
+    BATCHED: (
+        "test_call_shapes",
+        "test_call_with_batch_indices",
+        "test_gradients_are_correct",
+        "test_runtime_error_handling",
+        "test_runtime_error_with_batch_indices",
+        "test_state_roundtrip",
+        "test_dispatches_to_independent_for_multi_output",
+        "test_failure_status",
+        "test_stopped_status",
+        "test_timeout_sec_warning",
+        "test_unrecognized_options_warning",
+    ),
+    LAYOUT: (
+        "test_ModelListGP_multi_task_outcome_transform",
+        "test_fantasize",
+        "test_get_X_baseline",
+        "test_init",
+    ),
+    NOISY: (
+        "test_is_log",
+        "test_check_noisy_ei_model",
+        "test_noisy_expected_improvement",
+        "test_construct_inputs_noisy_ei",
+    ),
+    DOUBLE: ("test_construct_inputs_jes", "test_construct_inputs_EHVI"),
+    DIMENSION: ("test_chained_input_transform",),
+    OWN_OPTIMUM: ("test_gen_candidates_scipy_with_fixed_features_inequality_constraints",),
+    PROXIMAL: ("test_proximal",),
+    RANDOM: ("test_parego_with_constraints_objective_weights",),
 }
+REASONS = {name: reason for reason, names in EXPLAINED.items() for name in names}
+
+
+def files() -> list[str]:
+    """The files of BoTorch's tests that name `SingleTaskGP`."""
+    if not CHECKOUT:
+        return []
+    root = Path(CHECKOUT) / "test"
+    found = [
+        path.relative_to(root).as_posix()
+        for path in root.rglob("test_*.py")
+        if re.search(r"\bSingleTaskGP\b", path.read_text())
+    ]
+    return sorted(set(found) - set(SKIPPED))
+
+
+def reason_of(name: str) -> str:
+    """Why a test that fails is expected to, or nothing."""
+    return REASONS.get(name.rsplit(".", 1)[-1], "")
 
 
 def _kernel(dim: int) -> RBFKernel:
@@ -184,55 +249,157 @@ def _tests(suite: unittest.TestSuite) -> Iterator[unittest.TestCase]:
             yield part
 
 
-def _results(file: str, model: type | None) -> dict[str, str]:
-    """Each test of a file, and the last line of what went wrong."""
+@contextlib.contextmanager
+def _counted(model: type) -> Iterator[list[int]]:
+    """How often a class, and no subclass of it, is built."""
+    count, build = [0], model.__init__  # type: ignore[misc]
+
+    @functools.wraps(build)
+    def counting(self: Any, *args: Any, **kwargs: Any) -> None:
+        count[0] += type(self) is model
+        build(self, *args, **kwargs)
+
+    with patch.object(model, "__init__", counting):
+        yield count
+
+
+def _results(file: str, model: type | None) -> dict[str, tuple[int, str]]:
+    """Each test of a file: models built, and the last line of what went wrong."""
     found = {}
     suite = unittest.defaultTestLoader.loadTestsFromModule(_upstream(file, model))
     for case in _tests(suite):
         torch.manual_seed(0)
         result = unittest.TestResult()
-        case.run(result)
+        with _counted(model or SingleTaskGP) as count:
+            case.run(result)
         wrong = [*result.errors, *result.failures]
-        found[case.id()] = wrong[0][1].strip().splitlines()[-1] if wrong else ""
+        found[case.id()] = count[0], wrong[0][1].strip().splitlines()[-1] if wrong else ""
     return found
 
 
-def _compared(file: str, model: type) -> dict[str, str]:
-    """The tests that apply."""
-    base = _results(file, None)
-    return {name: words for name, words in _results(file, model).items() if base.get(name) == ""}
+def compared(file: str, model: type) -> dict[str, str]:
+    """What came of each test that builds a `SingleTaskGP`: a word, or what went wrong."""
+    base, ours = _results(file, None), _results(file, model)
+    found = {}
+    for name, (built, words) in base.items():
+        if built:
+            count, wrong = ours[name]
+            short = name.split(".", 1)[1]
+            found[short] = BROKEN if words else wrong[:160] or (PASSED if count else ELSEWHERE)
+    return found
 
 
+def failed(found: Mapping[str, str]) -> dict[str, str]:
+    """The tests that pass with `SingleTaskGP` only."""
+    words = (PASSED, BROKEN, ELSEWHERE)
+    return {name: wrong for name, wrong in found.items() if wrong not in words}
+
+
+@checkout
 @pytest.mark.filterwarnings("ignore")  # upstream feeds unscaled data
-@pytest.mark.parametrize("file", FILES)
+@pytest.mark.parametrize("file", files())
 def test_upstream(file: str) -> None:
-    assert Path(botorch.__file__).parent.parent != Path(str(CHECKOUT)), "botorch must be installed"
-    found = _compared(file, DropIn)
-    unexplained = {
-        name: words
-        for name, words in found.items()
-        if words and name.rsplit(".", 1)[-1] not in EXPLAINED
-    }
-    assert not unexplained
+    found = failed(compared(file, DropIn))
+    assert not {name: words for name, words in found.items() if not reason_of(name)}
 
 
+@checkout
 @pytest.mark.filterwarnings("ignore")
 def test_upstream_of_inducing_points() -> None:
-    found = _compared("models/test_gp_regression.py", DropInSupport)
-    assert len([words for words in found.values() if not words]) >= 12
-    assert all(name.rsplit(".", 1)[-1] in EXPLAINED for name, words in found.items() if words)
+    found = compared("models/test_gp_regression.py", DropInSupport)
+    assert list(found.values()).count(PASSED) >= 12
+    assert all(reason_of(name) for name in failed(found))
+
+
+def test_the_page_is_what_the_results_say() -> None:
+    again = "write it again: python -m test.test_upstream --page"
+    assert PAGE.read_text() == page(json.loads(RESULTS.read_text())), again
+
+
+# ------------------------------------------------------------------ the page
+
+
+def page(results: Mapping[str, Mapping[str, Any]]) -> str:
+    """Counts by folder, and what fails for which reason."""
+    rows: dict[str, list[int]] = {}
+    reasons: dict[str, list[str]] = {}
+    for file, found in results["files"].items():
+        words = list(found.values())
+        folder = file.split("/")[0] if "/" in file else "others"
+        wrong = failed(found)
+        counts = [1, words.count(PASSED), len(wrong), words.count(BROKEN), words.count(ELSEWHERE)]
+        rows[folder] = [a + b for a, b in zip(rows.get(folder, [0] * 5), counts, strict=True)]
+        for name in wrong:
+            if not reason_of(name):
+                raise ValueError(f"{file}, {name}: {wrong[name]}")
+            reasons.setdefault(reason_of(name), []).append(name.rsplit(".", 1)[-1])
+    rows["all"] = [sum(column) for column in zip(*rows.values(), strict=True)]
+    table = "\n".join(
+        f"   * - {name}\n" + "\n".join(f"     - {count}" for count in counts)
+        for name, counts in rows.items()
+    )
+    listed = "\n".join(
+        f"   * - {reason}\n     - {len(names)}\n     - {', '.join(sorted(set(names)))}"
+        for reason, names in sorted(reasons.items(), key=lambda item: -len(item[1]))
+    )
+    _, passed, wrong_count, *_ = rows["all"]
+    return f"""BoTorch's own tests
+===================
+
+The tests of BoTorch {results["botorch"]} with ``SingleTaskGP`` replaced by
+`~botorch_fed.models.BasisGP` on forty random features. All files count that name ``SingleTaskGP``,
+and of them the tests that build one and pass with it: {passed + wrong_count}. Of these {passed}
+pass, and {wrong_count} fail, each for a reason below. ``BOTORCH_CHECKOUT=path python -m
+test.test_upstream`` runs them in a checkout of BoTorch and writes this page from
+``benchmarks/results/upstream.json``.
+
+Not counted are tests that fail here with ``SingleTaskGP`` itself (float32 is read as float64), and
+tests that build one where the replacement does not reach, in BoTorch's own code.
+
+.. list-table::
+   :header-rows: 1
+
+   * - folder
+     - files
+     - passed
+     - failed, explained
+     - fail with ``SingleTaskGP``
+     - not reached
+{table}
+
+Tests that fail
+---------------
+
+.. list-table::
+   :header-rows: 1
+   :widths: 56 8 36
+
+   * - such a test
+     - tests
+     - names
+{listed}
+"""
 
 
 def main() -> None:
-    """How many tests apply, pass, and fail for which reason."""
-    counts: dict[str, int] = {}
-    for file in FILES:
-        for name, words in _compared(file, DropIn).items():
-            kind = EXPLAINED.get(name.rsplit(".", 1)[-1], words) if words else "passed"
-            counts[kind] = counts.get(kind, 0) + 1
-    print(f"{sum(counts.values())} tests of {len(FILES)} files apply")
-    for kind, count in sorted(counts.items(), key=lambda item: -item[1]):
-        print(f"{count:5d}  {kind}")
+    """Run what is missing, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--page", action="store_true", help="from stored results")
+    parser.add_argument("--only", nargs="+", help="files to run again")
+    options = parser.parse_args()
+    results: dict[str, Any] = {"botorch": botorch.__version__, "files": {}}
+    if RESULTS.exists():
+        results = json.loads(RESULTS.read_text())
+    warnings.simplefilter("ignore")
+    logging.disable(logging.WARNING)
+    torch.set_num_threads(1)
+    missing = [file for file in files() if file not in results["files"]]
+    for file in options.only or ([] if options.page else missing):
+        found = compared(file, DropIn)
+        print(file, len(found), len(failed(found)), flush=True)
+        results["files"][file] = found
+        RESULTS.write_text(json.dumps(results, indent=1, sort_keys=True) + "\n")
+    PAGE.write_text(page(results))
 
 
 if __name__ == "__main__":

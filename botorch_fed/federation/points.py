@@ -26,6 +26,7 @@ from botorch_fed.space import SearchSpace, Value
 logger = logging.getLogger(__name__)
 
 MAX_SEQUENCE = 2**12  # points of a sequence that are looked at for those that meet constraints
+LOOKS = 32  # at so many times as many points of a sequence, where discrete ones are the same
 NUM_POOL = 512  # random points, where these are too few
 START_COST = 1 / 9  # about, of first points below the target, over that of one at the target
 
@@ -138,7 +139,7 @@ def first_points(
         nearest = torch.cdist(default, candidates.double()).argmin(dim=-1)
         first = candidates[nearest].double()
         left = untried(candidates, first)
-    rest = dealt_design(space, index, num_sites, num_points - 1, candidates=left)
+    rest = dealt_design(space, index, num_sites, num_points - 1, candidates=left, tried=first)
     return torch.cat([first, rest])
 
 
@@ -183,11 +184,13 @@ def dealt_design(
     *,
     seed: int = 0,
     candidates: Tensor | None = None,
+    tried: Tensor | None = None,
 ) -> Tensor:
     """A site's share of one low-discrepancy sequence over the federation, `num_points x d`.
 
     Site `n` of `N` gets the points n, n + N, …: together the sites cover more than each alone, and
-    what they say first is about different places.
+    what they say first is about different places. Points that discrete parameters make the same
+    are dealt once, as long as the sequence has others.
 
     Args:
         space: The map of inputs.
@@ -196,12 +199,13 @@ def dealt_design(
         num_points: How many points each gets.
         seed: Of the sequence, public.
         candidates: The only points that can be evaluated, `K x d`: the nearest are taken.
+        tried: Points that the site begins with, `n x d`, which are not dealt again.
     """
     if num_points < 1:
         return torch.zeros(0, space.dim).double()
-    sequence = spread_points(space, num_sites * num_points, seed=seed)[index::num_sites]
     if candidates is None:
-        return space.snap(sequence)
+        return _different_points(space, index, num_sites, num_points, seed=seed, tried=tried)
+    sequence = spread_points(space, num_sites * num_points, seed=seed)[index::num_sites]
     left = candidates.double()
     rows: list[Tensor] = []
     for point in sequence:
@@ -210,6 +214,31 @@ def dealt_design(
         if len(left) > 1:
             left = torch.cat([left[:nearest], left[nearest + 1 :]])
     return torch.stack(rows)
+
+
+def _different_points(
+    space: SearchSpace,
+    index: int,
+    num_sites: int,
+    num_points: int,
+    *,
+    seed: int,
+    width: float | None = None,
+    tried: Tensor | None = None,
+) -> Tensor:
+    """A site's first points of a sequence that differ, `num_points x d`; the space may have fewer.
+
+    A shorter design is the beginning of a longer one.
+    """
+    known = () if tried is None else [row.tobytes() for row in (tried + 0.0).numpy()]
+    for factor in (1, LOOKS):
+        sequence = spread_points(space, factor * num_sites * num_points, seed=seed, width=width)
+        points = space.snap(sequence[index::num_sites])
+        rows = {row.tobytes(): k for k, row in reversed([*enumerate((points + 0.0).numpy())])}
+        fresh = points[sorted(k for row, k in rows.items() if row not in known)]
+        if len(fresh) >= num_points:
+            return fresh[:num_points]
+    return torch.cat([fresh, points])[:num_points]
 
 
 def spread_points(
@@ -306,16 +335,23 @@ def spread_design(
         )
         return {name: space.at_fidelity(points) for name, points in designs.items()}
     centre = torch.full((1, space.dim), 0.5, dtype=torch.float64)
-    points = centre.clone()
-    if num_points > 1:
+    if candidates is None:
+        centre = space.snap(centre)
+    points = centre[:0]
+    if num_points > 1 and candidates is not None:
         points = spread_points(space, len(names) * (num_points - 1), seed=seed, width=width)
     made = {}
     for n, name in enumerate(names):
-        design = torch.cat([centre, points[n :: len(names)][: num_points - 1]])
-        if candidates is None:
-            made[name] = space.snap(design)
-        else:
+        if candidates is not None:
+            design = torch.cat([centre, points[n :: len(names)][: num_points - 1]])
             made[name] = candidates[torch.cdist(design, candidates.double()).argmin(dim=-1)]
+        elif num_points == 1:
+            made[name] = centre
+        else:
+            others = _different_points(
+                space, n, len(names), num_points - 1, seed=seed, width=width, tried=centre
+            )
+            made[name] = torch.cat([centre, others])
     return made
 
 

@@ -40,7 +40,7 @@ from gpytorch.mlls import ExactMarginalLogLikelihood, MarginalLogLikelihood
 from gpytorch.models import GP
 from gpytorch.priors import LogNormalPrior
 from linear_operator import to_linear_operator
-from linear_operator.operators import RootLinearOperator
+from linear_operator.operators import BlockDiagLinearOperator, RootLinearOperator
 from linear_operator.utils.errors import NotPSDError
 from torch import Size, Tensor
 from torch.nn import Parameter
@@ -311,10 +311,16 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
 
     @property
     def train_inputs(self) -> tuple[Tensor]:
-        """Training points, transformed in eval mode as BoTorch has it; `NoOwnData` without any."""
+        """Training points, transformed in eval mode as BoTorch has it; `NoOwnData` without any.
+
+        In GPyTorch's layout, `batch_shape x [m] x n x d`: once for every output.
+        """
         if self._data.num_data == 0:
             raise NoOwnData
-        return (self._train_X if self.training else self._transformed_points(),)
+        X = self._train_X if self.training else self._transformed_points()
+        if self._num_outputs > 1:
+            X = X.unsqueeze(-3).expand(*X.shape[:-2], self._num_outputs, *X.shape[-2:])
+        return (X,)
 
     @property
     def _original_train_inputs(self) -> Tensor:  # type: ignore[override]
@@ -397,6 +403,25 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
     def _revert_to_original_inputs(self) -> None:
         """Points are transformed on the fly; nothing is stored."""
 
+    def _common_points(self, X: Tensor) -> Tensor:
+        """Points once, `… x n x d`, from GPyTorch's layout, `… x [m] x n x d`."""
+        m = self._num_outputs
+        if m == 1 or X.dim() == 2:
+            return X
+        if X.shape[-3] not in (1, m):
+            raise BotorchTensorDimensionError(
+                f"Expected points once for each of {m} outputs, `… x {m} x n x d`, or for all of "
+                f"them, `… x 1 x n x d`, got shape {tuple(X.shape)}: use `posterior`, or unsqueeze "
+                "dimension -3."
+            )
+        first = X[..., :1, :, :]
+        if X.shape[-3] > 1 and not torch.equal(first.expand_as(X), X):
+            raise UnsupportedError(
+                "The outputs of this model share their points, got different ones: put one model "
+                "per output into a ModelListGP."
+            )
+        return first.squeeze(-3)
+
     def _to_aug(self, Y: Tensor) -> Tensor:
         return Y.squeeze(-1) if self._num_outputs == 1 else Y.mT
 
@@ -425,14 +450,17 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         """Replace own data, in GPyTorch's layout.
 
         Args:
-            inputs: A `batch_shape x n x d` tensor of points, not transformed.
+            inputs: A `batch_shape x [m] x n x d` tensor of points, not transformed.
             targets: A `batch_shape x [m] x n` tensor in the transformed space.
             strict: Whether the shapes must stay.
         """
         if isinstance(inputs, (tuple, list)):
             (inputs,) = inputs
-        X = self._train_X if inputs is None else as_double(inputs, "inputs")
-        Y = self._train_Y
+        X, Y = self._train_X, self._train_Y
+        if inputs is not None:
+            X = as_double(inputs, "inputs")
+            if X.dim() > len(self.batch_shape) + 2:
+                X = self._common_points(X)
         if targets is not None:
             Y = self._from_aug(as_double(targets, "targets"))
         _check_shapes(X, Y, None)
@@ -466,9 +494,11 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         original = self._original_targets() if keep_transforms else None
         result = super().load_state_dict(state_dict, strict=strict, assign=assign)
         self._cache = self._raw = None
+        if keep_transforms and hasattr(self, "input_transform"):
+            self.input_transform.eval()  # not learnt anew; the model stays in its mode
         if original is None:
             return result
-        self.eval()
+        self.outcome_transform.eval()
         with torch.no_grad():
             Y, Yvar = self.outcome_transform(*original, X=self._transformed_points())
         self._data = _OwnData(((self._train_X, Y),), self.batch_shape)
@@ -485,10 +515,10 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         try:
             with torch.no_grad():
                 X = self._transformed_points()
-                return self.outcome_transform.untransform(self._train_Y, Yvar, X=X)
+                return self.outcome_transform.untransform(Y=self._train_Y, Yvar=Yvar, X=X)
         except NotImplementedError:
             warnings.warn(
-                f"{type(self.outcome_transform).__name__} cannot be undone: own targets stay as "
+                "Outcome transform does not support untransforming: own targets stay as "
                 "they were transformed (keep_transforms=False).",
                 BotorchWarning,
                 stacklevel=3,
@@ -634,6 +664,7 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         if self.training:
             return self.forward(X)
         predictive = self._predictive()
+        X = self._common_points(X)
         return self._joint(X, predictive.feature_map, predictive.weights)
 
     def forward(self, X: Tensor) -> MultivariateNormal:
@@ -654,11 +685,12 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
         r"""The distribution before own data, given received summaries.
 
         Args:
-            X: A `batch_shape x n x d` tensor; transformed here in train mode only.
+            X: A `batch_shape x [m] x n x d` tensor; transformed here in train mode only.
 
         Returns:
             A `batch_shape [x m]` batch of joint normals over `n` points.
         """
+        X = self._common_points(X)
         if self.training:
             X = self.transform_inputs(X)
         feature_map = self._map_with_gradients()
@@ -693,11 +725,15 @@ class BasisGP(Float64Module, Model, GP, FantasizeMixin):
             )
         self.eval()
         X = self.transform_inputs(X.double())
-        distribution = self(X)
+        distribution = self(X.unsqueeze(-3) if self._num_outputs > 1 else X)
         if observation_noise is not False:
             distribution = self._with_noise(distribution, observation_noise)
         if self._num_outputs > 1:
-            distribution = MultitaskMultivariateNormal.from_batch_mvn(distribution, task_dim=-1)
+            # Output by output, as BoTorch's models have it: entropy searches read the blocks.
+            blocks = BlockDiagLinearOperator(distribution.lazy_covariance_matrix)
+            distribution = MultitaskMultivariateNormal(
+                distribution.mean.mT, blocks, interleaved=False
+            )
         posterior: Posterior = GPyTorchPosterior(distribution=distribution)
         if hasattr(self, "outcome_transform"):
             posterior = self.outcome_transform.untransform_posterior(posterior, X=X)

@@ -132,7 +132,7 @@ class PartiallyIndependentGP(BasisGP):
         """The prior in train mode, the posterior in eval mode, both in the transformed space."""
         if self.training:
             return self.forward(X)
-        cache = self._predictive()
+        cache, X = self._predictive(), self._common_points(X)
         if cache.block is None or cache.block.X.shape[-2] == 0:
             return self._joint(X, cache.feature_map, cache.weights)
         Phi = cache.feature_map(X)

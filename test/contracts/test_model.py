@@ -210,8 +210,9 @@ def test_input_transform(make: Any, m: int) -> None:
     wide_test = bounds[0] + test_X * (bounds[1] - bounds[0])
     model = make(wide, Y, input_transform=Normalize(2, bounds=bounds))
     _close(model.posterior(wide_test), make(X, Y).posterior(test_X))
-    assert torch.equal(model.train().train_inputs[0], wide)
-    torch.testing.assert_close(model.eval().train_inputs[0], X)
+    copies = [m] if m > 1 else []  # one for every output, as GPyTorch has it
+    assert torch.equal(model.train().train_inputs[0], wide.expand(*copies, *wide.shape))
+    torch.testing.assert_close(model.eval().train_inputs[0], X.expand(*copies, *X.shape))
     new = uniform(2, 2, seed=3)
     wide_new = bounds[0] + new * (bounds[1] - bounds[0])
     conditioned = model.condition_on_observations(wide_new, normal(2, m, seed=3))

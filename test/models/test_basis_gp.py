@@ -10,6 +10,9 @@ from typing import Any
 import pytest
 import torch
 from botorch import fit_gpytorch_mll
+from botorch.acquisition.multi_objective.predictive_entropy_search import (
+    qMultiObjectivePredictiveEntropySearch,
+)
 from botorch.cross_validation import batch_cross_validation, gen_loo_cv_folds, loo_cv
 from botorch.exceptions.errors import (
     BotorchTensorDimensionError,
@@ -612,6 +615,27 @@ def test_a_model_without_own_data_has_no_points() -> None:
     with pytest.raises(UnsupportedError, match="no observations of its own"):
         _ = model.train_inputs
     assert model.condition_on_observations(*_data(3)).train_inputs[0].shape == (3, 2)
+
+
+def test_several_outputs_have_their_points_in_the_layout_of_gpytorch() -> None:
+    X, Y = _data(8)
+    phi, Y = random_fourier(), torch.cat([Y, Y.cos()], dim=-1)
+    both = BasisGP(X, Y, feature_map=phi, noise_var=NOISE)
+    assert torch.equal(both.train_inputs[0], X.expand(2, 8, 2))
+    both.set_train_data(*both.train_inputs, both.train_targets)
+    Z = uniform(3, 2, seed=1)
+    theirs = both.eval()(Z.expand(2, 3, 2))
+    torch.testing.assert_close(theirs.mean.mT, both.posterior(Z).mean)
+    assert both.posterior(Z.expand(2, 3, 2)).mean.shape == (2, 3, 2)
+    with pytest.raises(UnsupportedError, match="one model per output"):
+        both(uniform(2, 3, 2))
+    with pytest.raises(BotorchTensorDimensionError, match="once for each of 2 outputs"):
+        both(uniform(5, 3, 2))
+    parts = [BasisGP(X, y, feature_map=phi, noise_var=NOISE) for y in Y.split(1, dim=-1)]
+    laws = [model.posterior(Z).distribution for model in (both, ModelListGP(*parts))]
+    torch.testing.assert_close(*(law.covariance_matrix for law in laws))
+    search = qMultiObjectivePredictiveEntropySearch(both, uniform(2, 3, 2, seed=2))
+    assert bool(search(uniform(4, 1, 2, seed=3)).isfinite().all())
 
 
 def test_fantasies_share_the_data() -> None:

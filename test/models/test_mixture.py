@@ -96,7 +96,7 @@ def test_moments_are_those_of_samples(make: Any) -> None:
             error = (samples.mean(dim=0) - posterior.mean) / (posterior.variance / n).sqrt()
             assert float(error.abs().max()) < 5
             distribution = posterior.distribution
-            flat = samples.reshape(n, -1)
+            flat = samples.mT.reshape(n, -1)  # output by output, as the covariance has it
             covariance = distribution.covariance_matrix
             spread = covariance.diagonal()
             bound = 6 * (2 * spread[:, None] * spread / n).sqrt()

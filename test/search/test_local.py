@@ -13,7 +13,13 @@ from torch import Tensor
 from benchmarks.papers.published.own_gp import PaperStrategy
 from botorch_fed.acquisition import Constant, ThompsonSampling, weight_path
 from botorch_fed.errors import NumericalError
-from botorch_fed.federation.points import check_points, spread_design, tensor_hash
+from botorch_fed.federation.points import (
+    check_points,
+    dealt_design,
+    first_points,
+    spread_design,
+    tensor_hash,
+)
 from botorch_fed.models import OwnHyperparameters, default_hyperparameters, own_gp
 from botorch_fed.models.warp import LogWarp
 from botorch_fed.rng import generator
@@ -298,6 +304,19 @@ def test_a_design_can_be_evaluated() -> None:
     space = SearchSpace((Parameter.integer("k", 1, 4), Parameter.choice("c", ("x", "y", "z"))))
     for design in spread_design(space, ("ann", "bob"), 6).values():
         assert torch.equal(space.snap(design), design)
+
+
+def test_a_design_of_discrete_points_has_none_twice() -> None:
+    space = SearchSpace((Parameter.integer("k", 1, 3), Parameter.choice("c", ("x", "y"))))
+    default = space.to_unit([{"k": 2, "c": "y"}])
+    begin = first_points(space, 1, 2, 6, default=default)
+    dealt, wide = dealt_design(space, 0, 2, 6), spread_design(space, ("ann", "bob"), 6, width=1.0)
+    for design in (begin, dealt, *wide.values()):
+        assert len({row.tobytes() for row in design.numpy()}) == 6
+    assert torch.equal(begin[:1], default)
+    for count in range(1, 6):  # a shorter design is the beginning of a longer one
+        assert torch.equal(dealt_design(space, 0, 2, count), dealt[:count])
+    assert dealt_design(space, 0, 2, 9).shape == (9, space.dim)  # there are six
 
 
 @pytest.mark.parametrize("settings", [{"num_points": 0}, {"width": 0.0}, {"width": 1.5}])
