@@ -750,6 +750,41 @@ def test_trials_are_answered_from_the_command_line(
     assert "Best: trial" in shown
 
 
+def test_a_study_of_optuna_is_imported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optuna = pytest.importorskip("optuna", reason="needs botorch_fed[optuna]")
+    study, folder = by_hand(tmp_path)
+    url = f"sqlite:///{tmp_path / 'optuna.db'}"
+    theirs = optuna.create_study(study_name="spring", storage=url, direction="maximize")
+    words = ("site", "import", folder.folder, url, "--from", "optuna")
+    assert "takes part in no study" in command(capsys, *words)["error"]
+    with folder._remembered(study, "north"):
+        pass
+    for x in (0.1, 0.2):
+        theirs.enqueue_trial({"x": x, "y": 0.5})
+    theirs.optimize(lambda t: t.suggest_float("x", 0, 1) * t.suggest_float("y", 0, 1), n_trials=2)
+    theirs.ask()
+    counts = {"attached": 2, "there_already": 0, "without_value": 1}
+    assert command(capsys, *words) == {"command": "site import", **counts}
+    theirs.enqueue_trial({"x": 0.3, "y": 0.5})
+    theirs.optimize(lambda t: t.suggest_float("x", 0, 1) * t.suggest_float("y", 0, 1), n_trials=1)
+    assert main([str(word) for word in words]) == 0
+    said = "Attached: 1. There already: 2. Trials without a value: 1.\n"
+    assert capsys.readouterr().out == said
+    trials = command(capsys, "site", "status", folder.folder)["trials"]
+    assert [trial["label"] for trial in trials] == ["spring/0", "spring/1", "spring/3"]
+    assert [trial["value"] for trial in trials] == pytest.approx([0.05, 0.1, 0.15])
+    outside = optuna.create_study(study_name="other", storage=url, direction="maximize")
+    outside.enqueue_trial({"x": 0.4, "y": 0.5})
+    outside.enqueue_trial({"x": 7.0, "y": 0.5})
+    outside.optimize(lambda t: t.suggest_float("x", 0, 9) * t.suggest_float("y", 0, 1), n_trials=2)
+    assert "name of a study" in command(capsys, *words)["error"]
+    refused = command(capsys, *words, "--study", "other")["error"]
+    assert "Trial 1 (other/1)" in refused
+    assert len(command(capsys, "site", "status", folder.folder)["trials"]) == 3
+
+
 def test_mistakes_at_the_command_line_are_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

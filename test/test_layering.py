@@ -100,7 +100,7 @@ ROOMS: dict[str, set[str]] = {
         "engines",
         "run",
     },
-    "interchange": {"federation", "space", "ax_adapter"},
+    "interchange": {"federation", "space", "ax_adapter", "run"},
     "study": {
         "errors",
         "rng",
@@ -127,6 +127,7 @@ ROOMS: dict[str, set[str]] = {
         "deploy",
         "study",
         "run",
+        "interchange",
         "report",
         "watch",
         "privacy",
