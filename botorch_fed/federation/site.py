@@ -48,6 +48,7 @@ from botorch_fed.federation.base import (
     Reply,
     Request,
 )
+from botorch_fed.federation.contribution import carries
 from botorch_fed.federation.trial import (
     MAX_REASON,
     MAX_VALUE,
@@ -105,6 +106,9 @@ class Site:
             may then be repeated.
         ledger: Its ledger, from which the agent pays, as others have seen it.
 
+    Attributes:
+        sent: Whether the last reply that it has made carried a message.
+
     Example:
         >>> site = Site("clinic", agent, None, log=FileLog(folder, SITE_EVENTS))
         >>> for trial in site.ask(2):
@@ -129,6 +133,7 @@ class Site:
         self.log = Log(SITE_EVENTS) if log is None else log
         self.objective = objective
         self.ledger = ledger
+        self.sent = False
         self._raises = raise_errors
         self._max_bytes = max_bytes
         self._lock = threading.RLock()
@@ -333,7 +338,7 @@ class Site:
         snapshot, reply = self._snapshot(state), self.log.snapshot(data)
         event = Replied(last.serial, last.request, reply, snapshot)
         self._append(event)
-        self._replied, self._last_reply = event, last.serial
+        self._replied, self._last_reply, self.sent = event, last.serial, carries(message)
         self._state = self._loaded(snapshot)
         self.log.keep([snapshot, reply])
 

@@ -722,6 +722,9 @@ def test_the_hubs_part_has_no_observations_and_says_so(private: RunResult, tmp_p
     page = _page(replace(private, part="hub", records=[], rounds=rounds), tmp_path)
     text = html.unescape(page.text)
     assert "Points and outcomes are at the sites" in text
+    assert "Not known here: best configurations, trust" in text
+    assert "Trust earnednot known here" in page.words
+    assert "Evaluations that failed" not in text
     assert "every agent's points" not in text
     assert "CPU" not in text  # nobody has measured it
     assert "(ε, δ)-indistinguishable" in page.text
@@ -730,14 +733,21 @@ def test_the_hubs_part_has_no_observations_and_says_so(private: RunResult, tmp_p
 
 def test_a_sites_part_does_not_speak_for_the_run(private: RunResult, tmp_path: Path) -> None:
     own = [row for row in private.records if row["agent"] == private.names[0]]
+    rounds = [row for row in private.rounds if row["agent"] == private.names[0] and row["replied"]]
     part = replace(
-        private, part="site", names=private.names[:1], records=own, rounds=[], privacy=None
-    )
+        private, part="site", names=private.names[:1], records=own, rounds=rounds, privacy=None,
+        trust={private.names[0]: [0.25]},
+    )  # fmt: skip
     page = _page(part, tmp_path)
     text = html.unescape(page.text)
     assert f", site {private.names[0]}<" in text
-    assert "The hub's report has the promise" in text
+    assert "Not known here: points and outcomes of other sites" in text
+    assert "The hub's report has what was spent" in text
+    assert "The plan of the run promises ε" in text
     assert "No privacy guarantee" not in text
+    assert "replied to every request" not in text
+    assert "Trust earned0.25" in page.words
+    assert "Queries that had messages" in page.words
     _check_accessible(page)
 
 
