@@ -36,8 +36,6 @@ import numpy as np
 import torch
 from botorch.exceptions.errors import InputDataError
 from botorch.utils.multi_objective.pareto import is_non_dominated
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from botorch_fed.engines.inprocess import InProcess
@@ -79,6 +77,7 @@ from botorch_fed.wire.codec import MAX_BYTES
 
 if TYPE_CHECKING:
     import pandas
+    from rich.progress import Progress
 
 Record = dict[str, Any]
 Part = Literal["whole", "hub", "site"]
@@ -1441,6 +1440,15 @@ class _Watch:
 @contextlib.contextmanager
 def _progress(wanted: bool) -> Iterator[Progress | None]:
     """Progress on a terminal; None elsewhere."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True)
     if not wanted or not console.is_terminal:
         yield None

@@ -25,10 +25,10 @@ import operator
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
-import scipy.linalg  # noqa: F401 - loads its libraries, which the controller below must see
 import torch
 from botorch.exceptions.errors import InputDataError
 from threadpoolctl import ThreadpoolController
@@ -969,7 +969,12 @@ def encode_names(*names: str) -> bytes:
     return b"".join(len(name.encode()).to_bytes(8, "little") + name.encode() for name in names)
 
 
-_CONTROLLER = ThreadpoolController()  # of the libraries behind numpy and scipy
+@cache
+def _controller() -> ThreadpoolController:
+    """That of the libraries behind numpy and scipy, which must be loaded before it looks."""
+    import scipy.linalg  # noqa: F401 - costs 50 ms to import
+
+    return ThreadpoolController()
 
 
 @contextlib.contextmanager
@@ -978,7 +983,7 @@ def threads(count: int) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        with _CONTROLLER.limit(limits=count):
+        with _controller().limit(limits=count):
             yield before
     finally:
         torch.set_num_threads(before)
