@@ -32,7 +32,7 @@ def found(findings: Sequence[str]) -> list[str]:
     if not findings:
         return []
     items = "".join(f"<li>{escaped(words)}</li>" for words in findings)
-    note = "The rest of this page shows one of these runs."
+    note = "The rest of this page shows one of these runs, which shows less than all of them."
     return [
         f'<div class="banner"><p><strong>Several runs together.</strong></p><ul>{items}</ul>'
         f'<p class="n">{note}</p></div>'
