@@ -305,6 +305,32 @@ def test_names_that_are_imported_late_are_those_of_the_package(package: str) -> 
         _ = module.nothing
 
 
+_PATHS = """
+from botorch.models.model import ModelList
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths as draw
+from botorch_fed.models{part} import {name}
+assert any(draw.dispatch(kind) for kind in {name}.__mro__), "no paths of the model"
+assert draw.dispatch(ModelList), "no paths of a list of models"
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("", "BasisGP"),
+        (".basis_gp", "BasisGP"),
+        ("", "MessagePriorGP"),
+        ("", "LocalSharedMixture"),
+        ("", "RankingEnsemble"),
+        ("", "PartiallyIndependentGP"),
+    ],
+)
+def test_a_model_that_is_imported_alone_has_its_paths(part: str, name: str) -> None:
+    code = _PATHS.format(part=part, name=name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+
+
 _MEASURE = """
 import json, sys, time
 import botorch
