@@ -10,6 +10,7 @@ r"""The command line: `botorch-fed`, or ``python -m botorch_fed.cli``.
     audit        run a mechanism in two worlds and try to distinguish them
     report       an HTML report from the folder of a run or a site
     watch        a local page that follows a run, a site or the hub's side of a run
+    export       the trials of a run or a site for Optuna, Ax or a spreadsheet
     hub          the hub of a study across machines
     site         a site of a study across machines
     ledger       a ledger on disk, from which studies pay
@@ -79,6 +80,7 @@ RUN_EPILOG = """a complete study file (botorch_fed/study.py describes all keys):
 ADJACENCIES = ("zero-out", "replace-one")
 MECHANISMS = ("gaussian-sum", "weighted", "correlated")
 SHELLS = ("bash", "zsh", "fish")
+EXPORTS = {"csv": "trials.csv", "optuna": "optuna.db", "ax": "ax"}  # and what they write
 KEYS_HELP = 'for channel = "ckks": this party\'s folder, made by site keys; needed once'
 DEMO_OUT = "botorch-fed-demo"
 
@@ -265,6 +267,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_audit(commands)
     _add_report(commands)
     _add_watch(commands)
+    _add_export(commands)
     _add_hub(commands)
     _add_site(commands)
     _add_ledger(commands)
@@ -466,6 +469,21 @@ def _add_watch(commands: Any) -> None:
     parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
     port = "port on 127.0.0.1; default a free one"
     parser.add_argument("--port", type=_count(0), default=0, metavar="N", help=port)
+
+
+def _add_export(commands: Any) -> None:
+    words = "the trials of a run or a site for Optuna, Ax or a spreadsheet"
+    parser = _command(commands, "export", _export, words)
+    parser.set_defaults(private=True)
+    folder = "folder of a run or of a site; the run may go on"
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help=folder)
+    to = "csv: one table; optuna: a study for each site; ax: a client for each site, as JSON"
+    parser.add_argument("--to", required=True, choices=[*EXPORTS], help=to)
+    defaults = ", ".join(f"FOLDER/{name}" for name in EXPORTS.values())
+    out = "file of the table, storage of Optuna (a URL or a SQLite file), or folder of Ax's files"
+    parser.add_argument("--out", metavar="PLACE", help=f"{out}; default {defaults}")
+    site = "a site, may be repeated; default all"
+    parser.add_argument("--site", action="append", default=[], metavar="NAME", help=site)
 
 
 def _named_folder(text: str) -> tuple[str, Path]:
@@ -1002,6 +1020,35 @@ def _watch(arguments: argparse.Namespace) -> _Done:
     return _Done({"command": "watch", "folder": arguments.folder, "ended": server.ended})
 
 
+def _export(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.interchange import save_trials
+    from botorch_fed.watch import look
+
+    out = arguments.out or str(arguments.folder / EXPORTS[arguments.to])
+    with _other_programs():
+        written = save_trials(look(arguments.folder), arguments.to, out, arguments.site)
+    for site, count in written.items():
+        _say(arguments, f"{site}: {count} trials")
+    _say(arguments, f"Saved in {out}")
+    return _Done({"command": "export", "to": arguments.to, "out": out, "trials": written})
+
+
+@contextmanager
+def _other_programs() -> Iterator[None]:
+    """Other programs tell of nothing but trouble; one that is not installed names its extra."""
+    import logging
+
+    logging.disable(logging.INFO)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", DeprecationWarning)  # Ax uses what pandas will drop
+            yield
+    except ImportError as error:
+        raise FederatedError(f"{str(error)[0].upper()}{str(error)[1:]}.") from error
+    finally:
+        logging.disable(logging.NOTSET)
+
+
 # ------------------------------------------------------------------ hub and site
 
 
@@ -1243,6 +1290,11 @@ def _add_site(commands: Any) -> None:
     attach.add_argument(
         "--value", required=True, action="append", type=_number_or_named, help=repeated
     )
+    history = verb("import", "attach all results of an Optuna study or an Ax experiment", _import)
+    source = "storage of Optuna (a URL or a SQLite file), or JSON file of an Ax client"
+    history.add_argument("source", metavar="SOURCE", help=source)
+    history.add_argument("--from", required=True, dest="kind", choices=("optuna", "ax"))
+    history.add_argument("--study", metavar="NAME", help="name of Optuna's study, of several")
     label = "name of the result; a second result of the same name is not added"
     attach.add_argument("--label", default="", help=label)
     for parser in (tell, attach):
@@ -1334,6 +1386,33 @@ def _site_verb(verb: str, arguments: argparse.Namespace) -> _Done:
         numbers = ", ".join(str(trial["id"]) for trial in answer["pareto"])
         _say(arguments, f"No other trial beats these in all objectives: {numbers}.")
     return _Done({"command": f"site {verb}", **answer})
+
+
+def _import(arguments: argparse.Namespace) -> _Done:
+    from botorch_fed.interchange import as_data, load_trials
+
+    site = _site(arguments)
+    space = site.study().space
+    with _other_programs():
+        trials = load_trials(arguments.source, arguments.kind, space, arguments.study)
+    as_data(trials, space)  # refused before anything is attached
+    there = {trial["label"] for trial in site.perform("status", {})["trials"]}
+    valued = [trial for trial in trials if trial.values]
+    new = [trial for trial in valued if trial.label not in there]
+    for trial in new:
+        values = {"value": trial.values, "sem": trial.sems or None}
+        site.perform("attach", {"parameters": trial.parameters, "label": trial.label, **values})
+    counts = {
+        "attached": len(new),
+        "there_already": len(valued) - len(new),
+        "without_value": len(trials) - len(valued),
+    }
+    _say(
+        arguments,
+        "Attached: {attached}. There already: {there_already}. Trials without a value: "
+        "{without_value}.".format(**counts),
+    )
+    return _Done({"command": "site import", **counts})
 
 
 def _value_words(trial: Mapping[str, Any]) -> str:

@@ -34,6 +34,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from secrets import token_hex
 from typing import Any, NoReturn
@@ -48,12 +49,14 @@ from botorch_fed.federation.anchors import Anchors, SealedLedger
 from botorch_fed.federation.base import AgentId, secrets_in, with_stores
 from botorch_fed.federation.drive import Round
 from botorch_fed.federation.site import Site
-from botorch_fed.federation.trial import SITE_EVENTS, Observation
+from botorch_fed.federation.trial import SITE_EVENTS, Observation, Trial
 from botorch_fed.privacy.channels import identity
 from botorch_fed.run import (
     RunResult,
     host,
     make_agent,
+    note_exchange,
+    noted_exchanges,
     open_private,
     site_result,
     site_rows,
@@ -437,6 +440,7 @@ class SiteFolder:
         certificates: str | Path,
         patience: float = 20.0,
         keys: str | Path | None = None,
+        on_trial: Callable[[AgentId, Trial], None] | None = None,
     ) -> None:
         """Answer a hub's requests until the process is stopped.
 
@@ -448,6 +452,9 @@ class SiteFolder:
             patience: For how many seconds a request waits for the objective before the site
                 answers that it is busy.
             keys: This site's folder of those that `make_keys` made; needed once.
+            on_trial: Called with the site's name and each trial as soon as it is answered, e.g. to
+                log it elsewhere; at a start first with those of before. An error that it raises is
+                logged, and the trial is passed on again with the next one.
         """
         if not Path(certificates).exists():
             raise DeployError(
@@ -462,7 +469,10 @@ class SiteFolder:
             _locked(self.folder / "lock", f"the site in {self.folder}"),
             self._remembered(study, name),
             SiteProcess(
-                self.site(study, name, patience=patience, keys=keys), self.folder / "socket"
+                self.site(study, name, patience=patience, keys=keys),
+                self.folder / "socket",
+                on_trial=on_trial,
+                on_exchange=partial(note_exchange, self.home(study)),
             ) as process,
             _stopping(process),
         ):
@@ -519,6 +529,10 @@ class SiteFolder:
             raise DeployError(found["error"])
         return found
 
+    def study(self) -> StudyFile:
+        """The study in which this site takes part, or took part last."""
+        return read_study(self._noted()["study"])
+
     def so_far(self) -> RunResult:
         """What this site has observed in its last study, read while its process may run.
 
@@ -552,7 +566,7 @@ class SiteFolder:
 
     def _result(self, study: StudyFile, name: AgentId, seen: list[Observation]) -> RunResult:
         protocol = study.study()
-        return site_result(
+        found = site_result(
             type(protocol).__name__,
             study.space,
             study.seed,
@@ -560,7 +574,12 @@ class SiteFolder:
             seen,
             budget=study.budget,
             sees=protocol.sees(study.space, study.agents),
+            price=protocol.price(study.space, study.agents),
         )
+        found.rounds = noted_exchanges(self.home(study))
+        trusts = [row["trust"] for row in found.rounds if "trust" in row]
+        found.trust = {name: trusts} if trusts else {}
+        return found
 
     def result(self, study: StudyFile, name: AgentId) -> RunResult:
         """What this site has observed in a study."""

@@ -7,6 +7,8 @@ r"""Trials to and from Ax experiments and Optuna studies.
     as_data(trials, space)         what a study takes as `data`
     to_optuna(trials, space)       an Optuna study with these trials, in any storage of Optuna
     to_ax(trials, space)           an Ax client with them, which goes on by Ax's own strategy
+    save_trials(result, to, out)   the trials of all sites as files of one of them, or as a table
+    load_trials(source, …)         those of a storage of Optuna or a file of Ax
 
 `RunResult.trials` and `Site.trials` give the trials of a site. What is exchanged is a site's own:
 none of these functions sends anything.
@@ -29,9 +31,12 @@ from __future__ import annotations
 import importlib
 import math
 import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -43,6 +48,8 @@ from botorch_fed.space import Outcome, Parameter, SearchSpace, Value
 if TYPE_CHECKING:
     import optuna
     from ax.api.client import Client
+
+    from botorch_fed.run import RunResult
 
 CONSTRAINTS = "constraints"  # the system attribute by which Optuna knows feasible trials
 
@@ -491,4 +498,129 @@ def _metrics_of(experiment: Any, space: SearchSpace, what: str) -> dict[str, str
     return names
 
 
-__all__ = ["as_data", "from_ax", "from_optuna", "to_ax", "to_optuna"]
+# ------------------------------------------------------------------ files
+
+
+def save_trials(
+    result: RunResult, to: str, out: str | Path, sites: Sequence[str] = ()
+) -> dict[str, int]:
+    """Write the answered trials of a result where another program reads them.
+
+    Args:
+        result: Of a run or of a site.
+        to: ``"csv"``, one table as `RunResult.to_dataframe` has it; ``"optuna"``, a new study for
+            each site, of the site's name; ``"ax"``, a client for each site as a JSON file. Ax has
+            no trials that violate constraints of points: they are left out.
+        out: The file of the table; the storage of the studies, a URL or a file of SQLite; or the
+            folder of the clients.
+        sites: The sites; default all.
+
+    Returns: The number of trials of each site that were written.
+    """
+    trials = {site: result.trials(site) for site in sites or result.names}
+    if result.part == "hub":
+        raise InputDataError(
+            "The hub's side of a run has no points and outcomes: export at the sites."
+        )
+    if not any(trials.values()):
+        raise InputDataError("There is no answered trial yet: export later.")
+    if to == "csv":
+        table = result.to_dataframe()
+        table = table[table["site"].isin(list(trials))]
+        Path(out).parent.mkdir(parents=True, exist_ok=True)
+        table.to_csv(out, index=False)
+    elif to == "optuna":
+        _save_optuna(trials, result.space, _storage(out))
+    elif to == "ax":
+        trials = {
+            site: [one for one in found if result.space.violated(one.parameters) is None]
+            for site, found in trials.items()
+        }
+        clients = {site: to_ax(found, result.space, name=site) for site, found in trials.items()}
+        Path(out).mkdir(parents=True, exist_ok=True)
+        for site, client in clients.items():
+            client.save_to_json_file(str(Path(out) / f"{quote(site, safe=' ')}.json"))
+    else:
+        raise InputDataError(f"Expected to='csv', 'optuna' or 'ax', got {to!r}.")
+    return {site: len(found) for site, found in trials.items()}
+
+
+def _save_optuna(trials: Mapping[str, list[Trial]], space: SearchSpace, storage: str) -> None:
+    _check_extra("optuna", "optuna")
+    import optuna
+
+    for trial in (one for found in trials.values() for one in found):
+        _to_optuna(trial, space)  # refused before anything is written
+    with _opened("Optuna", storage):
+        there = optuna.get_all_study_names(storage)
+    twice = sorted({*trials} & {*there})
+    if twice:
+        raise InputDataError(
+            f"{storage} has a study {twice[0]!r} already: name another storage, or delete the "
+            "study there."
+        )
+    for site, found in trials.items():
+        to_optuna(found, space, study_name=site, storage=storage)
+
+
+def load_trials(
+    source: str | Path, kind: str, space: SearchSpace, study: str | None = None
+) -> list[Trial]:
+    """The trials of a finished or running study of another program, each with a label.
+
+    Args:
+        source: Of Optuna the storage, a URL or a file of SQLite; of Ax the JSON file of a client.
+        kind: ``"optuna"`` or ``"ax"``.
+        space: The search space that they are meant for.
+        study: The name of Optuna's study, where the storage has several.
+    """
+    if "://" not in str(source) and not Path(source).is_file():
+        raise InputDataError(f"There is no file {source}.")
+    if kind == "ax":
+        _check_extra("ax", "ax")
+        from ax.api.client import Client
+
+        with _opened("Ax", source):
+            client = Client.load_from_json_file(str(source))
+        found = from_ax(client, space)
+        return [replace(t, label=t.label or f"{Path(source).stem}/{t.id}") for t in found]
+    if kind != "optuna":
+        raise InputDataError(f"Expected kind='optuna' or 'ax', got {kind!r}.")
+    _check_extra("optuna", "optuna")
+    import optuna
+
+    storage = _storage(source)
+    with _opened("Optuna", storage):
+        names = optuna.get_all_study_names(storage)
+    if study is None and len(names) == 1:
+        study = names[0]
+    if study not in names:
+        got = "none" if study is None else repr(study)
+        raise InputDataError(f"Expected the name of a study in {storage}, {names}, got {got}.")
+    return from_optuna(optuna.load_study(study_name=study, storage=storage), space)
+
+
+def _storage(place: str | Path) -> str:
+    """Optuna's name of a storage: a URL as it is, or that of a file of SQLite."""
+    return str(place) if "://" in str(place) else f"sqlite:///{place}"
+
+
+@contextmanager
+def _opened(program: str, source: str | Path) -> Iterator[None]:
+    """Errors of another program's reader, of whatever class, name what could not be read."""
+    try:
+        yield
+    except Exception as error:
+        why = f"{type(error).__name__}: {error}".splitlines()[0]
+        raise InputDataError(f"{program} cannot open {source} ({why}).") from error
+
+
+__all__ = [
+    "as_data",
+    "from_ax",
+    "from_optuna",
+    "load_trials",
+    "save_trials",
+    "to_ax",
+    "to_optuna",
+]

@@ -25,7 +25,6 @@ import math
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy.special import ndtri
 from torch import Tensor
 
 _DOMAIN = b"botorch_fed/rng/1"
@@ -64,6 +63,8 @@ class Generator:
 
     def normal(self, *shape: int) -> Tensor:
         """Independent standard normals, float64."""
+        from scipy.special import ndtri  # costs 150 ms to import
+
         k = self._integers(shape)
         upper = k >= _HALF
         mirrored = np.where(upper, np.uint64(2 * _HALF - 1) - k, k)

@@ -36,8 +36,6 @@ import numpy as np
 import torch
 from botorch.exceptions.errors import InputDataError
 from botorch.utils.multi_objective.pareto import is_non_dominated
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from torch import Tensor
 
 from botorch_fed.engines.inprocess import InProcess
@@ -79,6 +77,7 @@ from botorch_fed.wire.codec import MAX_BYTES
 
 if TYPE_CHECKING:
     import pandas
+    from rich.progress import Progress
 
 Record = dict[str, Any]
 Part = Literal["whole", "hub", "site"]
@@ -89,6 +88,7 @@ PACKAGES = ("botorch_fed", "botorch", "gpytorch", "torch", "numpy", "scipy", "sc
 FORMAT = 2  # of the files of a result; 1 has "heard" for "replied"
 HEAD = "run.json"  # the settings with which the run in a folder was started
 START = "start.json"  # the head of the result, in the folder of a run that has not ended
+TRUST = "trust.json"  # the trusts so far, in the folder of a run
 FILES = {"server", "sites", "run.json.draft", "lock"}  # allowed in a folder before its run
 
 
@@ -141,7 +141,8 @@ class RunResult:
             the noise-free value and regret if the problem defines them.
         budget: The largest number of evaluations of each site; None if not recorded.
         trust: The trust of each site in what it has received, from 0 to 1, at each of its
-            messages; of sites that compare trusts by own outcomes only.
+            messages; of sites that compare trusts by own outcomes only. After a crash that of one
+            message may be missing.
         ended: Whether the run has ended, as far as its folder says; not saved.
     """
 
@@ -430,10 +431,7 @@ class RunResult:
         A message is a reply or a request with numbers or encrypted bytes, or a broadcast after the
         first exchange, which is the set-up. Counts are None in results of format 1.
         """
-        first = min((row["round"] for row in self.rounds), default=0)
-        public = {
-            d for row in self.rounds if row["round"] == first for d in row.get("received", ())
-        }
+        public = self.set_up()
         table = []
         for site in self.names:
             rows = [row for row in self.rounds if row["agent"] == site]
@@ -451,6 +449,14 @@ class RunResult:
                 }
             )
         return table
+
+    def set_up(self) -> set[str]:
+        """Short hashes of the broadcasts of the first exchange, which are no messages of sites.
+
+        A site that has joined later has not seen the first one.
+        """
+        first = 1 if self.part == "site" else min((row["round"] for row in self.rounds), default=1)
+        return {d for row in self.rounds if row["round"] == first for d in row.get("received", ())}
 
     def failures(self) -> list[Record]:
         """One row per site with failed evaluations: counts, reasons and region.
@@ -583,6 +589,7 @@ class RunResult:
         found = cls._load(folder, START, [])
         found.optimal_values, found.ended = None, False
         if found.part == "whole":
+            found.trust = _trusts(folder)
             for name in found.names:
                 found.records += site_rows(site_folder(folder, name), name, found.space)
         return found
@@ -713,12 +720,21 @@ def run(
             raise
         engine = InProcess(sites, absent=absent, patience=patience)
     observations: dict[AgentId, list[Observation]] = {name: [] for name in names}
-    gather = partial(_gathered, engine, observations, space, on_trial)
+    before = {} if folder is None else _trusts(folder)
+
+    def gather() -> list[Observation]:
+        new = _gathered(engine, observations, space, on_trial)
+        found = {name: [*before.get(name, []), *engine.trust.get(name, [])] for name in names}
+        result.trust = {name: trusts for name, trusts in found.items() if trusts}
+        if folder is not None:
+            _write(folder / TRUST, json.dumps(result.trust))
+        return new
+
     with engine, _progress(progress) as shown:
         watch: Callable[[Round], None] | None = None
         if shown is not None:
             watch = _Watch(shown, protocol, server, space, names, gather)
-        elif on_trial is not None:
+        elif on_trial is not None or folder is not None:
             watch = partial(_passed_on, gather)
         _drive(
             server,
@@ -732,8 +748,6 @@ def run(
             max_bytes=max_bytes,
         )
         gather()
-        found = engine.trust
-    result.trust = {name: found[name] for name in names if name in found}
     for name in names:
         rows = _observation_rows(name, observations[name], objectives[name], optima, space)
         result.records += _flagged(rows, space) if space.outcomes else rows
@@ -822,6 +836,7 @@ def site_result(
     observations: list[Observation],
     budget: int | None = None,
     sees: Sees | None = None,
+    price: Price | None = None,
 ) -> RunResult:
     """The observations of one site of a run across machines."""
     result = RunResult(
@@ -833,6 +848,7 @@ def site_result(
         part="site",
         budget=budget,
         sees=sees,
+        price=price,
     )
     result.records = _flagged(_observation_rows(name, observations, None, None, space), space)
     return result
@@ -851,6 +867,22 @@ def site_rows(folder: Path, name: AgentId, space: SearchSpace) -> list[Record]:
         for event in read_events(folder, SITE_EVENTS):
             trials.note(event)
     return _flagged(_observation_rows(name, trials.answers, None, None, space), space)
+
+
+def note_exchange(folder: Path, row: Record) -> None:
+    """Write the row of an exchange beside a site's log."""
+    _append(folder / "rounds.jsonl", [row])
+
+
+def noted_exchanges(folder: Path) -> list[Record]:
+    """The rows of `note_exchange`."""
+    return _rounds(folder / "rounds.jsonl")
+
+
+def _trusts(folder: Path) -> dict[AgentId, list[float]]:
+    """The trusts so far in the folder of a run."""
+    path = folder / TRUST
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 def _ended(result: RunResult, folder: Path | None) -> RunResult:
@@ -1408,6 +1440,15 @@ class _Watch:
 @contextlib.contextmanager
 def _progress(wanted: bool) -> Iterator[Progress | None]:
     """Progress on a terminal; None elsewhere."""
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     console = Console(stderr=True)
     if not wanted or not console.is_terminal:
         yield None

@@ -78,7 +78,7 @@ def _why_not(folder: Path) -> str:
 def _files(folder: Path) -> list[Path]:
     """The files that change while a run goes on."""
     named = [folder / name for name in (START, "result.json", "rounds.jsonl", "site.json")]
-    logs = [*folder.glob("sites/*/log"), *folder.glob("*/log")]
+    logs = [*folder.glob("sites/*/log"), *folder.glob("*/log"), *folder.glob("*/rounds.jsonl")]
     return [path for path in (*named, *sorted(logs)) if path.is_file()]
 
 

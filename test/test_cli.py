@@ -186,6 +186,31 @@ def test_run_prints_a_table_and_saves(folder: Path, capsys: Captured) -> None:
     assert found["contributions"][0]["last_replied"] == 3
 
 
+def test_export_writes_the_trials_of_a_run(folder: Path, capsys: Captured) -> None:
+    path, out = write(folder), folder / "first"
+    told(capsys, 0, "run", path, "--out", out)
+    text, _ = told(capsys, 0, "export", out, "--to", "csv")
+    assert text.splitlines() == ["north: 2 trials", "south: 2 trials", f"Saved in {out}/trials.csv"]
+    assert (out / "trials.csv").stat().st_mode & 0o077 == 0
+    head = (out / "trials.csv").read_text().splitlines()[0]
+    assert head.startswith("site,trial,status,lr,depth,kind,value")
+    pytest.importorskip("optuna")
+    found = document(capsys, 0, "export", out, "--to", "optuna", "--site", "south")
+    assert found["trials"] == {"south": 2}
+    again = document(capsys, 2, "export", out, "--to", "optuna", "--site", "south")
+    assert "name another storage" in again["error"]
+    assert "no result.json" in told(capsys, 2, "export", folder / "nowhere", "--to", "ax")[1]
+
+
+def test_export_without_the_other_program_names_the_extra(
+    folder: Path, capsys: Captured, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told(capsys, 0, "run", write(folder), "--out", folder / "first")
+    monkeypatch.setitem(sys.modules, "optuna", None)
+    _, err = told(capsys, 1, "export", folder / "first", "--to", "optuna")
+    assert err == 'botorch-fed: This needs optuna: pip install "botorch_fed[optuna]".\n'
+
+
 def test_resume_pays_for_nothing_twice(folder: Path, capsys: Captured) -> None:
     path = write(folder, 'out = "first"\n' + STUDY)
     module = next(folder.glob("objective_*.py"))

@@ -42,6 +42,7 @@ ELSEWHERE = {
     "site fail": THREE_LABS,
     "site status": THREE_LABS,
     "site attach": "test/test_deploy.py",
+    "site import": "test/test_deploy.py",
 }
 
 
@@ -181,7 +182,7 @@ RUN = [command for command in COMMANDS if command.words[0] == OURS and _runs(com
 def test_some_commands_run_here() -> None:
     verbs = {_verb(command.words)[0] for command in RUN}
     assert verbs == {
-        *("account", "advise", "audit", "protocols", "report", "run"),
+        *("account", "advise", "audit", "export", "protocols", "report", "run"),
         *("hub init", "site identity", "site init", "site keys"),
     }
 
@@ -210,6 +211,10 @@ def test_a_command_runs(
         compared = [word.partition("=")[2] for word in command.words if "=" in word]
         for folder in (command.words[2], *compared):
             assert main(["run", "study.toml", "--out", folder]) == 0
+    if verb == "export":
+        to = command.words[command.words.index("--to") + 1]
+        pytest.importorskip({"csv": "pandas"}.get(to, to))
+        assert main(["run", "study.toml", "--out", command.words[2]]) == 0
     if verb == "site identity":
         assert main(["site", "init", command.words[-1]]) == 0
     if verb == "audit":

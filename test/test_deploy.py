@@ -7,6 +7,7 @@ import os
 import re
 import shutil
 import signal
+import socket
 import ssl
 import stat
 import subprocess
@@ -14,6 +15,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,15 +30,19 @@ from botorch_fed import deploy, run
 from botorch_fed.cli import main
 from botorch_fed.deploy import APP, DeployError, Hub, SiteFolder, free_port, make_keys
 from botorch_fed.engines.inprocess import InProcess, refusal_code
-from botorch_fed.engines.site_process import SiteProcess
+from botorch_fed.engines.site_process import SiteProcess, is_listening, receive, send
 from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import Exchanged, Outgoing
 from botorch_fed.federation.drive import Round, drive
+from botorch_fed.federation.trial import Trial
 from botorch_fed.privacy import Budget
 from botorch_fed.privacy.channels import IDENTITY, check_identities
-from botorch_fed.run import RunResult
+from botorch_fed.report import write_report
+from botorch_fed.run import RunResult, host
 from botorch_fed.storage.store import FileStore
 from botorch_fed.study import StudyError, StudyFile, read_study, run_study
+from botorch_fed.watch import look
+from test.test_docs import _blocks
 
 ROOT = Path(__file__).parent.parent
 SITES = ("north", "south", "west")
@@ -354,6 +360,135 @@ def test_noise_without_a_trusted_server_from_folders_of_their_own(
         assert ledger.budget == Budget(20.0, 1e-3)
         assert len(site.state.X) == 5
     sys.modules.pop("tuning", None)
+
+
+# ------------------------------------------------------------------ processes of sites
+
+
+class Sites:
+    """Sites that answer at their sockets in threads, by `SiteFolder.start`; no hub and no nodes."""
+
+    def __init__(self, study: StudyFile, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.study, self.folder = study, folder
+        self.sites = {
+            name: SiteFolder.create(folder / name) for name in study.agents if name != "west"
+        }
+        self.started: set[str] = set()
+        self._threads: list[threading.Thread] = []
+        # In the place of a node: it waits, and a file ends it.
+        code = (
+            f"import os, time\nwhile not os.path.exists({str(folder / 'end')!r}): time.sleep(.05)"
+        )
+        node = [sys.executable, "-c", code]
+        monkeypatch.setattr(SiteFolder, "command", lambda *_: node)
+        Hub.create(folder / "hub", "localhost")
+
+    def start(self, name: str, begin: Any) -> None:
+        """Call a function that starts a site, and wait for its socket."""
+
+        def started() -> None:
+            with contextlib.suppress(DeployError):  # the node has ended
+                begin()
+
+        thread = threading.Thread(target=started)
+        thread.start()
+        self.started.add(name)
+        self._threads.append(thread)
+        end = time.monotonic() + 60
+        while not is_listening(self.sites[name].folder / "socket"):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+
+    def stop(self) -> None:
+        (self.folder / "end").touch()
+        for thread in self._threads:
+            thread.join(30)
+            assert not thread.is_alive()
+
+    def __call__(self, outgoing: Outgoing) -> Exchanged:
+        """An exchange over the sockets with those that are started."""
+        replies, down, up = {}, {}, {}
+        for name in self.started & outgoing.requests.keys():
+            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+                connection.settimeout(60)
+                connection.connect(str(self.sites[name].folder / "socket"))
+                parts = [outgoing.requests[name], *outgoing.blobs.values()]
+                send(connection, [b"wait", *parts])
+                (replies[name],) = receive(connection, 1, 2**24)
+            down[name], up[name] = sum(map(len, parts)), len(replies[name])
+        return Exchanged(replies, bytes_down=down, bytes_up=up)
+
+
+@pytest.fixture
+def two_sites(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Sites]:
+    sys.modules.pop("tuning", None)
+    sites = Sites(write_study(tmp_path, FTS.format(budget=5)), tmp_path, monkeypatch)
+    yield sites
+    sites.stop()
+    sys.modules.pop("tuning", None)
+
+
+def test_sites_note_their_exchanges_and_pass_their_trials_on(
+    two_sites: Sites, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    study, passed = two_sites.study, []
+
+    def on_trial(site: str, trial: Trial) -> None:
+        if not passed and "is away" not in caplog.text:
+            raise OSError("the server of logs is away")
+        passed.append((site, trial))
+
+    for name, folder in two_sites.sites.items():
+        more = {"hub": "hub.example:8000", "certificates": tmp_path / "hub" / "ca.crt"}
+        more |= {"on_trial": on_trial} if name == "north" else {}
+        two_sites.start(name, partial(folder.start, study, name, **more))
+    settings = study.study(), study.space, study.agents
+    result = host(*settings, two_sites, run=study.fingerprint, seed=study.seed)
+    two_sites.stop()
+    own = {name: look(folder.folder) for name, folder in two_sites.sites.items()}
+    assert passed == [("north", trial) for trial in own["north"].trials("north")]
+    assert len(passed) == 5
+    assert "the server of logs is away" in caplog.text
+    for name, mine in own.items():
+        keys = ("round", "replied", "sent", "received", "bytes_down", "bytes_up")
+        theirs = [row for row in result.rounds if row["agent"] == name and row["replied"]]
+        assert [[row[key] for key in keys] for row in mine.rounds] == [
+            [row[key] for key in keys] for row in theirs
+        ]
+        assert mine.contributions() == [
+            row for row in result.contributions() if row["site"] == name
+        ]
+        assert mine.trust.keys() == {name}
+        assert all(0 <= trust <= 1 for trust in mine.trust[name])
+    assert result.trust == {}  # the hub is not told
+    page = write_report(own["north"], tmp_path / "report.html").read_text()
+    assert "Trust earned" in page
+    assert "Queries that had messages" in page
+
+
+@pytest.mark.nightly
+@pytest.mark.filterwarnings("ignore")  # of MLflow and what it imports
+def test_mlflow_has_every_trial_of_a_site_as_its_page_says(
+    two_sites: Sites, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="needs botorch_fed[mlflow]")
+    mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
+    study, names = two_sites.study, dict[str, Any]()
+    _, _, log, start = _blocks("interchange.rst", "python")
+    exec(log.split("\n\n\nresult =")[0], names)
+    monkeypatch.chdir(tmp_path)
+    Path("site").symlink_to("north")
+    Path("ca.crt").symlink_to("hub/ca.crt")
+    two_sites.start("north", lambda: exec(start, names))
+    host(study.study(), study.space, study.agents, two_sites, run=study.fingerprint, seed=0)
+    two_sites.stop()
+    trials = {f"north {t.id}": t for t in look(two_sites.sites["north"].folder).trials("north")}
+    runs = mlflow.search_runs(output_format="list")
+    assert {one.data.tags["mlflow.runName"] for one in runs} == set(trials)
+    for one in runs:
+        trial = trials[one.data.tags["mlflow.runName"]]
+        assert one.data.metrics == trial.values
+        assert one.data.params == {name: str(value) for name, value in trial.parameters.items()}
 
 
 # ------------------------------------------------------------------ the command line
@@ -748,6 +883,41 @@ def test_trials_are_answered_from_the_command_line(
     shown = capsys.readouterr().out
     assert "it has burnt" in shown
     assert "Best: trial" in shown
+
+
+def test_a_study_of_optuna_is_imported_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    optuna = pytest.importorskip("optuna", reason="needs botorch_fed[optuna]")
+    study, folder = by_hand(tmp_path)
+    url = f"sqlite:///{tmp_path / 'optuna.db'}"
+    theirs = optuna.create_study(study_name="spring", storage=url, direction="maximize")
+    words = ("site", "import", folder.folder, url, "--from", "optuna")
+    assert "takes part in no study" in command(capsys, *words)["error"]
+    with folder._remembered(study, "north"):
+        pass
+    for x in (0.1, 0.2):
+        theirs.enqueue_trial({"x": x, "y": 0.5})
+    theirs.optimize(lambda t: t.suggest_float("x", 0, 1) * t.suggest_float("y", 0, 1), n_trials=2)
+    theirs.ask()
+    counts = {"attached": 2, "there_already": 0, "without_value": 1}
+    assert command(capsys, *words) == {"command": "site import", **counts}
+    theirs.enqueue_trial({"x": 0.3, "y": 0.5})
+    theirs.optimize(lambda t: t.suggest_float("x", 0, 1) * t.suggest_float("y", 0, 1), n_trials=1)
+    assert main([str(word) for word in words]) == 0
+    said = "Attached: 1. There already: 2. Trials without a value: 1.\n"
+    assert capsys.readouterr().out == said
+    trials = command(capsys, "site", "status", folder.folder)["trials"]
+    assert [trial["label"] for trial in trials] == ["spring/0", "spring/1", "spring/3"]
+    assert [trial["value"] for trial in trials] == pytest.approx([0.05, 0.1, 0.15])
+    outside = optuna.create_study(study_name="other", storage=url, direction="maximize")
+    outside.enqueue_trial({"x": 0.4, "y": 0.5})
+    outside.enqueue_trial({"x": 7.0, "y": 0.5})
+    outside.optimize(lambda t: t.suggest_float("x", 0, 9) * t.suggest_float("y", 0, 1), n_trials=2)
+    assert "name of a study" in command(capsys, *words)["error"]
+    refused = command(capsys, *words, "--study", "other")["error"]
+    assert "Trial 1 (other/1)" in refused
+    assert len(command(capsys, "site", "status", folder.folder)["trials"]) == 3
 
 
 def test_mistakes_at_the_command_line_are_named(

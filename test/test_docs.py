@@ -182,7 +182,7 @@ def test_history_comes_from_optuna_and_goes_there_as_its_page_says(
 ) -> None:
     import optuna
 
-    history, attached, _ = _blocks("interchange.rst", "python")
+    history, attached, *_ = _blocks("interchange.rst", "python")
     exec(history, elsewhere)
     given = elsewhere["result"].given
     assert sorted((row["agent"], row["y"]) for row in given)[:3] == [
@@ -205,7 +205,7 @@ def test_mlflow_has_every_trial_as_its_page_says(
 ) -> None:
     mlflow = pytest.importorskip("mlflow", reason="needs botorch_fed[mlflow]")
     mlflow.set_tracking_uri(f"sqlite:///{tmp_path / 'mlflow.db'}")
-    history, _, log = _blocks("interchange.rst", "python")
+    history, _, log, _ = _blocks("interchange.rst", "python")
     exec(history, elsewhere)
     exec(log, elsewhere)
     result = elsewhere["result"]

@@ -15,7 +15,15 @@ from botorch.exceptions.errors import InputDataError
 
 from botorch_fed.federation.site import Site
 from botorch_fed.federation.trial import Trial
-from botorch_fed.interchange import as_data, from_ax, from_optuna, to_ax, to_optuna
+from botorch_fed.interchange import (
+    as_data,
+    from_ax,
+    from_optuna,
+    load_trials,
+    save_trials,
+    to_ax,
+    to_optuna,
+)
 from botorch_fed.run import make_agent, run
 from botorch_fed.space import Fidelity, Outcome, Parameter, SearchSpace
 from botorch_fed.storage.store import MemoryBlobs
@@ -455,3 +463,79 @@ def test_a_missing_extra_is_named(
         ImportError, match=rf"needs {package}: pip install .botorch_fed\[{package}\]"
     ):
         function([], SMALL)
+
+
+# ------------------------------------------------------------------ files
+
+
+def test_a_table_has_the_trials_of_all_sites_or_of_some(tmp_path: Path) -> None:
+    pandas = pytest.importorskip("pandas")
+    result = a_run()
+    written = save_trials(result, "csv", tmp_path / "new" / "trials.csv")
+    table = pandas.read_csv(tmp_path / "new" / "trials.csv")
+    assert written == {"ann": 5, "bob": 5}
+    assert list(table["site"]) == ["ann"] * 5 + ["bob"] * 5
+    assert table["x"].tolist() == pytest.approx(result.to_dataframe()["x"].tolist())
+    assert save_trials(result, "csv", tmp_path / "bob.csv", ["bob"]) == {"bob": 5}
+    assert set(pandas.read_csv(tmp_path / "bob.csv")["site"]) == {"bob"}
+
+
+def test_studies_of_a_storage_have_the_trials_of_a_run(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    result, place = a_run(), tmp_path / "optuna.db"
+    written = save_trials(result, "optuna", place)
+    assert written == {"ann": 5, "bob": 5}
+    for source in (place, f"sqlite:///{place}"):
+        again = load_trials(source, "optuna", SMALL, "bob")
+        assert [replace(trial, label="") for trial in again] == plain(result.trials("bob"))
+        assert [trial.label for trial in again] == [f"bob/{k}" for k in range(5)]
+    with pytest.raises(InputDataError, match="has a study 'ann' already"):
+        save_trials(result, "optuna", place)
+    with pytest.raises(InputDataError, match=r"name of a study in .*, \['ann', 'bob'\], got none"):
+        load_trials(place, "optuna", SMALL)
+    with pytest.raises(InputDataError, match="got 'eve'"):
+        load_trials(place, "optuna", SMALL, "eve")
+    save_trials(result, "optuna", tmp_path / "one.db", ["ann"])
+    assert len(load_trials(tmp_path / "one.db", "optuna", SMALL)) == 5
+
+
+def test_files_of_clients_have_the_trials_of_a_run(tmp_path: Path) -> None:
+    pytest.importorskip("ax")
+    result = a_run()
+    assert save_trials(result, "ax", tmp_path / "ax") == {"ann": 5, "bob": 5}
+    again = load_trials(tmp_path / "ax" / "ann.json", "ax", SMALL)
+    values = [trial.value for trial in result.trials("ann")]
+    assert [trial.value for trial in again] == [
+        None if value is None else pytest.approx(value, abs=1e-9) for value in values
+    ]  # Ax writes ten decimals
+    assert [trial.label for trial in again] == [f"ann/{k}/{k}_0" for k in range(5)]
+    nameless = to_ax(TRIALS, MIXED)
+    nameless.save_to_json_file(str(tmp_path / "spring.json"))
+    labels = [trial.label for trial in load_trials(tmp_path / "spring.json", "ax", MIXED)]
+    assert labels == [f"spring/{k}" for k in range(len(TRIALS))]
+
+
+def test_what_cannot_be_exported_or_read_is_named(tmp_path: Path) -> None:
+    pytest.importorskip("optuna")
+    result = a_run()
+    hub = replace(result, part="hub", records=[])
+    for other, to, sites, says in (
+        (hub, "csv", [], "export at the sites"),
+        (replace(result, records=[]), "csv", [], "no answered trial yet"),
+        (result, "excel", [], "Expected to='csv', 'optuna' or 'ax', got 'excel'"),
+        (result, "csv", ["eve"], r"Expected an agent of \['ann', 'bob'\], got 'eve'"),
+        (result, "optuna", [], "Optuna cannot open nosql://here"),
+    ):
+        with pytest.raises(InputDataError, match=says):
+            save_trials(other, to, "nosql://here" if to == "optuna" else tmp_path / "x", sites)
+    (tmp_path / "damaged").write_text("{" * 5000)
+    for source, kind, says in (
+        ("nowhere.db", "optuna", "There is no file nowhere.db"),
+        (tmp_path / "damaged", "optuna", "Optuna cannot open sqlite:"),
+        (tmp_path / "damaged", "tune", "Expected kind='optuna' or 'ax', got 'tune'"),
+    ):
+        with pytest.raises(InputDataError, match=says):
+            load_trials(source, kind, SMALL)
+    pytest.importorskip("ax")
+    with pytest.raises(InputDataError, match="Ax cannot open"):
+        load_trials(tmp_path / "damaged", "ax", SMALL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import math
 import re
@@ -21,14 +22,15 @@ ROOMS: dict[str, set[str]] = {
     "version": set(),
     "errors": set(),
     "rng": set(),
+    "lazy": set(),
     "constraints": set(),
     "feasible_set": {"rng"},
     "space": {"errors", "constraints", "feasible_set"},
-    "models": {"errors", "rng"},
+    "models": {"errors", "lazy", "rng"},
     "acquisition": {"errors", "rng", "feasible_set", "models"},
     "wire": {"errors"},
     "storage": {"errors", "wire"},
-    "privacy": {"errors", "rng", "storage"},
+    "privacy": {"errors", "lazy", "rng", "storage"},
     "federation": {"errors", "rng", "space", "models", "privacy", "wire", "storage"},
     "search": {
         "errors",
@@ -84,7 +86,7 @@ ROOMS: dict[str, set[str]] = {
         "aggregation",
         "studies",
     },
-    "test_functions": {"errors", "rng", "space"},
+    "test_functions": {"errors", "lazy", "rng", "space"},
     "report": {"errors", "federation", "models", "privacy", "run", "space"},
     "run": {"errors", "rng", "space", "wire", "storage", "federation", "engines", "test_functions"},
     "ax_adapter": {
@@ -100,7 +102,7 @@ ROOMS: dict[str, set[str]] = {
         "engines",
         "run",
     },
-    "interchange": {"federation", "space", "ax_adapter"},
+    "interchange": {"federation", "space", "ax_adapter", "run"},
     "study": {
         "errors",
         "rng",
@@ -127,6 +129,7 @@ ROOMS: dict[str, set[str]] = {
         "deploy",
         "study",
         "run",
+        "interchange",
         "report",
         "watch",
         "privacy",
@@ -247,6 +250,85 @@ def test_every_reexport_is_public_and_exists() -> None:
     for name in models.__all__:
         thing = getattr(models, name)
         assert thing.__doc__, f"{name} has no docstring"
+
+
+_LOADED = """
+import json, sys
+import botorch
+before = set(sys.modules)
+import {module}
+print(json.dumps(sorted(set(sys.modules) - before)))
+"""
+# What a front end does not need before it is used, beside HEAVY.
+LATER = {
+    "botorch_fed.acquisition",
+    "botorch_fed.aggregation",
+    "botorch_fed.search",
+    "botorch_fed.studies",
+    "botorch_fed.models.basis_gp",
+    "botorch_fed.models.local_gp",
+    "botorch_fed.privacy.audit",
+    "botorch_fed.privacy.channels",
+    "botorch_fed.privacy.mechanisms",
+    "botorch_fed.test_functions.sklearn_tuning",
+    "botorch.acquisition.analytic",
+    "botorch.optim",
+    "numpy.f2py",
+    "rich.progress",
+    "scipy.linalg",
+    "scipy.optimize",
+    "scipy.special",
+    "sklearn",
+}
+
+
+@pytest.mark.parametrize(
+    "module", ["botorch_fed.run", "botorch_fed.federation.site", "botorch_fed.privacy.accounting"]
+)
+def test_what_is_not_used_is_not_imported(module: str) -> None:
+    code = _LOADED.format(module=module)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    loaded = set(json.loads(done.stdout))
+    assert not loaded & ({*HEAVY} | LATER)
+
+
+@pytest.mark.parametrize("package", ["models", "privacy", "test_functions"])
+def test_names_that_are_imported_late_are_those_of_the_package(package: str) -> None:
+    module = importlib.import_module(f"botorch_fed.{package}")
+    names = [name for part in module._WHERE.values() for name in part]
+    assert sorted(names) == sorted(module.__all__)
+    assert {*names} <= {*dir(module)}
+    for name in names:
+        assert getattr(module, name) is not None
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = module.nothing
+
+
+_PATHS = """
+from botorch.models.model import ModelList
+from botorch.sampling.pathwise.posterior_samplers import DrawMatheronPaths as draw
+from botorch_fed.models{part} import {name}
+assert any(draw.dispatch(kind) for kind in {name}.__mro__), "no paths of the model"
+assert draw.dispatch(ModelList), "no paths of a list of models"
+"""
+
+
+@pytest.mark.parametrize(
+    ("part", "name"),
+    [
+        ("", "BasisGP"),
+        (".basis_gp", "BasisGP"),
+        ("", "MessagePriorGP"),
+        ("", "LocalSharedMixture"),
+        ("", "RankingEnsemble"),
+        ("", "PartiallyIndependentGP"),
+    ],
+)
+def test_a_model_that_is_imported_alone_has_its_paths(part: str, name: str) -> None:
+    code = _PATHS.format(part=part, name=name)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
 
 
 _MEASURE = """

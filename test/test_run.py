@@ -695,3 +695,25 @@ def test_sites_tell_the_trust_that_their_outcomes_have_earned(tmp_path: Path) ->
     assert RunResult.load(tmp_path / "run").trust == result.trust
     assert run(FTS(budget=5), objectives, workers=2, **options).trust == result.trust
     assert run(FTS(budget=5).alone(), objectives, **options).trust == {}
+
+
+def test_trusts_are_known_before_the_end_and_after_a_crash(tmp_path: Path) -> None:
+    calls: list[float] = []
+
+    def objective(X: Tensor) -> Tensor:
+        calls.append(float(X.sum()))
+        if len(calls) == 9:
+            raise KeyboardInterrupt
+        return X.square().sum(dim=-1, keepdim=True)
+
+    space = SearchSpace((Parameter.real("x", 0.0, 1.0),))
+    sites = dict.fromkeys(("a", "b"), objective)
+    options: dict[str, Any] = {"space": space, "seed": 0, "progress": False, "out": tmp_path}
+    with pytest.raises(KeyboardInterrupt):
+        run(FTS(budget=5), sites, **options)
+    before = RunResult.so_far(tmp_path).trust
+    assert before["a"]
+    result = run(FTS(budget=5), sites, resume=True, **options)
+    whole = run(FTS(budget=5), sites, **{**options, "out": None})
+    assert {name: trusts[: len(before[name])] for name, trusts in result.trust.items()} == before
+    assert result.trust["b"] == whole.trust["b"]

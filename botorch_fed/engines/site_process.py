@@ -38,12 +38,15 @@ from botorch_fed.errors import MessageError, ProtocolError
 from botorch_fed.federation.base import (
     FRAME_BYTES,
     MAX_BROADCASTS,
+    AgentId,
     Curve,
     Objective,
     Pending,
     Request,
 )
+from botorch_fed.federation.contribution import carries
 from botorch_fed.federation.site import Site
+from botorch_fed.federation.trial import Replied, Trial, trial_of
 from botorch_fed.wire.codec import MAX_BYTES, content_hash, decode
 
 logger = logging.getLogger(__name__)
@@ -62,6 +65,11 @@ class SiteProcess:
         site: The site.
         path: The socket. Its folder must be private to this user.
         max_bytes: The longest request or broadcast; a whole message may be twice as long.
+        on_trial: Called with the site's name and each trial that is answered, first of all with
+            those of before. An error that it raises is logged, and the trial is passed on again
+            with the next one.
+        on_exchange: Called after each new reply with a row as in `RunResult.rounds`, and with
+            ``trust``, if the reply tells one.
 
     Raises:
         ProtocolError: The folder is open to others, the path is too long, or another process
@@ -72,10 +80,23 @@ class SiteProcess:
         ...     process.serve()
     """
 
-    def __init__(self, site: Site, path: str | Path, *, max_bytes: int = MAX_BYTES) -> None:
+    def __init__(
+        self,
+        site: Site,
+        path: str | Path,
+        *,
+        max_bytes: int = MAX_BYTES,
+        on_trial: Callable[[AgentId, Trial], None] | None = None,
+        on_exchange: Callable[[dict[str, Any]], None] | None = None,
+    ) -> None:
         self.site = site
         self.path = Path(path)
         self._max_bytes = max_bytes
+        self._on_trial = on_trial
+        self._on_exchange = on_exchange
+        self._earned = 0  # trusts that `on_exchange` has got
+        self._passed = 0  # trials that `on_trial` has got
+        self._passing = threading.Lock()
         self._socket = _listening(self.path)
         self._stopped = False
         if isinstance(site.objective, Background):
@@ -86,6 +107,7 @@ class SiteProcess:
 
     def serve(self) -> None:
         """Answer until `stop` is called, or a signal raises."""
+        self._pass_on()
         while not self._stopped:
             try:
                 connection, _ = self._socket.accept()
@@ -101,6 +123,7 @@ class SiteProcess:
                     logger.warning("site %r: a request was dropped: %s", self.site.name, error)
                 except Exception:  # one message must not end the process
                     logger.exception("site %r: a request was dropped", self.site.name)
+            self._pass_on()
 
     def _answer(self, connection: socket.socket) -> None:
         parts = receive(connection, MAX_BROADCASTS + 2, 2 * self._max_bytes + FRAME_BYTES)
@@ -119,12 +142,38 @@ class SiteProcess:
         """The answer to a request with its broadcasts; empty if the site has failed."""
         try:
             self._take(request, blobs)
-            return self.site.respond(request, defer=defer)
+            known = len(self.site.log)
+            answer = self.site.respond(request, defer=defer)
+            new = [self.site.log[place] for place in range(known, len(self.site.log))]
+            if self._on_exchange is not None and any(isinstance(one, Replied) for one in new):
+                self._on_exchange(self._exchanged(request, blobs, answer))
+            return answer
         except Exception:  # any error of the objective; its text stays here
             logger.exception("site %r has failed in a request", self.site.name)
             return b""
         finally:
             self.site.agent.blobs.keep(self.site.broadcasts)
+
+    def _exchanged(self, request: bytes, blobs: Sequence[bytes], answer: bytes) -> dict[str, Any]:
+        """The row of an exchange, as the site knows it."""
+        frame: Request = decode(request, Request, max_bytes=self._max_bytes + FRAME_BYTES)
+        told = carries(decode(frame.body, *self.site.agent.accepts, max_bytes=self._max_bytes))
+        hashes = [digest[:8] for digest in frame.broadcasts]
+        earned = getattr(self.site.agent, "earned", [])
+        trust = {"trust": earned[-1]} if len(earned) > self._earned else {}
+        self._earned = len(earned)
+        return {
+            "round": frame.serial,
+            "agent": self.site.name,
+            "replied": True,
+            "failure": None,
+            "sent": self.site.sent,
+            "received": [*hashes, *([f"request {frame.serial}"] if told else [])],
+            "bytes_down": len(request) + sum(map(len, blobs)),
+            "bytes_up": len(answer),
+            "cpu_seconds": 0.0,
+            **trust,
+        }
 
     def _take(self, request: bytes, blobs: Sequence[bytes]) -> None:
         """Store the broadcasts that the request names."""
@@ -144,6 +193,19 @@ class SiteProcess:
             self.site.settle()
         except Exception:
             logger.exception("site %r cannot record a value", self.site.name)
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        """Give new trials to `on_trial`."""
+        if self._on_trial is None:
+            return
+        with self._passing:
+            try:
+                for observation in self.site.observations(self._passed):
+                    self._on_trial(self.site.name, trial_of(observation, self.site.space))
+                    self._passed += 1
+            except Exception:  # of a user's function, which must not end the process
+                logger.exception("site %r: on_trial has failed", self.site.name)
 
     def stop(self) -> None:
         """End `serve` after the current request; from any thread."""

@@ -25,10 +25,10 @@ import operator
 import secrets
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import cache
 from typing import Any, Self
 
 import numpy as np
-import scipy.linalg  # noqa: F401 - loads its libraries, which the controller below must see
 import torch
 from botorch.exceptions.errors import InputDataError
 from threadpoolctl import ThreadpoolController
@@ -48,6 +48,7 @@ from botorch_fed.federation.base import (
     Reply,
     Request,
 )
+from botorch_fed.federation.contribution import carries
 from botorch_fed.federation.trial import (
     MAX_REASON,
     MAX_VALUE,
@@ -105,6 +106,9 @@ class Site:
             may then be repeated.
         ledger: Its ledger, from which the agent pays, as others have seen it.
 
+    Attributes:
+        sent: Whether the last reply that it has made carried a message.
+
     Example:
         >>> site = Site("clinic", agent, None, log=FileLog(folder, SITE_EVENTS))
         >>> for trial in site.ask(2):
@@ -129,6 +133,7 @@ class Site:
         self.log = Log(SITE_EVENTS) if log is None else log
         self.objective = objective
         self.ledger = ledger
+        self.sent = False
         self._raises = raise_errors
         self._max_bytes = max_bytes
         self._lock = threading.RLock()
@@ -333,7 +338,7 @@ class Site:
         snapshot, reply = self._snapshot(state), self.log.snapshot(data)
         event = Replied(last.serial, last.request, reply, snapshot)
         self._append(event)
-        self._replied, self._last_reply = event, last.serial
+        self._replied, self._last_reply, self.sent = event, last.serial, carries(message)
         self._state = self._loaded(snapshot)
         self.log.keep([snapshot, reply])
 
@@ -964,7 +969,12 @@ def encode_names(*names: str) -> bytes:
     return b"".join(len(name.encode()).to_bytes(8, "little") + name.encode() for name in names)
 
 
-_CONTROLLER = ThreadpoolController()  # of the libraries behind numpy and scipy
+@cache
+def _controller() -> ThreadpoolController:
+    """That of the libraries behind numpy and scipy, which must be loaded before it looks."""
+    import scipy.linalg  # noqa: F401 - costs 50 ms to import
+
+    return ThreadpoolController()
 
 
 @contextlib.contextmanager
@@ -973,7 +983,7 @@ def threads(count: int) -> Iterator[int]:
     before = torch.get_num_threads()
     torch.set_num_threads(count)
     try:
-        with _CONTROLLER.limit(limits=count):
+        with _controller().limit(limits=count):
             yield before
     finally:
         torch.set_num_threads(before)

@@ -19,54 +19,97 @@ r"""Models: tensors in, tensors out. No protocol, no privacy, no engine.
     warp        the logarithmic scale of log-scaled parameters
 """
 
-from botorch_fed.models.basis_gp import BasisGP
-from botorch_fed.models.earned_prior import EarnedPosterior, PriorFunction, fit_earned
-from botorch_fed.models.ensemble import RankingEnsemble
-from botorch_fed.models.feasibility import Feasibility, fit_feasibility
-from botorch_fed.models.features import (
-    AdditiveFeatures,
-    FeatureMap,
-    InducingFeatures,
-    KLFeatures,
-    PolynomialFeatures,
-    QuadratureFourierFeatures,
-    RandomFourierFeatures,
-    WarpedFeatures,
-    feature_map_from_tensors,
-    register_feature_map,
-)
-from botorch_fed.models.kernels import StationaryKernel
-from botorch_fed.models.local_gp import LengthscalePrior, LocalGP, fit_local_gp, standardize
-from botorch_fed.models.message_prior import MessagePriorGP
-from botorch_fed.models.mixture import LocalSharedMixture, MixturePosterior, draw_mixture_path
-from botorch_fed.models.own import (
-    OwnHyperparameters,
-    default_hyperparameters,
-    fit_own_gp,
-    needs_fit,
-    own_gp,
-)
-from botorch_fed.models.paths import draw_path
-from botorch_fed.models.pic import PartiallyIndependentGP
-from botorch_fed.models.repair import (
-    noise_floor,
-    noise_norm_bound,
-    noise_shift,
-    repair_total,
-)
-from botorch_fed.models.summary import (
-    LocalBlock,
-    Summary,
-    WeightPosterior,
-    log_evidence,
-    profiled_evidence,
-    sample_weights_dual,
-    summarize,
-)
-from botorch_fed.models.support import (
-    sobol_support,
-)
-from botorch_fed.models.warp import LogWarp, WarpedKernel
+from typing import TYPE_CHECKING
+
+from botorch_fed.lazy import lazily
+
+if TYPE_CHECKING:
+    from botorch_fed.models.basis_gp import BasisGP
+    from botorch_fed.models.earned_prior import EarnedPosterior, PriorFunction, fit_earned
+    from botorch_fed.models.ensemble import RankingEnsemble
+    from botorch_fed.models.feasibility import Feasibility, fit_feasibility
+    from botorch_fed.models.features import (
+        AdditiveFeatures,
+        FeatureMap,
+        InducingFeatures,
+        KLFeatures,
+        PolynomialFeatures,
+        QuadratureFourierFeatures,
+        RandomFourierFeatures,
+        WarpedFeatures,
+        feature_map_from_tensors,
+        register_feature_map,
+    )
+    from botorch_fed.models.kernels import StationaryKernel
+    from botorch_fed.models.local_gp import LengthscalePrior, LocalGP, fit_local_gp, standardize
+    from botorch_fed.models.message_prior import MessagePriorGP
+    from botorch_fed.models.mixture import LocalSharedMixture, MixturePosterior, draw_mixture_path
+    from botorch_fed.models.own import (
+        OwnHyperparameters,
+        default_hyperparameters,
+        fit_own_gp,
+        needs_fit,
+        own_gp,
+    )
+    from botorch_fed.models.paths import draw_path
+    from botorch_fed.models.pic import PartiallyIndependentGP
+    from botorch_fed.models.repair import (
+        noise_floor,
+        noise_norm_bound,
+        noise_shift,
+        repair_total,
+    )
+    from botorch_fed.models.summary import (
+        LocalBlock,
+        Summary,
+        WeightPosterior,
+        log_evidence,
+        profiled_evidence,
+        sample_weights_dual,
+        summarize,
+    )
+    from botorch_fed.models.support import (
+        sobol_support,
+    )
+    from botorch_fed.models.warp import LogWarp, WarpedKernel
+
+_WHERE = {
+    "basis_gp": ("BasisGP",),
+    "earned_prior": ("EarnedPosterior", "PriorFunction", "fit_earned"),
+    "ensemble": ("RankingEnsemble",),
+    "feasibility": ("Feasibility", "fit_feasibility"),
+    "features": (
+        "AdditiveFeatures",
+        "FeatureMap",
+        "InducingFeatures",
+        "KLFeatures",
+        "PolynomialFeatures",
+        "QuadratureFourierFeatures",
+        "RandomFourierFeatures",
+        "WarpedFeatures",
+        "feature_map_from_tensors",
+        "register_feature_map",
+    ),
+    "kernels": ("StationaryKernel",),
+    "local_gp": ("LengthscalePrior", "LocalGP", "fit_local_gp", "standardize"),
+    "message_prior": ("MessagePriorGP",),
+    "mixture": ("LocalSharedMixture", "MixturePosterior", "draw_mixture_path"),
+    "own": ("OwnHyperparameters", "default_hyperparameters", "fit_own_gp", "needs_fit", "own_gp"),
+    "paths": ("draw_path",),
+    "pic": ("PartiallyIndependentGP",),
+    "repair": ("noise_floor", "noise_norm_bound", "noise_shift", "repair_total"),
+    "summary": (
+        "LocalBlock",
+        "Summary",
+        "WeightPosterior",
+        "log_evidence",
+        "profiled_evidence",
+        "sample_weights_dual",
+        "summarize",
+    ),
+    "support": ("sobol_support",),
+    "warp": ("LogWarp", "WarpedKernel"),
+}
 
 __all__ = [
     "AdditiveFeatures",
@@ -117,3 +160,5 @@ __all__ = [
     "standardize",
     "summarize",
 ]
+
+__getattr__, __dir__ = lazily(__name__, _WHERE)

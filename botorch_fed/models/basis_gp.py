@@ -1243,3 +1243,6 @@ def _outputscale(model: BasisGP) -> Tensor:
 
 def _concatenate(parts: Sequence[Tensor], batch_shape: Size) -> Tensor:
     return torch.cat([part.expand(*batch_shape, *part.shape[-2:]) for part in parts], dim=-2)
+
+
+import botorch_fed.models.paths  # noqa: E402, F401 - tells BoTorch how to draw paths of it

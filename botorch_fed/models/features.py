@@ -46,7 +46,6 @@ from botorch.exceptions.errors import (
 from botorch.exceptions.warnings import InputDataWarning
 from gpytorch.kernels import Kernel
 from linear_operator.utils.warnings import NumericalWarning
-from scipy.special import roots_hermite
 from torch import Tensor
 from torch.nn import ModuleList
 
@@ -446,6 +445,8 @@ class QuadratureFourierFeatures(_FourierFeatures):
                 InputDataWarning,
                 stacklevel=2,
             )
+        from scipy.special import roots_hermite  # costs 150 ms to import
+
         degrees = needed if degree is None else [degree] * len(needed)
         axes = []
         for m, ell in zip(degrees, spec.lengthscale.tolist(), strict=True):

@@ -22,70 +22,133 @@ r"""Privacy: tensors in, private tensors and a ledger out, independent of models
     hazmat      raw parts: noise, secret coins, lattice encryption
 """
 
-from botorch_fed.privacy.accounting import (
-    Accountant,
-    Adjacency,
-    Budget,
-    Entry,
-    Event,
-    Guarantee,
-    Ledger,
-    Unit,
-    check_promised_delta,
-    compose,
-    epsilon,
-    gaussian_delta,
-    gaussian_epsilon,
-    gaussian_mu,
-    noise_multiplier_for,
-    optimistic_epsilon,
-)
-from botorch_fed.privacy.aggregation import PrivateSum, SumRelease
-from botorch_fed.privacy.audit import (
-    AuditReport,
-    Check,
-    Claim,
-    OperatingPoint,
-    audit_subject,
-    audit_transcripts,
-    noise_checks,
-)
-from botorch_fed.privacy.channels import (
-    Channel,
-    CKKSChannel,
-    Epoch,
-    PlainChannel,
-    Secrets,
-    ThresholdCKKSChannel,
-)
-from botorch_fed.privacy.distributed import (
-    DistributedGaussianSum,
-    DistributedRecordSum,
-    noise_multiplier_within,
-)
-from botorch_fed.privacy.grid import PublicGrid
-from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, NoiseSource, OSNoise
-from botorch_fed.privacy.increments import (
-    BlockRelease,
-    BlockState,
-    BlockSum,
-    LocalGaussian,
-)
-from botorch_fed.privacy.mechanisms import (
-    CorrelatedGaussianSum,
-    FixedSizeSampling,
-    GaussianMechanism,
-    GaussianSum,
-    PoissonSampling,
-    Release,
-    SignalWarning,
-    WeightedGaussianSum,
-    chi_clip_norm,
-    clip,
-)
-from botorch_fed.privacy.records import RecordStatistic
-from botorch_fed.privacy.shared_ledger import SharedLedger
-from botorch_fed.privacy.tree import PrefixRelease, PrefixState, PrefixSum
+from typing import TYPE_CHECKING
+
+from botorch_fed.lazy import lazily
+
+if TYPE_CHECKING:
+    from botorch_fed.privacy.accounting import (
+        Accountant,
+        Adjacency,
+        Budget,
+        Entry,
+        Event,
+        Guarantee,
+        Ledger,
+        Unit,
+        check_promised_delta,
+        compose,
+        epsilon,
+        gaussian_delta,
+        gaussian_epsilon,
+        gaussian_mu,
+        noise_multiplier_for,
+        optimistic_epsilon,
+    )
+    from botorch_fed.privacy.aggregation import PrivateSum, SumRelease
+    from botorch_fed.privacy.audit import (
+        AuditReport,
+        Check,
+        Claim,
+        OperatingPoint,
+        audit_subject,
+        audit_transcripts,
+        noise_checks,
+    )
+    from botorch_fed.privacy.channels import (
+        Channel,
+        CKKSChannel,
+        Epoch,
+        PlainChannel,
+        Secrets,
+        ThresholdCKKSChannel,
+    )
+    from botorch_fed.privacy.distributed import (
+        DistributedGaussianSum,
+        DistributedRecordSum,
+        noise_multiplier_within,
+    )
+    from botorch_fed.privacy.grid import PublicGrid
+    from botorch_fed.privacy.hazmat.noise import InsecureSeededNoise, NoiseSource, OSNoise
+    from botorch_fed.privacy.increments import (
+        BlockRelease,
+        BlockState,
+        BlockSum,
+        LocalGaussian,
+    )
+    from botorch_fed.privacy.mechanisms import (
+        CorrelatedGaussianSum,
+        FixedSizeSampling,
+        GaussianMechanism,
+        GaussianSum,
+        PoissonSampling,
+        Release,
+        SignalWarning,
+        WeightedGaussianSum,
+        chi_clip_norm,
+        clip,
+    )
+    from botorch_fed.privacy.records import RecordStatistic
+    from botorch_fed.privacy.shared_ledger import SharedLedger
+    from botorch_fed.privacy.tree import PrefixRelease, PrefixState, PrefixSum
+
+_WHERE = {
+    "accounting": (
+        "Accountant",
+        "Adjacency",
+        "Budget",
+        "Entry",
+        "Event",
+        "Guarantee",
+        "Ledger",
+        "Unit",
+        "check_promised_delta",
+        "compose",
+        "epsilon",
+        "gaussian_delta",
+        "gaussian_epsilon",
+        "gaussian_mu",
+        "noise_multiplier_for",
+        "optimistic_epsilon",
+    ),
+    "aggregation": ("PrivateSum", "SumRelease"),
+    "audit": (
+        "AuditReport",
+        "Check",
+        "Claim",
+        "OperatingPoint",
+        "audit_subject",
+        "audit_transcripts",
+        "noise_checks",
+    ),
+    "channels": (
+        "Channel",
+        "CKKSChannel",
+        "Epoch",
+        "PlainChannel",
+        "Secrets",
+        "ThresholdCKKSChannel",
+    ),
+    "distributed": ("DistributedGaussianSum", "DistributedRecordSum", "noise_multiplier_within"),
+    "grid": ("PublicGrid",),
+    "hazmat.noise": ("InsecureSeededNoise", "NoiseSource", "OSNoise"),
+    "increments": ("BlockRelease", "BlockState", "BlockSum", "LocalGaussian"),
+    "mechanisms": (
+        "CorrelatedGaussianSum",
+        "FixedSizeSampling",
+        "GaussianMechanism",
+        "GaussianSum",
+        "PoissonSampling",
+        "Release",
+        "SignalWarning",
+        "WeightedGaussianSum",
+        "chi_clip_norm",
+        "clip",
+    ),
+    "records": ("RecordStatistic",),
+    "shared_ledger": ("SharedLedger",),
+    "tree": ("PrefixRelease", "PrefixState", "PrefixSum"),
+}
 
 __all__ = [
     "Accountant",
@@ -146,3 +209,5 @@ __all__ = [
     "noise_multiplier_within",
     "optimistic_epsilon",
 ]
+
+__getattr__, __dir__ = lazily(__name__, _WHERE)

@@ -55,7 +55,6 @@ from typing import Any, Literal
 
 import numpy as np
 from botorch.exceptions.errors import InputDataError, UnsupportedError
-from scipy.special import log_ndtr
 
 from botorch_fed.errors import BudgetExceeded
 from botorch_fed.privacy.checks import check_choice, check_count, set_number
@@ -461,6 +460,8 @@ def gaussian_delta(epsilon: float, mu: float) -> float:
         )
     if epsilon == math.inf:
         return 0.0
+    from scipy.special import log_ndtr  # costs 150 ms to import
+
     first = float(log_ndtr(mu / 2 - epsilon / mu))
     ratio = epsilon + float(log_ndtr(-mu / 2 - epsilon / mu)) - first  # log, at most 0
     return math.exp(first) * -math.expm1(min(ratio, 0.0))

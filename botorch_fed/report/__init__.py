@@ -78,10 +78,11 @@ def write_report(
 
 
 def heading(result: RunResult) -> str:
-    """The title of a report: the protocol and the number of agents, or the site."""
+    """The title of a report: the protocol and the number of agents, or whose part it is."""
     if result.part == "site":
         return f"{result.protocol}, site {result.names[0]}"
-    return f"{result.protocol}, {counted(len(result.names), 'agent')}"
+    who = "hub of " if result.part == "hub" else ""
+    return f"{result.protocol}, {who}{counted(len(result.names), 'agent')}"
 
 
 def report_sections(

@@ -28,10 +28,11 @@ if TYPE_CHECKING:
 _WHOSE = {
     "whole": "This file is for the person who ran the simulation. It holds every agent's points "
     "and outcomes, and no guarantee covers it.",
-    "hub": "This is the hub's part of a run across machines. Points and outcomes are at the sites.",
+    "hub": "This is the hub's part of a run across machines. Points and outcomes are at the sites. "
+    "Not known here: best configurations, trust, and which evaluations have failed.",
     "site": "This is one site's part of a run across machines, for that site only. It holds its "
-    "points and outcomes, which no guarantee covers. The hub's report has the promise of the run "
-    "to other parties.",
+    "points and outcomes, which no guarantee covers. Not known here: points and outcomes of other "
+    "sites, who was absent, and what the run has spent. The hub's report has what was spent.",
 }
 
 
@@ -39,16 +40,18 @@ def guarantee(result: RunResult) -> list[str]:
     """The promise of the run in words, and whom the file is for."""
     account = result.privacy or {}
     note = paragraph(_WHOSE[result.part])
-    if result.part == "site":
-        return [note]
-    if "epsilon" not in account and not result.ended and result.price is not None:
+    site = result.part == "site"
+    if "epsilon" not in account and (site or not result.ended) and result.price is not None:
         promised = result.price
+        when = "in the hub's report" if site else "told when the run has ended"
         words = (
             f"The plan of the run promises ε ≤ {upper(promised.epsilon)} and δ = "
             f"{upper(promised.delta)}, per {promised.unit}, adjacency {promised.adjacency}. What "
-            "was spent, and whether the noise was private, is told when the run has ended."
+            f"was spent, and whether the noise was private, is {when}."
         )
         return [paragraph(words), note]
+    if site:
+        return [note]
     if "epsilon" not in account:
         return [paragraph("No privacy guarantee: this run has none."), note]
     if not account.get("private"):

@@ -83,15 +83,19 @@ def _sees_table(sees: Sees) -> str:
 
 def _run(result: RunResult) -> list[str]:
     rounds = {row["round"] for row in result.rounds}
-    rows = [
-        ("Protocol", result.protocol),
-        ("Agents", str(len(result.names))),
-        ("Seed", str(result.seed)),
-        ("Budget", _budget(result)),
-        *_fidelity(result.space),
+    who = ("Site", result.names[0]) if result.part == "site" else ("Agents", str(len(result.names)))
+    seen = [
         ("Evaluations", str(len(result.records))),
         ("Evaluations that failed", str(sum(row["y"] is None for row in result.records))),
         ("Observations before the run", str(len(result.given))),
+    ]
+    rows = [
+        ("Protocol", result.protocol),
+        who,
+        ("Seed", str(result.seed)),
+        ("Budget", _budget(result)),
+        *_fidelity(result.space),
+        *([] if result.part == "hub" else seen),
         ("Exchanges of messages", str(len(rounds)) if rounds else "not recorded"),
         ("Versions", ", ".join(f"{name} {v}" for name, v in result.versions.items())),
     ]

@@ -32,7 +32,7 @@ def found(findings: Sequence[str]) -> list[str]:
     if not findings:
         return []
     items = "".join(f"<li>{escaped(words)}</li>" for words in findings)
-    note = "The rest of this page shows one of these runs."
+    note = "The rest of this page shows one of these runs, which shows less than all of them."
     return [
         f'<div class="banner"><p><strong>Several runs together.</strong></p><ul>{items}</ul>'
         f'<p class="n">{note}</p></div>'
@@ -65,11 +65,12 @@ _UNKNOWN = {
     ),
     "hub": (
         "Points and outcomes are at the sites, so the hub cannot say whether the messages have "
-        "helped. The sites' own reports have their best configurations."
+        "helped, nor what is the best configuration. Each site's own report has its own."
     ),
     "site": (
         "This is one site's part of a run. One site alone cannot say whether the others' messages "
-        "have helped: that needs the same study without messages."
+        "have helped: that needs the same study without messages, at several sites. How far its "
+        "own outcomes have confirmed them is the trust below, where the protocol has one."
     ),
 }
 
@@ -196,8 +197,7 @@ def queries_with_messages(result: RunResult) -> dict[str, tuple[int, int]] | Non
         return None
     if not all("received" in row for row in result.rounds):
         return None
-    first = min(row["round"] for row in result.rounds)
-    public = {one for row in result.rounds if row["round"] == first for one in row["received"]}
+    public = result.set_up()
     found = {}
     for name in result.names:
         rounds = [
@@ -218,6 +218,8 @@ def queries_with_messages(result: RunResult) -> dict[str, tuple[int, int]] | Non
 
 def _trust(result: RunResult) -> list[tuple[str, str, str]]:
     last = last_trust(result)
+    if not last and result.part == "hub":
+        return [("Trust earned", "not known here", "each site knows its own")]
     if not last:
         return []
     values = list(last.values())
@@ -232,10 +234,12 @@ def last_trust(result: RunResult) -> dict[str, float]:
 
 def _epsilon(result: RunResult) -> list[tuple[str, str, str]]:
     account: Mapping[str, Any] = result.privacy or {}
+    planned = result.part == "site" or not result.ended
+    if "epsilon" not in account and planned and result.price is not None:
+        where = "in the hub's report" if result.part == "site" else "told at the end"
+        return [("ε promised", upper(result.price.epsilon), f"spent: {where}")]
     if result.part == "site":
         return []
-    if "epsilon" not in account and not result.ended and result.price is not None:
-        return [("ε promised", upper(result.price.epsilon), "spent: told at the end")]
     if "epsilon" not in account:
         return [("Privacy", "none", "no guarantee")]
     if not account.get("private"):

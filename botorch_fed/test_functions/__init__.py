@@ -9,13 +9,25 @@ r"""Federated test problems, in the manner of `botorch.test_functions`.
     bandits          the kernel bandit and rescaled benchmark functions, one for all agents
 """
 
-from botorch_fed.test_functions.bandits import (
-    Camelback,
-    KernelBandit,
-)
-from botorch_fed.test_functions.base import FederatedTestProblem
-from botorch_fed.test_functions.sklearn_tuning import NetworkTuning, SklearnTuning
-from botorch_fed.test_functions.synthetic import SyntheticGPAgents
+from typing import TYPE_CHECKING
+
+from botorch_fed.lazy import lazily
+
+if TYPE_CHECKING:
+    from botorch_fed.test_functions.bandits import (
+        Camelback,
+        KernelBandit,
+    )
+    from botorch_fed.test_functions.base import FederatedTestProblem
+    from botorch_fed.test_functions.sklearn_tuning import NetworkTuning, SklearnTuning
+    from botorch_fed.test_functions.synthetic import SyntheticGPAgents
+
+_WHERE = {
+    "bandits": ("Camelback", "KernelBandit"),
+    "base": ("FederatedTestProblem",),
+    "sklearn_tuning": ("NetworkTuning", "SklearnTuning"),
+    "synthetic": ("SyntheticGPAgents",),
+}
 
 __all__ = [
     "Camelback",
@@ -25,3 +37,5 @@ __all__ = [
     "SklearnTuning",
     "SyntheticGPAgents",
 ]
+
+__getattr__, __dir__ = lazily(__name__, _WHERE)

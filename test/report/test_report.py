@@ -44,7 +44,7 @@ from botorch_fed.report.accounts import spent
 from botorch_fed.report.page import plotly_script
 from botorch_fed.report.verdict import queries_with_messages
 from botorch_fed.rng import generator
-from botorch_fed.run import RunResult, run
+from botorch_fed.run import Part, RunResult, run
 from botorch_fed.search.support import SupportSearch
 from botorch_fed.search.thompson import Strategy
 from botorch_fed.space import Outcome, Parameter, SearchSpace
@@ -636,9 +636,11 @@ addEventListener("load", () => {
     width: page.documentElement.scrollWidth,
     drawn: page.querySelectorAll(".chart svg.main-svg:first-of-type").length,
     paper: style("body").backgroundColor,
-    line: one("#convergence-chart .js-line").style.stroke,
     words: one("#result").innerText,
   };
+  const done = () => document.body.replaceChildren(JSON.stringify(found));
+  if (!one("#convergence-chart")) return done();
+  found.line = one("#convergence-chart .js-line").style.stroke;
   const [, status] = page.querySelectorAll(".filter select");
   status.value = "failed";
   status.dispatchEvent(new Event("input"));
@@ -654,7 +656,7 @@ addEventListener("load", () => {
   found.title = one("#agents-chart .xtitle").textContent;
   document.querySelector("iframe").contentWindow.dispatchEvent(new Event("beforeprint"));
   found.printed = one("#convergence-chart .js-line").style.stroke;
-  document.body.replaceChildren(JSON.stringify(found));
+  done();
 });
 </script>"""
 
@@ -717,11 +719,38 @@ def test_a_browser_draws_every_kind_of_run(name: str, tmp_path: Path) -> None:
     assert found["drawn"] == len(written.charts)
 
 
+@pytest.mark.nightly
+@pytest.mark.skipif(BROWSER is None, reason="there is no chromium on PATH")
+@pytest.mark.parametrize("part", ["hub", "site"])
+def test_a_browser_draws_a_part_of_a_run(part: Part, fts: RunResult, tmp_path: Path) -> None:
+    name = fts.names[0]
+    if part == "site":
+        rows, rounds = (
+            [row for row in table if row["agent"] == name] for table in (fts.records, fts.rounds)
+        )
+        result = replace(fts, part=part, names=(name,), records=rows, rounds=rounds)
+        result.trust = {name: [0.2, 0.4]}
+    else:
+        result = replace(fts, part=part, records=[])
+    written = _page(result, tmp_path)
+    found, complaints = _browsed(tmp_path, "--blink-settings=preferredColorScheme=0")
+    assert not complaints
+    assert found["width"] <= 400
+    assert found["paper"] == "rgb(20, 23, 27)"
+    assert found["drawn"] == len(written.charts) > 0
+    assert ("not known here" in found["words"]) == (part == "hub")
+    assert ("0.40" in found["words"]) == (part == "site")
+
+
 def test_the_hubs_part_has_no_observations_and_says_so(private: RunResult, tmp_path: Path) -> None:
     rounds = [{**row, "cpu_seconds": 0.0} for row in private.rounds]
     page = _page(replace(private, part="hub", records=[], rounds=rounds), tmp_path)
     text = html.unescape(page.text)
     assert "Points and outcomes are at the sites" in text
+    assert ", hub of " in page.text
+    assert "Not known here: best configurations, trust" in text
+    assert "Trust earnednot known here" in page.words
+    assert "Evaluations that failed" not in text
     assert "every agent's points" not in text
     assert "CPU" not in text  # nobody has measured it
     assert "(ε, δ)-indistinguishable" in page.text
@@ -730,14 +759,21 @@ def test_the_hubs_part_has_no_observations_and_says_so(private: RunResult, tmp_p
 
 def test_a_sites_part_does_not_speak_for_the_run(private: RunResult, tmp_path: Path) -> None:
     own = [row for row in private.records if row["agent"] == private.names[0]]
+    rounds = [row for row in private.rounds if row["agent"] == private.names[0] and row["replied"]]
     part = replace(
-        private, part="site", names=private.names[:1], records=own, rounds=[], privacy=None
-    )
+        private, part="site", names=private.names[:1], records=own, rounds=rounds, privacy=None,
+        trust={private.names[0]: [0.25]},
+    )  # fmt: skip
     page = _page(part, tmp_path)
     text = html.unescape(page.text)
     assert f", site {private.names[0]}<" in text
-    assert "The hub's report has the promise" in text
+    assert "Not known here: points and outcomes of other sites" in text
+    assert "The hub's report has what was spent" in text
+    assert "The plan of the run promises ε" in text
     assert "No privacy guarantee" not in text
+    assert "replied to every request" not in text
+    assert "Trust earned0.25" in page.words
+    assert "Queries that had messages" in page.words
     _check_accessible(page)
 
 

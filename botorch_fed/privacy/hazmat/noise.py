@@ -38,7 +38,6 @@ import numpy as np
 import torch
 from botorch.exceptions.errors import InputDataError
 from numpy.typing import NDArray
-from scipy.special import ndtri
 from torch import Tensor
 
 from botorch_fed.rng import generator
@@ -128,6 +127,8 @@ def normal(noise: NoiseSource, *shape: int, path: Path) -> Tensor:
         shape: The shape.
         path: What the numbers are for.
     """
+    from scipy.special import ndtri  # costs 150 ms to import
+
     uniforms = noise.uniform(*shape, path=path).numpy()
     values = np.asarray(ndtri(uniforms))
     rare = np.abs(uniforms - 0.5) > 0.5 - _TAIL
@@ -138,6 +139,8 @@ def normal(noise: NoiseSource, *shape: int, path: Path) -> Tensor:
 
 def _tail(uniforms: NDArray[np.float64], noise: NoiseSource, path: Path) -> NDArray[np.float64]:
     """Normals of uniform numbers near 0 or 1, with 53 further bits each."""
+    from scipy.special import ndtri
+
     lower = uniforms < 0.5
     # What a number stands for: above one half (k + 1/2) was rounded, and two k share a number.
     start = np.where(lower, uniforms - 2.0**-54, 1 - uniforms - 2.0**-53).clip(min=0)
