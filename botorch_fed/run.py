@@ -725,9 +725,10 @@ def run(
     def gather() -> list[Observation]:
         new = _gathered(engine, observations, space, on_trial)
         found = {name: [*before.get(name, []), *engine.trust.get(name, [])] for name in names}
-        result.trust = {name: trusts for name, trusts in found.items() if trusts}
-        if folder is not None:
-            _write(folder / TRUST, json.dumps(result.trust))
+        found = {name: trusts for name, trusts in found.items() if trusts}
+        if folder is not None and found != result.trust:
+            _write(folder / TRUST, json.dumps(found))
+        result.trust = found
         return new
 
     with engine, _progress(progress) as shown:

@@ -18,6 +18,7 @@ import pytest
 import torch
 from botorch.exceptions.errors import InputDataError
 from rich.console import Console
+from rich.progress import Progress
 from torch import Tensor
 
 from benchmarks.problems import CEC2005
@@ -551,7 +552,7 @@ def shown(protocol: Any, problem: Any, monkeypatch: pytest.MonkeyPatch, **option
     """A run in front of a terminal: its result, and the last words of every round."""
     words: list[str] = []
     terminal = partial(Console, force_terminal=True, file=io.StringIO())
-    monkeypatch.setattr(module, "Console", lambda **_: terminal())
+    monkeypatch.setattr("rich.console.Console", lambda **_: terminal())
 
     class Listening(module._Watch):
         def _words(self, round_: Any, new: Any) -> str:
@@ -581,13 +582,13 @@ def test_progress_shows_the_best_value_and_takes_nothing_away(
 def test_progress_counts_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     done: list[float] = []
 
-    class Counting(module.Progress):
+    class Counting(Progress):
         def update(self, task: Any, **options: Any) -> None:
             super().update(task, **options)
             done.append(self.tasks[0].completed)
             assert self.tasks[0].total == 3 * 5
 
-    monkeypatch.setattr(module, "Progress", Counting)
+    monkeypatch.setattr("rich.progress.Progress", Counting)
     result, _ = shown(FedGP(budget=5), Bowls(), monkeypatch)
     assert len(done) == max(row["round"] for row in result.rounds) > 5  # exchanges of a joint key
     assert done[:2] == [0, 0]  # the two phases of a joint key

@@ -65,7 +65,7 @@ _UNKNOWN = {
     ),
     "hub": (
         "Points and outcomes are at the sites, so the hub cannot say whether the messages have "
-        "helped, nor what is the best configuration. Each site's own report has its own."
+        "helped, nor which configuration is best. Each site's own report shows its own."
     ),
     "site": (
         "This is one site's part of a run. One site alone cannot say whether the others' messages "
@@ -219,7 +219,7 @@ def queries_with_messages(result: RunResult) -> dict[str, tuple[int, int]] | Non
 def _trust(result: RunResult) -> list[tuple[str, str, str]]:
     last = last_trust(result)
     if not last and result.part == "hub":
-        return [("Trust earned", "not known here", "each site knows its own")]
+        return [("Trust earned", "not known here", "each site knows its own, if any")]
     if not last:
         return []
     values = list(last.values())
