@@ -28,6 +28,7 @@ logger = logging.getLogger(__name__)
 MAX_SEQUENCE = 2**12  # points of a sequence that are looked at for those that meet constraints
 LOOKS = 32  # at so many times as many points of a sequence, where discrete ones are the same
 NUM_POOL = 512  # random points, where these are too few
+BLOCK = 4  # neighbours in the sequence that one site is dealt
 START_COST = 1 / 9  # about, of first points below the target, over that of one at the target
 
 
@@ -188,9 +189,16 @@ def dealt_design(
 ) -> Tensor:
     """A site's share of one low-discrepancy sequence over the federation, `num_points x d`.
 
+<<<<<<< HEAD
     Site `n` of `N` gets the points n, n + N, …: together the sites cover more than each alone, and
     what they say first is about different places. Points that discrete parameters make the same
     are dealt once, as long as the sequence has others.
+=======
+    Each site gets blocks of `BLOCK` neighbours in the sequence: its own points differ in every
+    parameter, and together the sites cover more than each alone. Every Nth point would not do: in a
+    Sobol sequence such points share the leading binary digits of the first parameters, so that each
+    of eight sites would try an eighth of the range of the first one.
+>>>>>>> outside
 
     Args:
         space: The map of inputs.
@@ -203,6 +211,14 @@ def dealt_design(
     """
     if num_points < 1:
         return torch.zeros(0, space.dim).double()
+<<<<<<< HEAD
+=======
+    turns = torch.arange(num_points)
+    # Sites begin their blocks at different places, so that their first points alone are spread too.
+    rows = BLOCK * (num_sites * (turns // BLOCK) + index) + (turns + index) % BLOCK
+    count = BLOCK * num_sites * math.ceil(num_points / BLOCK)
+    sequence = spread_points(space, count, seed=seed)[rows]
+>>>>>>> outside
     if candidates is None:
         return _different_points(space, index, num_sites, num_points, seed=seed, tried=tried)
     sequence = spread_points(space, num_sites * num_points, seed=seed)[index::num_sites]

@@ -658,13 +658,24 @@ def test_sites_are_dealt_one_sequence() -> None:
     together = torch.cat([dealt_design(SQUARE, n, 3, 4) for n in range(3)])
     whole = dealt_design(SQUARE, 0, 1, 12)
     assert len(torch.unique(together, dim=0)) == 12
-    # The same points, dealt in turn.
-    dealt = torch.stack([dealt_design(SQUARE, n, 3, 4) for n in range(3)], dim=1).reshape(12, 2)
-    assert torch.equal(dealt, whole)
+    # The same points, dealt in blocks.
+    assert torch.equal(torch.unique(together, dim=0), torch.unique(whole, dim=0))
     # Together they cover the square: every quarter has its share.
     quarters = (together > 0.5).long() @ torch.tensor([1, 2])
     assert quarters.bincount().tolist() == [3, 3, 3, 3]
     assert not torch.equal(dealt_design(SQUARE, 0, 3, 4, seed=1), dealt_design(SQUARE, 0, 3, 4))
+
+
+@pytest.mark.parametrize("num_sites", [1, 2, 3, 4, 8, 16])
+def test_the_points_of_one_site_differ_in_every_parameter(num_sites: int) -> None:
+    space = SearchSpace(tuple(Parameter.real(f"x{j}", 0, 1) for j in range(4)))
+    designs = torch.stack([dealt_design(space, n, num_sites, 3) for n in range(num_sites)])
+    ranges = designs.amax(dim=1) - designs.amin(dim=1)
+    assert float(ranges.min()) > 0.25  # 0.09 if a site were dealt every sixteenth point
+    assert bool((ranges.mean(dim=0) > 0.5).all())
+    if num_sites >= 8:  # and so do the first points of all sites
+        first = designs[:, 0]
+        assert bool((first.amax(dim=0) - first.amin(dim=0) > 0.5).all())
 
 
 @pytest.mark.parametrize("candidates", [None, uniform(30, 2, seed=4)], ids=["box", "list"])
