@@ -1,7 +1,7 @@
 """What faults cost: processes that die, messages that are lost or forged, agents that stay away.
 
     python -m benchmarks.faults [--json] [--quick] [--only runs,fuzz] [--messages N] [--every K]
-    python -m benchmarks.faults --matrix [--every K]  runs that are kept: what is missing
+    python -m benchmarks.faults --kept [--every K]    both parts, kept: what is missing
     python -m benchmarks.faults --dropout [--json]    absent agents: runs what is missing
     python -m benchmarks.faults --deployed [--json]   kills on deployed Flower: runs what is missing
     python -m benchmarks.faults --smoke               a little of all, nothing kept
@@ -164,13 +164,14 @@ def scenarios(every: int, seeds: int, *, kept: bool) -> Part:
 # ------------------------------------------------------------------ mutants
 
 
-def mutants(messages: int) -> Part:
+def mutated(fuzz_messages: int) -> Line:
     """So many mutated messages of all protocols."""
     start = time.process_time()
-    found: Findings = fuzz(recorded(), messages)
+    with silence():
+        found: Findings = fuzz(recorded(), fuzz_messages)
     seconds = time.process_time() - start
-    figures: dict[str, float] = {
-        "fuzz_messages": found.messages,
+    worst = (found.bad + found.crashes).most_common()
+    return {
         "fuzz_reframed_share": round(found.reframed / found.messages, 4),
         "fuzz_cipher_share": round(found.ciphers / found.messages, 4),
         "fuzz_accepted": found.accepted,
@@ -179,11 +180,23 @@ def mutants(messages: int) -> Part:
         "fuzz_hangs": found.hung,
         "fuzz_slowest_s": round(found.slowest, 3),
         "peak_mb": round(found.peak_mb, 1),
+        "cpu_seconds": round(seconds),
+        "worst": [[why[:120], count, found.examples[why]] for why, count in worst],
+        "versions": versions(),
     }
+
+
+def mutants(messages: int, *, kept: bool) -> Part:
+    """Their figures, and what was accepted or worse."""
+    with contextlib.nullcontext() if kept else nothing_kept():
+        results = Results("faults/fuzz", ("fuzz_messages",))
+        results.fill([{"fuzz_messages": messages}], mutated, "mutated messages")
+    (line,) = results.select(fuzz_messages=messages)
     table = Table("receiver and reason", "times", "first mutant", title="Accepted, or worse")
-    for why, count in (found.bad + found.crashes).most_common():
-        table.add_row(why[:120], str(count), found.examples[why])
-    table.caption = f"{found.messages / seconds:,.0f} messages in a second of CPU time"
+    for why, count, example in line["worst"]:
+        table.add_row(why, str(count), example)
+    table.caption = f"{messages:,} messages in {line['cpu_seconds']} s of CPU time"
+    figures = {key: float(line[key]) for key in line if key.startswith(("fuzz_", "peak"))}
     return figures, table
 
 
@@ -306,7 +319,7 @@ def main() -> None:
     parser.add_argument("--only", default="fuzz,runs", help="some of fuzz, runs")
     parser.add_argument("--messages", type=int, help=f"mutants, default {MESSAGES:,}")
     parser.add_argument("--every", type=int, help="of so many kills one, default all")
-    parser.add_argument("--matrix", action="store_true", help="kills and faults, kept; --every")
+    parser.add_argument("--kept", action="store_true", help="runs what is missing, and keeps it")
     parser.add_argument("--dropout", action="store_true", help="absent agents instead")
     parser.add_argument("--deployed", action="store_true", help="kills on deployed Flower instead")
     parser.add_argument("--protocol", help="with --deployed, this one alone")
@@ -321,9 +334,7 @@ def main() -> None:
     torch.set_num_threads(1)
     if args.smoke:
         with patch.dict(globals(), SMOKE), nothing_kept():
-            parts = [*faults(chosen, MESSAGES, QUICK, 1), dropout()]
-    elif args.matrix:
-        parts = [scenarios(args.every or 1, SEEDS, kept=True)]
+            parts = [*faults(chosen, MESSAGES, QUICK, 1, kept=True), dropout()]
     elif args.dropout:
         parts = [dropout()]
     elif args.deployed:
@@ -331,18 +342,17 @@ def main() -> None:
     else:
         messages = args.messages or (MESSAGES // 100 if args.quick else MESSAGES)
         every, seeds = args.every or (QUICK if args.quick else 1), 2 if args.quick else SEEDS
-        parts = faults(chosen, messages, every, seeds)
+        parts = faults(chosen, messages, every, seeds, kept=args.kept)
     show(parts, as_json=args.json)
 
 
-def faults(chosen: list[str], messages: int, every: int, seeds: int) -> list[Part]:
+def faults(chosen: list[str], messages: int, every: int, seeds: int, *, kept: bool) -> list[Part]:
     """Mutated messages, and runs with kills and faults."""
-    with silence():
-        parts = []
-        if "fuzz" in chosen:  # first: memory is measured from its beginning
-            parts.append(mutants(messages))
-        if "runs" in chosen:
-            parts.append(scenarios(every, seeds, kept=False))
+    parts = []
+    if "fuzz" in chosen:  # first: memory is measured from its beginning
+        parts.append(mutants(messages, kept=kept))
+    if "runs" in chosen:
+        parts.append(scenarios(every, seeds, kept=kept))
     return parts
 
 

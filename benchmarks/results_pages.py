@@ -302,6 +302,16 @@ def _dropout() -> Mapping[str, Any]:
     return found
 
 
+def _faults() -> Mapping[str, Any]:
+    """The matrix of kills as one row, and the mutated messages."""
+    lines = Results("faults/matrix", ("federation", "every", "seeds")).lines
+    numbers = [key for key, value in lines[0].items() if type(value) is int]
+    (fuzz,) = Results("faults/fuzz", ("fuzz_messages",)).lines
+    shares = {f"{key}_percent": 100 * fuzz[f"fuzz_{key}_share"] for key in ("reframed", "cipher")}
+    total = {key: sum(line[key] for line in lines) for key in numbers}
+    return {**total, "federations": len(lines), **fuzz, **shares}
+
+
 SOURCES: dict[str, Callable[[str], Any]] = {
     "transfer": _transfer,
     "ablations": _ablations,
@@ -318,6 +328,7 @@ SOURCES: dict[str, Callable[[str], Any]] = {
     "cec": _cec,
     "tasks": fed_gp.task_summary,
     "dropout": lambda _: _dropout(),
+    "faults": lambda _: _faults(),
     "json": lambda name: json.loads(
         (HOME / "results" / f"{name.replace('.', '/')}.json").read_text()
     ),

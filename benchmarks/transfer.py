@@ -15,11 +15,12 @@ the honest sites of the normalised simple regret, (optimum - best so far) / (opt
 noise-free outcomes, after the starts (index 0) and after each query; the CPU milliseconds of an own
 step without the objective; bytes per site and round; a hash of the package's source.
 
-Every method has the same starts for a task and seed (`dealt_starts`) and as many queries after
-them. In *late* one site, by the seed, is new and the others have finished `HISTORY` queries of
-`solo` (kept in ``.cache``); its curve counts its evaluations from 0, where the regret is 1 by
-definition, and own starts, where a method needs them, are among them. The row of a method that uses
-the others' histories notes a hash of them; rows with different ones are not compared.
+Federated methods have the same starts for a task and seed (`dealt_starts`), controls that send
+nothing as many of a site's own (`own_starts`), and as many queries after them. In *late* one site,
+by the seed, is new and the others have finished `HISTORY` queries alone (kept in ``.cache``); its
+curve counts its evaluations from 0, where the regret is 1 by definition, and own starts, where a
+method needs them, are among them. The row of a method that uses the others' histories notes a hash
+of them; rows with different ones are not compared.
 
 How the statistics are made: `benchmarks.transfer_summary`. ``before_*`` are what was the default of
 the package before its search was made for this (commit 9d34ccf): `FTS(every=3)`, `FedGP` with
@@ -64,12 +65,13 @@ from benchmarks.transfer_controls import (
     Histories,
     Trace,
     dealt_starts,
-    solo,
+    solo_dealt,
     with_default,
 )
 from benchmarks.transfer_summary import (
     ORACLE,
     REFERENCE,
+    SAME_STARTS,
     SHOWN,
     Row,
     pairs,
@@ -90,7 +92,10 @@ NEWCOMER_STARTS = 3
 NEWCOMER_EVALUATIONS = 23
 HISTORY = 20  # queries of each of the others, in *late*
 DIGITS = 5
-KEEP_SITES = (REFERENCE, ORACLE)  # their rows have a curve for each site, for those with some sites
+KEEP_SITES = (
+    SAME_STARTS,
+    ORACLE,
+)  # their rows have a curve for each site, for those with some sites
 
 
 # ------------------------------------------------------------------ the package's studies
@@ -344,11 +349,11 @@ def late_row(job: Job, task: Task) -> Row:
 
 
 def histories(task: Task, seed: int, newcomer: str) -> Histories:
-    """What the others have observed: `HISTORY` queries of `solo`, made once for a task and seed."""
+    """What the others have observed alone: `HISTORY` queries, made once for a task and seed."""
     path = CACHE / f"{task.name}-{seed}.npz"
     if not path.exists():
         done = replace(task, queries=HISTORY)
-        trace = solo(done, seed, dealt_starts(done, seed), None)
+        trace = solo_dealt(done, seed, dealt_starts(done, seed), None)
         arrays = {f"X-{site}": X.numpy() for site, X in trace.X.items()}
         arrays |= {f"Y-{site}": Y.numpy() for site, Y in trace.Y.items()}
         CACHE.mkdir(parents=True, exist_ok=True)
@@ -504,7 +509,7 @@ def toy(seed: int) -> Any:
 
 MAIN = (*CONTROLS, *STUDIES, *KEPT)  # of a summary
 REQUIRED = ("fts", "fedgp_encrypted", "dp_fts_de")  # should have all tasks and seeds
-PARTS = (REFERENCE, ORACLE, "fts", *ABLATIONS)
+PARTS = (SAME_STARTS, ORACLE, "fts", *ABLATIONS)
 
 
 def stored(

@@ -2,13 +2,16 @@ r"""What every method of `benchmarks.transfer` is compared with: each control is
 
     control(task, seed, starts, others) -> Trace
 
-`starts` are the points with which each site that plays begins (`dealt_starts`); sites that are not
-among them do not play. `others` are finished histories of sites that do not play, in the *late*
-suite. Rounds are synchronous: all sites ask before any is told. Only own steps count as CPU.
+`starts` are the points with which each site that plays begins in a federation (`dealt_starts`);
+sites that are not among them do not play. Alone a site has `own_starts`. `others` are finished
+histories of sites that do not play, in the *late* suite. Rounds are synchronous: all sites ask
+before any is told. Only own steps count as CPU.
 
-    sobol             the own points of the dealt Sobol sequence, on and on
+    solo              own starts, the own model (closed form), log expected improvement; the
+                      reference
+    solo_dealt        the same from the starts of the federation
+    sobol             a Sobol sequence of the own, on and on
     random            uniform points, or candidates
-    solo              the own model (closed form), log expected improvement; the reference
     default_first     the same with the user's default configuration in the place of the first start
     solo_botorch      `SingleTaskGP` with BoTorch's defaults, `fit_gpytorch_mll`,
                       `LogExpectedImprovement`, `optimize_acqf`; refitted for every query
@@ -209,12 +212,33 @@ def dealt_points(task: Task, seed: int, count: int) -> dict[str, Tensor]:
 
 
 def dealt_starts(task: Task, seed: int) -> dict[str, Tensor]:
-    """The starts of a task and seed, the same for every method.
+    """The starts of a task and seed, the same for every method that sends messages.
 
     One Sobol sequence, scrambled by the seed, is dealt over the sites: site `n` of `N` gets the
     points n, n + N, …, or the nearest candidates that it has not got yet.
     """
     return dealt_points(task, seed, task.starts)
+
+
+def own_points(task: Task, seed: int, count: int) -> dict[str, Tensor]:
+    """`count` points for each site, of a scrambled Sobol sequence of its own.
+
+    Every Nth point of one sequence shares the leading digits of the first parameters where N has a
+    factor of two: a site alone would not begin there.
+    """
+    found = {}
+    for n, site in enumerate(task.sites):
+        X = sobol_support(task.space.dim, count, seed=1000 * (n + 1) + seed)
+        listed = task.candidates
+        found[site] = task.space.snap(X) if listed is None else _nearest_untaken(listed, X)
+    return found
+
+
+def own_starts(task: Task, seed: int, starts: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """As many starts for the same sites, as they would choose alone."""
+    most = max(len(X) for X in starts.values())
+    own = own_points(task, seed, most)
+    return {site: own[site][: len(X)] for site, X in starts.items()}
 
 
 def _nearest_untaken(candidates: Tensor, points: Tensor) -> Tensor:
@@ -233,12 +257,12 @@ def _nearest_untaken(candidates: Tensor, points: Tensor) -> Tensor:
 def sobol(
     task: Task, seed: int, starts: Mapping[str, Tensor], others: Histories | None = None
 ) -> Trace:
-    """The points of the dealt sequence, on and on."""
-    points = dealt_points(task, seed, task.starts + task.queries)
+    """Every site's own sequence, on and on."""
+    points = own_points(task, seed, max(len(X) for X in starts.values()) + task.queries)
     return play(
         task,
         seed,
-        starts,
+        own_starts(task, seed, starts),
         lambda journal, site, t: points[site][len(journal.X[site]) :][:1],
         others=others,
     )
@@ -302,7 +326,14 @@ def domain_of(journal: Journal, site: str) -> Domain:
 def solo(
     task: Task, seed: int, starts: Mapping[str, Tensor], others: Histories | None = None
 ) -> Trace:
-    """The own model and log expected improvement, refitted for every query."""
+    """As a site does alone: `own_starts`, its own model, log expected improvement."""
+    return solo_dealt(task, seed, own_starts(task, seed, starts), others)
+
+
+def solo_dealt(
+    task: Task, seed: int, starts: Mapping[str, Tensor], others: Histories | None = None
+) -> Trace:
+    """The same from the starts of the federation: what is left is what is said."""
     return play(task, seed, starts, partial(own_step, name="solo"), others=others)
 
 
@@ -310,7 +341,8 @@ def default_first(
     task: Task, seed: int, starts: Mapping[str, Tensor], others: Histories | None = None
 ) -> Trace:
     """The user's default configuration in the place of the first start, then as `solo`."""
-    return solo(task, seed, with_default(task, starts), others)
+    own = with_default(task, own_starts(task, seed, starts))
+    return solo_dealt(task, seed, own, others)
 
 
 def with_default(task: Task, starts: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -885,6 +917,7 @@ def _ax_point(task: Task, point: Mapping[str, Any]) -> Tensor:
 
 CONTROLS: dict[str, Control] = {
     "solo": solo,
+    "solo_dealt": solo_dealt,
     "sobol": sobol,
     "random": random,
     "default_first": default_first,
@@ -897,5 +930,12 @@ CONTROLS: dict[str, Control] = {
     "ax": ax,
 }
 FEW_SITES = ("solo_botorch", "turbo", "ax")  # slow, nothing is exchanged: some sites will do
-ALONE = ("solo", "sobol", "random", "default_first", *FEW_SITES)  # nothing of the others is used
+ALONE = (
+    "solo",
+    "solo_dealt",
+    "sobol",
+    "random",
+    "default_first",
+    *FEW_SITES,
+)  # nothing of the others is used
 COLD = ("pooled", "random_functions", "multitask", "ax")  # a newcomer needs no own starts for them

@@ -26,6 +26,8 @@ Pairs = dict[str, tuple[Array, Array]]  # by task: curves of two methods, one ro
 SHOWN = (1, 3, 5, 10, 20, 50)  # queries of the tables
 CHECKED = (3, 5, 10, 20, 50)  # queries at which no method may be worse than solo
 REFERENCE, ORACLE = "solo", "pooled"
+SAME_STARTS = "solo_dealt"  # alone, from the starts of those who send messages
+CHECKS = ("solo_botorch", "turbo")  # of the reference's own step: compared from the same starts
 TARGET = 20  # solo's regret after so many queries is what others should reach sooner
 
 
@@ -156,7 +158,7 @@ def summarize(rows: Rows, *, gap_at: Callable[[str], int], required: Sequence[st
     ]
     methods = {}
     for method, mine in rows.items():
-        both = pairs(mine, solo)
+        both = pairs(mine, rows.get(SAME_STARTS, solo) if method in CHECKS else solo)
         if both:
             methods[method] = _method(method, mine, both, rows, gap_at)
     return {"tasks": tasks, "seeds": min(counts, default=0), "methods": methods}
