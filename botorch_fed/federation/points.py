@@ -189,16 +189,11 @@ def dealt_design(
 ) -> Tensor:
     """A site's share of one low-discrepancy sequence over the federation, `num_points x d`.
 
-<<<<<<< HEAD
-    Site `n` of `N` gets the points n, n + N, …: together the sites cover more than each alone, and
-    what they say first is about different places. Points that discrete parameters make the same
-    are dealt once, as long as the sequence has others.
-=======
     Each site gets blocks of `BLOCK` neighbours in the sequence: its own points differ in every
     parameter, and together the sites cover more than each alone. Every Nth point would not do: in a
     Sobol sequence such points share the leading binary digits of the first parameters, so that each
-    of eight sites would try an eighth of the range of the first one.
->>>>>>> outside
+    of eight sites would try an eighth of the range of the first one. Points that discrete
+    parameters make the same are dealt once, as long as the sequence has others.
 
     Args:
         space: The map of inputs.
@@ -211,17 +206,9 @@ def dealt_design(
     """
     if num_points < 1:
         return torch.zeros(0, space.dim).double()
-<<<<<<< HEAD
-=======
-    turns = torch.arange(num_points)
-    # Sites begin their blocks at different places, so that their first points alone are spread too.
-    rows = BLOCK * (num_sites * (turns // BLOCK) + index) + (turns + index) % BLOCK
-    count = BLOCK * num_sites * math.ceil(num_points / BLOCK)
-    sequence = spread_points(space, count, seed=seed)[rows]
->>>>>>> outside
     if candidates is None:
         return _different_points(space, index, num_sites, num_points, seed=seed, tried=tried)
-    sequence = spread_points(space, num_sites * num_points, seed=seed)[index::num_sites]
+    sequence = _share(space, index, num_sites, num_points, seed=seed)
     left = candidates.double()
     rows: list[Tensor] = []
     for point in sequence:
@@ -230,6 +217,23 @@ def dealt_design(
         if len(left) > 1:
             left = torch.cat([left[:nearest], left[nearest + 1 :]])
     return torch.stack(rows)
+
+
+def _share(
+    space: SearchSpace,
+    index: int,
+    num_sites: int,
+    num_points: int,
+    *,
+    seed: int,
+    width: float | None = None,
+) -> Tensor:
+    """A site's points of the sequence, in blocks, `num_points x d`."""
+    turns = torch.arange(num_points)
+    # Sites begin their blocks at different places, so that their first points alone are spread too.
+    rows = BLOCK * (num_sites * (turns // BLOCK) + index) + (turns + index) % BLOCK
+    count = BLOCK * num_sites * math.ceil(num_points / BLOCK)
+    return spread_points(space, count, seed=seed, width=width)[rows]
 
 
 def _different_points(
@@ -248,8 +252,8 @@ def _different_points(
     """
     known = () if tried is None else [row.tobytes() for row in (tried + 0.0).numpy()]
     for factor in (1, LOOKS):
-        sequence = spread_points(space, factor * num_sites * num_points, seed=seed, width=width)
-        points = space.snap(sequence[index::num_sites])
+        count = factor * num_points
+        points = space.snap(_share(space, index, num_sites, count, seed=seed, width=width))
         rows = {row.tobytes(): k for k, row in reversed([*enumerate((points + 0.0).numpy())])}
         fresh = points[sorted(k for row, k in rows.items() if row not in known)]
         if len(fresh) >= num_points:
