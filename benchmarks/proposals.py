@@ -247,8 +247,7 @@ restarts, raw samples and steps at most: medians of CPU milliseconds on one thre
 ``benchmarks/results/proposals.json``, with ``--page`` this page.
 
 ``EarnedPosterior`` is the model of the default searches, with a message of another site;
-``BasisGP`` has {FEATURES} random features, and its fit takes more steps than one of
-``SingleTaskGP``, for the evidence of random features is less smooth. At most ``EarnedPosterior``
+``BasisGP`` has {FEATURES} random features. At most ``EarnedPosterior``
 takes {most["EarnedPosterior"]:.2f} times the CPU of BoTorch's model, and ``BasisGP``
 {most["BasisGP"]:.2f} times. The default searches maximise closed forms instead (:doc:`outcomes`).
 
