@@ -30,7 +30,7 @@ import torch
 from rich.table import Column, Table
 from torch import Tensor
 
-from botorch_fed.federation.points import dealt_design
+from botorch_fed.federation.points import spread_points
 from botorch_fed.federation.registry import study_class
 from botorch_fed.privacy import SignalWarning
 from botorch_fed.run import RunResult, run
@@ -398,19 +398,24 @@ def _late_seed(protocol: str, scene: Scene, seed: int, folder: Path | None) -> A
     """All arms of one seed."""
     problem, (done, new) = _late_problem(scene, seed, EPOCHS), _late_names(scene)
     play_alone = partial(run, problem=problem, seed=seed, progress=False)
-    history = play_alone(replace(FTS(budget=scene.history).alone(), active=done))
-    data = {name: history.history(name) for name in done}
-    begin = replace(FTS(budget=scene.budget).alone(), active=new)
-    longer = max(scene.budget, scene.history)
+    # A site alone begins with a Sobol sequence of its own, another one in every seed.
     points = {
-        name: dealt_design(problem.space, place, len(problem), scene.budget)
+        name: spread_points(problem.space, scene.budget, seed=1000 * (place + 1) + seed)
         for place, name in enumerate((*done, *new))
     }
+    few = FTS(budget=scene.history).initial
+    own = {name: X[:few] for name, X in points.items()}
+    default = problem.space.to_unit([problem.default])
+    first = {name: torch.cat([default, X[: few - 1]]) for name, X in points.items()}
+    alone = replace(FTS(budget=scene.history).alone(), initial_design=own)
+    history = play_alone(replace(alone, active=done))
+    data = {name: history.history(name) for name in done}
+    begin = replace(alone, budget=scene.budget, active=new)
     studies = {
         **_late_studies(protocol, budget=scene.budget, data=data, active=new),
-        ALONE: replace(begin, budget=longer),
+        ALONE: replace(begin, budget=max(scene.budget, scene.history)),
         SOBOL: replace(begin, initial_design=points),
-        DEFAULT: replace(begin, default=problem.default),
+        DEFAULT: replace(begin, initial_design=first),
     }
     results = {name: play_alone(study) for name, study in studies.items()}
     _saved({name: results[name] for name in (TOLD, ALONE, DEFAULT)}, folder)
