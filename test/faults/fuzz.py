@@ -258,10 +258,15 @@ class Traffic:
 
 
 def recorded(names: tuple[str, ...] | None = None) -> Traffic:
-    """The traffic of all federations, or of some."""
+    """The traffic of all federations, or of some.
+
+    Those that differ in what happens at sites only have the messages of others: an announcement of
+    one is a valid one of the other, which has the same run, sites and channel.
+    """
     traffic = Traffic()
     for name, case in cases().items():
-        if names is None or name in names:
+        usual = case.objective is hill and not case.by_hand and not case.grows
+        if name in names if names is not None else usual:
             traffic.record(name, case)
     traffic.collect()
     return traffic
