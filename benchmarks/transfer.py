@@ -509,7 +509,7 @@ def toy(seed: int) -> Any:
 
 MAIN = (*CONTROLS, *STUDIES, *KEPT)  # of a summary
 REQUIRED = ("fts", "fedgp_encrypted", "dp_fts_de")  # should have all tasks and seeds
-PARTS = (SAME_STARTS, ORACLE, "fts", *ABLATIONS)
+PARTS = (REFERENCE, SAME_STARTS, ORACLE, "fts", *ABLATIONS)
 
 
 def stored(

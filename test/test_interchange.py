@@ -134,7 +134,8 @@ def test_trials_of_a_run_are_those_of_its_table() -> None:
     assert trials[0].status == "attached"
     assert [trial.parameters["x"] for trial in trials] == table["x"].tolist()
     assert [trial.value for trial in trials if trial.values] == table["value"].dropna().tolist()
-    assert {trial.reason for trial in trials if trial.status == "failed"} == {"ValueError: too far"}
+    everybody = [*trials, *result.trials("bob")]
+    assert {t.reason for t in everybody if t.status == "failed"} == {"ValueError: too far"}
     again = as_data(trials, SMALL)
     for one, other in zip(again, result.history("ann", given=True), strict=True):
         assert torch.equal(one, other)
