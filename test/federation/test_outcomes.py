@@ -407,10 +407,12 @@ def test_the_chebyshev_sum_prefers_the_middle_to_one_end() -> None:
 
 def test_together_is_better_than_alone_while_evaluations_are_few() -> None:
     sites = {f"site{i}": (lambda X, i=i: bounded(X, 0.02 * i)) for i in range(6)}
-    study = FTS(budget=5, candidates=GRID)
+    study = FTS(budget=6, candidates=GRID)
     both = [ran(one, problem=sites) for one in (study, study.alone())]
-    gaps = [float(torch.stack([r.best(n)[4].clamp_max(1.0) for n in sites]).mean()) for r in both]
-    assert gaps[0] < gaps[1] - 0.01
+    # After the three first points, which are the same.
+    curves = [torch.stack([r.best(n)[2:].clamp_max(1.0) for n in sites]).mean(dim=0) for r in both]
+    assert curves[0][0] == curves[1][0]
+    assert curves[0][1:].mean() < curves[1][1:].mean() - 0.03
 
 
 # ------------------------------------------------------------------ noise

@@ -47,12 +47,12 @@ def test_a_random_search_of_ones_own(candidates: Tensor | None) -> None:
 
 
 def test_a_median_of_ones_own() -> None:
-    study = Federation(budget=7, search=MedianTransfer(), aggregation=Median())
+    study = Federation(budget=9, search=MedianTransfer(), aggregation=Median())
     objectives: dict[str, Objective] = dict.fromkeys(NAMES, hill)
     result = run(study, objectives, seed=0, space=SQUARE)
     assert {row["failure"] for row in result.rounds} == {None}
     for name in NAMES:
-        assert len(result.history(name)[0]) == 7
+        assert len(result.history(name)[0]) == 9
         assert float(result.best(name)[-1]) > 0.9
 
 
