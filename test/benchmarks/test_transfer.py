@@ -22,6 +22,7 @@ from benchmarks.transfer_controls import (
     dealt_points,
     dealt_starts,
     log_expected_improvement,
+    own_starts,
     posterior_mean,
     with_default,
 )
@@ -102,9 +103,12 @@ def test_starts_of_a_table_are_different_candidates() -> None:
         assert bool(same.any(dim=-1).all())
 
 
-@pytest.mark.parametrize("method", ["solo", "random", "fmtbo", "pooled", *transfer.STUDIES])
+@pytest.mark.parametrize(
+    "method", ["solo", "solo_dealt", "sobol", "random", "fmtbo", "pooled", *transfer.STUDIES]
+)
 def test_every_method_has_the_same_starts_and_as_many_evaluations(method: str) -> None:
-    task, starts = toy(1), dealt_starts(toy(1), 1)
+    task, dealt = toy(1), dealt_starts(toy(1), 1)
+    starts = dealt
     if method in CONTROLS:
         trace = CONTROLS[method](task, 1, starts, None)
     else:
@@ -112,6 +116,9 @@ def test_every_method_has_the_same_starts_and_as_many_evaluations(method: str) -
         trace = transfer.run_study(study, task, 1, starts)
     if method == "dp_fts_de_default":
         starts = with_default(task, starts)
+    if method in ("solo", "sobol"):  # alone
+        starts = own_starts(task, 1, starts)
+        assert not torch.equal(torch.cat([*starts.values()]), torch.cat([*dealt.values()]))
     for site, X in trace.X.items():
         assert len(X) == len(trace.true[site]) == task.starts + task.queries
         torch.testing.assert_close(X[: task.starts], starts[site])
