@@ -229,6 +229,8 @@ def _share(
     width: float | None = None,
 ) -> Tensor:
     """A site's points of the sequence, in blocks, `num_points x d`."""
+    if num_points < 1:
+        return torch.zeros(0, space.dim).double()
     turns = torch.arange(num_points)
     # Sites begin their blocks at different places, so that their first points alone are spread too.
     rows = BLOCK * (num_sites * (turns // BLOCK) + index) + (turns + index) % BLOCK
@@ -328,8 +330,8 @@ def spread_design(
 ) -> dict[AgentId, Tensor]:
     """Public initial designs: every agent begins in the centre, then they go different ways.
 
-    Agent `n` of `N` gets the points n, n + N, … of one low-discrepancy sequence, so that together
-    they cover more than each alone, and their first messages say more.
+    They share one low-discrepancy sequence, in blocks as in `dealt_design`, so that together they
+    cover more than each alone, and their first messages say more.
 
     Args:
         space: The map of inputs and outcomes.
@@ -357,21 +359,15 @@ def spread_design(
     centre = torch.full((1, space.dim), 0.5, dtype=torch.float64)
     if candidates is None:
         centre = space.snap(centre)
-    points = centre[:0]
-    if num_points > 1 and candidates is not None:
-        points = spread_points(space, len(names) * (num_points - 1), seed=seed, width=width)
+    count, few = len(names), num_points - 1
     made = {}
     for n, name in enumerate(names):
-        if candidates is not None:
-            design = torch.cat([centre, points[n :: len(names)][: num_points - 1]])
-            made[name] = candidates[torch.cdist(design, candidates.double()).argmin(dim=-1)]
-        elif num_points == 1:
-            made[name] = centre
+        if candidates is None:
+            rest = _different_points(space, n, count, few, seed=seed, width=width, tried=centre)
+            made[name] = torch.cat([centre, rest])
         else:
-            others = _different_points(
-                space, n, len(names), num_points - 1, seed=seed, width=width, tried=centre
-            )
-            made[name] = torch.cat([centre, others])
+            design = torch.cat([centre, _share(space, n, count, few, seed=seed, width=width)])
+            made[name] = candidates[torch.cdist(design, candidates.double()).argmin(dim=-1)]
     return made
 
 
