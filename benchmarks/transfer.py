@@ -65,7 +65,7 @@ from benchmarks.transfer_controls import (
     Histories,
     Trace,
     dealt_starts,
-    solo_dealt,
+    solo,
     with_default,
 )
 from benchmarks.transfer_summary import (
@@ -353,7 +353,7 @@ def histories(task: Task, seed: int, newcomer: str) -> Histories:
     path = CACHE / f"{task.name}-{seed}.npz"
     if not path.exists():
         done = replace(task, queries=HISTORY)
-        trace = solo_dealt(done, seed, dealt_starts(done, seed), None)
+        trace = solo(done, seed, dealt_starts(done, seed), None)
         arrays = {f"X-{site}": X.numpy() for site, X in trace.X.items()}
         arrays |= {f"Y-{site}": Y.numpy() for site, Y in trace.Y.items()}
         CACHE.mkdir(parents=True, exist_ok=True)

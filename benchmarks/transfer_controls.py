@@ -51,9 +51,9 @@ from botorch_fed.acquisition.earned import (
     maximize_improvement,
     maximize_prior,
 )
+from botorch_fed.federation.points import dealt_design
 from botorch_fed.models.earned_prior import fit_earned, reference_points
 from botorch_fed.models.local_gp import fit_local_gp, standardize
-from botorch_fed.models.support import sobol_support
 from botorch_fed.rng import Generator, generator
 
 if TYPE_CHECKING:
@@ -203,35 +203,30 @@ def play(
 
 def dealt_points(task: Task, seed: int, count: int) -> dict[str, Tensor]:
     """`count` points for each site, dealt from one scrambled Sobol sequence; see `dealt_starts`."""
-    sites = task.sites
-    points = sobol_support(task.space.dim, len(sites) * count, seed=seed)
-    dealt = {site: points[n :: len(sites)] for n, site in enumerate(sites)}
-    if task.candidates is None:
-        return {site: task.space.snap(X) for site, X in dealt.items()}
-    return {site: _nearest_untaken(task.candidates, X) for site, X in dealt.items()}
+    settings: dict[str, Any] = {"seed": seed, "candidates": task.candidates}
+    total = len(task.sites)
+    return {
+        site: dealt_design(task.space, n, total, count, **settings)
+        for n, site in enumerate(task.sites)
+    }
 
 
 def dealt_starts(task: Task, seed: int) -> dict[str, Tensor]:
     """The starts of a task and seed, the same for every method that sends messages.
 
-    One Sobol sequence, scrambled by the seed, is dealt over the sites: site `n` of `N` gets the
-    points n, n + N, …, or the nearest candidates that it has not got yet.
+    One Sobol sequence, scrambled by the seed, is dealt over the sites as the package's studies deal
+    it, in blocks of neighbours; of candidates the nearest that a site has not got yet.
     """
     return dealt_points(task, seed, task.starts)
 
 
 def own_points(task: Task, seed: int, count: int) -> dict[str, Tensor]:
-    """`count` points for each site, of a scrambled Sobol sequence of its own.
-
-    Every Nth point of one sequence shares the leading digits of the first parameters where N has a
-    factor of two: a site alone would not begin there.
-    """
-    found = {}
-    for n, site in enumerate(task.sites):
-        X = sobol_support(task.space.dim, count, seed=1000 * (n + 1) + seed)
-        listed = task.candidates
-        found[site] = task.space.snap(X) if listed is None else _nearest_untaken(listed, X)
-    return found
+    """`count` points for each site, of a scrambled Sobol sequence of its own."""
+    listed = task.candidates
+    return {
+        site: dealt_design(task.space, 0, 1, count, seed=1000 * (n + 1) + seed, candidates=listed)
+        for n, site in enumerate(task.sites)
+    }
 
 
 def own_starts(task: Task, seed: int, starts: Mapping[str, Tensor]) -> dict[str, Tensor]:

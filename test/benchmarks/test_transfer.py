@@ -87,12 +87,12 @@ def test_regret_is_normalised_and_never_rises() -> None:
 # ------------------------------------------------------------------ starts
 
 
-def test_starts_are_dealt_from_one_sequence() -> None:
+def test_starts_are_dealt_from_one_sequence_in_blocks() -> None:
     task = replace(toy(0), candidates=None)
-    sequence = sobol_support(2, 6, seed=5)
+    sequence = sobol_support(2, 8, seed=5)
     starts = dealt_starts(task, 5)
-    torch.testing.assert_close(starts["agent0"], sequence[[0, 2, 4]])
-    torch.testing.assert_close(starts["agent1"], sequence[[1, 3, 5]])
+    torch.testing.assert_close(starts["agent0"], sequence[[0, 1, 2]])
+    torch.testing.assert_close(starts["agent1"], sequence[[5, 6, 7]])
 
 
 def test_starts_of_a_table_are_different_candidates() -> None:
