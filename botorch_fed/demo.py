@@ -373,7 +373,7 @@ def _file_name(arm: str) -> str:
 
 
 def _late_problem(scene: Scene, seed: int, epochs: int) -> NetworkTuning:
-    return NetworkTuning(scene.finished + scene.newcomers, epochs=epochs, seed=seed)
+    return NetworkTuning(scene.finished + scene.newcomers, epochs=epochs, solver="sgd", seed=seed)
 
 
 def _late_names(scene: Scene) -> tuple[tuple[str, ...], tuple[str, ...]]:

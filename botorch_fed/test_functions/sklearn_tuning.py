@@ -35,6 +35,7 @@ from botorch_fed.test_functions.base import FederatedTestProblem, check_points
 
 Dataset = Literal["breast_cancer", "digits", "wine"]
 Skew = Literal["none", "size", "label"]
+Solver = Literal["adam", "sgd"]
 
 FLOOR = 20  # least rows of an agent, in the classes' proportions; at least 2 of each class
 
@@ -150,13 +151,23 @@ class SklearnTuning(FederatedTestProblem):
         centre, spread = self._X[train].mean(axis=0), self._X[train].std(axis=0)
         spread[spread == 0] = 1.0  # constant in the training half, e.g. a corner pixel of digits
         machine = self._machine(len(train), **settings)
-        with warnings.catch_warnings():  # a network stops after so many epochs, as it was told
-            warnings.simplefilter("ignore")
-            machine.fit((self._X[train] - centre) / spread, self._y[train])
+        try:
+            with warnings.catch_warnings():  # a network stops after so many epochs, as it was told
+                warnings.simplefilter("ignore")
+                machine.fit((self._X[train] - centre) / spread, self._y[train])
+        except ValueError:
+            if not self._diverges:
+                raise
+            machine = _guessing(self._y[train])
         inputs = (self._X[test] - centre) / spread
         if self._num_classes == 2:
             return float(roc_auc_score(self._y[test], self._scores(machine, inputs)))
         return float((machine.predict(inputs) == self._y[test]).mean())
+
+    @property
+    def _diverges(self) -> bool:
+        """Whether training may end in weights that are not finite, which scikit-learn refuses."""
+        return False
 
     def _machine(self, rows: int, **settings: Any) -> Any:
         """The classifier, not yet trained, for so many training rows."""
@@ -174,7 +185,9 @@ class NetworkTuning(SklearnTuning):
     """Validation score of a small neural network on each agent's share of a bundled data set.
 
     Each agent tunes the learning rate, the weight decay, the hidden units and the batch size of
-    scikit-learn's `MLPClassifier`, which trains for a fixed number of epochs.
+    scikit-learn's `MLPClassifier`, which trains for a fixed number of epochs; with stochastic
+    gradient descent the momentum as well, and the learning rate over five decades. A network whose
+    training diverges scores as one that always says the most common class.
 
     Args:
         num_agents: Number of agents.
@@ -184,6 +197,7 @@ class NetworkTuning(SklearnTuning):
         splits: As there.
         epochs: Epochs of training. `MLPClassifier` by itself trains for 200, or until the loss
             falls no more.
+        solver: ``"adam"``, or ``"sgd"``, for which good settings are rarer.
         seed: Seed of the shares and halves; part of the problem's definition.
 
     Example:
@@ -201,11 +215,15 @@ class NetworkTuning(SklearnTuning):
         concentration: float = 0.3,
         splits: int = 2,
         epochs: int = 20,
+        solver: Solver = "adam",
         seed: int = 0,
     ) -> None:
         if epochs < 1:
             raise InputDataError(f"Expected at least 1 epoch, got {epochs}.")
+        if solver not in ("adam", "sgd"):
+            raise UnsupportedError(f'solver must be "adam" or "sgd", got {solver!r}.')
         self.epochs = epochs
+        self.solver = solver
         super().__init__(
             num_agents,
             dataset=dataset,
@@ -216,23 +234,37 @@ class NetworkTuning(SklearnTuning):
         )
 
     def _parameters(self, scale: Scale) -> tuple[Parameter, ...]:
-        return (
-            Parameter.real("learning_rate", 1e-4, 1.0, scale=scale),
+        sgd = self.solver == "sgd"
+        found = (
+            Parameter.real("learning_rate", 1e-4, 10.0 if sgd else 1.0, scale=scale),
             Parameter.real("alpha", 1e-6, 10.0, scale=scale),
             Parameter.integer("hidden", 4, 128, scale=scale),
             Parameter.integer("batch_size", 8, 200, scale=scale),
         )
+        return (*found, Parameter.real("momentum", 0.0, 0.99)) if sgd else found
 
     @property
     def default(self) -> dict[str, Value]:
-        """The defaults of scikit-learn's `MLPClassifier()`."""
-        return {"learning_rate": 1e-3, "alpha": 1e-4, "hidden": 100, "batch_size": 200}
+        """The defaults of scikit-learn's `MLPClassifier(solver=…)`."""
+        found: dict[str, Value] = {
+            "learning_rate": 1e-3,
+            "alpha": 1e-4,
+            "hidden": 100,
+            "batch_size": 200,
+        }
+        return {**found, "momentum": 0.9} if self.solver == "sgd" else found
+
+    @property
+    def _diverges(self) -> bool:
+        return self.solver == "sgd"
 
     def _machine(self, rows: int, **settings: Any) -> Any:
         from sklearn.neural_network import MLPClassifier
 
         return MLPClassifier(
             (settings["hidden"],),
+            solver=self.solver,
+            momentum=settings.get("momentum", 0.9),
             learning_rate_init=settings["learning_rate"],
             alpha=settings["alpha"],
             batch_size=min(settings["batch_size"], rows),
@@ -243,6 +275,13 @@ class NetworkTuning(SklearnTuning):
     def _scores(self, machine: Any, inputs: NDArray[np.float64]) -> NDArray[np.float64]:
         scores: NDArray[np.float64] = machine.predict_proba(inputs)[:, 1]
         return scores
+
+
+def _guessing(y: NDArray[np.intp]) -> Any:
+    """What says the most common class."""
+    from sklearn.dummy import DummyClassifier
+
+    return DummyClassifier(strategy="most_frequent").fit(np.zeros((len(y), 1)), y)
 
 
 def _load(dataset: str) -> tuple[NDArray[np.float64], NDArray[np.intp]]:
