@@ -674,7 +674,7 @@ class NamedObjective:
             ) from None
         if not math.isfinite(number):
             finite = what.replace("a number", "a finite number")
-            raise ObjectiveError(f"{self._subject} must return {finite}, got {number}.")
+            raise ValueError(f"{self._subject} must return {finite}, got {number}.")
         return number
 
     @property

@@ -76,7 +76,20 @@ logger = logging.getLogger(__name__)
 
 STATE_BYTES = 2**30  # of a party's own state, which no other writes
 HUB = ""  # whose word it is, among those of sites
-HOPELESS = 3  # failures from the first evaluation on, after which an objective is taken for broken
+# Failures from the first evaluation on after which an objective is taken for broken: by errors of
+# programs and machines, and by others, which may be the points' fault.
+HOPELESS, UNLUCKY = 3, 10
+BROKEN = (
+    AttributeError,
+    ImportError,
+    LookupError,
+    NameError,
+    ObjectiveError,
+    OSError,
+    ProtocolError,
+    SyntaxError,
+    TypeError,
+)
 
 
 class _Refused(Exception):
@@ -820,13 +833,16 @@ class Site:
     def _check_hope(self, error: Exception) -> None:
         """Raise if an objective has failed from the first evaluation on: it is broken."""
         failed = [answer for answer in self._trials.answers if answer.status == "failed"]
-        if len(failed) < HOPELESS - 1 or self._has_worked:
+        broken = isinstance(error, BROKEN)
+        count = len(failed) + 1
+        if count < (HOPELESS if broken else UNLUCKY) or self._has_worked:
             return
         last = f"{type(error).__name__}: {error}".rstrip(".")
+        cure = "" if broken else ", or return a poor value where it cannot succeed,"
         raise ObjectiveError(
-            f"The objective of site {self.name!r} has failed at its first {HOPELESS} points, the "
-            f"last time with {last}. Mend it and go on: the failures before this one are recorded, "
-            "and this point is asked again."
+            f"The objective of site {self.name!r} has failed at its first {count} points, the last "
+            f"time with {last}. Mend it{cure} and go on: the failures before this one are "
+            "recorded, and this point is asked again."
         ) from error
 
     def _observe(self, trials: tuple[int, ...], Y: Tensor, sem: Tensor | None) -> None:

@@ -523,6 +523,17 @@ def test_an_objective_that_never_works_stops_the_site_and_can_be_mended() -> Non
     assert site.trials()[2].parameters == point.parameters
 
 
+def test_points_may_fail_longer_than_programs() -> None:
+    def unlucky(X: Tensor) -> Tensor:
+        raise FloatingPointError("it diverges")
+
+    home = Home()
+    site = home.site(BoxAgent(seed=1, per_round=20), unlucky)
+    with pytest.raises(ObjectiveError, match=r"first 10 points.*diverges.*return a poor value"):
+        site.respond(home.request(1))
+    assert [trial.status for trial in site.trials()][:9] == ["failed"] * 9
+
+
 def test_a_run_goes_on_through_failures_and_lists_them() -> None:
     def fragile(X: Tensor) -> Tensor:
         if float(X[0, 1]) > 0.7:
