@@ -46,6 +46,7 @@ from botorch_fed.federation.anchors import Anchors
 from botorch_fed.federation.base import (
     Agent,
     AgentId,
+    DealsPoints,
     Exchange,
     KeepsSecrets,
     Objective,
@@ -647,7 +648,8 @@ def run(
         problem: A federated test problem, whose agents are called ``agent0``, ``agent1``, …; or
             objectives by name, each from `q x d` points of the unit cube to `q x 1` outcomes. They
             get one point at a time, see `Site`.
-        seed: The seed, which determines the run, see the module.
+        seed: The seed, which determines the run, see the module; also of the first points that
+            sites are dealt, unless the study has a `design_seed`.
         space: The search space of objectives by name.
         out: The folder of the run, written from its first message on.
         resume: Continue the run in `out`, or start it if there is none.
@@ -670,6 +672,8 @@ def run(
     """
     objectives, space, optima = _objectives(problem, space, seed)
     names = tuple(objectives)
+    if isinstance(protocol, DealsPoints):
+        protocol = protocol.dealt_by(seed)
     if quorum > len(names):
         raise InputDataError(f"Expected quorum <= {len(names)}, the agents, got {quorum}.")
     if deadline < math.inf and not workers:

@@ -49,7 +49,7 @@ from botorch_fed.federation.budget import Budgeted, missing_points, no_round, no
 from botorch_fed.federation.disclosure import Price, Sees
 from botorch_fed.federation.points import check_designs, check_start, default_point, design_of
 from botorch_fed.federation.server import FederatedServer
-from botorch_fed.federation.terms import Aggregation, Resources, Search, Terms
+from botorch_fed.federation.terms import MAX_SEED, Aggregation, Resources, Search, Terms
 from botorch_fed.models import (
     FeatureMap,
     RandomFourierFeatures,
@@ -123,6 +123,8 @@ class Federation(Budgeted):
             anything yet; default 3.
         default: The configuration that users have had so far, a value for each parameter: every
             agent without data evaluates it first, as the first of `num_initial` points.
+        design_seed: Of the public sequence from which first points are dealt; default the seed of
+            `run`, and 0 where sites are on other machines.
         active: Who evaluates; default all.
         data: What agents have observed before, by name, as in `FederatedAgent`.
         q: Points per query; if it does not divide the budget, the last query has fewer.
@@ -141,6 +143,7 @@ class Federation(Budgeted):
     feature_map: FeatureMap | None = None
     num_initial: int | None = None
     default: Mapping[str, Value] | None = None
+    design_seed: int | None = None
     active: tuple[AgentId, ...] | None = None
     data: Mapping[AgentId, tuple[Tensor, Tensor]] = field(default_factory=dict, repr=False)
     q: int = 1
@@ -278,6 +281,7 @@ class Federation(Budgeted):
                 q=self.q,
                 num_initial=self.initial,
                 default=default_point(space, self.default),
+                design_seed=self.design_seed or 0,
                 active=self.active,
             )
         terms: Terms = self._made[key]
@@ -346,6 +350,12 @@ class Federation(Budgeted):
                 for none but those of the parts it plays.
         """
         return replace(self, _stores=stores, _names=tuple(names))
+
+    def dealt_by(self, seed: int) -> Self:
+        """The study with first points of a seed, unless it says which."""
+        if self.design_seed is not None or self.initial_design is not None or seed == 0:
+            return self
+        return replace(self, design_seed=seed % (MAX_SEED + 1))
 
     def provision(self, space: SearchSpace) -> None:
         """Make the one key of ``"ckks"``, once: its public part into all stores, its secret one
@@ -428,6 +438,7 @@ class Federation(Budgeted):
             every=0,
             num_initial=self.num_initial,
             default=self.default,
+            design_seed=self.design_seed,
             active=self.active,
             data=self.data,
             q=self.q,
@@ -459,6 +470,8 @@ class FTS(Federation):
         default: The configuration that users have had so far, a value for each parameter: every
             agent without data evaluates it first, as the first of `num_initial` points, and can
             only gain on it. With `TransferSearch`, and instead of an `initial_design`.
+        design_seed: Of the public sequence from which first points are dealt; default the seed of
+            `run`, and 0 where sites are on other machines.
         active: Who evaluates; default all. The others give a message before the start.
         data: What agents have observed before, by name, as in `FederatedAgent`.
         q: Points per query; if it does not divide the budget, the last query has fewer.
@@ -613,6 +626,8 @@ class DPFTSDE(Federation):
             agent without data evaluates it first, as the first of `num_initial` points, and can
             only gain on it. Public: never one that was found on the agents' data. With
             `TransferSearch`, and instead of an `initial_design`.
+        design_seed: Of the public sequence from which first points are dealt; default the seed of
+            `run`, and 0 where sites are on other machines.
         ridge: Of a gain's projection on the basis, see `ReleaseMessage`.
         strategy: How agents use releases and data.
         min_reliability: With `TransferSearch`, the least share of agreement that is listened to. A
@@ -974,7 +989,7 @@ class PrivateUCB(Federation):
     """
 
     refused: ClassVar[frozenset[str]] = frozenset(
-        {"q", "num_initial", "default", "active", "data", "initial_design"}
+        {"q", "num_initial", "default", "design_seed", "active", "data", "initial_design"}
     )  # settings of a `Federation` that a bandit does not have
 
     epsilon: float | None = None
@@ -1153,6 +1168,10 @@ class PrivateUCB(Federation):
         """What agents require."""
         return {"require": self.require, "unit": self.unit, "adjacency": self.adjacency}
 
+    def dealt_by(self, seed: int) -> Self:
+        """A bandit has no first points."""
+        return self
+
     def hub_resources(self) -> Resources:
         """Noise, secrets and ledgers; with local noise the hub pays for nothing."""
         budget = None
@@ -1239,6 +1258,8 @@ class FedGP(Federation):
             `TransferSearch`, or where `data` are given to some none but the `default`, and 4
             otherwise. With an `initial_design` it is their number.
         default: As in `Federation`, with `TransferSearch`, and instead of an `initial_design`.
+        design_seed: Of the public sequence from which first points are dealt; default the seed of
+            `run`, and 0 where sites are on other machines.
         active: Who evaluates; default all. The others contribute to sums with the data that they
             have. With `TransferSearch` `sums` is then 1 by default: what those who have finished
             say does not change, so that the difference of two sums would be what the active agents

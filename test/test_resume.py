@@ -210,7 +210,7 @@ def killed_runs(case: str, folder: Path) -> list[Path]:
 
 def parts(case: str, out: Path) -> Iterator[Site]:
     """What the sites of a finished run have in their folders: as they were left."""
-    study = with_stores(STUDIES[case](), NAMES, partial(secrets_in, out))
+    study = with_stores(STUDIES[case]().dealt_by(1), NAMES, partial(secrets_in, out))
     study.server(SPACE, NAMES)
     for name in NAMES:
         agent, home = make_agent(study, name, SPACE, 1, MemoryBlobs()), site_folder(out, name)
@@ -343,9 +343,10 @@ def test_every_machine_makes_its_own_part(case: str, tmp_path: Path) -> None:
         dealt.provision(SPACE)
     sites = []
     for name in NAMES:
-        study = with_stores(STUDIES[case](), NAMES, own(tmp_path, name))
+        study = with_stores(STUDIES[case]().dealt_by(1), NAMES, own(tmp_path, name))
         sites.append(Site(name, make_agent(study, name, SPACE, 1, MemoryBlobs()), hill))
-    server = with_stores(STUDIES[case](), NAMES, own(tmp_path, None)).server(SPACE, NAMES)
+    hub = with_stores(STUDIES[case]().dealt_by(1), NAMES, own(tmp_path, None))
+    server = hub.server(SPACE, NAMES)
     engine = InProcess(sites)
     end = drive(server, engine)
     found = {name: [] for name in NAMES}

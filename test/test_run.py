@@ -718,3 +718,16 @@ def test_trusts_are_known_before_the_end_and_after_a_crash(tmp_path: Path) -> No
     whole = run(FTS(budget=5), sites, **{**options, "out": None})
     assert {name: trusts[: len(before[name])] for name, trusts in result.trust.items()} == before
     assert result.trust["b"] == whole.trust["b"]
+
+
+def test_a_seed_changes_first_points_unless_the_study_says_which() -> None:
+    def starts(study: FTS, seed: int) -> Tensor:
+        result = run(study, {"a": fast, "b": fast}, seed=seed, space=SPACE, progress=False)
+        return torch.cat([result.history(name)[0] for name in ("a", "b")])
+
+    first, fixed = FTS(budget=2), FTS(budget=2, design_seed=5)
+    assert torch.equal(starts(first, 3), starts(first, 3))
+    assert not torch.equal(starts(first, 3), starts(first, 4))
+    assert torch.equal(starts(first, 5), starts(fixed, 4))
+    with pytest.raises(InputDataError, match="design_seed <= 2,147,483,647, got -1"):
+        starts(FTS(budget=2, design_seed=-1), 0)

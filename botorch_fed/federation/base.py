@@ -181,7 +181,16 @@ class Server(Protocol[S]):
         """The state after a round; an agent that is not in the inbox did not answer."""
 
 
-# ------------------------------------------------------------------ secrets
+# ------------------------------------------------------------------ first points and secrets
+
+
+@runtime_checkable
+class DealsPoints(Protocol):
+    """A study whose sites are dealt first points."""
+
+    def dealt_by(self, seed: int) -> Any:
+        """The study with first points of a seed, unless it says which."""
+
 
 _Study = TypeVar("_Study")
 

@@ -11,7 +11,7 @@ import hashlib
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import torch
 from botorch.exceptions.errors import InputDataError
@@ -116,6 +116,7 @@ def first_points(
     num_points: int,
     *,
     default: Tensor | None,
+    seed: int = 0,
     candidates: Tensor | None = None,
 ) -> Tensor:
     """Where a site without data begins, `num_points x d`: the default, and then what it is dealt.
@@ -126,21 +127,23 @@ def first_points(
         num_sites: How many sites there are.
         num_points: How many points, the default among them.
         default: The default configuration, `1 x d`, or None.
+        seed: Of the sequence, public.
         candidates: The only points that can be evaluated, `K x d`: the nearest are taken.
     """
     if space.fidelity is not None:
         return _first_over_fidelities(
-            space, index, num_sites, num_points, default=default, candidates=candidates
+            space, index, num_sites, num_points, default=default, seed=seed, candidates=candidates
         )
+    deal = partial(dealt_design, space, index, num_sites, seed=seed)
     if default is None or num_points < 1:
-        return dealt_design(space, index, num_sites, num_points, candidates=candidates)
+        return deal(num_points, candidates=candidates)
     if candidates is None:
         first, left = space.snap(default), None
     else:
         nearest = torch.cdist(default, candidates.double()).argmin(dim=-1)
         first = candidates[nearest].double()
         left = untried(candidates, first)
-    rest = dealt_design(space, index, num_sites, num_points - 1, candidates=left, tried=first)
+    rest = deal(num_points - 1, candidates=left, tried=first)
     return torch.cat([first, rest])
 
 
@@ -151,6 +154,7 @@ def _first_over_fidelities(
     num_points: int,
     *,
     default: Tensor | None,
+    seed: int,
     candidates: Tensor | None,
 ) -> Tensor:
     """As `first_points`: the default at the target, the others at a low fidelity."""
@@ -163,6 +167,7 @@ def _first_over_fidelities(
         num_sites,
         num_points,
         default=None if default is None else space.configurations(default),
+        seed=seed,
         candidates=listed,
     )
     low = min(space.levels, key=lambda level: abs(math.log(START_COST / space.cost_at(level))))

@@ -44,6 +44,7 @@ from botorch_fed.wire.codec import MAX_BYTES
 MAX_WEIGHT = 1e6  # largest number in a message: no function of scaled outcomes exceeds it
 MAX_INITIAL = 10_000  # evaluations of a site before its search begins
 MAX_EVALUATIONS = 10**8
+MAX_SEED = 2**31 - 1
 ROOM_BYTES = 4096  # of a message beside its numbers
 MAX_AHEAD = 10_000  # consecutive rounds that a site may miss
 _DIGITS = 12  # of a number as text: the last digits may differ between machines
@@ -248,6 +249,7 @@ class View:
             len(agents),
             count,
             default=None if self.began_with else self.terms.default,
+            seed=self.terms.design_seed,
             candidates=candidates,
         )
 
@@ -568,6 +570,7 @@ class Terms:
         q: Evaluations per query.
         num_initial: The number of initial points of a site without data and without a release.
         default: The first initial point, `1 x d`, the same for all sites; None for no such point.
+        design_seed: The seed of the sequence from which sites are dealt initial points.
         active: The agents that evaluate; None for all.
         promise: The hub's guarantee of the whole run.
     """
@@ -581,6 +584,7 @@ class Terms:
     q: int = 1
     num_initial: int = 0
     default: Tensor | None = None
+    design_seed: int = 0
     active: tuple[AgentId, ...] | None = None
     promise: Guarantee | None = None
 
@@ -590,6 +594,7 @@ class Terms:
             ("budget", 0, MAX_EVALUATIONS),
             ("q", 1, MAX_INITIAL),
             ("num_initial", 0, MAX_INITIAL),
+            ("design_seed", 0, MAX_SEED),
         ):
             value = getattr(self, name)
             if not least <= value <= most:
@@ -655,6 +660,8 @@ class Terms:
         words: dict[str, str] = {}
         for name in names:
             words |= in_words(getattr(self, name), name)
+        if self.design_seed:
+            words["design_seed"] = str(self.design_seed)
         return words
 
     @cached_property

@@ -241,16 +241,18 @@ def test_agents_join_at_the_end_and_none_leaves(
 
 
 def test_other_settings_are_refused_with_a_newcomer_too(tmp_path: Path) -> None:
-    go(OLD, tmp_path)
+    go(OLD, tmp_path, study(design_seed=0))
     with pytest.raises(ProtocolError, match="started with another settings"):
         go(ALL, tmp_path, study(every=2))
     with pytest.raises(ProtocolError, match="started with another seed"):
-        go(ALL, tmp_path, seed=2)
+        go(ALL, tmp_path, study(design_seed=0), seed=2)
     design = spread_design(SPACE, ALL, 2)
     with pytest.raises(ProtocolError, match=r"another settings of agents \['ann', 'bob'\]"):
         go(ALL, tmp_path, study(initial_design=design))
+    again = study(design_seed=0)
+    go(ALL, tmp_path, again)
     with pytest.raises(ProtocolError, match=r"has the agents \['ann', 'bob', 'cem'\]"):
-        go(ALL, tmp_path) and go(OLD, tmp_path)  # once it has joined it belongs to the run
+        go(OLD, tmp_path, again)  # once it has joined it belongs to the run
 
 
 @pytest.mark.parametrize(

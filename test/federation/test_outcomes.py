@@ -74,6 +74,7 @@ def two(X: Tensor) -> dict[str, Tensor]:
 
 def ran(study: Federation, space: SearchSpace = BOUNDED, **options: Any) -> RunResult:
     problem = options.pop("problem", dict.fromkeys(NAMES, bounded if space is BOUNDED else two))
+    study = replace(study, design_seed=0)
     return run(study, problem, space=space, seed=1, progress=False, **options)
 
 
