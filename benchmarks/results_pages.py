@@ -111,7 +111,7 @@ def _ablations(suite: str, *, each: bool = False) -> Mapping[str, Any]:
         suite: The suite.
         each: Over each part's own tasks instead.
     """
-    rows = transfer.stored(suite, methods=transfer.PARTS)
+    rows = transfer.stored(suite + transfer.OF_PARTS, methods=transfer.PARTS)
     common = set.intersection(*({row["task"] for row in mine} for mine in rows.values()))
     found = {}
     for name, mine in rows.items():

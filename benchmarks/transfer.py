@@ -22,6 +22,10 @@ curve counts its evaluations from 0, where the regret is 1 by definition, and ow
 method needs them, are among them. The row of a method that uses the others' histories notes a hash
 of them; rows with different ones are not compared.
 
+Rows of ``--ablations`` are in a folder of their own, with those of the whole search from the same
+starts. They, and ``solo_botorch`` with the own model from its starts (``solo_checked``), were made
+when starts were dealt in another way: site n of N had the points n, n + N, ….
+
 How the statistics are made: `benchmarks.transfer_summary`. ``before_*`` are what was the default of
 the package before its search was made for this (commit 9d34ccf): `FTS(every=3)`, `FedGP` with
 `RegionSearch`, `DPFTSDE(epsilon=2)`, with outcomes on a public scale as good as a guess can be, the
@@ -69,6 +73,7 @@ from benchmarks.transfer_controls import (
     with_default,
 )
 from benchmarks.transfer_summary import (
+    CHECKED_STARTS,
     ORACLE,
     REFERENCE,
     SAME_STARTS,
@@ -190,6 +195,7 @@ LATE_STUDIES: dict[str, Callable[[Task, str, Histories], Study]] = {
 }
 SIMULATIONS = {**CONTROLS, **ABLATIONS}
 KEPT = ("before_fts", "before_fedgp", "before_dp_fts_de")  # rows of an earlier package
+OF_PARTS = "-ablations"  # at the end of a suite's folder: rows of changed parts, and of the whole
 
 
 @cache
@@ -422,9 +428,9 @@ class Ledger:
         return name
 
 
-def fill(jobs: list[Job], workers: int, root: Path | None = None) -> None:
+def fill(jobs: list[Job], workers: int, root: Path | None = None, ending: str = "") -> None:
     """Make what is missing, seed by seed and task by task: a task is drawn once for all methods."""
-    ledgers = {job.method: Ledger(job.suite, job.method, root) for job in jobs}
+    ledgers = {job.method: Ledger(job.suite + ending, job.method, root) for job in jobs}
     known = {method: ledger.known() for method, ledger in ledgers.items()}
     todo = [job for job in jobs if (job.task, job.seed) not in known[job.method]]
     shown = track(
@@ -507,7 +513,7 @@ def toy(seed: int) -> Any:
 # ------------------------------------------------------------------ what is shown
 
 
-MAIN = (*CONTROLS, *STUDIES, *KEPT)  # of a summary
+MAIN = (*CONTROLS, CHECKED_STARTS, *STUDIES, *KEPT)  # of a summary
 REQUIRED = ("fts", "fedgp_encrypted", "dp_fts_de")  # should have all tasks and seeds
 PARTS = (REFERENCE, SAME_STARTS, ORACLE, "fts", *ABLATIONS)
 
@@ -571,8 +577,9 @@ def figure(suite: str, root: Path | None = None) -> Path:
     drawn, axes = plt.subplots(figsize=(7.5, 4.8), layout="constrained")
     for n, (method, mine) in enumerate(rows.items()):
         both = pairs(mine, mine)
-        if len(both) < len({row["task"] for row in rows.get(REFERENCE, mine)}):
-            continue  # a mean over other tasks
+        tasks = {row["task"] for row in rows.get(REFERENCE, mine)}
+        if method == CHECKED_STARTS or len(both) < len(tasks):
+            continue  # shown as another method, or a mean over other tasks
         size = min(a.shape[1] for a, _ in both.values())
         curves = [a[:, :size] for a, _ in both.values()]
         mean = np.mean([c.mean(axis=0) for c in curves], axis=0)
@@ -610,7 +617,7 @@ def smoke(root: Path) -> Row:
 
 def jobs_of(options: argparse.Namespace) -> list[Job]:
     """What was asked for, seed by seed, so that early stops leave whole seeds."""
-    known = tuple(ABLATIONS) if options.ablations else METHODS
+    known = PARTS if options.ablations else METHODS
     methods = list(known) if options.methods is None else options.methods.split(",")
     unknown = sorted(set(methods) - set(known))
     if unknown:
@@ -657,17 +664,17 @@ def main() -> None:
     parser.add_argument("--figure", action="store_true")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args()
-    suite, root = options.suite, None
+    suite, root, ending = options.suite, None, OF_PARTS if options.ablations else ""
     if options.smoke:
         import tempfile
 
         suite, root = "smoke", Path(tempfile.mkdtemp())
         smoke(root)
     elif not (options.summary or options.figure):
-        fill(jobs_of(options), options.workers)
+        fill(jobs_of(options), options.workers, ending=ending)
     if options.figure:
         print(figure(suite, root).name)
-    summary = summary_of(suite, root, PARTS if options.ablations else MAIN)
+    summary = summary_of(suite + ending, root, PARTS if options.ablations else MAIN)
     if options.json:
         print(json.dumps(summary))
     else:

@@ -28,6 +28,7 @@ CHECKED = (3, 5, 10, 20, 50)  # queries at which no method may be worse than sol
 REFERENCE, ORACLE = "solo", "pooled"
 SAME_STARTS = "solo_dealt"  # alone, from the starts of those who send messages
 CHECKS = ("solo_botorch", "turbo")  # of the reference's own step: compared from the same starts
+CHECKED_STARTS = "solo_checked"  # alone, from those starts
 TARGET = 20  # solo's regret after so many queries is what others should reach sooner
 
 
@@ -158,7 +159,7 @@ def summarize(rows: Rows, *, gap_at: Callable[[str], int], required: Sequence[st
     ]
     methods = {}
     for method, mine in rows.items():
-        both = pairs(mine, rows.get(SAME_STARTS, solo) if method in CHECKS else solo)
+        both = pairs(mine, rows.get(CHECKED_STARTS, solo) if method in CHECKS else solo)
         if both:
             methods[method] = _method(method, mine, both, rows, gap_at)
     return {"tasks": tasks, "seeds": min(counts, default=0), "methods": methods}
