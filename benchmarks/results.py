@@ -218,7 +218,8 @@ COMMANDS = """`fts landmine` stands for `python -m benchmarks.papers.fts landmin
 other modules of `benchmarks.papers`; `transfer tuning` for `python -m benchmarks.transfer tuning`.
 Called so they run what is missing, with `--summary` they show everything that is stored. Files are
 `benchmarks/papers/results/<module>/<entry>.jsonl` and `benchmarks/results/transfer/<suite>/`.
-The demo's are `botorch-fed demo --protocol NAME --no-report --json`, as `results/demo/NAME.json`.
+The demo's are `botorch-fed demo --protocol NAME --repeats SEEDS --no-report --json`, as
+`results/demo/NAME.json`.
 `published.…` and `encryption` are modules that compute what they say.
 """
 
@@ -235,9 +236,11 @@ def page() -> str:
     parts.append(
         "## The demo: sites that join later\n\nWhat `botorch-fed demo` says, larger is better: "
         "accuracy of newcomers, or the mean reward of a bandit. p values are of paired differences "
-        "to the first line over seeds, adjusted over columns by Holm's method. The seeds were run "
-        "once, after everything had been chosen on others. The noise of `dp-fts-de` and of the "
-        "bandit is that of the operating system, and another one each time.\n\n"
+        "to the first line over seeds, adjusted over columns by Holm's method. The task was chosen "
+        "by how seldom its random points are good, after an easier one (Adam, four parameters) on "
+        "which newcomers gained nothing significant; of `fts` the first 10 seeds were looked at "
+        "before the others were run. The noise of `dp-fts-de` and of the bandit is that of the "
+        "operating system, and another one each time.\n\n"
         f"{demos()}"
     )
     parts += [f"## {paper.title}\n\n{paper.sentence}\n\n{claims_of(paper)}" for paper in papers]

@@ -351,7 +351,7 @@ def _add_demo(commands: Any) -> None:
     parser.add_argument("--budget", type=_count(3), metavar="N", help=budget)
     parser.add_argument("--rounds", type=_renamed, help=argparse.SUPPRESS)
     _option(parser, "--seed", _count(0), 0, "S", "the first seed")
-    repeats = "number of seeds S, S+1, …, each with other shares of the data; default 6 to 10"
+    repeats = "number of seeds S, S+1, …, each with other shares of the data; default 6 to 16"
     parser.add_argument("--repeats", type=_count(1), metavar="K", help=repeats)
     _option(parser, "--workers", _count(1), 2, "W", "number of processes")
     _option(parser, "--out", Path, Path(DEMO_OUT), "DIR", "folder of the results")

@@ -129,6 +129,20 @@ def test_the_score_of_a_network_is_that_of_scikit_learn_with_so_many_epochs(data
     assert bool((problem.space.to_unit([problem.default]) <= 1).all())
     with pytest.raises(InputDataError, match="at least 1 epoch, got 0"):
         NetworkTuning(epochs=0)
+    with pytest.raises(UnsupportedError, match='"adam" or "sgd", got \'lbfgs\''):
+        NetworkTuning(solver="lbfgs")  # type: ignore[arg-type]
+
+
+def test_a_network_that_diverges_says_the_most_common_class() -> None:
+    problem = NetworkTuning(4, splits=1, epochs=20, solver="sgd")
+    assert problem.space.names[-1] == "momentum"
+    good = {**problem.default, "learning_rate": 0.1, "batch_size": 16}
+    bad = {**good, "learning_rate": 10.0, "momentum": 0.99, "batch_size": 8, "alpha": 10.0}
+    score, guess = problem.evaluate(0, problem.space.to_unit([good, bad])).tolist()
+    _, test = problem._halves[0][0]
+    counts = np.bincount(problem._y[test]) / len(test)
+    assert guess == pytest.approx(counts.max(), abs=1e-9)
+    assert score > guess + 0.1
 
 
 def test_pooled_trains_on_everybody_and_validates_on_the_agent() -> None:
