@@ -106,6 +106,9 @@ MOST_PAIRED = 20  # inputs whose products are among them
 MOST_INPUTS = 200  # up to which it has them
 FEW_FEATURES = 20  # of a basis for noisy sums
 FEW_LENGTHSCALE = 0.5  # of its kernel, in two dimensions of the unit cube
+SEVERAL_INPUTS = 4  # from which on its kernel has a part for each input alone
+ALONE_LENGTHSCALE = 0.3  # of these parts
+TOGETHER = 0.3  # the variance of the kernel of all inputs, over that of each alone
 NUM_REFERENCE = 512  # public points that represent the cube
 MIN_OWN = 3  # observations from which on a site says something
 APART = 0.25  # how far from each other first points of one query lie, in the unit cube
@@ -566,28 +569,42 @@ def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) ->
 
 @lru_cache(maxsize=4)
 def default_private_features(
-    space: SearchSpace, *, num_features: int = FEW_FEATURES, lengthscale: float | None = None
+    space: SearchSpace, *, num_features: int | None = None, lengthscale: float | None = None
 ) -> FeatureMap:
     """A small public basis: every feature costs noise.
 
     The leading eigenfunctions of a smooth public kernel on `reference_points`, on the scale that is
-    searched on.
+    searched on. From `SEVERAL_INPUTS` inputs on the kernel is a sum: one of each input alone, and
+    with less variance one of all. In that of a product functions of two inputs come before squares,
+    and without its square no input has an optimum between its bounds.
 
     Args:
         space: The search space.
-        num_features: Its size `M`.
-        lengthscale: Of the kernel, in the unit cube; the default grows with the dimension.
+        num_features: Its size `M`; default 20, or what all squares need.
+        lengthscale: Of a product kernel, in the unit cube; its default grows with the dimension.
     """
-    if lengthscale is None:
-        lengthscale = FEW_LENGTHSCALE * (space.dim / 2) ** 0.5
-    kernel = StationaryKernel(math.inf, [lengthscale] * space.dim)
+    dim = space.dim
+    if num_features is None:
+        num_features = max(FEW_FEATURES, 2 * dim + 1)
+    scale = FEW_LENGTHSCALE * (dim / 2) ** 0.5 if lengthscale is None else lengthscale
+    kernel = StationaryKernel(math.inf, [scale] * dim)
+    stream = generator(0, "private features")
     base: FeatureMap
-    if space.dim <= 3:
+    if dim <= 3:
         base = QuadratureFourierFeatures.from_kernel(kernel, space.bounds, tol=1e-3)
+    elif lengthscale is None and dim >= SEVERAL_INPUTS:
+        alone = StationaryKernel(math.inf, [ALONE_LENGTHSCALE])
+        unit = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+        parts: list[FeatureMap] = [
+            QuadratureFourierFeatures.from_kernel(alone, unit, tol=1e-3) for _ in range(dim)
+        ]
+        kernel = StationaryKernel(math.inf, [scale] * dim, TOGETHER)
+        parts.append(RandomFourierFeatures.draw(kernel, 1024, generator=stream))
+        base = AdditiveFeatures(parts, [*([j] for j in range(dim)), range(dim)])
     else:
-        base = RandomFourierFeatures.draw(kernel, 1024, generator=generator(0, "private features"))
+        base = RandomFourierFeatures.draw(kernel, 1024, generator=stream)
     count = min(num_features, base.num_features)
-    return KLFeatures.from_map(base, reference_points(space.dim), num_features=count)
+    return KLFeatures.from_map(base, reference_points(dim), num_features=count)
 
 
 def reference_points(dim: int, count: int = NUM_REFERENCE) -> Tensor:

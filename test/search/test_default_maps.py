@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+import torch
 
 from botorch_fed.federation.server import FederatedServer
 from botorch_fed.models import KLFeatures, feature_map_from_tensors
@@ -23,7 +24,9 @@ PRIVATE = {
     1: "3f0cd0e0d3562c30cc0e6325e3d50db0ece70caa198df26af883b9fab89a7ffc",
     2: "706b41825f6ee779ed68089d376e86a9239a78f5f1e2097d1422ebe35d45ce6a",
     3: "4659b1ad9e9e21dd18b54551900946722c0dca16972e66b11648e9dadbb76718",
-    4: "6706a9d5acb72ce99ded00966838e3e532b860b1f8a925eaa19360964bda89f8",
+    4: "f15ce12895403082e671744dd018f2264e2d987cbac0a5002fc5dbf371ad1e26",
+    6: "4b92c92755f8bdd9d11f03c03e129bf40833837245b2e44892a919615b46e30e",
+    10: "3d3150af0b911bfa557e6cbdf7b5b872317351e6070935c42ca1d251db937191",
 }
 SHARED = {
     1: "e7022f50e490473b65cc2373c28212828b850ecec2900a7626bedae1b9c774d5",
@@ -111,6 +114,17 @@ def test_entries_of_the_default_maps() -> None:
     assert shared[:2].flatten().tolist() == pytest.approx(
         [-4.695189148301851, 1.701502425902062, 3.7634522602607783, 14.326291109286517], rel=1e-12
     )
+
+
+@pytest.mark.parametrize("dim", [4, 6, 10])
+def test_a_small_basis_has_an_optimum_between_the_bounds_of_every_input(dim: int) -> None:
+    phi = default_private_features(cube(dim))
+    X = transfer.reference_points(dim)
+    Phi = phi(X) - phi(X).mean(dim=0)
+    hills = -(X - 0.6).square()
+    hills = hills - hills.mean(dim=0)
+    left = hills - Phi @ torch.linalg.lstsq(Phi, hills).solution
+    assert bool((left.square().sum(dim=0) < 0.1 * hills.square().sum(dim=0)).all())
 
 
 @pytest.mark.filterwarnings("ignore::botorch_fed.privacy.SignalWarning")
