@@ -593,12 +593,13 @@ def default_private_features(
     if dim <= 3:
         base = QuadratureFourierFeatures.from_kernel(kernel, space.bounds, tol=1e-3)
     elif lengthscale is None and dim >= SEVERAL_INPUTS:
-        alone = StationaryKernel(math.inf, [ALONE_LENGTHSCALE])
+        share = 1 / (dim + TOGETHER)
+        alone = StationaryKernel(math.inf, [ALONE_LENGTHSCALE], share)
         unit = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
         parts: list[FeatureMap] = [
             QuadratureFourierFeatures.from_kernel(alone, unit, tol=1e-3) for _ in range(dim)
         ]
-        kernel = StationaryKernel(math.inf, [scale] * dim, TOGETHER)
+        kernel = StationaryKernel(math.inf, [scale] * dim, TOGETHER * share)
         parts.append(RandomFourierFeatures.draw(kernel, 1024, generator=stream))
         base = AdditiveFeatures(parts, [*([j] for j in range(dim)), range(dim)])
     else:
