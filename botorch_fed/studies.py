@@ -124,7 +124,7 @@ class Federation(Budgeted):
         default: The configuration that users have had so far, a value for each parameter: every
             agent without data evaluates it first, as the first of `num_initial` points.
         design_seed: Of the public sequence from which first points are dealt; default the seed of
-            `run`, and 0 where sites are on other machines.
+            `run` or of the study file, else 0.
         active: Who evaluates; default all.
         data: What agents have observed before, by name, as in `FederatedAgent`.
         q: Points per query; if it does not divide the budget, the last query has fewer.
@@ -471,7 +471,7 @@ class FTS(Federation):
             agent without data evaluates it first, as the first of `num_initial` points, and can
             only gain on it. With `TransferSearch`, and instead of an `initial_design`.
         design_seed: Of the public sequence from which first points are dealt; default the seed of
-            `run`, and 0 where sites are on other machines.
+            `run` or of the study file, else 0.
         active: Who evaluates; default all. The others give a message before the start.
         data: What agents have observed before, by name, as in `FederatedAgent`.
         q: Points per query; if it does not divide the budget, the last query has fewer.
@@ -627,7 +627,7 @@ class DPFTSDE(Federation):
             only gain on it. Public: never one that was found on the agents' data. With
             `TransferSearch`, and instead of an `initial_design`.
         design_seed: Of the public sequence from which first points are dealt; default the seed of
-            `run`, and 0 where sites are on other machines.
+            `run` or of the study file, else 0.
         ridge: Of a gain's projection on the basis, see `ReleaseMessage`.
         strategy: How agents use releases and data.
         min_reliability: With `TransferSearch`, the least share of agreement that is listened to. A
@@ -1259,7 +1259,7 @@ class FedGP(Federation):
             otherwise. With an `initial_design` it is their number.
         default: As in `Federation`, with `TransferSearch`, and instead of an `initial_design`.
         design_seed: Of the public sequence from which first points are dealt; default the seed of
-            `run`, and 0 where sites are on other machines.
+            `run` or of the study file, else 0.
         active: Who evaluates; default all. The others contribute to sums with the data that they
             have. With `TransferSearch` `sums` is then 1 by default: what those who have finished
             say does not change, so that the difference of two sums would be what the active agents

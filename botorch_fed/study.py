@@ -128,6 +128,7 @@ from botorch_fed.federation.base import (
     MAX_NAME,
     AgentId,
     Curve,
+    DealsPoints,
     Objective,
     secrets_in,
     with_stores,
@@ -603,6 +604,8 @@ class StudyFile:
         if shared_ledger is not None:
             settings["shared_ledger"] = shared_ledger
         made = study_class(self.protocol)(**settings)
+        if isinstance(made, DealsPoints):
+            made = made.dealt_by(self.seed)
         return made if out is None else with_stores(made, self.agents, partial(secrets_in, out))
 
     def load(self) -> Callable[..., float]:

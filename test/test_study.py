@@ -1061,3 +1061,12 @@ def test_fidelities_that_mean_nothing_are_refused(
 ) -> None:
     with pytest.raises(StudyError, match=match):
         curves(folder, CURVES.replace(old, new))
+
+
+def test_the_seed_of_a_file_deals_first_points_in_one_process_and_across_machines(
+    folder: Path,
+) -> None:
+    assert read(folder, STUDY.replace("seed = 1", "seed = 3")).study().design_seed == 3
+    assert read(folder, STUDY.replace("seed = 1", "seed = 0")).study().design_seed is None
+    fixed = STUDY.replace("every = 1", "every = 1\ndesign_seed = 5")
+    assert read(folder, fixed).study().design_seed == 5
