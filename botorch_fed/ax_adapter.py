@@ -75,6 +75,7 @@ from botorch_fed.errors import ProtocolError
 from botorch_fed.federation.base import (
     Agent,
     AgentId,
+    DealsPoints,
     Exchanged,
     KeepsSecrets,
     Outgoing,
@@ -809,6 +810,8 @@ class AxFederation:
             space = search_space(next(iter(clients.values())))
         if initialize_with_center and hasattr(protocol, "from_centre"):
             protocol = protocol.from_centre(space)
+        if isinstance(protocol, DealsPoints):
+            protocol = protocol.dealt_by(seed)
         home = None if folder is None else Path(folder).resolve()
         self._log = Log(HUB_EVENTS) if home is None else hub_log(home)
         if home is not None:

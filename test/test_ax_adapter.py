@@ -355,7 +355,7 @@ def test_ax_changes_no_bit_of_a_run(protocol: Any) -> None:
 
 
 def test_any_engine_may_ask_a_site() -> None:
-    clients, protocol = _clients(), FTS(budget=2, every=1)
+    clients, protocol = _clients(), FTS(budget=2, every=1, design_seed=3)
     server, blobs = protocol.server(_space(), NAMES), MemoryBlobs()
     sites = {}
     for name, client in clients.items():
