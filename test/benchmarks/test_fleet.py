@@ -75,7 +75,7 @@ def both(
     options = {"budget": ROUNDS, "num_initial": 0, "noise": InsecureSeededNoise(1), **settings}
     fleet = Fleet(problem, DPFTSDE(**options), starts(), seed=7)
     data = fleet.data()
-    study = _Logged(**options, data=data, candidates=problem.points)
+    study = _Logged(**options, data=data, candidates=problem.points, design_seed=0)
     shipped = run(study, problem, seed=7, progress=False)
     return shipped, study.kept, fleet.run()
 

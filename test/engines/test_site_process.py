@@ -141,7 +141,7 @@ def test_words_of_an_error_stay_in_the_process(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def oven(X: Tensor) -> Tensor:
-        raise ValueError("the oven has failed at 700 degrees")
+        raise OSError("the oven has failed at 700 degrees")
 
     path = tmp_path / "a" / "socket"
     with running(site_in(tmp_path / "a", oven), path):
@@ -277,7 +277,7 @@ def test_a_slow_objective_that_fails_holds_nobody_up(tmp_path: Path) -> None:
     def broken(X: Tensor) -> Tensor:
         calls.append(X)
         time.sleep(0.05)
-        raise ValueError("no power")
+        raise OSError("no power")
 
     site = site_in(tmp_path / "a", Background(broken, patience=0.01))
     with running(site, path):
@@ -292,7 +292,7 @@ def test_a_slow_objective_that_fails_holds_nobody_up(tmp_path: Path) -> None:
     codes = {refusal_code(answer) if answer else "failed" for answer in exchange.answers}
     assert codes == {"busy", "failed"}
     # Two failures are recorded; after the third the objective is taken for broken.
-    assert [trial["reason"] for trial in status["trials"][:2]] == ["ValueError: no power"] * 2
+    assert [trial["reason"] for trial in status["trials"][:2]] == ["OSError: no power"] * 2
     assert status["trials"][2]["status"] == "open"
     assert len({X.numpy().tobytes() for X in calls}) == 3
 
