@@ -590,9 +590,9 @@ def default_private_features(
     kernel = StationaryKernel(math.inf, [scale] * dim)
     stream = generator(0, "private features")
     base: FeatureMap
-    if dim <= 3:
+    if dim < SEVERAL_INPUTS:
         base = QuadratureFourierFeatures.from_kernel(kernel, space.bounds, tol=1e-3)
-    elif lengthscale is None and dim >= SEVERAL_INPUTS:
+    elif lengthscale is None:
         share = 1 / (dim + TOGETHER)
         alone = StationaryKernel(math.inf, [ALONE_LENGTHSCALE], share)
         unit = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
