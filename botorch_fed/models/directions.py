@@ -31,7 +31,7 @@ from torch import Tensor
 from botorch_fed.rng import generator
 
 TIE = 1e-8
-GRID = 2.0**-20
+GRID = 2.0**-14
 
 
 def right_singular_vectors(Phi: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,7 +78,7 @@ def canonical(values: Tensor, vectors: Tensor, count: int) -> Tensor:
 def reproducible(vectors: Tensor) -> Tensor:
     """Columns rounded to multiples of `GRID`, then made orthonormal to the last bit but one."""
     rounded = np.round(vectors.detach().cpu().numpy() / GRID) * GRID
-    # Products are multiples of 2^-40 and partial sums are hardly above one: sums are exact in any
+    # Products are multiples of 2^-28 and partial sums are hardly above one: sums are exact in any
     # order. Gaussian elimination on [gram; V] leaves V L^-T below gram = L L'.
     work = np.concatenate([rounded.T @ rounded, rounded])
     count = rounded.shape[1]

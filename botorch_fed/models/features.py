@@ -603,10 +603,10 @@ class KLFeatures(_OverMap):
                 their canonical basis.
             tol: Largest error of :math:`k(x, x')` over `reference`, relative to the prior variance:
                 the smallest sufficient number of eigenvectors is kept. Equal eigenvalues are kept
-                or dropped together.
+                or dropped together. With `num_features` too, so many at most.
         """
-        if (num_features is None) == (tol is None):
-            raise UnsupportedError("Give exactly one of `num_features=` and `tol=`.")
+        if num_features is None and tol is None:
+            raise UnsupportedError("Give `num_features=`, `tol=`, or both.")
         if tol is not None:
             _check_tolerance(tol)
         reference = as_double(reference, "reference")
@@ -616,14 +616,15 @@ class KLFeatures(_OverMap):
         with torch.no_grad():
             Phi = base(reference)
             values, vectors = right_singular_vectors(Phi)
-        if num_features is None:
-            assert tol is not None
+        if tol is not None:
             # By Cauchy-Schwarz the largest error of the kernel is on its diagonal.
             lost = (Phi @ vectors).square().flip(-1).cumsum(dim=-1).flip(-1).amax(dim=0)
             enough = lost <= tol * float(base.outputscale.sum())
             # Whole subspaces only: the error of a part depends on its basis.
             ends = subspaces(values)[1:]
-            num_features = next((end for end in ends[:-1] if enough[end]), ends[-1])
+            sufficient = next((end for end in ends[:-1] if enough[end]), ends[-1])
+            num_features = sufficient if num_features is None else min(num_features, sufficient)
+        assert num_features is not None
         if not 1 <= num_features <= base.num_features:
             raise InputDataError(
                 f"num_features must lie between 1 and {base.num_features}, got {num_features}."
@@ -770,6 +771,7 @@ class AdditiveFeatures(FeatureMap):
         self.maps = ModuleList(maps)
         self.input_dim = 1 + max(j for group in self.groups for j in group)
         self.num_features = sum(part.num_features for part in maps)
+        self._joined: tuple[Tensor, Tensor, Tensor] | None = None
 
     def _parts(self) -> list[tuple[FeatureMap, list[int]]]:
         return [
@@ -779,7 +781,42 @@ class AdditiveFeatures(FeatureMap):
         ]
 
     def _features(self, X: Tensor) -> Tensor:
-        return torch.cat([part(X[..., group]) for part, group in self._parts()], dim=-1)
+        waves = self._waves()
+        if waves is None:
+            return torch.cat([part(X[..., group]) for part, group in self._parts()], dim=-1)
+        frequencies, order, scales = waves
+        angles = X @ frequencies.mT
+        return torch.cat([angles.cos(), angles.sin()], dim=-1)[..., order] * scales
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
+        self._joined = None  # on the device before
+        return super()._apply(fn, recurse)
+
+    def _waves(self) -> tuple[Tensor, Tensor, Tensor] | None:
+        """All waves of Fourier features over all inputs, for one product in the place of many.
+
+        Returns:
+            Frequencies, which of their cosines and sines are features, and the factors of these;
+            None for other maps, and where hyperparameters have gradients.
+        """
+        if self._joined is None:
+            parts = self._parts()
+            waves = [part for part, _ in parts if isinstance(part, _FourierFeatures)]
+            tensors = [one for part in waves for one in (part.frequencies, part.wave_scales)]
+            if len(waves) < len(parts) or any(tensor.requires_grad for tensor in tensors):
+                return None
+            total = sum(len(part.frequencies) for part in waves)
+            frequencies = waves[0].frequencies.new_zeros(total, self.input_dim)
+            order, start = [], 0
+            for part, group in zip(waves, self.groups, strict=True):
+                end = start + len(part.frequencies)
+                frequencies[start:end, group] = part.frequencies
+                sines = torch.arange(start + part._first_sine, end) + total
+                order += [torch.arange(start, end), sines]
+                start = end
+            scales = torch.cat([part.wave_scales for part in waves])
+            self._joined = frequencies, torch.cat(order), scales
+        return self._joined
 
     def covariance(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
         terms = [

@@ -64,8 +64,9 @@ from botorch_fed.search.region import (
 )
 from botorch_fed.search.releases import Sum, Sums
 from botorch_fed.search.sums import SummedSearch, TransferSum
-from botorch_fed.search.transfer import MANY_INPUTS, Heard, report_size
+from botorch_fed.search.transfer import Heard, report_size
 
+MANY_INPUTS = 8  # with fewer, what single sites say is as good
 MOST_INPUTS = 15  # messages grow with the fourth power, and 350 observations are few in twenty
 PRIOR = 0.2  # probability that all sites have one function
 POOLING = 2.0  # sites that it counts for beside what the others have found

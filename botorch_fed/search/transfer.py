@@ -20,7 +20,8 @@ A site without observations of its own begins with the users' default configurat
 one (`default_point`), and goes on with the points that it is dealt or, where others have spoken
 already, where the prior is largest. What nobody has tested yet, such as the word of sites that are
 done, is met with caution: half of the probability is on no trust, and one trust is drawn for each
-query, so that the site goes on to search by itself as well.
+query, so that the site goes on to search by itself as well; if that is no trust, at random points
+until it has `MIN_OWN` observations, as a site alone begins.
 
 Of several outcomes each has models, a message and a trust of its own; what is maximised is in
 `acquisition.outcomes`. Outcomes that are only recorded are neither modelled nor sent. A newcomer
@@ -64,7 +65,6 @@ from botorch_fed.models import (
     FeatureMap,
     KLFeatures,
     LogWarp,
-    PolynomialFeatures,
     QuadratureFourierFeatures,
     RandomFourierFeatures,
     StationaryKernel,
@@ -100,14 +100,14 @@ PAREGO = "parego"
 AUGMENTED = 0.05  # of the plain sum in the Chebyshev sum
 
 NUM_FEATURES = 100  # of the shared basis
-LENGTHSCALE = 0.35  # of the shared basis, times the root of the dimension
-MANY_INPUTS = 8  # from which on the shared basis has quadratic functions too
-MOST_PAIRED = 20  # inputs whose products are among them
-MOST_INPUTS = 200  # up to which it has them
+ALONE_LENGTHSCALE = 0.3  # of the kernel of each input alone, in the unit cube
+LENGTHSCALE = 0.25  # of the kernel of all inputs, times the root of the dimension
+NUM_RANDOM = 256  # random features that stand for it
+TOLERANCE = 1e-8  # of the kernel, where fewer features do
+MOST_INPUTS = 200  # up to which there is a kernel of each input alone
 FEW_FEATURES = 20  # of a basis for noisy sums
 FEW_LENGTHSCALE = 0.5  # of its kernel, in two dimensions of the unit cube
 SEVERAL_INPUTS = 4  # from which on its kernel has a part for each input alone
-ALONE_LENGTHSCALE = 0.3  # of these parts
 TOGETHER = 0.3  # the variance of the kernel of all inputs, over that of each alone
 NUM_REFERENCE = 512  # public points that represent the cube
 MIN_OWN = 3  # observations from which on a site says something
@@ -350,8 +350,7 @@ class TransferSearch:
             return maximize_feasibility(feasibility, domain, stream)
         posteriors = self._models(space, X, Y, said, Yvar) if len(X) else None
         if posteriors is None:
-            point = random_point(space, domain.candidates, stream, failed)
-            return point if candidates is not None else space.snap(point)
+            return _anywhere(space, domain, stream)
         outcomes = [space.metrics[place] for place in space.modelled]
         if self.acquisition == PAREGO:
             outcomes, posteriors, said = self._scalarized(space, X, posteriors, said, stream)
@@ -360,13 +359,14 @@ class TransferSearch:
         if self.acquisition is not None and self.acquisition != PAREGO:
             return self._passed_in(space, posteriors, domain, feasibility, X, stream)
         chance = float(stream.uniform(1))  # in any case: no trust is then the site alone, exactly
-        if not len(chosen):
+        untested = [one is not None and one.trust is None for one in said]
+        if any(untested) and not len(chosen):
             posteriors = tuple(
-                posterior.only(posterior.drawn(chance))
-                if one is not None and one.trust is None
-                else posterior
-                for posterior, one in zip(posteriors, said, strict=True)
+                posterior.only(posterior.drawn(chance)) if alone else posterior
+                for posterior, alone in zip(posteriors, untested, strict=True)
             )
+            if len(X) < MIN_OWN and all(posterior.trust == 0 for posterior in posteriors):
+                return _anywhere(space, domain, stream)  # as a site alone begins
         improvement = self._improvement(
             outcomes, posteriors, _incumbents(space, tried), feasibility
         )
@@ -517,6 +517,12 @@ class TransferSearch:
         return Domain(lower, upper, tried, untried(candidates, tried), failed=failed)
 
 
+def _anywhere(space: SearchSpace, domain: Domain, stream: Generator) -> Tensor:
+    """A random point of a domain, `1 x d`; not a failed one if possible."""
+    point = random_point(space, domain.candidates, stream, domain.failed)
+    return point if domain.candidates is not None else space.snap(point)
+
+
 def _enough(space: SearchSpace, X: Tensor) -> bool:
     """Whether a site has what a message needs.
 
@@ -542,28 +548,28 @@ def _incumbents(space: SearchSpace, tried: Tensor) -> Tensor:
 
 @lru_cache(maxsize=4)
 def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) -> FeatureMap:
-    """The shared basis: features of a public SE kernel, and in many dimensions a trend.
+    """The shared basis: the leading eigenfunctions of a public kernel on `reference_points`.
 
-    From `MANY_INPUTS` inputs on random features are too few to say where a function rises:
-    quadratic functions are added to them, with products of inputs up to `MOST_PAIRED` inputs, and
-    none beyond `MOST_INPUTS`.
+    The kernel is a sum of one of each input alone and one of all together, all of the same
+    variance: without functions of single inputs, random features and those of a product have
+    nothing that says whether the optimum of an input lies inside. Beyond `MOST_INPUTS` inputs they
+    are random features of a kernel of all.
     Parameters that act by their ratio are seen on a logarithmic scale, whatever scale the sites
     search on.
 
     Args:
         space: The map of inputs.
-        num_features: Of the kernel.
+        num_features: How many at most, or what a square of every input needs.
     """
-    lengthscale = [LENGTHSCALE * math.sqrt(space.dim)] * space.dim
-    kernel = StationaryKernel(math.inf, lengthscale)
-    phi: FeatureMap = RandomFourierFeatures.draw(
-        kernel, num_features, generator=generator(0, "transfer")
-    )
-    every = range(space.dim)
-    if MANY_INPUTS <= space.dim <= MOST_INPUTS:
-        groups = [every] if space.dim <= MOST_PAIRED else [range(j, j + 1) for j in every]
-        trends = [PolynomialFeatures(0.5, 0.5, input_dim=len(group)) for group in groups]
-        phi = AdditiveFeatures([*trends, phi], [*groups, every])
+    dim, stream = space.dim, generator(0, "transfer")
+    if dim > MOST_INPUTS:
+        kernel = StationaryKernel(math.inf, [LENGTHSCALE * math.sqrt(dim)] * dim)
+        phi: FeatureMap = RandomFourierFeatures.draw(kernel, num_features, generator=stream)
+    else:
+        count = max(num_features, 2 * dim + 1)
+        scale = LENGTHSCALE * math.sqrt(dim)
+        base = _sum_of_kernels(dim, 1.0, scale, num_random=NUM_RANDOM, stream=stream)
+        phi = _leading(base, count, tol=TOLERANCE)
     return WarpedFeatures.around(phi, space.log_offsets)
 
 
@@ -593,19 +599,39 @@ def default_private_features(
     if dim < SEVERAL_INPUTS:
         base = QuadratureFourierFeatures.from_kernel(kernel, space.bounds, tol=1e-3)
     elif lengthscale is None:
-        share = 1 / (dim + TOGETHER)
-        alone = StationaryKernel(math.inf, [ALONE_LENGTHSCALE], share)
-        unit = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
-        parts: list[FeatureMap] = [
-            QuadratureFourierFeatures.from_kernel(alone, unit, tol=1e-3) for _ in range(dim)
-        ]
-        kernel = StationaryKernel(math.inf, [scale] * dim, TOGETHER * share)
-        parts.append(RandomFourierFeatures.draw(kernel, 1024, generator=stream))
-        base = AdditiveFeatures(parts, [*([j] for j in range(dim)), range(dim)])
+        base = _sum_of_kernels(dim, TOGETHER, scale, num_random=1024, stream=stream)
     else:
         base = RandomFourierFeatures.draw(kernel, 1024, generator=stream)
-    count = min(num_features, base.num_features)
-    return KLFeatures.from_map(base, reference_points(dim), num_features=count)
+    return _leading(base, num_features)
+
+
+def _sum_of_kernels(
+    dim: int, together: float, lengthscale: float, *, num_random: int, stream: Generator
+) -> FeatureMap:
+    """Features of a kernel of each input alone plus one of all, of variance one in all.
+
+    Args:
+        dim: The number of inputs.
+        together: The variance of the kernel of all inputs, over that of each alone.
+        lengthscale: Of the kernel of all inputs.
+        num_random: Random features that stand for it.
+        stream: Of these.
+    """
+    share = 1 / (dim + together)
+    alone = StationaryKernel(math.inf, [ALONE_LENGTHSCALE], share)
+    unit = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
+    one = QuadratureFourierFeatures.from_kernel(alone, unit, tol=1e-3)
+    kernel = StationaryKernel(math.inf, [lengthscale] * dim, together * share)
+    every = RandomFourierFeatures.draw(kernel, num_random, generator=stream)
+    groups = [range(j, j + 1) for j in range(dim)]
+    return AdditiveFeatures([*[one] * dim, every], [*groups, range(dim)])
+
+
+def _leading(base: FeatureMap, count: int, tol: float | None = None) -> KLFeatures:
+    """The leading eigenfunctions of a map on public points, at most `count`."""
+    reference = reference_points(base.input_dim, max(NUM_REFERENCE, 2 * count))
+    count = min(count, base.num_features)
+    return KLFeatures.from_map(base, reference, num_features=count, tol=tol)
 
 
 def reference_points(dim: int, count: int = NUM_REFERENCE) -> Tensor:

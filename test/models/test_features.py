@@ -235,14 +235,19 @@ def test_projection_needs_half_the_features(count: int, error: float) -> None:
     assert _sup_error(phi, ball[:800]) <= 1.2 * error  # 800 points and 12,500 of the measure
     assert bool((phi(ball).square().sum(dim=-1) <= 1 + 1e-12).all())
     by_tolerance = KLFeatures.from_map(base, ball, tol=error)
+    for most in (4, 10_000):  # what is fewer
+        both = KLFeatures.from_map(base, ball, num_features=most, tol=error)
+        assert both.num_features == min(most, by_tolerance.num_features)
     assert by_tolerance.num_features <= count + 2
     assert _sup_error(by_tolerance, ball[:800]) <= error + 1e-6  # the base's own error
 
 
 def test_projection_bad_input() -> None:
     base = quadrature()
-    with pytest.raises(UnsupportedError, match="exactly one of"):
+    with pytest.raises(UnsupportedError, match="or both"):
         KLFeatures.from_map(base, uniform(50, 2))
+    with pytest.raises(InputDataError, match="num_features must lie between"):
+        KLFeatures.from_map(base, uniform(50, 2), num_features=0, tol=0.1)
     with pytest.raises(InputDataError, match="num_features must lie between"):
         KLFeatures.from_map(base, uniform(50, 2), num_features=10_000)
     with pytest.raises(InputDataError, match="orthonormal"):
@@ -294,6 +299,26 @@ def test_additive_kernel_is_the_sum() -> None:
     torch.testing.assert_close(phi(X) @ phi(X).mT, expected, rtol=0, atol=3e-6)
     norms = phi(X).square().sum(dim=-1)
     torch.testing.assert_close(norms, torch.ones_like(norms), rtol=1e-12, atol=0)
+
+
+def test_additive_waves_are_those_of_the_parts() -> None:
+    X = uniform(5, 3).unflatten(0, (5, 1))
+    parts = [
+        QuadratureFourierFeatures.from_kernel(se(0.4), LINE, degree=9),  # with a constant
+        RandomFourierFeatures.draw(se(0.3, 0.6), 8, generator=generator(0)),
+    ]
+    phi, groups = AdditiveFeatures(parts, [[2], [1, 0]]), ([2], [1, 0])
+    expected = torch.cat(
+        [part(X[..., group]) for part, group in zip(parts, groups, strict=True)], dim=-1
+    )
+    torch.testing.assert_close(phi(X), expected, rtol=1e-14, atol=1e-14)
+    copy = feature_map_from_tensors(phi.to_tensors()).to("cpu")
+    torch.testing.assert_close(copy(X), phi(X), rtol=0, atol=0)
+    ell = phi.lengthscale.clone().requires_grad_()
+    moved = phi.with_hyperparameters(ell, phi.outputscale)
+    (slope,) = torch.autograd.grad(moved(X).square().sin().sum(), ell)
+    assert bool((slope != 0).all())
+    torch.testing.assert_close(moved(X), expected)
 
 
 def test_additive_bad_input() -> None:
