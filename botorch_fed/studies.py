@@ -464,7 +464,8 @@ class FTS(Federation):
         agent_weights: :math:`P_N`, the same for all agents; default uniform.
         search: Another search in the place of these settings.
         aggregation: Another aggregation than `Relay`.
-        feature_map: The shared basis; default random Fourier features of a public SE kernel.
+        feature_map: The shared basis; default `search.transfer.default_feature_map`, or for a
+            published strategy random Fourier features of a public SE kernel.
         num_initial: How many first points an agent without data is dealt, where nobody has said
             anything yet; default 3, or none for a published strategy.
         default: The configuration that users have had so far, a value for each parameter: every
@@ -1228,7 +1229,7 @@ class FedGP(Federation):
         search            numbers in a sum         what a sum tells its readers
         TransferSearch    M + 6, mostly 106        the sum of the agents' mean functions, and of the
                                                    trusts they have earned (search.sums)
-        the same, 8-15    24,187 in ten            also that of RegionSearch, and of the logarithms
+        the same, 8-15    24,121 in ten            also that of RegionSearch, and of the logarithms
         inputs            dimensions               of the outcomes' scales (search.related)
         SupportSearch     k(k + 3)/2               the summary of all data on k support points
         RegionSearch      several such             the same in a region, and moments of outcomes
@@ -1246,8 +1247,8 @@ class FedGP(Federation):
             that has data for some evaluates fewer.
         search: How points are found; default `TransferSearch`. Or `SupportSearch`, `RegionSearch`.
         aggregation: Another aggregation than `SecureSum`.
-        feature_map: The shared basis of `TransferSearch`, public; default features of a public SE
-            kernel (`search.transfer.default_feature_map`).
+        feature_map: The shared basis of `TransferSearch`, public; default leading functions of a
+            public kernel (`search.transfer.default_feature_map`).
         channel: ``"threshold"`` (default), ``"ckks"`` or ``"plain"``.
         mechanism: Makes the mechanism from the size of a contribution and the number of agents;
             None for no privacy guarantee.
