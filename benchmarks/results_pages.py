@@ -29,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks import fidelity, fidelity_tasks, outcomes, transfer
+from benchmarks import fidelity, fidelity_tasks, outcomes, transfer, transfer_bases
 from benchmarks.papers import dp_fts_de, fed_gp, fts, private_ucb, private_ucb_defaults
 from benchmarks.papers.ledger import Line, Results
 from benchmarks.papers.published.printed import fedgp_table1
@@ -326,6 +326,7 @@ SOURCES: dict[str, Callable[[str], Any]] = {
     "fidelity_tasks": fidelity_tasks.correlations,
     "outcomes": _outcomes,
     "cec": _cec,
+    "bases": lambda _: transfer_bases.means(json.loads(transfer_bases.RESULTS.read_text())),
     "tasks": fed_gp.task_summary,
     "dropout": lambda _: _dropout(),
     "faults": lambda _: _faults(),

@@ -1,13 +1,14 @@
 r"""What messages can say over a basis: where a newcomer would begin.
 
-    python -m benchmarks.transfer_bases [--seeds N] [--json]      a minute for 20 seeds
-    python -m benchmarks.transfer_bases --smoke                   a made-up task, nothing is written
+    python -m benchmarks.transfer_bases [--seeds N]        a minute for 20 seeds
+    python -m benchmarks.transfer_bases --summary          from the stored figures
+    python -m benchmarks.transfer_bases --smoke            one task, nothing is written
 
 The tasks and histories of *late* (`benchmarks.transfer`): all sites but one have finished. Each of
 the others projects the mean of its own model on a basis; the newcomer's first point is where the
 mean of these functions is largest. What is shown is its normalised regret there, and the least of
 the three largest values, as means over seeds, with what a basis loses to the models themselves,
-paired and clustered by task. No noise is added, also to the bases for noisy sums. The rows are in
+clustered by task. No noise is added, also for the bases of noisy sums. Stored in
 ``results/transfer_bases.json``.
 """
 
@@ -77,17 +78,17 @@ def product_for_noise(space: SearchSpace) -> FeatureMap:
 
 
 BASES: dict[str, Callable[[SearchSpace], FeatureMap]] = {
-    "100 random features": lambda space: random_features(space, 100),
-    "300 random features": lambda space: random_features(space, 300),
-    "300 random features, shorter": lambda space: random_features(space, 300, 0.2),
-    "100 of a product": lambda space: product(space, 100),
-    "50 of the sum": lambda space: default_feature_map(space, 50),
-    "100 of the sum (default)": default_feature_map,
-    "200 of the sum": lambda space: default_feature_map(space, 200),
-    "20 of a product": product_for_noise,
-    "20 of the sum (default for noisy sums)": default_private_features,
+    "random-100": lambda space: random_features(space, 100),
+    "random-300": lambda space: random_features(space, 300),
+    "random-300-short": lambda space: random_features(space, 300, 0.2),
+    "product-100": lambda space: product(space, 100),
+    "sum-50": lambda space: default_feature_map(space, 50),
+    "sum-100": default_feature_map,
+    "sum-200": lambda space: default_feature_map(space, 200),
+    "product-20": product_for_noise,
+    "private-20": default_private_features,
 }
-EXACT = "the models themselves"
+EXACT = "exact"
 
 
 def models_of(task: Task, others: Histories) -> list[EarnedPosterior]:
@@ -154,17 +155,26 @@ def measure(seeds: int) -> dict[str, Any]:
     return {"seeds": seeds, "numbers": sizes, "regret": regrets}
 
 
-def summary(found: Mapping[str, Any]) -> str:
-    """A table: means over tasks, and the difference to the models themselves."""
-    lines = [f"{'basis':40s} first  best of {FIRST}  first - that of the models themselves"]
-    exact = found["regret"][EXACT]
+def means(found: Mapping[str, Any]) -> dict[str, Any]:
+    """For each basis the means over tasks, and the difference to the models themselves."""
+    exact, shown = found["regret"][EXACT], {}
     for basis, tasks in found["regret"].items():
         first, few = np.mean([np.mean(pairs, axis=0) for pairs in tasks.values()], axis=0)
-        line = f"{basis:40s} {first:.3f}  {few:.3f}"
+        shown[basis] = {"first": float(first), "few": float(few)}
         if basis != EXACT:
-            gaps = [np.subtract(tasks[name], exact[name])[:, 0] for name in tasks]
-            line += f"      {effect(gaps).shown()}"
-        lines.append(line)
+            lost = effect([np.subtract(tasks[name], exact[name])[:, 0] for name in tasks])
+            shown[basis] |= {"lost": lost.mean, "p": lost.p}
+    return shown
+
+
+def summary(found: Mapping[str, Any]) -> str:
+    """A table of `means`."""
+    lines = [f"basis             numbers  first  best of {FIRST}  first - {EXACT}"]
+    for basis, row in means(found).items():
+        sizes = ", ".join(map(str, found["numbers"].get(basis, [])))
+        line = f"{basis:17s} {sizes:8s} {row['first']:.3f}  {row['few']:.3f}"
+        lost = f"      {row['lost']:+.3f} (p {row['p']:.2g})" if "lost" in row else ""
+        lines.append(line + lost)
     return "\n".join(lines)
 
 
@@ -172,7 +182,7 @@ def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--seeds", type=int, default=SEEDS)
-    parser.add_argument("--json", action="store_true", help="what is stored, and nothing is run")
+    parser.add_argument("--summary", action="store_true", help="nothing is run")
     parser.add_argument("--smoke", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -184,12 +194,9 @@ def main(arguments: list[str] | None = None) -> None:
         others = {site: (X, task.evaluate(site, X)) for site in task.sites[1:]}
         print(rows_of(task, task.sites[0], others, few))
         return
-    if options.json:
-        print(RESULTS.read_text())
-        return
-    found = measure(options.seeds)
-    RESULTS.write_text(json.dumps(found) + "\n")
-    print(summary(found))
+    if not options.summary:
+        RESULTS.write_text(json.dumps(measure(options.seeds)) + "\n")
+    print(summary(json.loads(RESULTS.read_text())))
 
 
 if __name__ == "__main__":
