@@ -1252,7 +1252,8 @@ def _same_settings(folder: Path, mine: dict[str, Any], server: Server[Any]) -> N
     if wrong:
         raise ProtocolError(
             f"The run in {folder} was started with another {' and another '.join(wrong)}: use the "
-            "settings of its start, or choose another folder."
+            "settings of its start and the version of botorch_fed that began it, or choose another "
+            "folder."
         )
 
 

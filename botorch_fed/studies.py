@@ -1291,7 +1291,7 @@ class FedGP(Federation):
             can read single records of the others in one sum (`search.related`); the difference of
             two sums can still show the new records of all others, without their owners. True for
             any number of sites from the second sum on: each then reads records of the others. False
-            for short messages (172 numbers in ten dimensions), and sums that say less; so it is
+            for short messages (106 numbers in ten dimensions), and sums that say less; so it is
             with `active` or one sum.
 
     A process that plays one part says by `with_stores` who takes part and where its secrets lie.

@@ -15,9 +15,8 @@ Here the basis is a function of the subspaces alone, in two steps:
 
 Only the last bits of the singular vectors depend on the machine. If an entry is within them of the
 middle between two multiples of `GRID`, the results differ by `GRID`: under the settings of MKL and
-of OpenBLAS, about once in ten thousand for the default private features of one to six dimensions
-together. Rounding to `GRID` costs about `GRID` squared per entry, in units of the explained
-variance.
+of OpenBLAS, about once in a hundred thousand bases. Rounding to `GRID` costs about `GRID` squared
+per entry, in units of the explained variance.
 """
 
 from __future__ import annotations

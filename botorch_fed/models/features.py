@@ -603,7 +603,8 @@ class KLFeatures(_OverMap):
                 their canonical basis.
             tol: Largest error of :math:`k(x, x')` over `reference`, relative to the prior variance:
                 the smallest sufficient number of eigenvectors is kept. Equal eigenvalues are kept
-                or dropped together. With `num_features` too, so many at most.
+                or dropped together; rounding of the eigenvectors adds up to 1e-7. With
+                `num_features` too, so many at most.
         """
         if num_features is None and tol is None:
             raise UnsupportedError("Give `num_features=`, `tol=`, or both.")
@@ -736,6 +737,8 @@ class WarpedFeatures(_OverMap):
 class AdditiveFeatures(FeatureMap):
     r"""A sum of functions of groups of inputs: :math:`k(x, x') = \sum_g k_g(x_g, x'_g)`.
 
+    Its parts are not to be changed in place.
+
     Args:
         maps: One feature map per group.
         groups: The inputs of each map; default consecutive inputs.
@@ -797,13 +800,19 @@ class AdditiveFeatures(FeatureMap):
 
         Returns:
             Frequencies, which of their cosines and sines are features, and the factors of these;
-            None for other maps, and where hyperparameters have gradients.
+            None for other maps, where hyperparameters have gradients, and in inference mode, whose
+            tensors no gradient can pass later.
         """
         if self._joined is None:
             parts = self._parts()
             waves = [part for part, _ in parts if isinstance(part, _FourierFeatures)]
-            tensors = [one for part in waves for one in (part.frequencies, part.wave_scales)]
-            if len(waves) < len(parts) or any(tensor.requires_grad for tensor in tensors):
+            sources = [
+                one
+                for part in waves
+                for one in (part.frequencies, part.amplitudes, part.kernel.outputscale)
+            ]
+            moved = any(one.requires_grad for one in sources)
+            if len(waves) < len(parts) or moved or torch.is_inference_mode_enabled():
                 return None
             total = sum(len(part.frequencies) for part in waves)
             frequencies = waves[0].frequencies.new_zeros(total, self.input_dim)

@@ -20,8 +20,9 @@ A site without observations of its own begins with the users' default configurat
 one (`default_point`), and goes on with the points that it is dealt or, where others have spoken
 already, where the prior is largest. What nobody has tested yet, such as the word of sites that are
 done, is met with caution: half of the probability is on no trust, and one trust is drawn for each
-query, so that the site goes on to search by itself as well; if that is no trust, at random points
-until it has `MIN_OWN` observations, as a site alone begins.
+query, so that the site goes on to search by itself as well. If that is no trust, a site with less
+than `MIN_OWN` observations looks anywhere: a model of one or two says nothing. An acquisition that
+is passed in, further points of a batch, fidelities and failures have their own rules.
 
 Of several outcomes each has models, a message and a trust of its own; what is maximised is in
 `acquisition.outcomes`. Outcomes that are only recorded are neither modelled nor sent. A newcomer
@@ -103,7 +104,7 @@ NUM_FEATURES = 100  # of the shared basis
 ALONE_LENGTHSCALE = 0.3  # of the kernel of each input alone, in the unit cube
 LENGTHSCALE = 0.25  # of the kernel of all inputs, times the root of the dimension
 NUM_RANDOM = 256  # random features that stand for it
-TOLERANCE = 1e-8  # of the kernel, where fewer features do
+TOLERANCE = 1e-7  # of the kernel, where fewer features do
 MOST_INPUTS = 200  # up to which there is a kernel of each input alone
 FEW_FEATURES = 20  # of a basis for noisy sums
 FEW_LENGTHSCALE = 0.5  # of its kernel, in two dimensions of the unit cube
@@ -365,8 +366,9 @@ class TransferSearch:
                 posterior.only(posterior.drawn(chance)) if alone else posterior
                 for posterior, alone in zip(posteriors, untested, strict=True)
             )
-            if len(X) < MIN_OWN and all(posterior.trust == 0 for posterior in posteriors):
-                return _anywhere(space, domain, stream)  # as a site alone begins
+            trusting = any(posterior.trust > 0 for posterior in posteriors)
+            if len(X) < MIN_OWN and not trusting and feasibility is None:
+                return _anywhere(space, domain, stream)  # about as a site alone begins
         improvement = self._improvement(
             outcomes, posteriors, _incumbents(space, tried), feasibility
         )
@@ -518,8 +520,9 @@ class TransferSearch:
 
 
 def _anywhere(space: SearchSpace, domain: Domain, stream: Generator) -> Tensor:
-    """A random point of a domain, `1 x d`; not a failed one if possible."""
-    point = random_point(space, domain.candidates, stream, domain.failed)
+    """A random point of a domain, `1 x d`; neither a failed nor a tried one if possible."""
+    known = domain.tried if domain.failed is None else torch.cat([domain.failed, domain.tried])
+    point = random_point(space, domain.candidates, stream, known)
     return point if domain.candidates is not None else space.snap(point)
 
 
@@ -559,14 +562,14 @@ def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) ->
 
     Args:
         space: The map of inputs.
-        num_features: How many at most, or what a square of every input needs.
+        num_features: How many at most; three for each input and one more, if that is more.
     """
     dim, stream = space.dim, generator(0, "transfer")
     if dim > MOST_INPUTS:
         kernel = StationaryKernel(math.inf, [LENGTHSCALE * math.sqrt(dim)] * dim)
         phi: FeatureMap = RandomFourierFeatures.draw(kernel, num_features, generator=stream)
     else:
-        count = max(num_features, 2 * dim + 1)
+        count = max(num_features, 3 * dim + 1)
         scale = LENGTHSCALE * math.sqrt(dim)
         base = _sum_of_kernels(dim, 1.0, scale, num_random=NUM_RANDOM, stream=stream)
         phi = _leading(base, count, tol=TOLERANCE)
@@ -586,7 +589,7 @@ def default_private_features(
 
     Args:
         space: The search space.
-        num_features: Its size `M`; default 20, or what all squares need.
+        num_features: Its size `M`; default 20, or two for each input and one more.
         lengthscale: Of a product kernel, in the unit cube; its default grows with the dimension.
     """
     dim = space.dim

@@ -321,6 +321,23 @@ def test_additive_waves_are_those_of_the_parts() -> None:
     torch.testing.assert_close(moved(X), expected)
 
 
+def test_additive_waves_keep_gradients() -> None:
+    X = uniform(4, 2)
+    parts = [RandomFourierFeatures.draw(se(0.3), 8, generator=generator(k)) for k in range(2)]
+    phi = AdditiveFeatures(parts)
+    with torch.inference_mode():
+        phi(X)
+    points = X.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(phi(points).sum(), points)
+    assert bool((slope != 0).all())
+    scale = phi.outputscale.clone().requires_grad_()
+    moved = phi.with_hyperparameters(phi.lengthscale, scale)
+    with torch.no_grad():
+        moved(X)
+    (slope,) = torch.autograd.grad(moved(X).square().sum(), scale)
+    assert bool((slope > 0).all())
+
+
 def test_additive_bad_input() -> None:
     part = QuadratureFourierFeatures.from_kernel(se(0.5), LINE, tol=0.1)
     with pytest.raises(InputDataError, match="at least one"):

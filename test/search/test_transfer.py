@@ -111,7 +111,7 @@ def said(X: Tensor, Y: Tensor) -> Tensor:
 # ------------------------------------------------------------------ the shared basis
 
 
-@pytest.mark.parametrize("dim", [1, 3, 6, 20])
+@pytest.mark.parametrize("dim", [1, 3, 6, 20, 50])
 def test_the_basis_holds_squares_of_every_input(dim: int) -> None:
     space = SearchSpace(tuple(Parameter.real(f"x{i}", 0.0, 1.0) for i in range(dim)))
     X, top = uniform(500, dim, seed=1), uniform(1, dim, seed=2)
@@ -123,7 +123,9 @@ def test_the_basis_holds_squares_of_every_input(dim: int) -> None:
     found = PriorFunction.of_weights(phi, project(bowl, phi))
     assert found is not None
     y = torch.from_numpy(bowl(X))
-    assert 1 - float(torch.corrcoef(torch.stack([found(X), y]))[0, 1]) < 5e-3
+    assert 1 - float(torch.corrcoef(torch.stack([found(X), y]))[0, 1]) < (
+        5e-3 if dim <= 20 else 2e-2
+    )
 
 
 def test_a_smooth_basis_has_no_more_functions_than_it_needs() -> None:
@@ -133,7 +135,7 @@ def test_a_smooth_basis_has_no_more_functions_than_it_needs() -> None:
         ).num_features
         for dim in (1, 2, 4, 60)
     ]
-    assert sizes[0] < sizes[1] < sizes[2] == 100 < sizes[3] == 121
+    assert sizes[0] < sizes[1] < sizes[2] == 100 < sizes[3] == 181
 
 
 # ------------------------------------------------------------------ what a site says
@@ -307,6 +309,56 @@ def test_what_nobody_has_tested_is_met_with_caution() -> None:
     assert len(draws["nobody"]) > 1  # one trust is drawn for each query
     assert len(draws["not yet"]) == 1  # the average over trusts, whatever the stream
     assert len(draws["all"]) == 1
+
+
+def anywhere(found: set[tuple[float, ...]], candidates: Tensor) -> bool:
+    """Whether random points are among some: more than models of a few trusts would choose."""
+    return len(found) > len(TRUSTS) and len(found) <= len(candidates)
+
+
+@pytest.mark.parametrize(("n", "random"), [(1, True), (MIN_OWN - 1, True), (MIN_OWN, False)])
+def test_who_trusts_nobody_yet_looks_anywhere(n: int, random: bool) -> None:
+    candidates, (X, Y) = uniform(40, 2, seed=8), history(n)
+
+    def points(failed: Tensor) -> set[tuple[float, ...]]:
+        found = (
+            SEARCH.point(
+                SQUARE,
+                X,
+                Y,
+                Advice(good_prior(), None),
+                chosen=no_points(),
+                candidates=candidates,
+                stream=generator(k, "anywhere"),
+                failed=failed,
+            )
+            for k in range(60)
+        )
+        return {tuple(one[0].tolist()) for one in found}
+
+    assert anywhere(points(no_points()), candidates) == random
+    # Where evaluations fail, what may succeed is looked for.
+    assert not anywhere(points(candidates[:4]), candidates)
+
+
+def test_who_looks_anywhere_asks_nothing_twice() -> None:
+    space = SearchSpace((Parameter.integer("n", 1, 4),))
+    X = space.bounds.double()
+    prior = PriorFunction.of_weights(
+        default_feature_map(space), project(lambda Z: Z[:, 0].numpy(), default_feature_map(space))
+    )
+    assert prior is not None
+    for k in range(40):
+        found = SEARCH.point(
+            space,
+            X,
+            X,
+            Advice(prior, None),
+            chosen=X[:0],
+            candidates=None,
+            stream=generator(k, "twice"),
+        )
+        assert not bool((X == found).all(dim=-1).any())
 
 
 def test_a_newcomers_query_of_several_points_keeps_them_apart() -> None:
