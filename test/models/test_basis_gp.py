@@ -278,11 +278,11 @@ def test_large_offsets_keep_their_digits() -> None:
 def test_noise_below_botorchs_bound_stays_as_given() -> None:
     X, Y = _data()
     model = BasisGP(X, Y, feature_map=random_fourier(), noise_var=1e-6)
-    assert model.likelihood.noise.tolist() == [1e-6]
+    assert model.likelihood.noise.tolist() == [pytest.approx(1e-6, rel=1e-12)]
     model = BasisGP(
         X, Y, feature_map=random_fourier(), noise_var=torch.tensor([0.3], dtype=torch.float64)
     )
-    assert model.likelihood.noise.tolist() == [0.3]
+    assert model.likelihood.noise.tolist() == [pytest.approx(0.3, rel=1e-12)]
 
 
 # ------------------------------------------------------------------ received summaries
