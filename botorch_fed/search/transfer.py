@@ -22,7 +22,8 @@ already, where the prior is largest. What nobody has tested yet, such as the wor
 done, is met with caution: half of the probability is on no trust, and one trust is drawn for each
 query, so that the site goes on to search by itself as well. If that is no trust, a site with less
 than `MIN_OWN` observations looks anywhere: a model of one or two says nothing. An acquisition that
-is passed in, further points of a batch, fidelities and failures have their own rules.
+is passed in, several outcomes, further points of a batch, fidelities and failures have their own
+rules.
 
 Of several outcomes each has models, a message and a trust of its own; what is maximised is in
 `acquisition.outcomes`. Outcomes that are only recorded are neither modelled nor sent. A newcomer
@@ -366,8 +367,8 @@ class TransferSearch:
                 posterior.only(posterior.drawn(chance)) if alone else posterior
                 for posterior, alone in zip(posteriors, untested, strict=True)
             )
-            trusting = any(posterior.trust > 0 for posterior in posteriors)
-            if len(X) < MIN_OWN and not trusting and feasibility is None:
+            plain = len(posteriors) == 1 and feasibility is None
+            if plain and len(X) < MIN_OWN and posteriors[0].trust == 0:
                 return _anywhere(space, domain, stream)  # about as a site alone begins
         improvement = self._improvement(
             outcomes, posteriors, _incumbents(space, tried), feasibility
