@@ -29,7 +29,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import numpy as np
 import torch
@@ -154,9 +154,34 @@ class PriorFunction:
 
     def values(self, X: Tensor) -> Array:
         """Values at `n x d` points, for closed forms."""
-        with torch.no_grad():
-            values: Array = self(X).numpy()
+        values: Array
+        if self._waves is None:
+            with torch.no_grad():
+                values = self(X).numpy()
+            return values
+        frequencies, cosines, sines = self._waves
+        angles = X.detach().double().numpy() @ frequencies.T
+        values = np.cos(angles) @ cosines + np.sin(angles) @ sines - self.centre
         return values
+
+    def with_slope(self, X: Array) -> tuple[Array, Array]:
+        """Values at `n x d` points, and their gradient, `n x d`."""
+        if self._waves is None:
+            points = torch.from_numpy(X).requires_grad_()
+            found = self(points)
+            (slope,) = torch.autograd.grad(found.sum(), points)
+            return found.detach().numpy(), slope.numpy()
+        frequencies, cosines, sines = self._waves
+        angles = X @ frequencies.T
+        cos, sin = np.cos(angles), np.sin(angles)
+        values: Array = cos @ cosines + sin @ sines - self.centre
+        return values, (cos * sines - sin * cosines) @ frequencies
+
+    @cached_property
+    def _waves(self) -> tuple[Array, Array, Array] | None:
+        with torch.no_grad():
+            waves = self.feature_map.as_waves(self.weights)
+        return None if waves is None else tuple(part.numpy() for part in waves)  # type: ignore[return-value]
 
 
 def project(function: Callable[[Tensor], Array], feature_map: FeatureMap) -> Tensor:
@@ -210,10 +235,13 @@ class EarnedPosterior:
         """The prior function at points as the models see them, and its gradient: `n`, `n x d`."""
         if self.prior is None:
             return 0.0, 0.0
+        if self.log_warp.identity:
+            return self.prior.with_slope(Z)
         points = torch.from_numpy(Z).requires_grad_()
-        values = self.prior(self.log_warp.untransform(points))
-        (slope,) = torch.autograd.grad(values.sum(), points)
-        return values.detach().numpy(), slope.numpy()
+        X = self.log_warp.untransform(points)
+        values, inner = self.prior.with_slope(X.detach().numpy())
+        (slope,) = torch.autograd.grad(X, points, torch.from_numpy(inner))
+        return values, slope.numpy()
 
     def predict(self, X: Tensor) -> tuple[Array, Array]:
         """Mean and variance on the standardised scale at `n x d` points, `n` each."""

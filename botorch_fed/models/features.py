@@ -103,6 +103,18 @@ class FeatureMap(Float64Module, ABC):
             )
         return self._features(X.double())
 
+    def as_waves(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        r"""The function :math:`\phi(x)^\top w` as :math:`\sum_k a_k \cos\omega_k^\top x + b_k
+        \sin\omega_k^\top x`, for closed forms; None where it is no such sum.
+
+        Args:
+            weights: The weights, `M`.
+
+        Returns:
+            Frequencies `K x d`, and the factors of cosines and sines, `K` each.
+        """
+        return None
+
     @abstractmethod
     def covariance(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
         """The exact kernel that the map approximates: `batch_shape x n x n'`."""
@@ -249,6 +261,11 @@ class _FourierFeatures(FeatureMap):
         angles = X @ self.frequencies.mT
         waves = torch.cat([angles.cos(), angles[..., self._first_sine :].sin()], dim=-1)
         return waves * self.wave_scales
+
+    def as_waves(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        scaled, count = weights * self.wave_scales, len(self.frequencies)
+        sines = torch.cat([scaled.new_zeros(self._first_sine), scaled[count:]])
+        return self.frequencies, scaled[:count], sines
 
     @property
     def wave_scales(self) -> Tensor:
@@ -635,6 +652,9 @@ class KLFeatures(_OverMap):
     def _features(self, X: Tensor) -> Tensor:
         return self.base(X) @ self.projection
 
+    def as_waves(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        return self.base.as_waves(self.projection @ weights)
+
     def covariance(self, X1: Tensor, X2: Tensor | None = None) -> Tensor:
         return self.base.covariance(X1, X2)
 
@@ -790,6 +810,16 @@ class AdditiveFeatures(FeatureMap):
         frequencies, order, scales = waves
         angles = X @ frequencies.mT
         return torch.cat([angles.cos(), angles.sin()], dim=-1)[..., order] * scales
+
+    def as_waves(self, weights: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+        waves = self._waves()
+        if waves is None:
+            return None
+        frequencies, order, scales = waves
+        count = len(frequencies)
+        factors = weights.new_zeros(2 * count)
+        factors[order] = weights * scales
+        return frequencies, factors[:count], factors[count:]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         self._joined = None  # on the device before

@@ -550,7 +550,7 @@ def _incumbents(space: SearchSpace, tried: Tensor) -> Tensor:
 # ------------------------------------------------------------------ what arrives
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) -> FeatureMap:
     """The shared basis: the leading eigenfunctions of a public kernel on `reference_points`.
 
@@ -577,7 +577,7 @@ def default_feature_map(space: SearchSpace, num_features: int = NUM_FEATURES) ->
     return WarpedFeatures.around(phi, space.log_offsets)
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=16)
 def default_private_features(
     space: SearchSpace, *, num_features: int | None = None, lengthscale: float | None = None
 ) -> FeatureMap:

@@ -23,6 +23,7 @@ from botorch_fed.models.earned_prior import (
     projection,
     reference_points,
 )
+from botorch_fed.models.features import FeatureMap, WarpedFeatures
 from botorch_fed.models.local_gp import Array
 from botorch_fed.models.warp import LogWarp
 from test.cases import UNIT, normal, random_fourier, uniform, warped
@@ -68,6 +69,19 @@ def posterior(with_prior: bool, warp: bool = False, n: int = 8) -> EarnedPosteri
 
 
 # ------------------------------------------------------------------ a prior function
+
+
+@pytest.mark.parametrize("phi", [PHI, WarpedFeatures(PHI, OFFSETS)], ids=["waves", "others"])
+def test_the_slope_of_a_prior_function(phi: FeatureMap) -> None:
+    prior = PriorFunction.of_weights(phi, normal(PHI.num_features, seed=3))
+    assert prior is not None
+    X = uniform(7, 2).requires_grad_()
+    values = prior(X)
+    (slope,) = torch.autograd.grad(values.sum(), X)
+    found, found_slope = prior.with_slope(X.detach().numpy())
+    np.testing.assert_allclose(found, values.detach().numpy(), rtol=0, atol=1e-12)
+    np.testing.assert_allclose(prior.values(X.detach()), found, rtol=0, atol=1e-14)
+    np.testing.assert_allclose(found_slope, slope.numpy(), rtol=0, atol=1e-11)
 
 
 def test_a_prior_function_is_standardised_over_the_cube() -> None:

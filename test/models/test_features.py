@@ -321,6 +321,32 @@ def test_additive_waves_are_those_of_the_parts() -> None:
     torch.testing.assert_close(moved(X), expected)
 
 
+def wave_maps() -> dict[str, FeatureMap]:
+    """Sums of waves of two inputs, and a map that is none."""
+    line = QuadratureFourierFeatures.from_kernel(se(0.4), LINE, degree=9)  # with a constant
+    every = RandomFourierFeatures.draw(se(0.3, 0.6), 8, generator=generator(0))
+    both = AdditiveFeatures([line, line, every], [[1], [0], [0, 1]])
+    return {
+        "random": every,
+        "sum": both,
+        "leading": KLFeatures.from_map(both, uniform(64, 2), num_features=5),
+        "polynomial": PolynomialFeatures(0.5, 0.5, input_dim=2),
+    }
+
+
+@pytest.mark.parametrize("name", wave_maps())
+def test_a_function_as_waves(name: str) -> None:
+    phi, X = wave_maps()[name], uniform(6, 2)
+    weights = torch.linspace(-1, 2, phi.num_features, dtype=torch.float64)
+    waves = phi.as_waves(weights)
+    assert (waves is None) == (name == "polynomial")
+    if waves is not None:
+        frequencies, cosines, sines = waves
+        angles = X @ frequencies.mT
+        found = angles.cos() @ cosines + angles.sin() @ sines
+        torch.testing.assert_close(found, phi(X) @ weights)
+
+
 def test_additive_waves_keep_gradients() -> None:
     X = uniform(4, 2)
     parts = [RandomFourierFeatures.draw(se(0.3), 8, generator=generator(k)) for k in range(2)]
