@@ -115,7 +115,7 @@ SMOKE: dict[str, Any] = {
     "LIMITS": (20,),
     "OTHERS": ("rdp",),
     "REGIONS": (1, 4),
-    "problem": lambda: SyntheticGPAgents(8, seed=0, lengthscale=0.1),
+    "problem": lambda: SyntheticGPAgents(6, seed=0, lengthscale=0.1),
     "QUICK_CASES": ("plain, sampled",),
     "RERUNS": 1,
     "MUTANTS": MUTANTS[:1],
