@@ -77,7 +77,7 @@ from rich.console import Console
 from rich.table import Table as Grid
 from torch import Tensor
 
-from benchmarks.papers.ledger import Line, Results, versions
+from benchmarks.papers.ledger import Line, Results, stored_lines, versions
 from benchmarks.papers.published.fbo_fedgp import PaperFedGP, approximation_error, optimise
 from benchmarks.papers.published.features import PaperCosine
 from benchmarks.papers.published.printed import fedgp_table1
@@ -867,9 +867,7 @@ class Lines(Results):
 
     def __init__(self, name: str) -> None:
         super().__init__(name, KEYS)
-        if self.path.exists():
-            text = self.path.read_text().splitlines(keepends=True)
-            self.lines = [json.loads(line) for line in text if line.endswith("\n")]
+        self.lines = stored_lines(self.path)
 
     def at(self, method: str, t: int, key: str = "best") -> dict[int, float]:
         """Values after `t` rounds by seed."""

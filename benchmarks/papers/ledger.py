@@ -10,6 +10,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from copy import copy
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,20 @@ def nothing_kept() -> Iterator[None]:
         yield
 
 
+def stored_lines(path: Path) -> list[Line]:
+    """The whole lines of a file as they are stored, none if there is no file; not to be changed."""
+    if not path.exists():
+        return []
+    found = path.stat()
+    return list(_parsed(path, found.st_mtime_ns, found.st_size))
+
+
+@lru_cache(maxsize=128)
+def _parsed(path: Path, changed: int, size: int) -> tuple[Line, ...]:
+    text = path.read_text().splitlines(keepends=True)
+    return tuple(json.loads(line) for line in text if line.endswith("\n"))
+
+
 class Results:
     """The lines of one experiment.
 
@@ -44,10 +59,7 @@ class Results:
     def __init__(self, name: str, keys: tuple[str, ...]) -> None:
         self.path = RESULTS / f"{name}.jsonl"
         self.keys = keys
-        self.lines: list[Line] = []
-        if self.path.exists():
-            text = self.path.read_text().splitlines(keepends=True)
-            self.lines = [_unfolded(json.loads(line)) for line in text if line.endswith("\n")]
+        self.lines = [_unfolded(line) for line in stored_lines(self.path)]
         self._known = {self._key(line) for line in self.lines}
 
     def _key(self, line: Line) -> tuple[Any, ...]:

@@ -72,7 +72,7 @@ from rich.table import Table as Grid
 from torch import Tensor
 
 from benchmarks import private_ucb as speed
-from benchmarks.papers.ledger import Line, Results, versions
+from benchmarks.papers.ledger import Line, Results, stored_lines, versions
 from benchmarks.papers.published.noise import paper_local_noise, paper_prefix_noise
 from benchmarks.problems import Michalewicz, StyblinskiTang
 from benchmarks.statistics import interval
@@ -115,9 +115,7 @@ class Lines(Results):
 
     def __init__(self, name: str, keys: tuple[str, ...]) -> None:
         super().__init__(name, keys)
-        if self.path.exists():
-            text = self.path.read_text().splitlines(keepends=True)
-            self.lines = [json.loads(line) for line in text if line.endswith("\n")]
+        self.lines = stored_lines(self.path)
 
 
 @cache

@@ -694,7 +694,7 @@ def test_given_weights_of_agents_are_respected() -> None:
     desk = Desk(strategy, names=names, options={"agent_weights": weights})
     first = dict.fromkeys(desk.names, 0)
     second_after_cem = dict.fromkeys(desk.names, 0)
-    for seed in range(1000):
+    for seed in range(400):
         state, order = desk.started(seed), []
         for _ in range(5):
             after = desk.query(state)
@@ -706,7 +706,7 @@ def test_given_weights_of_agents_are_respected() -> None:
             second_after_cem[order[1]] += 1
     for name, weight in weights.items():
         p = weight / 6
-        assert abs(first[name] / 1000 - p) <= 5 * (p * (1 - p) / 1000) ** 0.5
+        assert abs(first[name] / 400 - p) <= 5 * (p * (1 - p) / 400) ** 0.5
     p, n = 1 / 3, first["cem"]  # renormalised after use
     assert abs(second_after_cem["bob"] / n - p) <= 5 * (p * (1 - p) / n) ** 0.5
 

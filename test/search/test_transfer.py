@@ -332,7 +332,7 @@ def test_who_trusts_nobody_yet_looks_anywhere(n: int, random: bool) -> None:
                 stream=generator(k, "anywhere"),
                 failed=failed,
             )
-            for k in range(25)
+            for k in range(60)
         )
         return {tuple(one[0].tolist()) for one in found}
 
