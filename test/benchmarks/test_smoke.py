@@ -25,8 +25,15 @@ ARGUMENTS = {
     "benchmarks.results": ["--check"],
     "benchmarks.equations": [],
 }
-# Real processes; many plots; what test_results.py has done by day.
-NIGHTLY = {"benchmarks.flower", "benchmarks.papers.figures", "benchmarks.results"}
+# Real processes; many plots; what test_results.py has done by day; what no page names.
+NIGHTLY = {
+    "benchmarks.flower",
+    "benchmarks.papers.figures",
+    "benchmarks.results",
+    "benchmarks.privacy",
+    "benchmarks.constraints",
+    "benchmarks.feasibility",
+}
 
 
 def commands() -> list[Any]:
