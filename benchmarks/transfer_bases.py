@@ -8,9 +8,8 @@ The tasks and histories of *late* (`benchmarks.transfer`): all sites but one hav
 the others projects the mean of its own model on a basis; the newcomer's first point is where the
 mean of these functions is largest. What is shown is its normalised regret there, and the least of
 the three largest values, as means over seeds, with what a basis loses to the models themselves,
-clustered by task. For the bases of noisy sums as well it is the mean of whole messages, without
-noise. Stored in
-``results/transfer_bases.json``.
+clustered by task. Messages of the bases for noisy sums are neither scaled nor noisy here. Stored
+in ``results/transfer_bases.json``.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ from botorch_fed.wire.codec import content_hash, encode
 
 logger = logging.getLogger(__name__)
 
-SAME = "Use the same study and the same version of botorch_fed on both sides."
+SAME_STUDY = "Use the same study and the same version of botorch_fed on both sides."
 ROUNDING = 1e-9  # of a number of a shared basis that another machine has computed
 TINY = 1e-6  # of an evaluation's cost: sums of costs are rounded
 ACCOUNTING = 1e-3  # likewise of an epsilon: a calibrated noise is found to so much
@@ -802,14 +802,14 @@ def check_basis(mine: FeatureMap, theirs: FeatureMap) -> None:
     differ = sorted({*own} ^ {*said})
     if differ:
         raise MessageError(
-            f"The terms differ in the shared basis: one side alone has {differ[:4]}. {SAME}"
+            f"The terms differ in the shared basis: one side alone has {differ[:4]}. {SAME_STUDY}"
         )
     for name, here in own.items():
         there = said[name]
         if here.shape != there.shape or here.dtype != there.dtype:
             raise MessageError(
                 f"The terms differ in the shared basis, {name}: this site has shape "
-                f"{tuple(here.shape)}, the hub says {tuple(there.shape)}. {SAME}"
+                f"{tuple(here.shape)}, the hub says {tuple(there.shape)}. {SAME_STUDY}"
             )
         largest = float(here.double().abs().max()) if here.numel() else 0.0
         off = (here.double() - there.double()).abs()
@@ -818,7 +818,7 @@ def check_basis(mine: FeatureMap, theirs: FeatureMap) -> None:
             raise MessageError(
                 f"The terms differ in the shared basis, {name}: this site has "
                 f"{float(here.flatten()[where]):.12g} at place {where}, the hub says "
-                f"{float(there.flatten()[where]):.12g}. {SAME}"
+                f"{float(there.flatten()[where]):.12g}. {SAME_STUDY}"
             )
 
 

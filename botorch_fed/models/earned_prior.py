@@ -181,7 +181,10 @@ class PriorFunction:
     def _waves(self) -> tuple[Array, Array, Array] | None:
         with torch.no_grad():
             waves = self.feature_map.as_waves(self.weights)
-        return None if waves is None else tuple(part.numpy() for part in waves)  # type: ignore[return-value]
+        if waves is None:
+            return None
+        frequencies, cosines, sines = waves
+        return frequencies.numpy(), cosines.numpy(), sines.numpy()
 
 
 def project(function: Callable[[Tensor], Array], feature_map: FeatureMap) -> Tensor:
